@@ -1,0 +1,136 @@
+"""A handful of kernels, as PTX text, for the demo, the doctor and the tests. The simulator knows them by their names."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+from aiostream import _driver, interop
+from aiostream.device import Context
+
+_HEADER = ".version 7.0\n.target sm_70\n.address_size 64\n"
+_SPIN = """
+.visible .entry spin(.param .u64 nanoseconds)
+{
+    .reg .u64 %start, %now, %length, %gone;
+    .reg .pred %again;
+    ld.param.u64 %length, [nanoseconds];
+    mov.u64 %start, %globaltimer;
+AGAIN:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %gone, %now, %start;
+    setp.lt.u64 %again, %gone, %length;
+    @%again bra AGAIN;
+    ret;
+}
+"""
+_STAMP = """
+.visible .entry stamp(.param .u64 pointer)
+{
+    .reg .u64 %address, %now;
+    ld.param.u64 %address, [pointer];
+    mov.u64 %now, %globaltimer;
+    st.global.u64 [%address], %now;
+    ret;
+}
+"""
+_SAXPY = """
+.visible .entry saxpy(.param .f32 a, .param .u64 x, .param .u64 y, .param .u32 n)
+{
+    .reg .u64 %px, %py, %offset;
+    .reg .u32 %i, %block, %threads, %thread, %count;
+    .reg .f32 %a, %vx, %vy;
+    .reg .pred %out;
+    ld.param.f32 %a, [a];
+    ld.param.u64 %px, [x];
+    ld.param.u64 %py, [y];
+    ld.param.u32 %count, [n];
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %threads, %ntid.x;
+    mov.u32 %thread, %tid.x;
+    mad.lo.u32 %i, %block, %threads, %thread;
+    setp.ge.u32 %out, %i, %count;
+    @%out bra DONE;
+    mul.wide.u32 %offset, %i, 4;
+    add.u64 %px, %px, %offset;
+    add.u64 %py, %py, %offset;
+    ld.global.f32 %vx, [%px];
+    ld.global.f32 %vy, [%py];
+    fma.rn.f32 %vy, %a, %vx, %vy;
+    st.global.f32 [%py], %vy;
+DONE:
+    ret;
+}
+"""
+_FAULTS = """
+.visible .entry trap()
+{
+    trap;
+    ret;
+}
+.visible .entry illegal_address()
+{
+    .reg .u64 %address;
+    mov.u64 %address, 16;
+    st.global.u32 [%address], 1;
+    ret;
+}
+"""
+PTX = "\n".join((_HEADER, _SPIN, _STAMP, _SAXPY, _FAULTS)).encode() + b"\0"
+
+_lock = threading.Lock()
+_functions: dict[tuple[Context, str], Any] = {}  # under _lock; modules stay loaded as long as their context lives
+
+
+def _function(context: Context, name: str) -> Any:
+    with _lock:
+        known = _functions.get((context, name))
+        if known is None:
+            module = _driver.call("cuModuleLoadData", PTX)
+            known = _functions[context, name] = _driver.call("cuModuleGetFunction", module, name.encode())
+        return known
+
+
+def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
+    """Launches one of the kernels on anybody's stream.
+
+    Args:
+        stream: Where.
+        name: `spin`, `stamp`, `saxpy`, `trap` or `illegal_address`.
+        arguments: ctypes values, in the kernel's order.
+        threads: How many threads; blocks of 256 are made of them.
+    """
+    reference = interop.reference_to(stream)
+    values = tuple(argument.value for argument in arguments)
+    types = tuple(type(argument) for argument in arguments)
+    with reference.context.current():
+        function = _function(reference.context, name)
+        blocks = -(-threads // 256)
+        cu_stream = _driver.bindings().CUstream(reference.handle.value)
+        per_block = min(threads, 256)
+        _driver.call(
+            "cuLaunchKernel",
+            function,
+            blocks,
+            1,
+            1,
+            per_block,
+            1,
+            1,
+            0,
+            cu_stream,
+            (values, types),
+            0,
+            stream=reference.name,
+        )
+
+
+def spin(stream: Any, seconds: float) -> None:
+    """Keeps a stream busy on the GPU for a time."""
+    launch(stream, "spin", ctypes.c_uint64(round(seconds * 1e9)))
+
+
+def stamp(stream: Any, address: int) -> None:
+    """Writes the GPU's clock, in nanoseconds, as a 64-bit word."""
+    launch(stream, "stamp", ctypes.c_uint64(address))

@@ -1,0 +1,382 @@
+"""The one module that knows asyncio and trio: how arrivals reach the loop that waits for them.
+
+Each running loop has one bridge, made on first use and gone with the loop. It owns a native queue, whose eventfd the loop
+watches; one wake-up drains everything that has arrived. Nothing here holds a loop: the loop holds the bridge (asyncio in its
+selector, trio in its run variables), so that a loop that dies takes its bridge along, and the bridge's finalizer has the
+janitor close the queue. What arrives after that goes to the orphans.
+
+Loops that cannot watch a descriptor, and trio once it has cancelled its system tasks, are told by one dispatcher thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import os
+import select
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from functools import partial
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+from aiostream import _native, _points, _process
+from aiostream.futures import SettledFuture
+
+T = TypeVar("T")
+
+_lock = threading.Lock()  # guards the creation of bridges and of the dispatcher
+_reader_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[AsyncioBridge]]
+_reader_bridges = weakref.WeakKeyDictionary()  # the loop's selector holds the bridge
+_told_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncioBridge]
+_told_bridges = weakref.WeakKeyDictionary()  # nobody else would hold these
+_trio_bridge: Any = None  # a trio.lowlevel.RunVar, made once trio is known to run
+
+
+class Bridge:
+    """The way from the driver's threads into one loop."""
+
+    def __init__(self) -> None:
+        self.queue, self._descriptor = _native.queue_open()
+        # Filled and emptied by the loop's thread alone; it survives a KeyboardInterrupt in the middle.
+        self._backlog: list[int] = []
+
+    @property
+    def descriptor(self) -> int:
+        """The queue's eventfd."""
+        return self._descriptor
+
+    def drain(self) -> None:
+        """Settles everything that has arrived. Called by the loop, in its thread."""
+        try:
+            _native.drain(self.queue, self._backlog)
+            _points.deliver(self._backlog)
+        except BaseException:
+            _native.queue_wake(self.queue)  # come again for what is left
+            raise
+
+    def new_future(self) -> SettledFuture:
+        """A future of this bridge's loop."""
+        raise NotImplementedError
+
+    def tell(self) -> None:
+        """Has the loop call `drain` soon; called by the dispatcher's thread.
+
+        Raises:
+            RuntimeError: The loop is closed.
+        """
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        # A finalizer: no lock, no driver. Tickets on the backlog (after a KeyboardInterrupt) are the orphans' too.
+        queue = getattr(self, "queue", None)
+        if queue is not None:
+            _process.hand_over(partial(_close_queue, queue, self._backlog))
+
+
+def _close_queue(queue: int, backlog: list[int]) -> None:
+    _points.deliver(backlog, orphaned=True)
+    _native.queue_close(queue)
+
+
+def current_bridge() -> Bridge:
+    """The bridge of the loop that runs in this thread.
+
+    Raises:
+        RuntimeError: No asyncio or trio loop runs here.
+    """
+    trio = sys.modules.get("trio")
+    if trio is not None and _in_trio(trio):
+        return _current_trio_bridge(trio)
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "no running event loop: this call belongs into a coroutine that asyncio, uvloop or trio runs (a thread without a "
+            "loop can block in synchronize() instead)"
+        ) from None
+    reference = _reader_bridges.get(loop)
+    bridge = reference() if reference is not None else _told_bridges.get(loop)
+    return bridge if bridge is not None else _new_asyncio_bridge(loop)
+
+
+async def checkpoint() -> None:
+    """What trio asks of every await, when there is nothing to wait for; nothing on asyncio."""
+    trio = sys.modules.get("trio")
+    if trio is not None and _in_trio(trio):
+        await trio.lowlevel.checkpoint()
+
+
+# ------------------------------------------------------------------------------------------------ asyncio
+
+
+class AsyncioBridge(Bridge):
+    """asyncio, uvloop and whatever else keeps to asyncio's loop interface."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = weakref.ref(loop)
+
+    def new_future(self) -> SettledFuture:
+        """`loop.create_future()`."""
+        loop = self._loop()
+        if loop is None:
+            raise RuntimeError("the event loop is gone")
+        return loop.create_future()
+
+    def tell(self) -> None:
+        """By `call_soon_threadsafe`, for loops without `add_reader`."""
+        loop = self._loop()
+        if loop is None:
+            raise RuntimeError("the event loop is gone")
+        loop.call_soon_threadsafe(self.drain)
+
+
+def _new_asyncio_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
+    _process.start()
+    bridge = AsyncioBridge(loop)
+    try:
+        loop.add_reader(bridge.descriptor, bridge.drain)
+    except NotImplementedError:
+        with _lock:
+            _told_bridges[loop] = bridge
+        _dispatcher().add(bridge)
+    else:
+        with _lock:
+            _reader_bridges[loop] = weakref.ref(bridge)
+    return bridge
+
+
+# ------------------------------------------------------------------------------------------------ trio
+
+
+def _in_trio(trio: ModuleType) -> bool:
+    # in_trio_task is exact in guest mode too, where an asyncio loop runs below; a callback that trio runs is no task.
+    return bool(trio.lowlevel.in_trio_task() or (trio.lowlevel.in_trio_run() and asyncio._get_running_loop() is None))
+
+
+def _current_trio_bridge(trio: ModuleType) -> TrioBridge:
+    global _trio_bridge
+    if _trio_bridge is None:
+        with _lock:
+            if _trio_bridge is None:
+                _trio_bridge = trio.lowlevel.RunVar("aiostream_bridge")
+    try:
+        return cast("TrioBridge", _trio_bridge.get())
+    except LookupError:
+        _process.start()
+        bridge = TrioBridge(trio)
+        _trio_bridge.set(bridge)
+        return bridge
+
+
+class TrioBridge(Bridge):
+    """One run of trio."""
+
+    def __init__(self, trio: ModuleType) -> None:
+        super().__init__()
+        self._trio = trio
+        self._token = trio.lowlevel.current_trio_token()
+        try:
+            trio.lowlevel.spawn_system_task(_serve_trio, trio, weakref.ref(self), name="aiostream")
+        except RuntimeError:  # the run is ending: system tasks are no longer taken in
+            _dispatcher().add(self)
+
+    def new_future(self) -> SettledFuture:
+        """A `TrioFuture`."""
+        return TrioFuture(self._trio, self._token)
+
+    def tell(self) -> None:
+        """By `run_sync_soon`, which trio serves until its very end."""
+        self._token.run_sync_soon(self.drain)
+
+
+async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> None:
+    bridge = reference()
+    if bridge is None:
+        return
+    try:
+        while True:
+            await trio.lowlevel.wait_readable(bridge.descriptor)
+            bridge.drain()
+    finally:
+        # trio cancels system tasks before it runs the finalizers of asynchronous generators, which may still wait.
+        _dispatcher().add(bridge)
+        _native.queue_wake(bridge.queue)
+
+
+class TrioFuture:
+    """asyncio's future for trio: settled once, awaited any number of times, in one run of trio.
+
+    Cancellation: a cancelled `await` ends that wait; the future goes on for the others. `cancel()` ends the future, and every
+    `await` of it raises `concurrent.futures.CancelledError` (trio's own `Cancelled` belongs to its cancel scopes).
+
+    Threads: only in the run's thread.
+    """
+
+    def __init__(self, trio: ModuleType, token: Any) -> None:
+        self._trio = trio
+        self._token = token
+        self._state = "pending"  # "pending" -> "finished" or "cancelled", once
+        self._result: Any = None
+        self._exception: BaseException | None = None
+        self._retrieved = True  # False while an exception has been seen by nobody
+        self._waiting: dict[Any, None] = {}  # trio tasks, in the order in which they came
+        self._callbacks: list[Callable[[Any], object]] = []
+
+    def done(self) -> bool:
+        """Whether it has a result, an exception, or was cancelled."""
+        return self._state != "pending"
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self._state == "cancelled"
+
+    def cancel(self) -> bool:
+        """Ends the future; `False` if it was done already."""
+        return self._settle("cancelled")
+
+    def set_result(self, result: Any, /) -> None:
+        """For the library's own use."""
+        self._result = result
+        self._settle("finished")
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        """For the library's own use."""
+        self._exception = exception
+        self._retrieved = False
+        self._settle("finished")
+
+    def result(self) -> Any:
+        """The result; raises what went wrong.
+
+        Raises:
+            concurrent.futures.InvalidStateError: It is still pending.
+            concurrent.futures.CancelledError: It was cancelled.
+        """
+        exception = self.exception()
+        if exception is not None:
+            try:
+                raise exception
+            finally:
+                del exception  # or the traceback's frame and the exception hold each other
+        return self._result
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, or `None`; raises as `result()` does while pending or cancelled."""
+        if self._state == "pending":
+            raise concurrent.futures.InvalidStateError("the future is still pending")
+        if self._state == "cancelled":
+            raise concurrent.futures.CancelledError
+        self._retrieved = True
+        return self._exception
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
+        """Has trio call `callback(future)` soon after the future is done, also if it is done already."""
+        if self.done():
+            self._token.run_sync_soon(_run_callback, callback, self)
+        else:
+            self._callbacks.append(callback)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> Any:
+        lowlevel = self._trio.lowlevel
+        if self.done():
+            await lowlevel.checkpoint()  # every await is one, also when there is nothing to wait for
+            return self.result()
+        task = lowlevel.current_task()
+        self._waiting[task] = None
+
+        def abort(_: Any) -> Any:
+            self._waiting.pop(task, None)
+            return lowlevel.Abort.SUCCEEDED
+
+        await lowlevel.wait_task_rescheduled(abort)
+        return self.result()
+
+    def _settle(self, state: str) -> bool:
+        if self._state != "pending":
+            return False
+        self._state = state
+        waiting, self._waiting = self._waiting, {}
+        for task in waiting:
+            self._trio.lowlevel.reschedule(task)
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            self._token.run_sync_soon(_run_callback, callback, self)
+        return True
+
+    def __del__(self) -> None:
+        if not self._retrieved:
+            logging.getLogger("aiostream").error("CompletionFuture exception was never retrieved", exc_info=self._exception)
+
+
+def _run_callback(callback: Callable[[Any], object], future: TrioFuture) -> None:
+    try:
+        callback(future)
+    except Exception as error:  # out of a callback it would end the whole trio run
+        _process.report_unraisable(error, callback)
+
+
+# ------------------------------------------------------------------------------------------------ the dispatcher
+
+
+class _Dispatcher:
+    """Watches the queues of the loops that cannot do so themselves."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._stopping = False  # written by stop(), read by the thread
+        # Descriptor -> bridge; written by add() in any thread, read and pruned by the dispatcher's. Single dict operations.
+        self._bridges: dict[int, weakref.ref[Bridge]] = {}
+        self._thread = threading.Thread(target=self._run, name="aiostream-dispatcher", daemon=True)
+        self._thread.start()
+
+    def add(self, bridge: Bridge) -> None:
+        """From now on, tells `bridge` whenever its queue was empty and something arrives."""
+        self._bridges[bridge.descriptor] = weakref.ref(bridge)
+        # Edge-triggered: native code writes to the descriptor once per batch, and only the loop reads it.
+        try:
+            self._epoll.register(bridge.descriptor, select.EPOLLIN | select.EPOLLET)
+        except FileExistsError:  # a descriptor that is used again: queues are recycled, never closed
+            self._epoll.modify(bridge.descriptor, select.EPOLLIN | select.EPOLLET)
+
+    def stop(self) -> None:
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            for descriptor, _ in self._epoll.poll():
+                if descriptor == self._wake:
+                    continue
+                reference = self._bridges.get(descriptor)
+                bridge = reference() if reference is not None else None
+                if bridge is None:
+                    continue  # the queue may be another bridge's by now, whose loop watches it itself
+                try:
+                    bridge.tell()
+                except RuntimeError:  # the loop is closed; trio's RunFinishedError is one too
+                    self._bridges.pop(descriptor, None)
+                    _native.queue_close(bridge.queue)
+                del bridge
+
+
+_the_dispatcher: _Dispatcher | None = None  # made once under _lock
+
+
+def _dispatcher() -> _Dispatcher:
+    global _the_dispatcher
+    with _lock:
+        if _the_dispatcher is None:
+            _the_dispatcher = _Dispatcher()
+            _process.at_exit(_the_dispatcher.stop)
+        return _the_dispatcher

@@ -1,0 +1,52 @@
+"""What each ticket stands for: the registry of points that the driver may still come to, and how arrivals are delivered.
+
+Native code knows a point by its ticket, a number; what the number means to Python stands here and nowhere else. A point stays
+registered until the driver has passed it, whatever became of the task, the loop or the stream, because what it keeps alive
+may be in use by the GPU until then.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Point(Protocol):
+    """A place in a stream that somebody registered. Each method may be called again if a KeyboardInterrupt cut it short."""
+
+    def passed(self, code: int, orphaned: bool) -> None:
+        """The driver has passed the point: settle with `code`, and let go of what was kept alive."""
+
+    def failed(self, code: int, orphaned: bool) -> None:
+        """The context has failed, and the driver may or may not come to the point: settle, and keep everything."""
+
+
+# Written by whoever arms a point, in any thread; an entry is removed by the one consumer of that ticket's queue. Single dict
+# operations, which need no lock.
+registry: dict[int, Point] = {}
+
+
+def deliver(backlog: list[int], orphaned: bool = False) -> None:
+    """Settles what a queue's drain has brought, and empties `backlog`.
+
+    A KeyboardInterrupt between any two steps leaves the rest, and the item it struck, on the backlog; every step can be
+    repeated.
+
+    Args:
+        backlog: ticket, code, ticket, code, ...; see `_native.drain`.
+        orphaned: Nobody's loop is listening any more: this is the janitor's thread.
+    """
+    delivered = 0
+    try:
+        for position in range(0, len(backlog), 2):
+            ticket = backlog[position]
+            code = backlog[position + 1]
+            point = registry.get(ticket)
+            if point is not None:
+                if code >= 0:
+                    point.passed(code, orphaned)
+                    registry.pop(ticket, None)
+                else:
+                    point.failed(-code, orphaned)
+            delivered = position + 2
+    finally:
+        del backlog[:delivered]

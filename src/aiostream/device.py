@@ -1,0 +1,179 @@
+"""Devices and contexts: where streams live, and whose health is watched."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from aiostream import _driver, _native, _process
+
+__all__ = ["Context", "Device"]
+
+_lock = threading.Lock()  # guards the two dicts; never held across a driver call
+_primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
+_contexts: dict[int, Context] = {}  # context id -> Context; ids are never reused, handles are
+
+
+class Device:
+    """A CUDA device, known by its ordinal. Devices compare equal by ordinal.
+
+    Args:
+        ordinal: The device's number, counted as CUDA counts (`CUDA_VISIBLE_DEVICES` applies). Negative numbers and numbers
+            past the last device are a `ValueError`.
+
+    Raises:
+        NoDriverError: There is no CUDA driver.
+    """
+
+    def __init__(self, ordinal: int = 0) -> None:
+        if isinstance(ordinal, bool) or not isinstance(ordinal, int):
+            raise TypeError(f"a device is named by its ordinal, an int, not {type(ordinal).__name__}")
+        count = Device.count()
+        if not 0 <= ordinal < count:
+            raise ValueError(f"there is no device {ordinal}: CUDA sees {count} (counted from 0)")
+        self._ordinal = ordinal
+
+    @staticmethod
+    def count() -> int:
+        """How many devices CUDA sees (`cuDeviceGetCount`)."""
+        return int(_driver.call("cuDeviceGetCount"))
+
+    @property
+    def name(self) -> str:
+        """The device's name, such as `NVIDIA H200` (`cuDeviceGetName`)."""
+        raw: bytes = _driver.call("cuDeviceGetName", 256, _driver.call("cuDeviceGet", self._ordinal))
+        return raw.split(b"\0", 1)[0].decode()
+
+    @property
+    def primary_context(self) -> Context:
+        """The device's primary context, which the CUDA runtime, torch and cupy use too (`cuDevicePrimaryCtxRetain`).
+
+        It is retained at the first use and stays retained for the life of the process.
+        """
+        with _lock:
+            handle = _primary.get(self._ordinal)
+        if handle is None:
+            retained = int(_driver.call("cuDevicePrimaryCtxRetain", _driver.call("cuDeviceGet", self._ordinal)))
+            with _lock:
+                handle = _primary.setdefault(self._ordinal, retained)
+        return Context.from_handle(handle)
+
+    @property
+    def stream_priority_range(self) -> tuple[int, int]:
+        """`(least, greatest)` priority of a stream; lower numbers go first (`cuCtxGetStreamPriorityRange`)."""
+        with self.primary_context.current():
+            least, greatest = _driver.call("cuCtxGetStreamPriorityRange")
+        return int(least), int(greatest)
+
+    def __int__(self) -> int:
+        return self._ordinal
+
+    def __index__(self) -> int:
+        return self._ordinal
+
+    def __eq__(self, other: object) -> bool:
+        return self._ordinal == other._ordinal if isinstance(other, Device) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(("aiostream.Device", self._ordinal))
+
+    def __repr__(self) -> str:
+        return f"Device({self._ordinal})"
+
+
+class Context:
+    """A CUDA context. Not constructed by hand: `Context.from_handle`, `Device.primary_context` and `Stream.context` give one.
+
+    Contexts compare equal by the driver's id, which is never reused.
+    """
+
+    def __init__(self, handle: int, identity: int) -> None:
+        self._handle = handle
+        self._identity = identity
+        self._probe_lock = threading.Lock()
+        self._probe: int | None = None  # written once under _probe_lock
+        self._idle_helpers: list[int] = []  # private streams that wait for events; list.append and pop need no lock
+
+    @classmethod
+    def from_handle(cls, handle: int) -> Context:
+        """The `Context` of a driver's handle, an int; nothing is owned or retained."""
+        identity = int(_driver.call("cuCtxGetId", _driver.bindings().CUcontext(handle)))
+        with _lock:
+            known = _contexts.get(identity)
+            if known is None:
+                known = _contexts[identity] = cls(handle, identity)
+        return known
+
+    @classmethod
+    def get_current(cls) -> Context | None:
+        """The calling thread's current context, or `None` (`cuCtxGetCurrent`)."""
+        handle = int(_driver.call("cuCtxGetCurrent"))
+        return cls.from_handle(handle) if handle else None
+
+    @property
+    def handle(self) -> int:
+        """The driver's `CUcontext`, as an int."""
+        return self._handle
+
+    @property
+    def device(self) -> Device:
+        """The context's device."""
+        with self.current():
+            return Device(int(_driver.call("cuCtxGetDevice")))
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Makes the context current in this thread for a `with` block, and puts the previous one back."""
+        _driver.call("cuCtxPushCurrent", _driver.bindings().CUcontext(self._handle))
+        try:
+            yield
+        finally:
+            _driver.call("cuCtxPopCurrent")
+
+    def probe(self) -> int:
+        """The number under which the watcher knows this context; for the library's own use.
+
+        At the first call it makes a private stream, which stays idle for ever, so that the watcher need never query a
+        stream that a user might be capturing or have destroyed.
+        """
+        if self._probe is None:
+            _process.start()
+            with self._probe_lock:
+                if self._probe is None:
+                    self._probe = _native.probe_open(self._handle, self._private_stream())
+        return self._probe
+
+    def health(self) -> int:
+        """0, or the driver's code of the failure that has befallen the context; never blocks on work of anybody."""
+        return _native.health(self.probe())
+
+    def lend_helper(self) -> int:
+        """A private, idle stream; given back with `return_helper`. For the library's own use."""
+        try:
+            return self._idle_helpers.pop()
+        except IndexError:
+            return self._private_stream()
+
+    def return_helper(self, stream: int) -> None:
+        """Takes back a helper stream on which nothing is pending any more."""
+        self._idle_helpers.append(stream)
+
+    def _private_stream(self) -> int:
+        driver = _driver.bindings()
+        # RELAXED: creating a stream must not end a capture that is on in this thread or, GLOBAL, in another.
+        mode = _driver.call("cuThreadExchangeStreamCaptureMode", driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            with self.current():
+                return int(_driver.call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+        finally:
+            _driver.call("cuThreadExchangeStreamCaptureMode", mode)
+
+    def __eq__(self, other: object) -> bool:
+        return self._identity == other._identity if isinstance(other, Context) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(("aiostream.Context", self._identity))
+
+    def __repr__(self) -> str:
+        return f"Context({self._handle:#x})"

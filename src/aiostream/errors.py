@@ -1,0 +1,88 @@
+"""The errors that aiostream raises, and the one table from driver codes to classes.
+
+What holds after a raise: a call that raises has enqueued nothing, except where its docstring says otherwise; the stream can be
+used on, unless the error is a `ContextFailedError`, after which the driver refuses everything in this process. Where nothing
+can be raised (a host function, a finalizer), the exception goes to `sys.unraisablehook`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ContextFailedError",
+    "CudaError",
+    "NoDriverError",
+    "NotSupportedError",
+    "OutOfMemoryError",
+    "StreamCaptureError",
+    "StreamClosedError",
+]
+
+
+class CudaError(RuntimeError):
+    """The driver answered a call with an error, or the work that was awaited failed.
+
+    Attributes:
+        code: The driver's number, a `CUresult`.
+        name: Its name, such as `CUDA_ERROR_ILLEGAL_ADDRESS`.
+        call: The driver call that reported it.
+        stream: What it was called for, such as `Stream 0x55d0 on device 0`, or `None`.
+    """
+
+    def __init__(self, code: int, name: str, call: str, stream: str | None = None, hint: str | None = None) -> None:
+        where = f" for {stream}" if stream else ""
+        more = f". {hint}" if hint else ""
+        super().__init__(f"{call} reported {name} ({code}){where}{more}")
+        self.code = code
+        self.name = name
+        self.call = call
+        self.stream = stream
+
+    def __reduce__(self) -> tuple[type[CudaError], tuple[int, str, str, str | None]]:
+        """Pickles by its four attributes, so that it can cross a process boundary."""
+        return type(self), (self.code, self.name, self.call, self.stream)
+
+
+class OutOfMemoryError(CudaError):
+    """The device has no memory left for the call (code 2)."""
+
+
+class StreamCaptureError(CudaError):
+    """The call is not possible while a stream captures (codes 900 to 908)."""
+
+
+class NotSupportedError(CudaError):
+    """The driver, or the device, cannot do this (codes 801, 500 and 36)."""
+
+
+class ContextFailedError(CudaError):
+    """A sticky error: the context is lost, and with it every CUDA call of this process.
+
+    Nothing but a new process helps. A fault on one device concerns every device of the process.
+    """
+
+
+class StreamClosedError(RuntimeError):
+    """The stream (or event) was closed, or its handle was given away with `into_raw()`."""
+
+
+class NoDriverError(RuntimeError):
+    """There is no CUDA driver, or it finds no GPU.
+
+    Without a GPU, set `AIOSTREAM_SIMULATOR=1` or call `aiostream.simulator.install()` before the first use.
+    """
+
+
+_STICKY = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 911, 917}
+_CLASSES: dict[int, type[CudaError]] = {
+    2: OutOfMemoryError,
+    36: NotSupportedError,
+    500: NotSupportedError,
+    801: NotSupportedError,
+    **dict.fromkeys(range(900, 909), StreamCaptureError),
+    **dict.fromkeys(_STICKY, ContextFailedError),
+}
+
+
+def class_for(code: int) -> type[CudaError]:
+    """The class of a driver code."""
+    return _CLASSES.get(code, CudaError)

@@ -1,0 +1,227 @@
+"""Events: points of a stream that can be recorded, waited for and timed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiostream import _driver, _native, _process, hostfunc, interop, waiting
+from aiostream.device import Context, Device
+from aiostream.errors import StreamClosedError
+from aiostream.futures import Completion, CompletionFuture, SettledFuture
+
+if TYPE_CHECKING:
+    from aiostream.stream import Stream
+
+__all__ = ["Event"]
+
+_BLOCKING_SYNC, _DISABLE_TIMING, _INTERPROCESS = 1, 2, 4
+_NOT_READY = 600
+
+
+class Event:
+    """A CUDA event: a snapshot of a stream's end, taken by `record`.
+
+    It belongs to a context, and is recorded on streams of that context only; streams of every device may wait for it.
+
+    Args:
+        timing: Record times, for `elapsed_time`. Costs a little on the GPU.
+        blocking_sync: `synchronize()` sleeps instead of spinning.
+        interprocess: Can be exported to other processes; excludes `timing`.
+        device: Where it lives: a `Device` or its ordinal. By default the calling thread's current context, else device 0.
+
+    Threads: any method may be called from any thread.
+
+    Raises:
+        CudaError: The driver refused (`cuEventCreate`).
+        NoDriverError: There is no CUDA driver.
+    """
+
+    def __init__(
+        self,
+        timing: bool = False,
+        blocking_sync: bool = False,
+        interprocess: bool = False,
+        *,
+        device: Device | int | None = None,
+    ) -> None:
+        if timing and interprocess:
+            raise ValueError("an interprocess event cannot record times: leave out timing or interprocess")
+        _process.start()
+        self._context = interop.current_or_default_context(device)
+        flags = _BLOCKING_SYNC * blocking_sync | _DISABLE_TIMING * (not timing) | _INTERPROCESS * interprocess
+        with self._context.current():
+            value = int(_driver.call("cuEventCreate", flags))
+        self._timing = timing
+        self._handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)
+        self._captured = False  # last recorded on a capturing stream; any thread, last writer wins as with the record itself
+        self._name = f"event {value:#x} of {self._context!r}"
+
+    @property
+    def handle(self) -> int:
+        """The driver's `CUevent`, as an int. Raises `StreamClosedError` once closed."""
+        if not self._handle.is_open:
+            raise StreamClosedError(f"{self._name} is closed")
+        return self._handle.value
+
+    @property
+    def context(self) -> Context:
+        """The context in which it lives."""
+        return self._context
+
+    @property
+    def device(self) -> Device:
+        """The device on which it lives."""
+        return self._context.device
+
+    def record(self, stream: Any) -> None:
+        """Takes a snapshot of a stream's current end (`cuEventRecord`); a second record replaces the first.
+
+        Never blocks, also on a stream that is full. On a capturing stream the event becomes part of the capture, and can be
+        waited for by streams (which joins them to it) but not by the host.
+
+        Args:
+            stream: A `Stream`, or another library's stream of the event's context.
+
+        Raises:
+            StreamClosedError: The stream or the event is closed.
+            StreamCaptureError: `stream` is the legacy stream while another one captures.
+            CudaError: The driver refused; 400 for a stream of another context.
+        """
+        reference = interop.reference_to(stream)
+        code, captured = _native.event_record(self._handle, reference.handle, 0)
+        if code == _native.RESULT_CLOSED and not self._handle.is_open:
+            raise StreamClosedError(f"{self._name} is closed")
+        hostfunc.raise_for(code, "cuEventRecord", reference.name)
+        self._captured = captured
+
+    def query(self) -> bool:
+        """Whether the GPU has passed the recorded point; `True` if nothing was recorded (`cuEventQuery`).
+
+        Raises:
+            StreamClosedError: The event is closed.
+            StreamCaptureError: It was recorded on a capturing stream.
+            CudaError: The context has failed.
+        """
+        self._refuse_captured("cuEventQuery")
+        code = _native.event_query(self._handle)
+        if code == _NOT_READY:
+            return False
+        hostfunc.raise_for(code, "cuEventQuery", self._name)
+        return True
+
+    def synchronize(self) -> None:
+        """Blocks the calling thread until the GPU has passed the recorded point (`cuEventSynchronize`). Not for a loop's thread.
+
+        Raises:
+            StreamClosedError: The event is closed.
+            StreamCaptureError: It was recorded on a capturing stream.
+            CudaError: The context has failed.
+        """
+        self._refuse_captured("cuEventSynchronize")
+        hostfunc.raise_for(_native.event_synchronize(self._handle), "cuEventSynchronize", self._name)
+
+    async def synchronize_async(self) -> None:
+        """Waits, without blocking the loop, until the GPU has passed the point that is recorded now.
+
+        A later `record` does not prolong the wait: a private stream of the library waits for the present snapshot.
+
+        Cancellation: raises at once; the GPU goes on.
+
+        Threads: in the thread of a running asyncio or trio loop; always a checkpoint on trio.
+
+        Raises:
+            StreamClosedError: The event is closed.
+            StreamCaptureError: It was recorded on a capturing stream.
+            CudaError: The context has failed.
+            RuntimeError: No loop runs here.
+        """
+        if self.query():
+            await waiting.checkpoint()
+            return
+        helper = self._context.lend_helper()
+        armed = False
+        try:
+            driver = _driver.bindings()
+            _driver.call("cuStreamWaitEvent", driver.CUstream(helper), driver.CUevent(self.handle), 0, stream=self._name)
+            completion = hostfunc.arm_completion(
+                interop.new_handle(helper, self._context, owned=False), self._context, self._name, make=_OnHelper
+            )
+            assert isinstance(completion, _OnHelper)
+            completion.loan = (self._context, helper)
+            armed = True
+        finally:
+            if not armed:
+                self._context.return_helper(helper)
+        await waiting.wait_for(completion, self._context)
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds on the GPU between this event and a later one (`cuEventElapsedTime`).
+
+        Args:
+            end: Recorded after this one. Both need `timing=True`, and must have been passed.
+
+        Raises:
+            TypeError: `end` is not an `Event`.
+            ValueError: One of the two was made without `timing=True`.
+            CudaError: One was never recorded (400) or is not complete (600).
+        """
+        if not isinstance(end, Event):
+            raise TypeError(f"the other event must be an aiostream.Event, not {type(end).__name__}")
+        if not (self._timing and end._timing):
+            raise ValueError("both events must be created with timing=True")
+        driver = _driver.bindings()
+        return float(
+            _driver.call("cuEventElapsedTime", driver.CUevent(self.handle), driver.CUevent(end.handle), stream=self._name)
+        )
+
+    def completion_future_on(self, stream: Stream) -> CompletionFuture[None]:
+        """A future that settles when `stream` has waited for this event: `stream.wait_event(event)`, then its end.
+
+        Equals `stream.wait_event(self); stream.completion_future()`, with the same errors.
+        """
+        stream.wait_event(self)
+        return stream.completion_future()
+
+    def checked_completion_future_on(self, stream: Stream) -> CompletionFuture[None]:
+        """The same by stream callback: `stream.wait_event(self); stream.checked_completion_future()`."""
+        stream.wait_event(self)
+        return stream.checked_completion_future()
+
+    def close(self) -> None:
+        """Destroys the event (`cuEventDestroy`); streams that wait for it go on waiting. May be called again.
+
+        Raises:
+            CudaError: The driver refused; the event is closed all the same.
+        """
+        hostfunc.raise_for(self._handle.close(), "cuEventDestroy", self._name)
+
+    def _refuse_captured(self, call: str) -> None:
+        if self._captured:
+            raise _driver.error(907, call, self._name, "It was recorded on a capturing stream: it has no time of its own")
+
+    def __int__(self) -> int:
+        return self.handle
+
+    def __repr__(self) -> str:
+        return f"<aiostream.Event {self._handle.value:#x}{'' if self._handle.is_open else ' closed'}>"
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and handle.is_open:
+            _process.hand_over(handle.close)
+
+
+class _OnHelper(Completion):
+    """A completion on a borrowed private stream, which goes back when the GPU has passed the point."""
+
+    __slots__ = ("loan",)
+
+    def __init__(self, future: SettledFuture, stream: str, call: str, result: Any, kept: Any) -> None:
+        super().__init__(future, stream, call, result, kept)
+        self.loan: tuple[Context, int] | None = None
+
+    def passed(self, code: int, orphaned: bool) -> None:
+        super().passed(code, orphaned)
+        loan, self.loan = self.loan, None
+        if loan is not None:
+            loan[0].return_helper(loan[1])

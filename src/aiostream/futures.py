@@ -1,0 +1,177 @@
+"""What a waiting task holds: the state of one completion, and what is kept alive for it.
+
+This module knows no loop and no stream. It is given a future that has asyncio's methods, and it is told, in that future's
+loop, when the GPU has passed the point.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Generator
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from aiostream import _driver, _native, _points, _process
+from aiostream.errors import CudaError
+
+__all__ = ["CompletionFuture"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@runtime_checkable
+class CompletionFuture(Protocol[T_co]):
+    """A future that settles, in the loop that asked for it, when the GPU has passed a point of a stream.
+
+    On asyncio and uvloop it is the loop's own future, so that `asyncio.wait`, `gather` and `shield` work on it. On trio it is
+    an awaitable with the same methods. It can be awaited any number of times and by several tasks.
+
+    Cancellation: cancelling it (on asyncio, also by cancelling the task that awaits it) stops the waiting and not the GPU;
+    what was given to `enqueue_async` stays alive until the GPU has passed the point.
+
+    Threads: like asyncio's futures it belongs to its loop's thread.
+    """
+
+    def __await__(self) -> Generator[Any, Any, T_co]:
+        """Waits; returns the result or raises what went wrong."""
+        ...
+
+    def done(self) -> bool:
+        """Whether it has a result, an exception, or was cancelled."""
+        ...
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        ...
+
+    def cancel(self) -> bool:
+        """Stops waiting; `False` if it was done already."""
+        ...
+
+    def result(self) -> T_co:
+        """The result; raises what went wrong, or an invalid-state error while pending."""
+        ...
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, or `None`; raises an invalid-state error while pending."""
+        ...
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
+        """Calls `callback(future)` in the loop, soon after the future is done, also if it is done already."""
+        ...
+
+
+class SettledFuture(Protocol):
+    """What `Completion` needs of a loop's future."""
+
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def cancel(self) -> bool: ...
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
+class State(enum.Enum):
+    """Where a completion stands."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"  # by its own waiter
+    DROPPED = "dropped"  # its loop has died
+
+
+# Each completion leaves PENDING once, for one of these; nothing leaves any of these. Each has its line in the ledger.
+OUTCOMES = {
+    State.DONE: _native.FUTURES_DONE,
+    State.FAILED: _native.FUTURES_FAILED,
+    State.CANCELLED: _native.FUTURES_CANCELLED,
+    State.DROPPED: _native.FUTURES_DROPPED,
+}
+
+
+class Completion:
+    """One point of one stream that somebody waits for.
+
+    Its fields are touched by the future's loop alone, and by the janitor once that loop is dead.
+    """
+
+    __slots__ = ("call", "future", "kept", "result", "state", "stream")
+
+    def __init__(self, future: SettledFuture, stream: str, call: str, result: Any = None, kept: Any = None) -> None:
+        self.state = State.PENDING
+        self.future: SettledFuture | None = future
+        self.stream = stream  # for the error's text
+        self.call = call  # likewise
+        self.result = result  # what the future's result will be
+        self.kept = kept  # stays alive until the GPU has passed the point
+        _native.count(_native.FUTURES_CREATED, 1)
+
+    def passed(self, code: int, orphaned: bool) -> None:
+        """The GPU has passed the point: settles, and lets go of everything."""
+        self._settle(code, orphaned)
+        if self.kept is not None:
+            # A destructor may synchronize the device (freeing memory does): never on a loop that no longer wants it.
+            if self.state is not State.DONE:
+                _process.discard(self.kept, self.result)
+            self.kept = None
+        self.result = None
+
+    def failed(self, code: int, orphaned: bool) -> None:
+        """The context has failed: settles, and keeps what the GPU might still touch."""
+        self._settle(code, orphaned)
+        self.kept = (self.kept, self.result) if self.kept is not None or self.result is not None else None
+        self.result = None
+
+    def cancel(self) -> None:
+        """The one waiter has gone: stops waiting, and keeps what the GPU may still touch."""
+        if self.state is State.PENDING:
+            if self.future is not None:
+                self.future.cancel()
+            self._end(State.CANCELLED)
+
+    def _settle(self, code: int, orphaned: bool) -> None:
+        if self.state is not State.PENDING:
+            return
+        future = self.future
+        if future is None or future.cancelled():
+            self._end(State.CANCELLED)
+        elif orphaned:
+            self._end(State.DROPPED)
+        elif code == 0:
+            if not future.done():
+                future.set_result(self.result)
+            self._end(State.DONE)
+        else:
+            if not future.done():
+                future.set_exception(self.error(code))
+            self._end(State.FAILED)
+
+    def error(self, code: int) -> CudaError:
+        """A new exception for this completion: each waiter gets an instance of its own."""
+        return _driver.error(code, self.call, self.stream)
+
+    def _end(self, outcome: State) -> None:
+        _native.retire(self, outcome, OUTCOMES[outcome])
+        self.future = None
+
+
+class Keep:
+    """A point at which nobody waits: it keeps objects alive until the GPU has passed."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+    def passed(self, code: int, orphaned: bool) -> None:
+        """Lets go, in the janitor's thread."""
+        self.kept = None
+
+    def failed(self, code: int, orphaned: bool) -> None:
+        """Nobody waits, and nothing may be released."""
+
+
+def pending_futures() -> int:
+    """How many futures wait for their point, counted one by one."""
+    return sum(1 for point in list(_points.registry.values()) if isinstance(point, Completion) and point.state is State.PENDING)

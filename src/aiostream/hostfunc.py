@@ -1,0 +1,223 @@
+"""Host functions: how a point is armed, and Python callables that run on the driver's thread.
+
+A completion's host function is native and only pushes its ticket. A user's own host function is Python: native code enters the
+interpreter for it behind the exit gate, `_run` calls it, and its ticket then goes to the janitor, which drops the callable and
+its arguments where destructors may call the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from aiostream import _driver, _loops, _native, _points, _process
+from aiostream.device import Context
+from aiostream.errors import CudaError, StreamClosedError
+from aiostream.futures import Completion, Keep, State
+
+_FunctionPointer = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the one name that ctypes has for all of them
+CALLS = {
+    _native.KIND_HOST_FUNCTION: "cuLaunchHostFunc",
+    _native.KIND_CALLBACK: "cuStreamAddCallback",
+    _native.KIND_PYTHON_HOST: "cuLaunchHostFunc",
+    _native.KIND_PYTHON_CALLBACK: "cuStreamAddCallback",
+    _native.KIND_FOREIGN: "cuLaunchHostFunc",
+}
+
+
+def raise_for(result: int, call: str, stream: str) -> None:
+    """Turns the answer of a native call into its exception; 0 is success."""
+    if result == 0:
+        return
+    if result == _native.RESULT_CLOSED:
+        raise StreamClosedError(f"{stream} is closed: its handle was destroyed or given away")
+    if result == _native.RESULT_QUARANTINED:
+        hint = "another thread began to capture the stream during the call; what was enqueued may have become a node of the graph"
+        raise _driver.error(900, call, stream, hint)
+    if result <= _native.RESULT_CAPTURING:
+        raise _driver.error(-result, call, stream, "The stream is capturing; the call was refused and the capture goes on")
+    raise _driver.error(result, call, stream)
+
+
+def _arm(handle: _native.Handle, ticket: int, point: _points.Point, kind: int, stream: str, pinned: bool = False) -> None:
+    """Registers and arms; on any failure nothing is enqueued, except where a capture began meanwhile."""
+    _points.registry[ticket] = point
+    armed = False
+    try:
+        result = _native.arm(handle, ticket, pinned)
+        armed = result in (0, _native.RESULT_QUARANTINED)
+        raise_for(result, CALLS[kind], stream)
+    finally:
+        if not armed:
+            _native.abandon(ticket)  # when arm() was never reached; else it is gone already
+            _points.registry.pop(ticket, None)
+
+
+def arm_completion(
+    handle: _native.Handle,
+    context: Context,
+    stream: str,
+    kind: int = _native.KIND_HOST_FUNCTION,
+    *,
+    result: Any = None,
+    kept: Any = None,
+    pinned: bool = False,
+    make: Callable[..., Completion] = Completion,
+) -> Completion:
+    """Marks the stream's current end for the loop that runs in this thread.
+
+    Args:
+        handle: The stream.
+        context: Its context, whose failure fails the completion.
+        stream: What the stream is called in errors.
+        kind: By host function, or by stream callback with its status.
+        result: What the future will return.
+        kept: Stays alive until the GPU has passed the point.
+        pinned: The caller has pinned the handle, so that it serves even if it was closed meanwhile.
+        make: The class of the completion.
+
+    Raises:
+        RuntimeError: No loop runs here.
+        StreamClosedError: The stream is closed.
+        StreamCaptureError: It captures.
+        CudaError: The driver refused.
+    """
+    bridge = _loops.current_bridge()
+    completion = make(bridge.new_future(), stream, CALLS[kind], result, kept)
+    try:
+        ticket = _native.reserve(bridge.queue, context.probe(), kind)
+        _arm(handle, ticket, completion, kind, stream, pinned)
+    except BaseException:
+        # The future is given to nobody, so it is in nobody's ledger.
+        if completion.state is State.PENDING:
+            _native.count(_native.FUTURES_CREATED, -1)
+        raise
+    return completion
+
+
+def keep_until_passed(handle: _native.Handle, context: Context, stream: str, kept: Any) -> bool:
+    """Keeps objects alive until the GPU has passed the current end of a pinned stream; nobody waits.
+
+    Returns:
+        `False` if the driver could not be asked: the objects then stay alive for ever, and are counted as leaked.
+    """
+    ticket = _native.reserve(_process.ORPHANS, context.probe(), _native.KIND_HOST_FUNCTION)
+    try:
+        _arm(handle, ticket, Keep(kept), _native.KIND_HOST_FUNCTION, stream, pinned=True)
+    except (CudaError, StreamClosedError):
+        leak(kept)
+        return False
+    return True
+
+
+_leaked: list[Any] = []  # appended to by any thread, never emptied: the driver can no longer prove that it is done with these
+
+
+def leak(kept: Any) -> None:
+    """Keeps objects alive for ever, and counts them: the driver cannot prove that the GPU has passed."""
+    _leaked.append(kept)
+    _native.count(_native.POINTS_ARMED, 1)
+    _native.count(_native.POINTS_LEAKED, 1)
+
+
+# ------------------------------------------------------------------------------------------------ Python on the driver's thread
+
+
+class HostFunction:
+    """A user's callable on its way through the stream.
+
+    `function` and `arguments` are read once by the driver's thread, and dropped by the janitor after the ticket has arrived.
+    """
+
+    __slots__ = ("arguments", "function", "stream", "takes_status")
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...], takes_status: bool, stream: str) -> None:
+        self.function = function
+        self.arguments = arguments
+        self.takes_status = takes_status
+        self.stream = stream
+
+    def run(self, code: int) -> None:
+        """Calls the function, on the driver's thread. Its exception goes to `sys.unraisablehook`; the stream goes on."""
+        try:
+            if self.takes_status:
+                error = _driver.error(code, "cuStreamAddCallback", self.stream) if code else None
+                self.function(error, *self.arguments)
+            else:
+                self.function(*self.arguments)
+        except BaseException as error:  # SystemExit too: there is nobody above but the driver
+            _process.report_unraisable(error, self.function)
+
+    def passed(self, code: int, orphaned: bool) -> None:
+        """It has run (or the interpreter is ending): drops the callable and its arguments, in the janitor's thread."""
+        self.function = None
+        self.arguments = ()
+
+    def failed(self, code: int, orphaned: bool) -> None:
+        """The context has failed: the driver will not call it, but nothing proves that; everything is kept."""
+
+
+def _run(ticket: int, code: int) -> None:
+    point = _points.registry.get(ticket)
+    if isinstance(point, HostFunction):
+        point.run(code)
+
+
+def launch(
+    handle: _native.Handle, context: Context, stream: str, function: Callable[..., object], arguments: tuple[Any, ...]
+) -> None:
+    """Enqueues a Python callable, or a ctypes function pointer with at most one argument, as a host function."""
+    if isinstance(function, _FunctionPointer):
+        _launch_foreign(handle, context, stream, function, arguments)
+    else:
+        _launch_python(handle, context, stream, function, arguments, _native.KIND_PYTHON_HOST)
+
+
+def add_callback(
+    handle: _native.Handle, context: Context, stream: str, function: Callable[..., object], arguments: tuple[Any, ...]
+) -> None:
+    """Enqueues a Python callable as a stream callback, which is called with an error or `None` first."""
+    _launch_python(handle, context, stream, function, arguments, _native.KIND_PYTHON_CALLBACK)
+
+
+def _launch_python(
+    handle: _native.Handle,
+    context: Context,
+    stream: str,
+    function: Callable[..., object],
+    arguments: tuple[Any, ...],
+    kind: int,
+) -> None:
+    if not callable(function):
+        raise TypeError(f"a host function must be callable, not {type(function).__name__}")
+    ticket = _native.reserve(_process.ORPHANS, context.probe(), kind)
+    _native.set_dispatcher(_run)
+    _arm(handle, ticket, HostFunction(function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream), kind, stream)
+
+
+def _launch_foreign(handle: _native.Handle, context: Context, stream: str, function: Any, arguments: tuple[Any, ...]) -> None:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    if not address:
+        raise ValueError("the ctypes function pointer is NULL")
+    if len(arguments) > 1:
+        raise TypeError("a native host function takes one argument, the address of its data: void f(void *data)")
+    data = _address_of(arguments[0]) if arguments else 0
+    ticket = _native.reserve(_process.ORPHANS, context.probe(), _native.KIND_FOREIGN)
+    _native.set_foreign(ticket, address, data)
+    point = HostFunction(function, arguments, False, stream)  # keeps the pointer's owner and the data alive; never run()
+    _arm(handle, ticket, point, _native.KIND_FOREIGN, stream)
+
+
+def _address_of(data: Any) -> int:
+    if data is None:
+        return 0
+    if isinstance(data, int):
+        return data
+    if isinstance(data, (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)) and not isinstance(
+        data, (ctypes.c_void_p, ctypes.c_char_p)
+    ):
+        return ctypes.addressof(data)
+    if isinstance(data, (ctypes.c_void_p, ctypes.c_char_p, ctypes._Pointer)):
+        return ctypes.cast(data, ctypes.c_void_p).value or 0
+    raise TypeError(f"the data of a native host function is an address or a ctypes object, not {type(data).__name__}")

@@ -1,0 +1,114 @@
+"""Streams and events of other libraries: how their handles are found.
+
+Whatever has `__cuda_stream__` (cuda.core, torch from 2.10, cupy from 14, numba-cuda, rmm, cuda.bindings from 13.1) names its
+stream itself; older objects are known by the attribute that their library documents.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from aiostream import _driver, _native
+from aiostream.device import Context, Device
+
+LEGACY = 1
+PER_THREAD = 2
+
+
+class StreamReference(NamedTuple):
+    """What is needed to use a stream, whoever owns it."""
+
+    handle: _native.Handle
+    context: Context
+    name: str
+
+
+@runtime_checkable
+class HasReference(Protocol):
+    """Our own `Stream`, which stands above this module."""
+
+    @property
+    def reference(self) -> StreamReference:
+        """The stream's handle and context."""
+        ...
+
+
+def stream_handle(stream: Any) -> int:
+    """The driver's handle of anybody's stream, as an int.
+
+    Raises:
+        TypeError: It is nothing that names a CUDA stream.
+    """
+    if isinstance(stream, bool):
+        raise TypeError("a CUDA stream is needed, not a bool")
+    if isinstance(stream, int):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        version, handle = protocol() if callable(protocol) else protocol
+        if version != 0:
+            raise TypeError(f"{type(stream).__name__}.__cuda_stream__ is of version {version}; aiostream knows version 0")
+        return int(handle)
+    for attribute in ("cuda_stream", "ptr", "handle"):  # torch; cupy; numba, rmm and others
+        handle = getattr(stream, attribute, None)
+        if handle is not None:
+            return int(getattr(handle, "value", handle) or 0)
+    if type(stream).__name__ == "CUstream":  # cuda.bindings before 13.1
+        return int(stream)
+    raise TypeError(
+        f"a CUDA stream is needed (an object with __cuda_stream__, a torch, cupy or numba stream, or a handle as an int), not "
+        f"{type(stream).__name__}"
+    )
+
+
+def event_handle(event: Any) -> int:
+    """The driver's handle of anybody's event, as an int.
+
+    Raises:
+        TypeError: It is nothing that names a CUDA event.
+    """
+    if isinstance(event, int) and not isinstance(event, bool):
+        return event
+    for attribute in ("cuda_event", "ptr", "handle"):  # torch; cupy; cuda.core and numba
+        handle = getattr(event, attribute, None)
+        if handle is not None:
+            return int(getattr(handle, "value", handle) or 0)
+    if type(event).__name__ == "CUevent":
+        return int(event)
+    raise TypeError(
+        f"a CUDA event is needed (an aiostream, cuda.core, torch or cupy event, or a handle), not {type(event).__name__}"
+    )
+
+
+def context_of(handle: int) -> Context:
+    """The context in which a stream lives; for the legacy and per-thread streams, the current one or device 0's."""
+    if handle <= PER_THREAD:
+        return current_or_default_context()
+    return Context.from_handle(int(_driver.call("cuStreamGetCtx", _driver.bindings().CUstream(handle))))
+
+
+def current_or_default_context(device: Device | int | None = None) -> Context:
+    """The context for something new: of `device`, else the thread's current one, else device 0's primary."""
+    if device is not None:
+        return (device if isinstance(device, Device) else Device(device)).primary_context
+    return Context.get_current() or Device(0).primary_context
+
+
+def name_of(handle: int, context: Context) -> str:
+    """What a stream is called in errors."""
+    special = {0: "the legacy stream", LEGACY: "the legacy stream", PER_THREAD: "the per-thread stream"}.get(handle)
+    return f"{special or f'stream {handle:#x}'} of {context!r}"
+
+
+def new_handle(value: int, context: Context, *, owned: bool, parent: _native.Handle | None = None) -> _native.Handle:
+    """A native handle of a stream; the special streams belong to the context that is current, so they need theirs."""
+    return _native.Handle(_native.HANDLE_STREAM, value, context.handle, owned, value <= PER_THREAD, parent)
+
+
+def reference_to(stream: Any) -> StreamReference:
+    """A `StreamReference` to anybody's stream; one of ours is shared, and so refuses when it is closed."""
+    if isinstance(stream, HasReference):
+        return stream.reference
+    value = stream_handle(stream)
+    context = context_of(value)
+    return StreamReference(new_handle(value, context, owned=False), context, name_of(value, context))

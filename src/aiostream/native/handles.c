@@ -1,0 +1,126 @@
+/* Handles: who may still use a stream or an event.
+ *
+ * Each call pins the handle for as long as the driver may look at it. close() refuses new uses, and whoever is the last user
+ * destroys the driver's object; release() (into_raw) refuses new uses and waits for the last one. All in one word, so that a
+ * KeyboardInterrupt cannot come between the count and the call.
+ */
+#include "native.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull << 33, DESTROYED = 1ull << 34,
+                      AWAITED = 1ull << 35;
+
+struct handle {
+    _Atomic uint64_t word; /* number of uses, and the bits above; any thread */
+    void *value;           /* the rest is written by handle_new and then constant */
+    void *context;
+    struct handle *parent; /* a borrowed stream of ours pins its owner's handle too; kept alive by module.c */
+    enum handle_kind kind;
+    bool owned;
+    bool needs_context; /* the legacy and per-thread streams are the *current* context's */
+};
+
+static pthread_mutex_t release_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t unused = PTHREAD_COND_INITIALIZER;
+
+struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned, bool needs_context,
+                          struct handle *parent) {
+    struct handle *handle = calloc(1, sizeof *handle);
+    if (!handle) return NULL;
+    *handle = (struct handle){.value = value, .context = context, .parent = parent, .kind = kind, .owned = owned,
+                              .needs_context = needs_context};
+    if (owned) {
+        atomic_fetch_add(&counters[HANDLES_CREATED], 1);
+        atomic_fetch_add(&counters[HANDLES_OPEN], 1);
+    }
+    return handle;
+}
+
+void handle_free(struct handle *handle) { free(handle); }
+void *handle_value(const struct handle *handle) { return handle->value; }
+
+bool handle_is_open(const struct handle *handle) {
+    if (atomic_load(&((struct handle *)handle)->word) & (CLOSING | RELEASED | DESTROYED)) return false;
+    return !handle->parent || handle_is_open(handle->parent);
+}
+
+static bool enter(void *context) { return context && driver.ctx_push(context) == CUDA_SUCCESS; }
+
+static void leave(bool entered) {
+    void *popped;
+    if (entered) driver.ctx_pop(&popped);
+}
+
+bool handle_enter_context(const struct handle *handle) { return handle->needs_context && enter(handle->context); }
+void handle_leave_context(bool entered) { leave(entered); }
+
+static int destroy(struct handle *handle) {
+    if (!handle->owned) return CUDA_SUCCESS;
+    bool entered = enter(handle->context);
+    int status = handle->kind == HANDLE_STREAM ? driver.stream_destroy(handle->value) : driver.event_destroy(handle->value);
+    leave(entered);
+    atomic_fetch_add(&counters[HANDLES_DESTROYED], 1);
+    atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
+    return status;
+}
+
+/* One thread wins the right to destroy: the one that turns "closing, no uses" into "destroyed". */
+static int destroy_if_last(struct handle *handle) {
+    uint64_t word = CLOSING;
+    return atomic_compare_exchange_strong(&handle->word, &word, DESTROYED) ? destroy(handle) : CUDA_SUCCESS;
+}
+
+static bool pin_own(struct handle *handle) {
+    uint64_t word = atomic_load(&handle->word);
+    do
+        if (word & (CLOSING | RELEASED | DESTROYED)) return false;
+    while (!atomic_compare_exchange_weak(&handle->word, &word, word + 1));
+    return true;
+}
+
+static void unpin_own(struct handle *handle) {
+    uint64_t word = atomic_fetch_sub(&handle->word, 1) - 1;
+    if ((word & USES) == 0 && word & CLOSING) destroy_if_last(handle);
+    if ((word & USES) == 0 && word & AWAITED) {
+        pthread_mutex_lock(&release_lock);
+        pthread_cond_broadcast(&unused);
+        pthread_mutex_unlock(&release_lock);
+    }
+}
+
+bool handle_pin(struct handle *handle) {
+    if (!pin_own(handle)) return false;
+    if (!handle->parent || handle_pin(handle->parent)) return true;
+    unpin_own(handle);
+    return false;
+}
+
+void handle_unpin(struct handle *handle) {
+    unpin_own(handle);
+    if (handle->parent) handle_unpin(handle->parent);
+}
+
+int handle_close(struct handle *handle) {
+    uint64_t word = atomic_load(&handle->word);
+    do
+        if (word & (CLOSING | RELEASED | DESTROYED)) return CUDA_SUCCESS;
+    while (!atomic_compare_exchange_weak(&handle->word, &word, word | CLOSING));
+    return destroy_if_last(handle);
+}
+
+bool handle_release(struct handle *handle) {
+    uint64_t word = atomic_load(&handle->word);
+    do
+        if (word & (CLOSING | RELEASED | DESTROYED)) return false;
+    while (!atomic_compare_exchange_weak(&handle->word, &word, word | RELEASED | AWAITED));
+    pthread_mutex_lock(&release_lock);
+    while (atomic_load(&handle->word) & USES) pthread_cond_wait(&unused, &release_lock);
+    pthread_mutex_unlock(&release_lock);
+    if (handle->owned) {
+        atomic_fetch_add(&counters[HANDLES_RELEASED], 1);
+        atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
+    }
+    return true;
+}

@@ -1,0 +1,619 @@
+/* The Python face of the native part: `aiostream._native`, and the exit gate. Limited API, so that one wheel serves every
+ * Python >= 3.11. Every function here releases the GIL round a driver call; the driver's threads come here only through
+ * python_dispatch(), for the user's own Python host functions.
+ */
+#include <Python.h>
+
+#include <errno.h>
+#include <pthread.h>
+
+#include "native.h"
+
+struct driver_calls driver;
+
+static _Atomic bool forked; /* set in a forked child, where the driver may not be called */
+
+static bool refuse_in_child(void) {
+    if (!atomic_load(&forked)) return false;
+    PyErr_SetString(PyExc_RuntimeError, "CUDA cannot be used in a forked child: neither the driver nor aiostream survives fork(). "
+                                        "Start worker processes with multiprocessing's 'spawn' or 'forkserver' method.");
+    return true;
+}
+
+/* ---------------------------------------------------------------- the exit gate
+ * A driver thread that asks for the GIL of an interpreter that is being torn down hangs or crashes. So it passes this gate
+ * first; at exit the gate is closed and those inside are waited for, without the GIL. */
+
+static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t gate_empty = PTHREAD_COND_INITIALIZER;
+static bool gate_closed;      /* under gate_lock */
+static int gate_inside;       /* under gate_lock */
+static PyObject *dispatcher;  /* set once, before any Python host function is armed; never released */
+
+static bool gate_enter(void) {
+    pthread_mutex_lock(&gate_lock);
+    bool open = !gate_closed;
+    if (open) gate_inside++;
+    pthread_mutex_unlock(&gate_lock);
+    if (!open) atomic_fetch_add(&counters[HOST_FUNCTIONS_LATE], 1);
+    return open;
+}
+
+static void gate_leave(void) {
+    pthread_mutex_lock(&gate_lock);
+    if (--gate_inside == 0) pthread_cond_broadcast(&gate_empty);
+    pthread_mutex_unlock(&gate_lock);
+}
+
+void python_dispatch(uint64_t ticket, int status) {
+    if (!gate_enter()) return;
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *result = PyObject_CallFunction(dispatcher, "Ki", (unsigned long long)ticket, status);
+    if (result) Py_DECREF(result);
+    else PyErr_WriteUnraisable(dispatcher);
+    PyGILState_Release(state);
+    gate_leave();
+}
+
+static PyObject *native_gate_close(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    Py_BEGIN_ALLOW_THREADS
+    pthread_mutex_lock(&gate_lock);
+    gate_closed = true;
+    while (gate_inside > 0) pthread_cond_wait(&gate_empty, &gate_lock);
+    pthread_mutex_unlock(&gate_lock);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_set_dispatcher(PyObject *self, PyObject *callable) {
+    (void)self;
+    Py_XDECREF(dispatcher);
+    dispatcher = Py_NewRef(callable);
+    Py_RETURN_NONE;
+}
+
+/* ---------------------------------------------------------------- Handle */
+
+typedef struct {
+    PyObject_HEAD
+    struct handle *handle;
+    PyObject *parent; /* the Handle that a borrowed one pins too; keeps handle->parent alive */
+} HandleObject;
+
+static PyTypeObject *handle_type;
+
+static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"kind", "value", "context", "owned", "needs_context", "parent", NULL};
+    int kind, owned, needs_context;
+    unsigned long long value, context;
+    PyObject *parent = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iKKpp|O", names, &kind, &value, &context, &owned, &needs_context, &parent))
+        return NULL;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    HandleObject *self = (HandleObject *)allocate(type, 0);
+    if (!self) return NULL;
+    bool borrowed = parent != Py_None;
+    self->parent = borrowed ? Py_NewRef(parent) : NULL;
+    self->handle = handle_new(kind, (void *)(uintptr_t)value, (void *)(uintptr_t)context, owned, needs_context,
+                              borrowed ? ((HandleObject *)parent)->handle : NULL);
+    if (!self->handle) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    return (PyObject *)self;
+}
+
+static void Handle_dealloc(PyObject *object) {
+    HandleObject *self = (HandleObject *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->handle) handle_free(self->handle);
+    Py_XDECREF(self->parent);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyObject *Handle_pin(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (refuse_in_child()) return NULL;
+    return PyBool_FromLong(handle_pin(((HandleObject *)self)->handle));
+}
+
+static PyObject *Handle_unpin(PyObject *self, PyObject *unused) {
+    (void)unused;
+    Py_BEGIN_ALLOW_THREADS
+    handle_unpin(((HandleObject *)self)->handle);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *Handle_close(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (refuse_in_child()) return NULL;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = handle_close(((HandleObject *)self)->handle);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(status);
+}
+
+static PyObject *Handle_release(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (refuse_in_child()) return NULL;
+    bool released;
+    Py_BEGIN_ALLOW_THREADS
+    released = handle_release(((HandleObject *)self)->handle);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(released);
+}
+
+static PyObject *Handle_value(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLongLong((uintptr_t)handle_value(((HandleObject *)self)->handle));
+}
+
+static PyObject *Handle_is_open(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(handle_is_open(((HandleObject *)self)->handle));
+}
+
+static PyMethodDef handle_methods[] = {
+    {"pin", Handle_pin, METH_NOARGS, "True, and the handle stays valid until unpin(); False if it was closed."},
+    {"unpin", Handle_unpin, METH_NOARGS, "Ends one pin; the last user of a closed handle destroys it."},
+    {"close", Handle_close, METH_NOARGS, "Refuses new uses; the driver's code of the destruction, if it happened here."},
+    {"release", Handle_release, METH_NOARGS, "Refuses new uses and waits for the last; False if it was closed before."},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef handle_properties[] = {
+    {"value", Handle_value, NULL, "The driver's handle, as an integer.", NULL},
+    {"is_open", Handle_is_open, NULL, "Whether new uses are accepted.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot handle_slots[] = {
+    {Py_tp_new, Handle_new},         {Py_tp_dealloc, Handle_dealloc},
+    {Py_tp_methods, handle_methods}, {Py_tp_getset, handle_properties},
+    {Py_tp_doc, "Counts the uses of a driver's stream or event, so that nobody destroys it under another."},
+    {0, NULL},
+};
+static PyType_Spec handle_spec = {"aiostream._native.Handle", sizeof(HandleObject), 0, Py_TPFLAGS_DEFAULT, handle_slots};
+
+static struct handle *as_handle(PyObject *object) {
+    if (!PyObject_TypeCheck(object, handle_type)) {
+        PyErr_SetString(PyExc_TypeError, "a Handle is needed");
+        return NULL;
+    }
+    return refuse_in_child() ? NULL : ((HandleObject *)object)->handle;
+}
+
+/* One driver call on a pinned handle, without the GIL, in its context, under RELAXED. */
+typedef int (*handle_operation)(struct handle *, void *argument);
+
+static int operate_pinned(struct handle *handle, handle_operation operation, void *argument) {
+    bool entered = handle_enter_context(handle);
+    int mode = relaxed_enter();
+    int result = operation(handle, argument);
+    relaxed_leave(mode);
+    handle_leave_context(entered);
+    return result;
+}
+
+static int operate(struct handle *handle, handle_operation operation, void *argument) {
+    if (!handle_pin(handle)) return RESULT_CLOSED;
+    int result = operate_pinned(handle, operation, argument);
+    handle_unpin(handle);
+    return result;
+}
+
+static PyObject *operate_from_python(PyObject *object, handle_operation operation, void *argument) {
+    struct handle *handle = as_handle(object);
+    if (!handle) return NULL;
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = operate(handle, operation, argument);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(result);
+}
+
+static int do_stream_query(struct handle *handle, void *unused) {
+    (void)unused;
+    int refusal = capture_refusal(handle_value(handle));
+    return refusal ? refusal : driver.stream_query(handle_value(handle));
+}
+static int do_stream_synchronize(struct handle *handle, void *unused) {
+    (void)unused;
+    int refusal = capture_refusal(handle_value(handle));
+    return refusal ? refusal : driver.stream_synchronize(handle_value(handle));
+}
+static int do_capture_refusal(struct handle *handle, void *unused) {
+    (void)unused;
+    return capture_refusal(handle_value(handle));
+}
+static int do_event_query(struct handle *handle, void *unused) {
+    (void)unused;
+    return driver.event_query(handle_value(handle));
+}
+static int do_event_synchronize(struct handle *handle, void *unused) {
+    (void)unused;
+    return driver.event_synchronize(handle_value(handle));
+}
+
+static PyObject *native_stream_query(PyObject *self, PyObject *handle) {
+    (void)self;
+    return operate_from_python(handle, do_stream_query, NULL);
+}
+static PyObject *native_stream_synchronize(PyObject *self, PyObject *handle) {
+    (void)self;
+    return operate_from_python(handle, do_stream_synchronize, NULL);
+}
+static PyObject *native_capture_refusal(PyObject *self, PyObject *handle) {
+    (void)self;
+    return operate_from_python(handle, do_capture_refusal, NULL);
+}
+static PyObject *native_event_query(PyObject *self, PyObject *handle) {
+    (void)self;
+    return operate_from_python(handle, do_event_query, NULL);
+}
+static PyObject *native_event_synchronize(PyObject *self, PyObject *handle) {
+    (void)self;
+    return operate_from_python(handle, do_event_synchronize, NULL);
+}
+
+struct recording {
+    struct handle *event;
+    unsigned flags;
+    bool captured;
+};
+
+/* An event recorded on a capturing stream becomes part of the capture, which is how streams are joined to one: allowed, and
+ * told, because such an event may never be queried. */
+static int do_event_record(struct handle *stream, void *argument) {
+    struct recording *recording = argument;
+    void *value = handle_value(stream);
+    int refusal = capture_refusal(value);
+    if (refusal > 0 || refusal == -906) return refusal; /* 906: touching the legacy stream would end the other's capture */
+    if (!handle_pin(recording->event)) return RESULT_CLOSED;
+    int status = driver.event_record(handle_value(recording->event), value, recording->flags);
+    handle_unpin(recording->event);
+    recording->captured = refusal < 0 || capture_refusal(value) < 0;
+    return status;
+}
+
+static PyObject *native_event_record(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *event, *stream;
+    struct recording recording = {0};
+    if (!PyArg_ParseTuple(args, "OOI", &event, &stream, &recording.flags)) return NULL;
+    struct handle *stream_handle = as_handle(stream);
+    recording.event = as_handle(event);
+    if (!stream_handle || !recording.event) return NULL;
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = operate(stream_handle, do_event_record, &recording);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("iN", result, PyBool_FromLong(recording.captured));
+}
+
+/* ---------------------------------------------------------------- points and queues */
+
+static struct queue *as_queue(int index) {
+    struct queue *queue = queue_at(index);
+    if (!queue) PyErr_Format(PyExc_ValueError, "there is no queue %d", index);
+    return queue;
+}
+
+static PyObject *native_queue_open(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    if (refuse_in_child()) return NULL;
+    struct queue *queue = queue_open();
+    if (!queue) return PyErr_SetFromErrno(PyExc_OSError);
+    return Py_BuildValue("ii", queue_index(queue), queue_descriptor(queue));
+}
+
+static PyObject *native_queue_close(PyObject *self, PyObject *args) {
+    (void)self;
+    int index;
+    if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
+    struct queue *queue = as_queue(index);
+    if (!queue) return NULL;
+    queue_close(queue);
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_queue_wake(PyObject *self, PyObject *args) {
+    (void)self;
+    int index;
+    if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
+    struct queue *queue = as_queue(index);
+    if (!queue) return NULL;
+    queue_wake(queue);
+    Py_RETURN_NONE;
+}
+
+static bool append_number(PyObject *list, PyObject *number) {
+    if (!number) return false;
+    int failed = PyList_Append(list, number);
+    Py_DECREF(number);
+    return failed == 0;
+}
+
+static bool append(void *context, uint64_t ticket, int status, bool passed) {
+    PyObject *list = context;
+    Py_ssize_t length = PyList_Size(list);
+    if (append_number(list, PyLong_FromUnsignedLongLong(ticket)) &&
+        append_number(list, PyLong_FromLong(passed ? status : -status)))
+        return true;
+    PyList_SetSlice(list, length, PyList_Size(list), NULL);
+    return false;
+}
+
+/* drain(queue, list): appends ticket, code, ticket, code, ...; a negative code says that the waiter failed with it while the
+ * driver may still come to the point. */
+static PyObject *native_drain(PyObject *self, PyObject *args) {
+    (void)self;
+    int index;
+    PyObject *list;
+    if (!PyArg_ParseTuple(args, "iO!", &index, &PyList_Type, &list)) return NULL;
+    struct queue *queue = as_queue(index);
+    if (!queue || !queue_drain(queue, append, list)) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_probe_open(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long context, stream;
+    if (!PyArg_ParseTuple(args, "KK", &context, &stream)) return NULL;
+    struct probe *probe = probe_open((void *)(uintptr_t)context, (void *)(uintptr_t)stream);
+    if (!probe) {
+        PyErr_SetString(PyExc_RuntimeError, "more CUDA contexts than aiostream can watch in one process (4096)");
+        return NULL;
+    }
+    return PyLong_FromLong(probe_index(probe));
+}
+
+static struct probe *as_probe(int index) {
+    struct probe *probe = probe_at(index);
+    if (!probe) PyErr_Format(PyExc_ValueError, "there is no probe %d", index);
+    return probe;
+}
+
+static PyObject *native_health(PyObject *self, PyObject *args) {
+    (void)self;
+    int index, status;
+    if (!PyArg_ParseTuple(args, "i", &index) || refuse_in_child()) return NULL;
+    struct probe *probe = as_probe(index);
+    if (!probe) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = probe_health(probe);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(status);
+}
+
+static PyObject *native_reserve(PyObject *self, PyObject *args) {
+    (void)self;
+    int queue_number, probe_number, kind;
+    if (!PyArg_ParseTuple(args, "iii", &queue_number, &probe_number, &kind) || refuse_in_child()) return NULL;
+    struct queue *queue = as_queue(queue_number);
+    struct probe *probe = queue ? as_probe(probe_number) : NULL;
+    if (!probe) return NULL;
+    uint64_t ticket = point_reserve(queue, probe, kind);
+    return ticket ? PyLong_FromUnsignedLongLong(ticket) : PyErr_NoMemory();
+}
+
+static PyObject *native_set_foreign(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long ticket, function, data;
+    if (!PyArg_ParseTuple(args, "KKK", &ticket, &function, &data)) return NULL;
+    point_set_foreign(ticket, (host_function)(uintptr_t)function, (void *)(uintptr_t)data);
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_abandon(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long ticket;
+    if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
+    point_abandon(ticket);
+    Py_RETURN_NONE;
+}
+
+static int do_arm(struct handle *stream, void *argument) { return point_arm(*(uint64_t *)argument, handle_value(stream)); }
+
+static PyObject *native_arm(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *object;
+    unsigned long long number;
+    int pinned;
+    if (!PyArg_ParseTuple(args, "OKp", &object, &number, &pinned)) return NULL;
+    struct handle *handle = as_handle(object);
+    if (!handle) return NULL;
+    uint64_t ticket = number;
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = pinned ? operate_pinned(handle, do_arm, &ticket) : operate(handle, do_arm, &ticket);
+    if (result == RESULT_CLOSED) point_abandon(ticket);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(result);
+}
+
+/* ---------------------------------------------------------------- the ledger */
+
+static PyObject *native_counters(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    PyObject *list = PyList_New(0);
+    for (int i = 0; list && i < COUNTERS; i++)
+        if (!append_number(list, PyLong_FromLongLong(atomic_load(&counters[i])))) Py_CLEAR(list);
+    return list;
+}
+
+static PyObject *native_pending(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    return PyLong_FromLongLong(points_pending());
+}
+
+static PyObject *native_count(PyObject *self, PyObject *args) {
+    (void)self;
+    int counter, amount;
+    if (!PyArg_ParseTuple(args, "ii", &counter, &amount)) return NULL;
+    if (counter < 0 || counter >= COUNTERS) return PyErr_Format(PyExc_ValueError, "there is no counter %d", counter);
+    atomic_fetch_add(&counters[counter], amount);
+    Py_RETURN_NONE;
+}
+
+/* Setting the outcome of a future and counting it is one step, because a KeyboardInterrupt may come between any two steps of
+ * Python. */
+static PyObject *native_retire(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *record, *state;
+    int counter;
+    if (!PyArg_ParseTuple(args, "OOi", &record, &state, &counter)) return NULL;
+    if (counter < 0 || counter >= COUNTERS) return PyErr_Format(PyExc_ValueError, "there is no counter %d", counter);
+    if (PyObject_SetAttrString(record, "state", state) < 0) return NULL;
+    atomic_fetch_add(&counters[counter], 1);
+    Py_RETURN_NONE;
+}
+
+/* ---------------------------------------------------------------- the process */
+
+static PyObject *native_bind(PyObject *self, PyObject *addresses) {
+    (void)self;
+    static const struct {
+        const char *name;
+        size_t offset;
+    } calls[] = {
+        {"cuLaunchHostFunc", offsetof(struct driver_calls, launch_host_func)},
+        {"cuStreamAddCallback", offsetof(struct driver_calls, stream_add_callback)},
+        {"cuStreamQuery", offsetof(struct driver_calls, stream_query)},
+        {"cuStreamSynchronize", offsetof(struct driver_calls, stream_synchronize)},
+        {"cuStreamIsCapturing", offsetof(struct driver_calls, stream_is_capturing)},
+        {"cuStreamDestroy", offsetof(struct driver_calls, stream_destroy)},
+        {"cuThreadExchangeStreamCaptureMode", offsetof(struct driver_calls, exchange_capture_mode)},
+        {"cuEventQuery", offsetof(struct driver_calls, event_query)},
+        {"cuEventRecordWithFlags", offsetof(struct driver_calls, event_record)},
+        {"cuEventSynchronize", offsetof(struct driver_calls, event_synchronize)},
+        {"cuEventDestroy", offsetof(struct driver_calls, event_destroy)},
+        {"cuCtxPushCurrent", offsetof(struct driver_calls, ctx_push)},
+        {"cuCtxPopCurrent", offsetof(struct driver_calls, ctx_pop)},
+    };
+    struct driver_calls bound;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        PyObject *key = PyUnicode_FromString(calls[i].name);
+        PyObject *address = key ? PyObject_GetItem(addresses, key) : NULL;
+        Py_XDECREF(key);
+        if (!address) return NULL;
+        void *pointer = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
+        Py_DECREF(address);
+        if (PyErr_Occurred()) return NULL;
+        *(void **)((char *)&bound + calls[i].offset) = pointer;
+    }
+    driver = bound;
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_watcher_start(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    if (refuse_in_child()) return NULL;
+    int error = watcher_start();
+    if (!error) Py_RETURN_NONE;
+    errno = error;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+static PyObject *native_watcher_stop(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    Py_BEGIN_ALLOW_THREADS
+    watcher_stop();
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* sys.unraisablehook takes an object that Python code cannot make. */
+static PyObject *native_write_unraisable(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *error, *where;
+    if (!PyArg_ParseTuple(args, "OO", &error, &where)) return NULL;
+    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), Py_NewRef(error), PyException_GetTraceback(error));
+    PyErr_WriteUnraisable(where);
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_set_forked(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    forked = true;
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_is_forked(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    return PyBool_FromLong(atomic_load(&forked));
+}
+
+static PyMethodDef functions[] = {
+    {"bind", native_bind, METH_O, "Takes the driver's raw addresses, by name."},
+    {"queue_open", native_queue_open, METH_NOARGS, "A completion queue: (number, eventfd)."},
+    {"queue_close", native_queue_close, METH_VARARGS, "What is on it and what still comes goes to the orphans' queue."},
+    {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's eventfd readable."},
+    {"drain", native_drain, METH_VARARGS, "Appends ticket, code, ... of all that has arrived to a list."},
+    {"probe_open", native_probe_open, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
+    {"health", native_health, METH_VARARGS, "0, or the error that has befallen a probe's context."},
+    {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
+    {"set_foreign", native_set_foreign, METH_VARARGS, "The native function that a KIND_FOREIGN ticket runs."},
+    {"abandon", native_abandon, METH_VARARGS, "Gives back a ticket that was reserved and not armed."},
+    {"arm", native_arm, METH_VARARGS, "Enqueues a ticket's host function; 0, a driver code, or a negative refusal."},
+    {"stream_query", native_stream_query, METH_O, "cuStreamQuery, unless the stream captures."},
+    {"stream_synchronize", native_stream_synchronize, METH_O, "cuStreamSynchronize, unless the stream captures."},
+    {"capture_refusal", native_capture_refusal, METH_O, "0, or the negative code that says that the stream captures."},
+    {"event_record", native_event_record, METH_VARARGS, "(code, captured)."},
+    {"event_query", native_event_query, METH_O, "cuEventQuery."},
+    {"event_synchronize", native_event_synchronize, METH_O, "cuEventSynchronize."},
+    {"counters", native_counters, METH_NOARGS, "All counters, in the order of native.h."},
+    {"pending", native_pending, METH_NOARGS, "The points that are armed now, counted one by one."},
+    {"count", native_count, METH_VARARGS, "Adds to a counter."},
+    {"retire", native_retire, METH_VARARGS, "Sets a record's state and counts it, in one step."},
+    {"set_dispatcher", native_set_dispatcher, METH_O, "What runs a user's Python host function: f(ticket, status)."},
+    {"gate_close", native_gate_close, METH_NOARGS, "Closes the exit gate and waits for those inside."},
+    {"watcher_start", native_watcher_start, METH_NOARGS, "Starts the watcher thread, once."},
+    {"watcher_stop", native_watcher_stop, METH_NOARGS, "Stops and joins it."},
+    {"write_unraisable", native_write_unraisable, METH_VARARGS, "Reports an exception to sys.unraisablehook."},
+    {"set_forked", native_set_forked, METH_NOARGS, "From now on every call here is refused: this is a forked child."},
+    {"is_forked", native_is_forked, METH_NOARGS, "Whether set_forked() was called."},
+    {NULL, NULL, 0, NULL},
+};
+
+static const struct {
+    const char *name;
+    int value;
+} constants[] = {
+    {"KIND_HOST_FUNCTION", KIND_HOST_FUNCTION}, {"KIND_CALLBACK", KIND_CALLBACK},
+    {"KIND_PYTHON_HOST", KIND_PYTHON_HOST}, {"KIND_PYTHON_CALLBACK", KIND_PYTHON_CALLBACK},
+    {"KIND_FOREIGN", KIND_FOREIGN}, {"HANDLE_STREAM", HANDLE_STREAM}, {"HANDLE_EVENT", HANDLE_EVENT},
+    {"RESULT_CLOSED", RESULT_CLOSED}, {"RESULT_QUARANTINED", RESULT_QUARANTINED}, {"RESULT_CAPTURING", RESULT_CAPTURING},
+    {"POINTS_ARMED", POINTS_ARMED}, {"POINTS_FIRED", POINTS_FIRED}, {"POINTS_LEAKED", POINTS_LEAKED},
+    {"POINTS_STALE", POINTS_STALE}, {"POINTS_QUARANTINED", POINTS_QUARANTINED},
+    {"HOST_FUNCTIONS_LATE", HOST_FUNCTIONS_LATE}, {"WATCHER_PASSES", WATCHER_PASSES},
+    {"HANDLES_CREATED", HANDLES_CREATED}, {"HANDLES_DESTROYED", HANDLES_DESTROYED},
+    {"HANDLES_RELEASED", HANDLES_RELEASED}, {"HANDLES_OPEN", HANDLES_OPEN},
+    {"FUTURES_CREATED", FUTURES_CREATED}, {"FUTURES_DONE", FUTURES_DONE}, {"FUTURES_FAILED", FUTURES_FAILED},
+    {"FUTURES_CANCELLED", FUTURES_CANCELLED}, {"FUTURES_DROPPED", FUTURES_DROPPED},
+};
+
+static int module_exec(PyObject *module) {
+    if (!handle_type) handle_type = (PyTypeObject *)PyType_FromSpec(&handle_spec);
+    if (!handle_type || PyModule_AddObjectRef(module, "Handle", (PyObject *)handle_type) < 0) return -1;
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) return -1;
+    return 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, "_native", "The compiled part of aiostream: see native/native.h.", 0, functions, module_slots,
+    NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&module_definition); }

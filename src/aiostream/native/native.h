@@ -1,0 +1,130 @@
+/* What the native files share. Only module.c knows Python: nothing in the others takes the GIL or holds a Python object,
+ * because the driver's threads run them.
+ *
+ * Memory orders: every atomic here is sequentially consistent (C11's default). The few that could be weaker are not on any
+ * path that a measurement has shown to matter, and the proofs below are written for the strong order.
+ */
+#ifndef AIOSTREAM_NATIVE_H
+#define AIOSTREAM_NATIVE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The driver, called by raw address: cuda-bindings' own cuLaunchHostFunc and cuStreamAddCallback wrap the function in one
+ * that takes the GIL on the driver's thread. Written once by native_bind() before any other call; read by every thread. */
+typedef void (*host_function)(void *);
+typedef void (*stream_callback)(void *stream, int status, void *data);
+
+struct driver_calls {
+    int (*launch_host_func)(void *stream, host_function, void *data);
+    int (*stream_add_callback)(void *stream, stream_callback, void *data, unsigned flags);
+    int (*stream_query)(void *stream);
+    int (*stream_synchronize)(void *stream);
+    int (*stream_is_capturing)(void *stream, int *status);
+    int (*stream_destroy)(void *stream);
+    int (*exchange_capture_mode)(int *mode);
+    int (*event_query)(void *event);
+    int (*event_record)(void *event, void *stream, unsigned flags);
+    int (*event_synchronize)(void *event);
+    int (*event_destroy)(void *event);
+    int (*ctx_push)(void *context);
+    int (*ctx_pop)(void **context);
+};
+extern struct driver_calls driver;
+
+/* Results: 0 and positive numbers are the driver's own codes. */
+enum {
+    RESULT_CLOSED = -1,      /* the handle was closed or released: nothing was done */
+    RESULT_QUARANTINED = -2, /* a capture began between the check and the enqueue: the point is kept for ever */
+    RESULT_CAPTURING = -900, /* -900, -901, -906: refused before the stream was touched */
+};
+enum { CUDA_SUCCESS = 0, CUDA_NOT_READY = 600, CUDA_CAPTURE_FIRST = 900, CUDA_CAPTURE_LAST = 908 };
+
+/* Runs a few driver calls so that they can disturb nobody's capture: every query of ours happens between these two. */
+static inline int relaxed_enter(void) {
+    int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED; THREAD_LOCAL is not enough on a thread that itself captures */
+    driver.exchange_capture_mode(&mode);
+    return mode;
+}
+static inline void relaxed_leave(int mode) { driver.exchange_capture_mode(&mode); }
+
+/* ---------------------------------------------------------------- points.c: tickets, points, queues */
+
+struct probe;
+struct queue;
+
+enum point_kind {
+    KIND_HOST_FUNCTION = 0,   /* a completion: push the ticket, nothing else */
+    KIND_CALLBACK = 1,        /* the same by stream callback, which brings a status */
+    KIND_PYTHON_HOST = 2,     /* a user's Python host function, then the ticket */
+    KIND_PYTHON_CALLBACK = 3, /* a user's Python stream callback, then the ticket */
+    KIND_FOREIGN = 4,         /* a user's native function pointer, then the ticket */
+};
+
+enum counter {
+    POINTS_ARMED, POINTS_FIRED, POINTS_LEAKED,
+    POINTS_STALE,       /* firings of a ticket that was no longer armed: ignored */
+    POINTS_QUARANTINED, /* armed into a capture that began meanwhile; counted as leaked too */
+    HOST_FUNCTIONS_LATE, /* Python host functions that came after the exit gate had closed: not run */
+    WATCHER_PASSES,
+    HANDLES_CREATED, HANDLES_DESTROYED, HANDLES_RELEASED, HANDLES_OPEN,
+    FUTURES_CREATED, FUTURES_DONE, FUTURES_FAILED, FUTURES_CANCELLED, FUTURES_DROPPED,
+    COUNTERS,
+};
+extern _Atomic int64_t counters[COUNTERS];
+
+struct queue *queue_open(void);
+void queue_close(struct queue *);
+int queue_descriptor(const struct queue *);
+int queue_index(const struct queue *);
+struct queue *queue_at(int index);
+void queue_wake(struct queue *);
+
+/* Takes everything that has arrived; calls emit(context, ticket, status, passed) for each, oldest first. passed is false
+ * when the waiter failed but the driver may still come to the point: what is kept alive for it must stay. An emit that
+ * returns false stops the drain and what is left goes back: nothing is lost. */
+typedef bool (*emit_function)(void *context, uint64_t ticket, int status, bool passed);
+bool queue_drain(struct queue *, emit_function, void *context);
+
+/* Reserve, register in Python, arm: a point may fire before the call that arms it has returned. */
+uint64_t point_reserve(struct queue *, struct probe *, enum point_kind);
+void point_set_foreign(uint64_t ticket, host_function, void *data);
+void point_abandon(uint64_t ticket); /* reserved but never armed */
+int point_arm(uint64_t ticket, void *stream);
+int64_t points_pending(void);
+void points_fail(struct probe *, int status);
+
+/* module.c: runs the user's Python function for a ticket behind the exit gate, on the driver's thread. */
+void python_dispatch(uint64_t ticket, int status);
+
+/* ---------------------------------------------------------------- watcher.c: the health of each context */
+
+struct probe *probe_open(void *context, void *private_stream);
+int probe_index(const struct probe *);
+struct probe *probe_at(int index);
+void probe_add_pending(struct probe *); /* may wake the watcher */
+void probe_drop_pending(struct probe *);
+int probe_health(struct probe *); /* 0, or the error that has befallen the context */
+int watcher_start(void);
+void watcher_stop(void);
+
+/* ---------------------------------------------------------------- handles.c: who may still use a stream or event */
+
+struct handle;
+enum handle_kind { HANDLE_STREAM = 0, HANDLE_EVENT = 1 };
+struct handle *handle_new(enum handle_kind, void *value, void *context, bool owned, bool needs_context, struct handle *parent);
+void handle_free(struct handle *); /* the record only, never the driver's object */
+void *handle_value(const struct handle *);
+bool handle_pin(struct handle *);
+void handle_unpin(struct handle *); /* the last user of a closed handle destroys it */
+int handle_close(struct handle *);
+bool handle_release(struct handle *); /* blocks until nobody uses it; false: it was closed before */
+bool handle_is_open(const struct handle *);
+bool handle_enter_context(const struct handle *); /* makes the context current where the driver needs one */
+void handle_leave_context(bool entered);
+
+int capture_refusal(void *stream); /* 0, RESULT_CAPTURING.., or the driver's error */
+
+#endif

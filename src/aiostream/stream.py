@@ -1,0 +1,486 @@
+"""Stream: its life, its order, its waits."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from aiostream import _driver, _loops, _native, _process, hostfunc, interop, waiting
+from aiostream.device import Context, Device
+from aiostream.enums import StreamFlags, WaitEventFlags
+from aiostream.errors import CudaError, StreamClosedError
+from aiostream.event import Event
+from aiostream.futures import CompletionFuture
+
+__all__ = ["Stream"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NOT_READY = 600
+
+
+class Stream:
+    """A CUDA stream that coroutines can await.
+
+    Work is put on it by whoever launches it: torch, cupy, numba, cuda.core and the bindings take it as it is or by its handle
+    (`__cuda_stream__`, `int(stream)`). `async with` awaits its work and then destroys it; a stream that is dropped is destroyed
+    in the background, and its work and completions still finish.
+
+    Args:
+        device: Where to create it: a `Device` or its ordinal. By default in the calling thread's current context, else on
+            device 0.
+        priority: Lower numbers go first; clamped to `Device.stream_priority_range` as the driver does. By default 0.
+        non_blocking: Run beside the legacy default stream without the implicit synchronization with it.
+
+    Threads: any method may be called from any thread; the right context is made current where the driver needs one, and put
+    back. The waits belong into the thread of a running loop. Several loops in several threads may wait on one stream.
+
+    Raises:
+        NoDriverError: There is no CUDA driver.
+        CudaError: The driver refused (`cuStreamCreateWithPriority`).
+    """
+
+    def __init__(self, device: Device | int | None = None, *, priority: int | None = None, non_blocking: bool = True) -> None:
+        if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
+            raise TypeError(f"a priority is an int, not {type(priority).__name__}")
+        _process.start()
+        context = interop.current_or_default_context(device)
+        with context.current():
+            value = int(_driver.call("cuStreamCreateWithPriority", int(non_blocking), priority or 0))
+        self._adopt(value, context, owned=True)
+
+    def _adopt(
+        self, value: int, context: Context, *, owned: bool, keep: Any = None, parent: _native.Handle | None = None
+    ) -> None:
+        self._context = context
+        self._owned = owned
+        self._keep = keep  # the object from which the handle was borrowed
+        self._name = interop.name_of(value, context)
+        self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
+
+    @classmethod
+    def _made(cls, value: int, context: Context, *, owned: bool, keep: Any = None, parent: Any = None) -> Stream:
+        _process.start()
+        stream = cls.__new__(cls)
+        stream._adopt(value, context, owned=owned, keep=keep, parent=parent)
+        return stream
+
+    # -------------------------------------------------------------------------------------------- other ways to get one
+
+    @classmethod
+    def borrow(cls, stream: Any) -> Stream:
+        """Another library's stream, to await it here. It is kept alive and never destroyed.
+
+        Args:
+            stream: An object with `__cuda_stream__`, a torch, cupy or numba stream, or a handle as an int.
+
+        Raises:
+            TypeError: It names no CUDA stream.
+            CudaError: The driver does not know the handle (`cuStreamGetCtx`).
+        """
+        if isinstance(stream, Stream):
+            return stream.to_borrowed()
+        value = interop.stream_handle(stream)
+        return cls._made(value, interop.context_of(value), owned=False, keep=stream)
+
+    @classmethod
+    def from_raw(cls, handle: int, *, context: Context | None = None) -> Stream:
+        """Takes over a handle, and with it the duty to destroy it; the reverse of `into_raw`.
+
+        Args:
+            handle: A `CUstream` that nobody else will destroy.
+            context: Its context, if known; else the driver is asked.
+
+        Raises:
+            ValueError: It is one of the special handles 0, 1 and 2, which nobody owns: use `legacy()`, `per_thread()`, `borrow()`.
+        """
+        if isinstance(handle, bool) or not isinstance(handle, int):
+            raise TypeError(f"a raw handle is an int, not {type(handle).__name__}; Stream.borrow takes objects")
+        if handle <= interop.PER_THREAD:
+            raise ValueError(
+                f"handle {handle} is a special stream that nobody owns: use Stream.legacy(), per_thread() or borrow()"
+            )
+        return cls._made(handle, context or interop.context_of(handle), owned=True)
+
+    @classmethod
+    def legacy(cls, device: Device | int | None = None) -> Stream:
+        """The legacy default stream of a device's context, which synchronizes with every blocking stream."""
+        return cls._made(interop.LEGACY, interop.current_or_default_context(device), owned=False)
+
+    @classmethod
+    def per_thread(cls, device: Device | int | None = None) -> Stream:
+        """The per-thread default stream: in each call, that of the calling thread."""
+        return cls._made(interop.PER_THREAD, interop.current_or_default_context(device), owned=False)
+
+    def to_borrowed(self) -> Stream:
+        """A second `Stream` on the same handle that does not own it; refuses, as this one does, once this one is closed."""
+        self._require_open()
+        parent = self._handle
+        return self._made(self._handle.value, self._context, owned=False, keep=self, parent=parent)
+
+    # -------------------------------------------------------------------------------------------- what it is
+
+    @property
+    def handle(self) -> int:
+        """The driver's `CUstream`, as an int. It is the caller's care not to use it once the stream is closed.
+
+        Raises:
+            StreamClosedError: It is closed already.
+        """
+        self._require_open()
+        return self._handle.value
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or given away by `into_raw`."""
+        return not self._handle.is_open
+
+    @property
+    def reference(self) -> interop.StreamReference:
+        """For the library's own use: what `Event.record` and others need of a stream."""
+        return interop.StreamReference(self._handle, self._context, self._name)
+
+    @property
+    def context(self) -> Context:
+        """The context in which it lives (`cuStreamGetCtx`)."""
+        return self._context
+
+    @property
+    def device(self) -> Device:
+        """The device on which it lives (`cuStreamGetDevice`)."""
+        return self._context.device
+
+    @property
+    def flags(self) -> StreamFlags:
+        """How it was created (`cuStreamGetFlags`)."""
+        return StreamFlags(int(self._call("cuStreamGetFlags")))
+
+    @property
+    def priority(self) -> int:
+        """Its priority, after clamping (`cuStreamGetPriority`)."""
+        return int(self._call("cuStreamGetPriority"))
+
+    @property
+    def id(self) -> int:
+        """A number that no other stream of this process ever has (`cuStreamGetId`)."""
+        return int(self._call("cuStreamGetId"))
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol by which other libraries take this stream: `(0, handle)`."""
+        return 0, self.handle
+
+    def __int__(self) -> int:
+        return self.handle
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Stream):
+            return NotImplemented
+        return self._handle.value == other._handle.value and self._context == other._context
+
+    def __hash__(self) -> int:
+        return hash((self._handle.value, self._context))
+
+    def __repr__(self) -> str:
+        kind = "" if self._owned else " borrowed"
+        return f"<aiostream.Stream {self._handle.value:#x}{kind}{' closed' if self.closed else ''}>"
+
+    # -------------------------------------------------------------------------------------------- its ends
+
+    def close(self) -> None:
+        """Destroys the stream at once; work in flight finishes, and its completions still arrive (`cuStreamDestroy`).
+
+        A borrowed stream is only let go of. Calls in other threads finish first: the last of them destroys. May be called
+        again, and does nothing then.
+
+        Raises:
+            CudaError: The driver refused; the stream is closed all the same.
+        """
+        code = self._handle.close()
+        self._keep = None
+        hostfunc.raise_for(code, "cuStreamDestroy", self._name)
+
+    def shutdown(self) -> None:
+        """Blocks until the work is done, destroys the stream, and raises what went wrong. Not for a loop's thread.
+
+        Raises:
+            CudaError: The work failed, else the destruction did. The stream is closed all the same.
+        """
+        try:
+            self.synchronize()
+        except BaseException:
+            self._close_quietly()
+            raise
+        self.close()
+
+    async def aclose(self) -> None:
+        """Waits for the work, then destroys the stream. May be called again.
+
+        Cancellation: destroys at once, and raises; the work goes on and its completions still arrive.
+
+        Raises:
+            CudaError: The work failed. The stream is closed all the same.
+        """
+        if self.closed:
+            await waiting.checkpoint()
+            return
+        try:
+            await self.synchronize_async()
+        except BaseException:
+            self._close_quietly()
+            raise
+        self.close()
+
+    async def __aenter__(self) -> Stream:
+        self._require_open()
+        await waiting.checkpoint()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self.aclose()
+        except (CudaError, StreamClosedError):
+            if error is None:
+                raise
+            # The body's own error says what went wrong first.
+
+    def into_raw(self) -> int:
+        """Gives the handle away, and with it the duty to destroy it. Waits for the calls of other threads to finish.
+
+        Returns:
+            The `CUstream`, as an int.
+
+        Raises:
+            StreamClosedError: It was closed before.
+            ValueError: It is borrowed, so there is nothing to give.
+        """
+        if not self._owned:
+            raise ValueError("a borrowed stream's handle belongs to somebody else: read it with .handle")
+        if not self._handle.release():
+            raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
+        return self._handle.value
+
+    def __del__(self) -> None:
+        # A finalizer may run anywhere, also inside a host function: the janitor closes.
+        handle = getattr(self, "_handle", None)
+        if handle is not None and self._owned and handle.is_open:
+            _process.hand_over(handle.close)
+
+    # -------------------------------------------------------------------------------------------- its order
+
+    def wait_event(self, event: Any, flags: WaitEventFlags = WaitEventFlags.DEFAULT) -> None:
+        """Makes later work of this stream wait, on the GPU, for the point that `event` has recorded (`cuStreamWaitEvent`).
+
+        Never blocks. An event of any device will do; one that was never recorded holds nothing up.
+
+        Args:
+            event: An `Event`, or an event of cuda.core, torch or cupy, or a handle.
+            flags: `EXTERNAL` makes it, under capture, a node that waits for the event at each launch of the graph.
+        """
+        owner = event._handle if isinstance(event, Event) else None
+        if owner is not None and not owner.pin():
+            raise StreamClosedError(f"{event!r} is closed")
+        try:
+            handle = owner.value if owner is not None else interop.event_handle(event)
+            self._call("cuStreamWaitEvent", _driver.bindings().CUevent(handle), int(WaitEventFlags(flags)))
+        finally:
+            if owner is not None:
+                owner.unpin()
+
+    def query(self) -> bool:
+        """Whether all work is done (`cuStreamQuery`), without blocking.
+
+        It is checked first, under the driver's RELAXED mode, that the stream does not capture. The driver has no way to do
+        both at once: a capture that another thread begins on this very stream in the instant between is invalidated.
+
+        Raises:
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: The stream captures; it was not touched.
+            CudaError: The context has failed.
+        """
+        code = _native.stream_query(self._handle)
+        if code == _NOT_READY:
+            return False
+        hostfunc.raise_for(code, "cuStreamQuery", self._name)
+        return True
+
+    def synchronize(self) -> None:
+        """Blocks the calling thread until all work is done (`cuStreamSynchronize`). Not for a loop's thread.
+
+        Raises:
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: The stream captures; it was not touched.
+            CudaError: The work failed.
+        """
+        hostfunc.raise_for(_native.stream_synchronize(self._handle), "cuStreamSynchronize", self._name)
+
+    @contextlib.contextmanager
+    def sync_scope(self) -> Iterator[Stream]:
+        """A `with` block that always synchronizes the stream on its way out; an error of the body wins.
+
+        Equals `try: ... finally: stream.synchronize()`, except that a failure to synchronize does not replace the body's
+        error. Blocks: not for a loop's thread.
+        """
+        try:
+            yield self
+        except BaseException:
+            with contextlib.suppress(CudaError, StreamClosedError):
+                self.synchronize()
+            raise
+        self.synchronize()
+
+    # -------------------------------------------------------------------------------------------- its waits
+
+    def completion_future(self) -> CompletionFuture[None]:
+        """A future that settles in this loop when the GPU has passed the stream's present end (`cuLaunchHostFunc`).
+
+        It is a point in the stream: later work waits for the host function, which costs the GPU some tens of microseconds and
+        one of the device's hardware queues while it is pending. `synchronize_async` is the cheaper wait.
+
+        It may block the calling thread when the stream is full (1,022 launches on an H200), as every enqueue may.
+
+        Cancellation: of the future, or of the task that awaits it: stops waiting, not the GPU.
+
+        Threads: in the thread of a running asyncio or trio loop, in which it settles.
+
+        Returns:
+            A future of `None`; on asyncio the loop's own. If the context fails, it fails with that error.
+
+        Raises:
+            RuntimeError: No loop runs here.
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: The stream captures; it was not touched.
+            CudaError: The driver refused.
+        """
+        return self._future(_native.KIND_HOST_FUNCTION)
+
+    def checked_completion_future(self) -> CompletionFuture[None]:
+        """The same by stream callback, whose status the driver itself gives (`cuStreamAddCallback`).
+
+        Everything that `completion_future` says holds here too. NVIDIA means to remove stream callbacks one day.
+        """
+        return self._future(_native.KIND_CALLBACK)
+
+    async def synchronize_async(self) -> None:
+        """Waits, without blocking the loop, until all work that is on the stream now is done.
+
+        Equals `synchronize()` for the task that calls it. After it returns, the context's health was read: the work succeeded.
+
+        Cancellation: raises at once; the GPU goes on.
+
+        Threads: in the thread of a running asyncio or trio loop; always a checkpoint on trio. On a full stream (1,022 launches
+        on an H200) its enqueue may block that thread.
+
+        Raises:
+            RuntimeError: No loop runs here.
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: The stream captures; it was not touched.
+            CudaError: The work, or the context, has failed.
+        """
+        completion = hostfunc.arm_completion(self._handle, self._context, self._name)
+        await waiting.wait_for(completion, self._context)
+
+    def enqueue_async(self, fn: Callable[Concatenate[Stream, P], T], /, *args: P.args, **kwargs: P.kwargs) -> CompletionFuture[T]:
+        """Calls `fn(stream, *args, **kwargs)` now, which enqueues work, and returns a future of its result.
+
+        The future settles when the GPU has passed what `fn` enqueued. Callable, arguments and result stay alive until then,
+        whatever becomes of the future, the task, the loop or this object; if the driver can no longer prove that the GPU has
+        passed, they stay for ever and are counted as leaked.
+
+        Every refusal comes before `fn` runs. If `fn` raises, so does this call, and its arguments are kept likewise.
+
+        Cancellation and threads: as `completion_future`.
+
+        Raises:
+            TypeError: `fn` is not callable, or is a coroutine function.
+            RuntimeError: No loop runs here.
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: The stream captures; or `fn` has left it capturing.
+            CudaError: The driver refused, or the context has failed.
+        """
+        if not callable(fn):
+            raise TypeError(f"enqueue_async takes a callable, not {type(fn).__name__}")
+        if inspect.iscoroutinefunction(fn):
+            raise TypeError("enqueue_async takes a plain function that enqueues work and returns; it cannot await")
+        _loops.current_bridge()
+        with self._pinned():
+            hostfunc.raise_for(_native.capture_refusal(self._handle), "cuStreamIsCapturing", self._name)
+            hostfunc.raise_for(self._context.health(), "cuStreamQuery", self._name)
+            work = (fn, args, kwargs)
+            try:
+                result = fn(self, *args, **kwargs)
+            except BaseException:
+                hostfunc.keep_until_passed(self._handle, self._context, self._name, work)
+                raise
+            try:
+                completion = hostfunc.arm_completion(
+                    self._handle, self._context, self._name, result=result, kept=work, pinned=True
+                )
+            except BaseException:
+                hostfunc.leak((work, result))
+                raise
+            return cast("CompletionFuture[T]", completion.future)
+
+    def launch_host_func(self, fn: Callable[..., object], /, *args: Any) -> None:
+        """Enqueues a function that the driver calls, on a thread of its own, when the GPU gets there (`cuLaunchHostFunc`).
+
+        A Python function runs with the GIL on the driver's thread: while it waits for the GIL and runs, this stream stands
+        still and no other host function of the context runs; a thread that keeps the GIL across a blocking CUDA call makes it a
+        deadlock. It must not call CUDA, nor wait for anything that does. Prefer `completion_future` and ordinary code. A ctypes
+        function pointer is called without Python; the driver's one argument is `args[0]`, an address or a ctypes object.
+
+        It is not called once the context has failed, nor once the interpreter is ending. An exception goes to
+        `sys.unraisablehook`, and the stream goes on. The callable and its arguments are released by a thread of the library.
+
+        It may block the calling thread when the stream is full.
+
+        Raises:
+            TypeError: `fn` is not callable.
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: The stream captures.
+            CudaError: The driver refused.
+        """
+        hostfunc.launch(self._handle, self._context, self._name, fn, args)
+
+    def add_callback(self, fn: Callable[..., object], /, *args: Any) -> None:
+        """Enqueues `fn(error, *args)`, which the driver calls also after a failure (`cuStreamAddCallback`).
+
+        `error` is `None` or a `CudaError`. Everything else is as `launch_host_func` says.
+        """
+        hostfunc.add_callback(self._handle, self._context, self._name, fn, args)
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    def _future(self, kind: int) -> CompletionFuture[None]:
+        completion = hostfunc.arm_completion(self._handle, self._context, self._name, kind)
+        return cast("CompletionFuture[None]", completion.future)
+
+    def _require_open(self) -> None:
+        if not self._handle.is_open:
+            raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
+
+    def _close_quietly(self) -> None:
+        """Closes when another error is on its way already."""
+        with contextlib.suppress(CudaError):
+            self.close()
+
+    @contextlib.contextmanager
+    def _pinned(self) -> Iterator[int]:
+        if not self._handle.pin():
+            raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
+        try:
+            yield self._handle.value
+        finally:
+            self._handle.unpin()
+
+    def _call(self, name: str, *args: Any) -> Any:
+        """Calls the driver through the bindings on this stream, pinned, in its context if it is a special one."""
+        with self._pinned() as value:
+            scope = self._context.current() if value <= interop.PER_THREAD else contextlib.nullcontext()
+            with scope:
+                return _driver.call(name, _driver.bindings().CUstream(value), *args, stream=self._name)

@@ -1,0 +1,80 @@
+"""What the tests hold streams with, and look at them through."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+from types import TracebackType
+from typing import Any
+
+from aiostream import Device, Stream, _driver, _kernels, interop
+
+spin = _kernels.spin
+
+
+class Gate:
+    """Holds streams on the GPU until it is opened: work in place of a sleep (`cuStreamWaitValue32` on pinned memory).
+
+    A held stream keeps one of the device's hardware queues (8 by default), so hold few. Leaving the `with` block opens it.
+    """
+
+    def __init__(self) -> None:
+        with Device(0).primary_context.current():
+            self._pointer = int(_driver.call("cuMemHostAlloc", 64, 3))  # portable, mapped
+        self._word = ctypes.c_uint32.from_address(self._pointer)
+        self._word.value = 0
+
+    def hold(self, stream: Any) -> None:
+        """Later work of the stream waits for `open()`."""
+        reference = interop.reference_to(stream)
+        driver = _driver.bindings()
+        with reference.context.current():
+            flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value
+            handle = driver.CUstream(reference.handle.value)
+            _driver.call("cuStreamWaitValue32", handle, driver.CUdeviceptr(self._pointer), 1, flags)
+
+    def open(self) -> None:
+        """Lets everything through, also what is held later."""
+        self._word.value = 1
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.open()
+
+
+def held_stream(gate: Gate, **options: Any) -> Stream:
+    """A new stream on which nothing gets through before the gate is opened."""
+    stream = Stream(**options)
+    gate.hold(stream)
+    return stream
+
+
+def run_script(driver_kind: str, script: str, *, timeout: float = 60.0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python text in a process of its own, on the driver that is under test.
+
+    Failed contexts, exits and forks cannot be tested in the process that tests. `support` can be imported there.
+    """
+    variables = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "PYTHONFAULTHANDLER": "1", **environment}
+    variables["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
+    variables["AIOSTREAM_SIMULATOR"] = "1" if driver_kind == "simulator" else ""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=variables,
+        check=False,
+    )
+
+
+def succeed(driver_kind: str, script: str, **options: Any) -> str:
+    """Runs a script that must end with code 0 and nothing on stderr; returns what it printed."""
+    done = run_script(driver_kind, script, **options)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.stderr == ""
+    return done.stdout
