@@ -96,7 +96,7 @@ class Stream:
             context: Its context, if known; else the driver is asked.
 
         Raises:
-            ValueError: It is one of the special handles 0, 1 and 2, which nobody owns: use `legacy()`, `per_thread()`, `borrow()`.
+            ValueError: It is one of the special handles 0, 1 and 2, which nobody owns.
         """
         if isinstance(handle, bool) or not isinstance(handle, int):
             raise TypeError(f"a raw handle is an int, not {type(handle).__name__}; Stream.borrow takes objects")

@@ -1,0 +1,40 @@
+"""PyPI's other aiostream: its package has the same import name, and pip does not warn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiostream import _clash
+
+
+@pytest.fixture
+def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    metadata = tmp_path / "aiostream-0.8.1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: aiostream\nVersion: 0.8.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return metadata
+
+
+def test_it_is_found_by_what_lies_on_disk(other: Path) -> None:
+    assert _clash.other_distribution() == str(other)
+
+
+def test_our_own_metadata_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "aiostream_cuda-0.1.0.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "missing")])
+    assert _clash.other_distribution() is None
+
+
+def test_the_import_is_refused_and_names_both_and_the_way_out(other: Path) -> None:
+    source = str(Path(_clash.__file__).parents[1])
+    script = f"import sys; sys.path[:0] = [{str(other.parent)!r}, {source!r}]; import aiostream"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ImportError" in done.stderr
+    for words in ("aiostream-cuda", str(other), "pip uninstall aiostream aiostream-cuda"):
+        assert words in done.stderr

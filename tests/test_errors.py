@@ -1,0 +1,75 @@
+"""Driver codes become exceptions that say what happened."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import aiostream
+from aiostream import _driver
+from support import run_script
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "kind"),
+    [
+        (1, "CUDA_ERROR_INVALID_VALUE", aiostream.CudaError),
+        (2, "CUDA_ERROR_OUT_OF_MEMORY", aiostream.OutOfMemoryError),
+        (700, "CUDA_ERROR_ILLEGAL_ADDRESS", aiostream.ContextFailedError),
+        (719, "CUDA_ERROR_LAUNCH_FAILED", aiostream.ContextFailedError),
+        (801, "CUDA_ERROR_NOT_SUPPORTED", aiostream.NotSupportedError),
+        (900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", aiostream.StreamCaptureError),
+        (908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", aiostream.StreamCaptureError),
+    ],
+)
+def test_a_code_has_its_name_and_class(code: int, name: str, kind: type[aiostream.CudaError]) -> None:
+    error = _driver.error(code, "cuStreamQuery", "stream 0x10")
+    assert type(error) is kind
+    assert (error.code, error.name, error.call, error.stream) == (code, name, "cuStreamQuery", "stream 0x10")
+    assert str(error) == f"cuStreamQuery reported {name} ({code}) for stream 0x10"
+
+
+def test_a_code_newer_than_the_bindings_is_still_an_error() -> None:
+    assert _driver.error(987654, "cuStreamQuery").name == "CUDA_ERROR_UNRECOGNIZED"
+
+
+def test_errors_cross_process_boundaries() -> None:
+    error = _driver.error(700, "cuStreamQuery", "stream 0x10")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is aiostream.ContextFailedError
+    assert (copy.code, copy.name, copy.call, copy.stream, str(copy)) == (
+        error.code,
+        error.name,
+        error.call,
+        error.stream,
+        str(error),
+    )
+
+
+def test_the_driver_s_refusal_is_raised_with_its_call() -> None:
+    with pytest.raises(aiostream.CudaError, match=r"cuCtxGetDevice reported CUDA_ERROR_INVALID_CONTEXT \(201\)") as caught:
+        _driver.call("cuCtxGetDevice")
+    assert caught.value.code == 201
+
+
+def test_a_function_that_the_bindings_lack_is_not_supported() -> None:
+    with pytest.raises(aiostream.NotSupportedError, match="cuda-bindings do not have it"):
+        _driver.call("cuStreamTeleport")
+
+
+def test_without_a_driver_the_error_says_how_to_get_the_simulator(driver_kind: str) -> None:
+    if driver_kind == "gpu":
+        pytest.skip("there is a driver here")
+    script = """
+    import aiostream
+    for use in (aiostream.Stream, aiostream.Event, aiostream.Device, aiostream.Stream.legacy, lambda: aiostream.Stream.borrow(0)):
+        try:
+            use()
+        except aiostream.NoDriverError as error:
+            assert "AIOSTREAM_SIMULATOR=1" in str(error), error
+        else:
+            raise SystemExit("no error")
+    """
+    done = run_script("none", script)
+    assert (done.returncode, done.stderr) == (0, "")

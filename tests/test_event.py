@@ -1,0 +1,147 @@
+"""Events: snapshots of a stream's end."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+import aiostream
+from aiostream import Event, Stream, StreamClosedError
+from support import Gate, held_stream, spin
+
+
+def test_an_event_that_was_never_recorded_is_done() -> None:
+    event = Event()
+    assert event.query()
+    event.synchronize()
+    assert event.device == aiostream.Device(0)
+    assert event.context == aiostream.Device(0).primary_context
+    assert int(event) == event.handle
+    assert repr(event) == f"<aiostream.Event {event.handle:#x}>"
+    event.close()
+    event.close()
+    assert repr(event).endswith("closed>")
+    for use in (event.query, event.synchronize, lambda: event.handle, lambda: event.record(Stream.legacy())):
+        with pytest.raises(StreamClosedError):
+            use()
+
+
+def test_a_record_is_a_snapshot_and_a_second_one_replaces_it() -> None:
+    event = Event()
+    with Gate() as gate:
+        free, held = Stream(), held_stream(gate)
+        event.record(free)
+        free.synchronize()
+        assert event.query()
+        event.record(held)
+        assert not event.query()
+        gate.open()
+        event.synchronize()
+        assert event.query()
+        for each in (free, held, event):
+            each.close()
+
+
+def test_recording_on_another_library_s_stream() -> None:
+    event, stream = Event(), Stream()
+    event.record(stream.handle)
+    event.synchronize()
+    event.close()
+    stream.close()
+
+
+async def test_awaiting_an_event() -> None:
+    event = Event()
+    await event.synchronize_async()
+    with Gate() as gate:
+        async with held_stream(gate) as stream:
+            event.record(stream)
+            woken = []
+
+            async def wait() -> None:
+                await event.synchronize_async()
+                woken.append(event.query())
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                tasks.start_soon(wait)
+                await anyio.wait_all_tasks_blocked()
+                assert woken == []
+                gate.open()
+            assert woken == [True, True]
+    event.close()
+
+
+async def test_a_wait_is_for_the_snapshot_of_its_beginning() -> None:
+    event = Event()
+    with Gate() as first, Gate() as second:
+        async with held_stream(first) as stream:
+            event.record(stream)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(event.synchronize_async)
+                await anyio.wait_all_tasks_blocked()
+                second.hold(stream)
+                event.record(stream)  # does not prolong the wait that has begun
+                first.open()
+            assert not event.query()
+            second.open()
+            await event.synchronize_async()
+    event.close()
+
+
+async def test_a_cancelled_wait_gives_its_helper_back_when_the_gpu_has_passed() -> None:
+    event = Event()
+    with Gate() as gate:
+        async with held_stream(gate) as stream:
+            event.record(stream)
+            idle = len(event.context._idle_helpers)
+            with anyio.move_on_after(0.01) as scope:
+                await event.synchronize_async()
+            assert scope.cancelled_caught
+            helpers = event.context._idle_helpers
+            assert len(helpers) <= idle, "it is still waiting on the GPU"
+            lent = max(idle - 1, 0)
+            gate.open()
+            while len(helpers) <= lent:
+                await anyio.sleep(0.001)
+    event.close()
+
+
+async def test_waiting_for_an_event_on_a_stream() -> None:
+    event = Event()
+    with Gate() as gate:
+        async with held_stream(gate) as producer, Stream() as consumer:
+            event.record(producer)
+            futures = [event.completion_future_on(consumer), event.checked_completion_future_on(consumer)]
+            assert not any(future.done() for future in futures)
+            gate.open()
+            for future in futures:
+                await future
+    event.close()
+
+
+def test_elapsed_time_is_in_milliseconds() -> None:
+    with pytest.raises(ValueError, match="interprocess"):
+        Event(timing=True, interprocess=True)
+    start, end, plain = Event(timing=True), Event(timing=True, blocking_sync=True), Event()
+    stream = Stream()
+    with pytest.raises(aiostream.CudaError) as caught:
+        start.elapsed_time(end)
+    assert caught.value.code == 400, "never recorded"
+    start.record(stream)
+    spin(stream, 0.01)
+    end.record(stream)
+    end.synchronize()
+    assert 9.0 < start.elapsed_time(end) < 100.0
+    with pytest.raises(ValueError, match="timing=True"):
+        start.elapsed_time(plain)
+    with pytest.raises(TypeError):
+        start.elapsed_time(3)  # type: ignore[arg-type]
+    for each in (start, end, plain, stream):
+        each.close()
+
+
+def test_an_interprocess_event() -> None:
+    event = Event(interprocess=True)
+    assert event.query()
+    event.close()

@@ -1,0 +1,123 @@
+"""The order of the house: who imports whom, what is public, and what happens at import (nothing)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import aiostream
+
+PACKAGE = Path(aiostream.__file__).parent
+
+# A module imports only modules of lower numbers.
+LEVELS = {
+    "errors": 0,
+    "enums": 0,
+    "_native": 0,
+    "_clash": 0,
+    "_driver": 1,
+    "_points": 1,
+    "_process": 2,
+    "device": 3,
+    "futures": 3,
+    "interop": 4,
+    "_ledger": 4,
+    "_loops": 4,
+    "_kernels": 5,
+    "hostfunc": 5,
+    "waiting": 5,
+    "event": 6,
+    "stream": 7,
+    "__init__": 8,
+    "_demo": 9,
+    "_doctor": 9,
+    "__main__": 10,
+}
+
+
+def runtime_imports(path: Path) -> set[str]:
+    """The package's modules that a module imports when it runs; what stands under TYPE_CHECKING does not count."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.split(".")[0] == "aiostream":
+            parts = node.module.split(".")
+            found.update([parts[1]] if len(parts) > 1 else [alias.name for alias in node.names])
+        elif isinstance(node, ast.Import):
+            found.update(alias.name.split(".")[1] for alias in node.names if alias.name.startswith("aiostream."))
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return found
+
+
+def test_modules_import_downwards_only() -> None:
+    modules = {path.stem: path for path in PACKAGE.glob("*.py")}
+    assert modules.keys() <= LEVELS.keys(), "a new module needs its level"
+    wrong = []
+    for name, path in modules.items():
+        for imported in runtime_imports(path):
+            if imported == "simulator":
+                assert name in {"_demo", "_doctor"}, f"{name} imports the simulator"
+                continue
+            if name in {"_demo", "_doctor", "__main__"} and imported in aiostream.__all__:
+                continue
+            if LEVELS.get(imported, 99) >= LEVELS[name]:
+                wrong.append(f"{name} imports {imported}")
+    assert not wrong
+
+
+def test_only_the_seams_know_what_lies_behind_them() -> None:
+    for path in PACKAGE.glob("*.py"):
+        text = path.read_text()
+        if path.stem != "_driver":
+            assert 'import_module("cuda' not in text, path.name
+            assert "from cuda" not in text, path.name
+            assert "import cuda" not in text, path.name
+        if path.stem not in {"_loops", "_demo", "_doctor"}:
+            assert "import asyncio" not in text, path.name
+            assert "import trio" not in text, path.name
+
+
+def test_every_public_name_is_exported_and_documented() -> None:
+    assert aiostream.__all__ == sorted(aiostream.__all__)
+    for name in aiostream.__all__:
+        public = getattr(aiostream, name)
+        assert public.__doc__, f"{name} has no docstring"
+        for member, value in vars(public).items() if isinstance(public, type) else ():
+            if not member.startswith("_") and (callable(value) or isinstance(value, (property, classmethod, staticmethod))):
+                assert value.__doc__, f"{name}.{member} has no docstring"
+    exported = {name for path in PACKAGE.glob("*.py") for name in module_exports(path)}
+    assert exported == set(aiostream.__all__)
+
+
+def module_exports(path: Path) -> list[str]:
+    if path.stem == "__init__":
+        return []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return []
+
+
+def test_nothing_happens_at_import() -> None:
+    script = """
+import sys, threading
+import aiostream
+assert not any(name.split(".")[0] in ("cuda", "trio", "anyio", "uvloop") for name in sys.modules), "imported too much"
+assert threading.active_count() == 1
+assert "libcuda" not in open("/proc/self/maps").read()
+assert aiostream.statistics().points.armed == 0
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_modules_stay_small() -> None:
+    for path in [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.c")]:
+        assert len(path.read_text().splitlines()) <= 700, path.name

@@ -1,0 +1,324 @@
+"""Loops: each is told in its own thread, once per batch, also when it ends badly."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import selectors
+import signal
+import threading
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+import aiostream
+from aiostream import Stream, _loops, _native
+from conftest import LOOPS, run_on, settle
+from support import Gate, held_stream
+
+
+async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    deliver = _loops._points.deliver
+
+    def counted(backlog: list[int], orphaned: bool = False) -> None:
+        if backlog and not orphaned:
+            batches.append(len(backlog) // 2)
+        deliver(backlog, orphaned)
+
+    monkeypatch.setattr(_loops._points, "deliver", counted)
+    with Gate() as gate:
+        async with held_stream(gate) as stream:
+            futures = [stream.completion_future() for _ in range(50)]
+            gate.open()
+            stream.synchronize()  # the loop's thread is busy: all fifty arrive meanwhile
+            for future in futures:
+                await future
+    assert batches[0] == 50
+
+
+def test_several_loops_in_several_threads_wait_on_one_stream() -> None:
+    with Gate() as gate:
+        stream = held_stream(gate)
+        waiting = threading.Barrier(len(LOOPS) + 1)
+        woken: dict[str, tuple[int, int]] = {}
+
+        def serve(kind: str) -> None:
+            async def main() -> None:
+                future = stream.completion_future()
+                await anyio.to_thread.run_sync(waiting.wait)
+                await future
+                await stream.synchronize_async()
+                woken[kind] = (threading.get_ident(), ident)
+
+            ident = threading.get_ident()
+            run_on(kind, main)
+
+        kinds = [kind for kind in LOOPS if kind != "asyncio-eager"] + ["asyncio"]
+        threads = [threading.Thread(target=serve, args=(kind,)) for kind in kinds]
+        for thread in threads:
+            thread.start()
+        waiting.wait()
+        gate.open()
+        for thread in threads:
+            thread.join()
+        stream.close()
+    assert set(woken) == set(kinds)
+    assert all(here == there for here, there in woken.values())
+
+
+# ------------------------------------------------------------------------------------------------ loops that end
+
+
+def test_a_completion_whose_loop_has_closed_is_dropped_quietly(loop_kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Buffer:
+        pass
+
+    buffer = Buffer()
+    alive = weakref.ref(buffer)
+    before = aiostream.statistics().futures
+    with Gate() as gate:
+        stream = held_stream(gate)
+
+        async def main(given: Buffer) -> None:
+            stream.completion_future()
+            stream.enqueue_async(lambda on, kept: None, given)
+
+        run_on(loop_kind, main, buffer)
+        del buffer
+        gc.collect()
+        assert alive() is not None, "the GPU has not passed yet"
+        gate.open()
+        assert settle(lambda: aiostream.statistics().points.pending == 0)
+        stream.close()
+
+    def released() -> bool:
+        gc.collect()
+        return alive() is None
+
+    assert settle(released)
+    now = aiostream.statistics().futures
+    assert now.dropped + now.cancelled == before.dropped + before.cancelled + 2
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+def test_what_arrived_before_the_loop_closed_and_was_not_read_is_dropped_too(loop_kind: str) -> None:
+    before = aiostream.statistics().futures.dropped
+
+    async def main() -> None:
+        stream = Stream()
+        stream.completion_future()
+        stream.synchronize()
+        stream.close()  # the loop ends before it could look
+
+    run_on(loop_kind, main)
+    gc.collect()
+    assert settle(lambda: aiostream.statistics().futures.dropped == before + 1)
+
+
+def test_a_queue_is_used_again_by_a_later_loop() -> None:
+    queues = set()
+
+    async def main() -> None:
+        async with Stream() as stream:
+            await stream.synchronize_async()
+            queues.add(_loops.current_bridge().queue)
+
+    for _ in range(20):
+        asyncio.run(main())
+        gc.collect()
+        assert settle(lambda: not _loops._process._handed_over)
+    assert len(queues) < 10
+
+
+@pytest.mark.parametrize("shielded", [False, True])
+def test_trio_finalizers_of_generators_can_wait(shielded: bool) -> None:
+    """trio runs them after it has cancelled its system tasks, the bridge's among them."""
+    import trio
+
+    waited = []
+
+    async def main(gate: Gate, stream: Stream) -> None:
+        async def generator() -> AsyncIterator[int]:
+            try:
+                yield 1
+            finally:
+                with trio.CancelScope(shield=shielded):
+                    if shielded:
+                        gate.open()
+                    await stream.synchronize_async()
+                    waited.append("to the end")
+
+        iterator = generator()
+        await iterator.__anext__()
+        kept.append(iterator)  # not exhausted, not closed: trio does it at its end
+
+    kept: list[Any] = []
+    with Gate() as gate:
+        stream = held_stream(gate)
+        trio.run(main, gate, stream)
+        gate.open()
+        stream.synchronize()
+        stream.close()
+        kept.clear()
+    assert waited == (["to the end"] if shielded else [])
+
+
+# ------------------------------------------------------------------------------------------------ other loops
+
+
+class Blind(asyncio.SelectorEventLoop):
+    """A loop that cannot watch descriptors for others, as asyncio's proactor loop cannot."""
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        if callback.__func__ is _loops.Bridge.drain:
+            raise NotImplementedError
+        super().add_reader(fd, callback, *args)
+
+
+def test_a_loop_without_add_reader_is_told_by_the_dispatcher() -> None:
+    async def main() -> None:
+        with Gate() as gate:
+            async with held_stream(gate) as stream:
+                futures = [stream.completion_future() for _ in range(100)]
+                gate.open()
+                await asyncio.gather(*futures)
+                for _ in range(100):
+                    await stream.synchronize_async()
+
+    with asyncio.Runner(loop_factory=lambda: Blind(selectors.DefaultSelector())) as runner:
+        runner.run(main())
+    assert any(thread.name == "aiostream-dispatcher" for thread in threading.enumerate())
+
+
+def test_a_loop_without_add_reader_may_close_early() -> None:
+    before = aiostream.statistics().futures.dropped
+    with Gate() as gate:
+        stream = held_stream(gate)
+
+        async def main() -> None:
+            stream.completion_future()
+
+        runner = asyncio.Runner(loop_factory=lambda: Blind(selectors.DefaultSelector()))
+        with runner:
+            runner.run(main())
+        gate.open()
+        assert settle(lambda: aiostream.statistics().futures.dropped == before + 1)
+        stream.close()
+
+
+def test_trio_as_a_guest_of_asyncio() -> None:
+    """Both loops run in one thread; each task's wait belongs to its own."""
+    import trio
+
+    async def in_trio(stream: Stream) -> str:
+        future = stream.completion_future()
+        assert not isinstance(future, asyncio.Future)
+        await future
+        await stream.synchronize_async()
+        return "trio"
+
+    async def host() -> None:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Any] = loop.create_future()
+        async with Stream() as stream:
+            trio.lowlevel.start_guest_run(
+                in_trio,
+                stream,
+                run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+                done_callback=lambda outcome: ended.set_result(outcome.unwrap()),
+                host_uses_signal_set_wakeup_fd=True,
+            )
+            future = stream.completion_future()
+            assert isinstance(future, asyncio.Future)
+            await future
+            assert await ended == "trio"
+
+    asyncio.run(host())
+
+
+# ------------------------------------------------------------------------------------------------ KeyboardInterrupt
+
+
+def test_a_keyboard_interrupt_in_a_drain_loses_nothing() -> None:
+    """On a bare loop, SIGINT raises wherever Python is; here, at each of many places inside a drain."""
+    loop = asyncio.new_event_loop()
+    interrupts = 0
+
+    async def main() -> None:
+        async with Stream() as stream:
+            futures = [stream.completion_future() for _ in range(200)]
+            stream.synchronize()
+            for future in futures:
+                await future
+
+    task = loop.create_task(main())
+    deliver = _loops._points.deliver
+
+    def interrupted(backlog: list[int], orphaned: bool = False) -> None:
+        nonlocal interrupts
+        if not orphaned and len(backlog) > 2 and interrupts < 20:
+            interrupts += 1
+            signal.setitimer(signal.ITIMER_REAL, 0.00002 * interrupts)
+        deliver(backlog, orphaned)
+
+    def strike(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, strike)
+    _loops._points.deliver = interrupted
+    try:
+        while not task.done():
+            try:
+                loop.run_until_complete(asyncio.wait([task]))
+            except KeyboardInterrupt:
+                continue
+        task.result()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+        _loops._points.deliver = deliver
+        loop.close()
+
+
+def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> None:
+    """The same without chance: the delivery of each of three points is broken off at each of its steps."""
+    from aiostream import _points, futures
+
+    loop = asyncio.new_event_loop()
+    try:
+        for broken in ("set", "retire", "pop"):
+            steps = futures._native.retire
+            points = [futures.Completion(loop.create_future(), "a stream", "a call") for _ in range(3)]
+            waiting = [point.future for point in points]
+            registry = {-1 - n: point for n, point in enumerate(points)}
+            _points.registry.update(registry)
+            backlog = [number for ticket in registry for number in (ticket, 0)]
+            struck = []
+
+            def strike(*args: Any, broken: str = broken, struck: list[int] = struck, steps: Any = steps) -> None:
+                if broken == "retire" and not struck:
+                    struck.append(1)
+                    raise KeyboardInterrupt
+                steps(*args)
+                if broken == "pop" and not struck:
+                    struck.append(1)
+                    raise KeyboardInterrupt
+
+            with pytest.MonkeyPatch.context() as patch:
+                if broken != "set":
+                    patch.setattr(futures._native, "retire", strike)
+                    with pytest.raises(KeyboardInterrupt):
+                        _points.deliver(backlog)
+                _points.deliver(backlog)
+            assert backlog == []
+            assert all(future is not None and future.done() for future in waiting)
+            assert all(point.state is futures.State.DONE for point in points)
+            assert not registry.keys() & _points.registry.keys()
+    finally:
+        loop.close()
+    assert _native.pending() == 0

@@ -1,0 +1,415 @@
+"""Stream: its life, its order, what it is."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+import aiostream
+from aiostream import Context, CudaError, Device, Event, Stream, StreamClosedError, StreamFlags, _driver
+from conftest import settle
+from support import Gate, held_stream, spin
+
+
+def raw_stream() -> int:
+    with Device(0).primary_context.current():
+        return int(_driver.call("cuStreamCreate", 1))
+
+
+def destroy(handle: int) -> None:
+    _driver.call("cuStreamDestroy", _driver.bindings().CUstream(handle))
+
+
+# ------------------------------------------------------------------------------------------------ what it is
+
+
+def test_properties() -> None:
+    stream = Stream()
+    least, greatest = Device(0).stream_priority_range
+    assert greatest < least
+    assert stream.flags is StreamFlags.NON_BLOCKING
+    assert stream.priority == 0
+    assert stream.device == Device(0)
+    assert int(stream.device) == 0
+    assert stream.context == Device(0).primary_context
+    assert stream.handle == int(stream) > 2
+    assert stream.__cuda_stream__() == (0, stream.handle)
+    assert repr(stream) == f"<aiostream.Stream {stream.handle:#x}>"
+    other = Stream(non_blocking=False, priority=greatest - 100)
+    assert other.flags is StreamFlags.DEFAULT
+    assert other.priority == greatest, "clamped as the driver clamps"
+    assert other.id != stream.id
+    assert stream != other
+    assert stream == stream.to_borrowed()
+    assert hash(stream) == hash(stream.to_borrowed())
+    assert stream != stream.handle
+    for each in (stream, other):
+        each.close()
+
+
+def test_bad_arguments_are_refused_with_advice() -> None:
+    with pytest.raises(TypeError, match="priority is an int"):
+        Stream(priority="high")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="there is no device 99"):
+        Stream(99)
+    with pytest.raises(TypeError, match="named by its ordinal"):
+        Device("cuda:0")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a CUDA stream is needed"):
+        Stream.borrow("stream")
+    with pytest.raises(TypeError, match=r"Stream\.borrow takes objects"):
+        Stream.from_raw("stream")  # type: ignore[arg-type]
+    for special in (0, 1, 2):
+        with pytest.raises(ValueError, match="nobody owns"):
+            Stream.from_raw(special)
+
+
+def test_a_stream_lives_in_the_current_context_or_on_the_device_asked_for() -> None:
+    if Device.count() < 2:
+        pytest.skip("one device only")
+    second = Device(1).primary_context
+    with second.current():
+        stream = Stream()
+        assert Context.get_current() == second
+    assert stream.context == second
+    assert Context.get_current() is None, "the previous context is back"
+    there = Stream(Device(1))
+    assert there.device == Device(1)
+    assert Stream.legacy(1).device == Device(1)
+    for each in (stream, there):
+        each.synchronize()
+        each.close()
+
+
+def test_devices_and_contexts_compare_by_identity() -> None:
+    assert Device(0) == Device(0)
+    assert hash(Device(0)) == hash(Device(0))
+    assert Device(0) != 0
+    assert Device(0).primary_context is Device(0).primary_context
+    assert Device(0).primary_context != 0
+    assert Device(0).name
+    assert [10, 20][Device(0)] == 10
+
+
+# ------------------------------------------------------------------------------------------------ its ends
+
+
+def test_close_destroys_at_once_and_may_be_called_again() -> None:
+    before = aiostream.statistics().handles
+    stream = Stream()
+    stream.close()
+    stream.close()
+    after = aiostream.statistics().handles
+    assert (after.created, after.destroyed, after.open) == (before.created + 1, before.destroyed + 1, before.open)
+    assert stream.closed
+    assert repr(stream).endswith("closed>")
+
+
+async def test_a_closed_stream_refuses_everything() -> None:
+    stream = Stream()
+    event = Event()
+    stream.close()
+    uses: list[Any] = [
+        stream.query,
+        stream.synchronize,
+        stream.completion_future,
+        stream.checked_completion_future,
+        stream.to_borrowed,
+        stream.into_raw,
+        stream.shutdown,
+        lambda: int(stream),
+        lambda: stream.handle,
+        lambda: stream.flags,
+        lambda: stream.priority,
+        lambda: stream.id,
+        stream.__cuda_stream__,
+        lambda: stream.wait_event(event),
+        lambda: event.record(stream),
+        lambda: stream.enqueue_async(print),
+        lambda: stream.launch_host_func(print),
+        lambda: stream.add_callback(print),
+        stream.sync_scope().__enter__().synchronize,
+    ]
+    for use in uses:
+        with pytest.raises(StreamClosedError):
+            use()
+    with pytest.raises(StreamClosedError):
+        await stream.synchronize_async()
+    with pytest.raises(StreamClosedError):
+        async with stream:
+            pass
+    await stream.aclose()  # closing is no use
+    event.close()
+
+
+async def test_completions_of_a_closed_stream_still_arrive() -> None:
+    with Gate() as gate:
+        stream = held_stream(gate)
+        futures = [stream.completion_future(), stream.checked_completion_future()]
+        stream.close()
+        assert not any(future.done() for future in futures)
+        gate.open()
+        for future in futures:
+            await future
+
+
+def test_shutdown_synchronizes_first() -> None:
+    with Gate() as gate:
+        stream = held_stream(gate)
+        done = threading.Event()
+        thread = threading.Thread(target=lambda: (stream.shutdown(), done.set()))
+        thread.start()
+        assert not done.wait(0.02)
+        gate.open()
+        thread.join()
+    assert done.is_set()
+    assert stream.closed
+
+
+async def test_leaving_the_block_awaits_the_work() -> None:
+    async with Stream() as stream:
+        spin(stream, 0.005)
+        event = Event()
+        event.record(stream)
+        assert not event.query()
+    assert event.query()
+    assert stream.closed
+    event.close()
+
+
+async def test_an_error_of_the_body_wins_over_the_stream_s() -> None:
+    with pytest.raises(LookupError):
+        async with Stream() as stream:
+            stream.close()
+            raise LookupError
+
+
+async def test_a_cancelled_close_destroys_and_raises() -> None:
+    with Gate() as gate:
+        stream = held_stream(gate)
+        with anyio.move_on_after(0.01) as scope:
+            async with stream:
+                pass
+        assert scope.cancelled_caught
+        assert stream.closed
+        gate.open()
+
+
+def test_a_dropped_stream_is_destroyed_by_the_janitor() -> None:
+    before = aiostream.statistics().handles
+    Stream()
+    gc.collect()
+    assert settle(lambda: aiostream.statistics().handles.destroyed == before.destroyed + 1)
+
+
+def test_close_waits_for_the_last_user_who_then_destroys() -> None:
+    before = aiostream.statistics().handles
+    with Gate() as gate:
+        stream = held_stream(gate)
+        thread = threading.Thread(target=stream.synchronize)
+        thread.start()
+        handle = stream._handle
+        assert settle(lambda: "cuStreamSynchronize" in thread_is_inside(thread))
+        stream.close()
+        assert stream.closed
+        assert aiostream.statistics().handles.destroyed == before.destroyed, "somebody still uses it"
+        with pytest.raises(StreamClosedError):
+            stream.query()
+        gate.open()
+        thread.join()
+    assert aiostream.statistics().handles.destroyed == before.destroyed + 1
+    assert not handle.is_open
+
+
+def thread_is_inside(thread: threading.Thread) -> str:
+    import sys
+    import traceback
+
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+
+# ------------------------------------------------------------------------------------------------ raw and borrowed
+
+
+def test_raw_handles_come_and_go() -> None:
+    before = aiostream.statistics().handles
+    handle = raw_stream()
+    stream = Stream.from_raw(handle)
+    assert stream.handle == handle
+    assert stream.context == Device(0).primary_context
+    assert stream.into_raw() == handle
+    assert stream.closed
+    with pytest.raises(StreamClosedError):
+        stream.into_raw()
+    again = Stream.from_raw(handle, context=Device(0).primary_context)
+    assert again.query()
+    again.close()
+    after = aiostream.statistics().handles
+    assert (after.created - before.created, after.released - before.released, after.destroyed - before.destroyed) == (2, 1, 1)
+
+
+def test_into_raw_waits_for_the_last_use() -> None:
+    with Gate() as gate:
+        stream = held_stream(gate)
+        users = threading.Thread(target=stream.synchronize)
+        users.start()
+        assert settle(lambda: "cuStreamSynchronize" in thread_is_inside(users))
+        taken: list[int] = []
+        taker = threading.Thread(target=lambda: taken.append(stream.into_raw()))
+        taker.start()
+        assert settle(lambda: stream.closed)
+        assert taken == []
+        gate.open()
+        taker.join()
+        users.join()
+    destroy(taken[0])
+
+
+class Foreign:
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+class TorchLike:
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
+
+
+class CupyLike:
+    def __init__(self, handle: int) -> None:
+        self.ptr = handle
+
+
+@pytest.mark.parametrize("kind", [int, Foreign, TorchLike, CupyLike, "bindings"])
+async def test_other_libraries_streams_are_borrowed(kind: Any) -> None:
+    handle = raw_stream()
+    theirs = _driver.bindings().CUstream(handle) if kind == "bindings" else kind(handle)
+    stream = Stream.borrow(theirs)
+    assert stream.handle == handle
+    await stream.synchronize_async()
+    with pytest.raises(ValueError, match="belongs to somebody else"):
+        stream.into_raw()
+    stream.close()
+    assert stream.closed
+    again = Stream.borrow(theirs)
+    assert again.query(), "closing a borrowed stream destroys nothing"
+    destroy(handle)
+
+
+def test_a_protocol_of_the_future_is_refused() -> None:
+    class Later:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 1, 0
+
+    with pytest.raises(TypeError, match="version 1"):
+        Stream.borrow(Later())
+
+
+async def test_a_borrowed_stream_of_ours_ends_with_its_owner() -> None:
+    owner = Stream()
+    first, second = owner.to_borrowed(), Stream.borrow(owner)
+    await first.synchronize_async()
+    first.close()
+    assert not owner.closed
+    await second.synchronize_async()
+    owner.close()
+    assert second.closed
+    with pytest.raises(StreamClosedError):
+        second.query()
+
+
+@pytest.mark.parametrize("special", [Stream.legacy, Stream.per_thread])
+async def test_the_special_streams_can_be_awaited_without_a_current_context(special: Any) -> None:
+    assert Context.get_current() is None
+    stream = special()
+    for _ in range(3):
+        await stream.synchronize_async()
+        await stream.completion_future()
+        await stream.checked_completion_future()
+    assert stream.query()
+    event = Event()
+    event.record(stream)
+    stream.wait_event(event)
+    assert stream.device == Device(0)
+    stream.close()
+    event.close()
+    assert Context.get_current() is None
+
+
+# ------------------------------------------------------------------------------------------------ its order
+
+
+def test_query_and_synchronize() -> None:
+    stream = Stream()
+    assert stream.query()
+    with Gate() as gate:
+        gate.hold(stream)
+        assert not stream.query()
+        gate.open()
+        stream.synchronize()
+        assert stream.query()
+    stream.close()
+
+
+def test_sync_scope_synchronizes_on_every_way_out() -> None:
+    stream = Stream()
+    event = Event()
+    with stream.sync_scope() as inside:
+        assert inside is stream
+        spin(stream, 0.005)
+        event.record(stream)
+    assert event.query()
+    with pytest.raises(LookupError), stream.sync_scope():
+        spin(stream, 0.005)
+        event.record(stream)
+        raise LookupError
+    assert event.query()
+    with pytest.raises(LookupError), stream.sync_scope():
+        stream.close()
+        raise LookupError
+    event.close()
+
+
+def test_wait_event_orders_streams() -> None:
+    first, second = Stream(), Stream()
+    event = Event()
+    with Gate() as gate:
+        gate.hold(first)
+        event.record(first)
+        second.wait_event(event)
+        assert not second.query()
+        gate.open()
+        second.synchronize()
+        assert first.query()
+    second.wait_event(Event())  # never recorded: holds nothing up
+    second.synchronize()
+    second.wait_event(event.handle)
+    second.wait_event(_driver.bindings().CUevent(event.handle))
+    with pytest.raises(TypeError, match="a CUDA event is needed"):
+        second.wait_event("event")
+    with pytest.raises(ValueError, match="WaitEventFlags"):
+        second.wait_event(event, 64)  # type: ignore[arg-type]
+    for each in (first, second, event):
+        each.close()
+
+
+def test_streams_of_another_device_can_be_awaited() -> None:
+    if Device.count() < 2:
+        pytest.skip("one device only")
+    first, second = Stream(0), Stream(1)
+    event = Event(device=1)
+    event.record(second)
+    first.wait_event(event)
+    first.synchronize()
+    with pytest.raises(CudaError) as caught:
+        event.record(first)
+    assert caught.value.code == 400
+    for each in (first, second, event):
+        each.close()
