@@ -394,7 +394,7 @@ def test_wait_event_orders_streams() -> None:
     second.wait_event(_driver.bindings().CUevent(event.handle))
     with pytest.raises(TypeError, match="a CUDA event is needed"):
         second.wait_event("event")
-    with pytest.raises(ValueError, match="WaitEventFlags"):
+    with pytest.raises(ValueError, match="invalid value 64"):
         second.wait_event(event, 64)  # type: ignore[arg-type]
     for each in (first, second, event):
         each.close()

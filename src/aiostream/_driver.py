@@ -12,7 +12,7 @@ import threading
 from types import ModuleType
 from typing import Any
 
-from aiostream import errors
+from aiostream import _native, errors
 
 _lock = threading.Lock()
 _bindings: ModuleType | None = None  # written once under _lock, after cuInit has succeeded
@@ -44,7 +44,10 @@ def bindings() -> ModuleType:
 
     Raises:
         NoDriverError: There is no driver, or it has no device.
+        RuntimeError: This is a forked child.
     """
+    if _native.is_forked():
+        _native.watcher_start()  # raises, and says what to do instead
     return _bindings if _bindings is not None else _load()
 
 
@@ -67,6 +70,7 @@ def _load() -> ModuleType:
             raise errors.NoDriverError(_NO_DRIVER.format(reason=str(error).splitlines()[0])) from error
         if int(code) != 0:
             raise errors.NoDriverError(_NO_DRIVER.format(reason=f"cuInit reported {code.name}"))
+        os.register_at_fork(after_in_child=_native.set_forked)
         _bindings = module
         return module
 

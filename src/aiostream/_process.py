@@ -8,7 +8,6 @@ and may take their time.
 from __future__ import annotations
 
 import atexit
-import os
 import select
 import threading
 from collections import deque
@@ -112,8 +111,6 @@ def start() -> None:
 
 def _start() -> None:
     global _started
-    if _native.is_forked():
-        _native.watcher_start()  # raises, and says what to do instead
     addresses = _driver.native_addresses()
     with _lock:
         if _started:
@@ -125,7 +122,6 @@ def _start() -> None:
         _native.watcher_start()
         janitor = _Janitor(descriptor)
         janitor.start()
-        os.register_at_fork(after_in_child=_native.set_forked)
         atexit.register(_stop, janitor)
         _started = True
 

@@ -7,9 +7,11 @@ import threading
 from collections.abc import Iterator
 
 from aiostream import _driver, _native, _process
+from aiostream.errors import ContextFailedError
 
 __all__ = ["Context", "Device"]
 
+_CONTEXT_IS_DESTROYED = 709
 _lock = threading.Lock()  # guards the two dicts; never held across a driver call
 _primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
 _contexts: dict[int, Context] = {}  # context id -> Context; ids are never reused, handles are
@@ -53,11 +55,17 @@ class Device:
         """
         with _lock:
             handle = _primary.get(self._ordinal)
-        if handle is None:
-            retained = int(_driver.call("cuDevicePrimaryCtxRetain", _driver.call("cuDeviceGet", self._ordinal)))
-            with _lock:
-                handle = _primary.setdefault(self._ordinal, retained)
-        return Context.from_handle(handle)
+        if handle is not None:
+            try:
+                return Context.from_handle(handle)
+            except ContextFailedError as error:
+                if error.code != _CONTEXT_IS_DESTROYED:
+                    raise
+        # The first use, or the first after somebody's cuDevicePrimaryCtxReset, which leaves the handle and changes the id.
+        retained = int(_driver.call("cuDevicePrimaryCtxRetain", _driver.call("cuDeviceGet", self._ordinal)))
+        with _lock:
+            _primary[self._ordinal] = retained
+        return Context.from_handle(retained)
 
     @property
     def stream_priority_range(self) -> tuple[int, int]:

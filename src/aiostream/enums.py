@@ -14,7 +14,7 @@ class StreamFlags(enum.IntFlag):
     NON_BLOCKING = 1
 
 
-class WaitEventFlags(enum.IntFlag):
+class WaitEventFlags(enum.IntFlag, boundary=enum.STRICT):
     """How `Stream.wait_event` treats the event under capture (`CUevent_wait_flags`)."""
 
     DEFAULT = 0

@@ -13,8 +13,8 @@ from typing import Any
 
 from aiostream import _driver, _loops, _native, _points, _process
 from aiostream.device import Context
-from aiostream.errors import CudaError, StreamClosedError
-from aiostream.futures import Completion, Keep, State
+from aiostream.errors import StreamClosedError
+from aiostream.futures import Completion, Keep
 
 _FunctionPointer = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the one name that ctypes has for all of them
 CALLS = {
@@ -40,18 +40,21 @@ def raise_for(result: int, call: str, stream: str) -> None:
     raise _driver.error(result, call, stream)
 
 
-def _arm(handle: _native.Handle, ticket: int, point: _points.Point, kind: int, stream: str, pinned: bool = False) -> None:
-    """Registers and arms; on any failure nothing is enqueued, except where a capture began meanwhile."""
+def _arm(handle: _native.Handle, ticket: int, point: _points.Point, pinned: bool = False) -> int:
+    """Registers the point and enqueues its ticket; the answer is for `raise_for`.
+
+    Afterwards the point is registered if, and only if, the driver was given the ticket, also when a KeyboardInterrupt struck.
+    """
     _points.registry[ticket] = point
-    armed = False
+    result = -1
     try:
         result = _native.arm(handle, ticket, pinned)
-        armed = result in (0, _native.RESULT_QUARANTINED)
-        raise_for(result, CALLS[kind], stream)
     finally:
-        if not armed:
-            _native.abandon(ticket)  # when arm() was never reached; else it is gone already
-            _points.registry.pop(ticket, None)
+        if result != 0:
+            _native.abandon(ticket)
+            if not _native.is_live(ticket):
+                _points.registry.pop(ticket, None)
+    return result
 
 
 def arm_completion(
@@ -73,7 +76,7 @@ def arm_completion(
         stream: What the stream is called in errors.
         kind: By host function, or by stream callback with its status.
         result: What the future will return.
-        kept: Stays alive until the GPU has passed the point.
+        kept: Stays alive until the GPU has passed the point; if it cannot be armed, for ever.
         pinned: The caller has pinned the handle, so that it serves even if it was closed meanwhile.
         make: The class of the completion.
 
@@ -85,13 +88,15 @@ def arm_completion(
     """
     bridge = _loops.current_bridge()
     completion = make(bridge.new_future(), stream, CALLS[kind], result, kept)
+    ticket = 0
     try:
         ticket = _native.reserve(bridge.queue, context.probe(), kind)
-        _arm(handle, ticket, completion, kind, stream, pinned)
+        raise_for(_arm(handle, ticket, completion, pinned), CALLS[kind], stream)
     except BaseException:
-        # The future is given to nobody, so it is in nobody's ledger.
-        if completion.state is State.PENDING:
-            _native.count(_native.FUTURES_CREATED, -1)
+        # The future is given to nobody.
+        completion.cancel()
+        if kept is not None and ticket not in _points.registry:
+            leak((kept, result))
         raise
     return completion
 
@@ -103,12 +108,10 @@ def keep_until_passed(handle: _native.Handle, context: Context, stream: str, kep
         `False` if the driver could not be asked: the objects then stay alive for ever, and are counted as leaked.
     """
     ticket = _native.reserve(_process.ORPHANS, context.probe(), _native.KIND_HOST_FUNCTION)
-    try:
-        _arm(handle, ticket, Keep(kept), _native.KIND_HOST_FUNCTION, stream, pinned=True)
-    except (CudaError, StreamClosedError):
+    result = _arm(handle, ticket, Keep(kept), pinned=True)
+    if result not in (0, _native.RESULT_QUARANTINED):
         leak(kept)
-        return False
-    return True
+    return result == 0
 
 
 _leaked: list[Any] = []  # appended to by any thread, never emptied: the driver can no longer prove that it is done with these
@@ -193,7 +196,8 @@ def _launch_python(
         raise TypeError(f"a host function must be callable, not {type(function).__name__}")
     ticket = _native.reserve(_process.ORPHANS, context.probe(), kind)
     _native.set_dispatcher(_run)
-    _arm(handle, ticket, HostFunction(function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream), kind, stream)
+    point = HostFunction(function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream)
+    raise_for(_arm(handle, ticket, point), CALLS[kind], stream)
 
 
 def _launch_foreign(handle: _native.Handle, context: Context, stream: str, function: Any, arguments: tuple[Any, ...]) -> None:
@@ -206,7 +210,7 @@ def _launch_foreign(handle: _native.Handle, context: Context, stream: str, funct
     ticket = _native.reserve(_process.ORPHANS, context.probe(), _native.KIND_FOREIGN)
     _native.set_foreign(ticket, address, data)
     point = HostFunction(function, arguments, False, stream)  # keeps the pointer's owner and the data alive; never run()
-    _arm(handle, ticket, point, _native.KIND_FOREIGN, stream)
+    raise_for(_arm(handle, ticket, point), CALLS[_native.KIND_FOREIGN], stream)
 
 
 def _address_of(data: Any) -> int:

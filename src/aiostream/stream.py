@@ -58,6 +58,7 @@ class Stream:
     ) -> None:
         self._context = context
         self._owned = owned
+        self._constants: dict[str, int] = {}  # of the driver's call; any thread, single dict operations
         self._keep = keep  # the object from which the handle was borrowed
         self._name = interop.name_of(value, context)
         self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
@@ -151,23 +152,23 @@ class Stream:
 
     @property
     def device(self) -> Device:
-        """The device on which it lives (`cuStreamGetDevice`)."""
+        """The device on which it lives; what `cuStreamGetDevice` tells, which would end a capture, asked of the context."""
         return self._context.device
 
     @property
     def flags(self) -> StreamFlags:
         """How it was created (`cuStreamGetFlags`)."""
-        return StreamFlags(int(self._call("cuStreamGetFlags")))
+        return StreamFlags(self._constant("cuStreamGetFlags"))
 
     @property
     def priority(self) -> int:
         """Its priority, after clamping (`cuStreamGetPriority`)."""
-        return int(self._call("cuStreamGetPriority"))
+        return self._constant("cuStreamGetPriority")
 
     @property
     def id(self) -> int:
         """A number that no other stream of this process ever has (`cuStreamGetId`)."""
-        return int(self._call("cuStreamGetId"))
+        return self._constant("cuStreamGetId")
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """The protocol by which other libraries take this stream: `(0, handle)`."""
@@ -417,13 +418,7 @@ class Stream:
             except BaseException:
                 hostfunc.keep_until_passed(self._handle, self._context, self._name, work)
                 raise
-            try:
-                completion = hostfunc.arm_completion(
-                    self._handle, self._context, self._name, result=result, kept=work, pinned=True
-                )
-            except BaseException:
-                hostfunc.leak((work, result))
-                raise
+            completion = hostfunc.arm_completion(self._handle, self._context, self._name, result=result, kept=work, pinned=True)
             return cast("CompletionFuture[T]", completion.future)
 
     def launch_host_func(self, fn: Callable[..., object], /, *args: Any) -> None:
@@ -459,6 +454,17 @@ class Stream:
     def _future(self, kind: int) -> CompletionFuture[None]:
         completion = hostfunc.arm_completion(self._handle, self._context, self._name, kind)
         return cast("CompletionFuture[None]", completion.future)
+
+    def _constant(self, name: str) -> int:
+        """A number that never changes. The driver is asked once, and not while the stream captures: that ends the capture."""
+        self._require_open()
+        known = self._constants.get(name)
+        if known is None:
+            hostfunc.raise_for(_native.capture_refusal(self._handle), name, self._name)
+            known = int(self._call(name))
+            if self._handle.value != interop.PER_THREAD:  # in each thread another stream
+                self._constants[name] = known
+        return known
 
     def _require_open(self) -> None:
         if not self._handle.is_open:

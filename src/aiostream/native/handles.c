@@ -53,7 +53,14 @@ static void leave(bool entered) {
     if (entered) driver.ctx_pop(&popped);
 }
 
-bool handle_enter_context(const struct handle *handle) { return handle->needs_context && enter(handle->context); }
+int handle_enter_context(const struct handle *handle, bool *entered) {
+    *entered = false;
+    if (!handle->needs_context) return CUDA_SUCCESS;
+    int status = driver.ctx_push(handle->context);
+    *entered = status == CUDA_SUCCESS;
+    return status;
+}
+
 void handle_leave_context(bool entered) { leave(entered); }
 
 static int destroy(struct handle *handle) {

@@ -190,7 +190,9 @@ static struct handle *as_handle(PyObject *object) {
 typedef int (*handle_operation)(struct handle *, void *argument);
 
 static int operate_pinned(struct handle *handle, handle_operation operation, void *argument) {
-    bool entered = handle_enter_context(handle);
+    bool entered;
+    int refusal = handle_enter_context(handle, &entered);
+    if (refusal) return refusal;
     int mode = relaxed_enter();
     int result = operation(handle, argument);
     relaxed_leave(mode);
@@ -408,6 +410,13 @@ static PyObject *native_set_foreign(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *native_is_live(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long ticket;
+    if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
+    return PyBool_FromLong(point_is_live(ticket));
+}
+
 static PyObject *native_abandon(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long ticket;
@@ -430,7 +439,7 @@ static PyObject *native_arm(PyObject *self, PyObject *args) {
     int result;
     Py_BEGIN_ALLOW_THREADS
     result = pinned ? operate_pinned(handle, do_arm, &ticket) : operate(handle, do_arm, &ticket);
-    if (result == RESULT_CLOSED) point_abandon(ticket);
+    point_abandon(ticket); /* if it never came to arming */
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(result);
 }
@@ -558,6 +567,7 @@ static PyMethodDef functions[] = {
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
     {"set_foreign", native_set_foreign, METH_VARARGS, "The native function that a KIND_FOREIGN ticket runs."},
     {"abandon", native_abandon, METH_VARARGS, "Gives back a ticket that was reserved and not armed."},
+    {"is_live", native_is_live, METH_VARARGS, "Whether the driver may still come to a ticket, or its consumer has yet to."},
     {"arm", native_arm, METH_VARARGS, "Enqueues a ticket's host function; 0, a driver code, or a negative refusal."},
     {"stream_query", native_stream_query, METH_O, "cuStreamQuery, unless the stream captures."},
     {"stream_synchronize", native_stream_synchronize, METH_O, "cuStreamSynchronize, unless the stream captures."},

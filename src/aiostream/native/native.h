@@ -45,10 +45,11 @@ enum { CUDA_SUCCESS = 0, CUDA_NOT_READY = 600, CUDA_CAPTURE_FIRST = 900, CUDA_CA
 /* Runs a few driver calls so that they can disturb nobody's capture: every query of ours happens between these two. */
 static inline int relaxed_enter(void) {
     int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED; THREAD_LOCAL is not enough on a thread that itself captures */
-    driver.exchange_capture_mode(&mode);
-    return mode;
+    return driver.exchange_capture_mode(&mode) == 0 ? mode : -1;
 }
-static inline void relaxed_leave(int mode) { driver.exchange_capture_mode(&mode); }
+static inline void relaxed_leave(int mode) {
+    if (mode >= 0) driver.exchange_capture_mode(&mode);
+}
 
 /* ---------------------------------------------------------------- points.c: tickets, points, queues */
 
@@ -93,6 +94,7 @@ uint64_t point_reserve(struct queue *, struct probe *, enum point_kind);
 void point_set_foreign(uint64_t ticket, host_function, void *data);
 void point_abandon(uint64_t ticket); /* reserved but never armed */
 int point_arm(uint64_t ticket, void *stream);
+bool point_is_live(uint64_t ticket); /* the driver may still come to it, or its consumer has yet to */
 int64_t points_pending(void);
 void points_fail(struct probe *, int status);
 
@@ -122,7 +124,7 @@ void handle_unpin(struct handle *); /* the last user of a closed handle destroys
 int handle_close(struct handle *);
 bool handle_release(struct handle *); /* blocks until nobody uses it; false: it was closed before */
 bool handle_is_open(const struct handle *);
-bool handle_enter_context(const struct handle *); /* makes the context current where the driver needs one */
+int handle_enter_context(const struct handle *, bool *entered); /* makes the context current where the driver needs one */
 void handle_leave_context(bool entered);
 
 int capture_refusal(void *stream); /* 0, RESULT_CAPTURING.., or the driver's error */

@@ -220,38 +220,46 @@ void point_abandon(uint64_t ticket) {
 
 /* ------------------------------------------------------------------------------------------------ firing */
 
+static bool awaits_firing(uint64_t ticket) {
+    struct slot *slot = slot_at(ticket);
+    if (!slot) return false;
+    uint64_t word = atomic_load(&slot->word);
+    return word >> 8 == generation_of(ticket) && (word & ARMED) && !(word & (FIRED | QUARANTINED | DISARMED));
+}
+
+/* The driver was given the ticket, and its consumer has not yet seen the end of it. */
+bool point_is_live(uint64_t ticket) {
+    struct slot *slot = slot_at(ticket);
+    uint64_t word = slot ? atomic_load(&slot->word) : 0;
+    return slot && word >> 8 == generation_of(ticket) && (word & ARMED) && !(word & DISARMED);
+}
+
 /* The GPU has come to the point. On a driver thread: no GIL, no allocation. The last thing it does is to count itself out
  * of the queue, which may be recycled from then on. */
 static void point_fire(uint64_t ticket, int status) {
     struct slot *slot = slot_at(ticket);
     int before;
-    if (!slot) {
-        atomic_fetch_add(&counters[POINTS_STALE], 1);
-        return;
+    /* The watcher and the consumer may move the slot between the two attempts: then they are made again. */
+    while (slot && awaits_firing(ticket)) {
+        if (transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED | DISARMED, 0, FIRED | OWED, &before)) {
+            /* The watcher has failed the waiter and the consumer has not looked yet: it will see both and release. */
+            atomic_fetch_add(&counters[POINTS_FIRED], 1);
+            atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
+            return;
+        }
+        if (transition(slot, ticket, ARMED, FIRED | QUEUED | QUARANTINED | DISARMED, 0, FIRED | QUEUED, &before)) {
+            /* Nobody else looks at the slot until it is pushed. */
+            struct queue *queue = slot->queue;
+            atomic_store(&slot->fire_status, status);
+            atomic_fetch_add(&counters[POINTS_FIRED], 1);
+            if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
+            else probe_drop_pending(slot->probe);
+            queue_push(queue, slot);
+            queue_unref(queue);
+            return;
+        }
     }
-    if (transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED | DISARMED, 0, FIRED | OWED, &before)) {
-        /* The watcher has failed the waiter and the consumer has not looked yet: it will see both at once and release. */
-        atomic_fetch_add(&counters[POINTS_FIRED], 1);
-        atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
-    } else if (transition(slot, ticket, ARMED, FIRED | QUEUED | QUARANTINED | DISARMED, 0, FIRED | QUEUED, &before)) {
-        /* Nobody else looks at the slot until it is pushed. */
-        struct queue *queue = slot->queue;
-        atomic_store(&slot->fire_status, status);
-        atomic_fetch_add(&counters[POINTS_FIRED], 1);
-        if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
-        else probe_drop_pending(slot->probe);
-        queue_push(queue, slot);
-        queue_unref(queue);
-    } else {
-        atomic_fetch_add(&counters[POINTS_STALE], 1);
-    }
-}
-
-static bool is_armed(uint64_t ticket) {
-    struct slot *slot = slot_at(ticket);
-    if (!slot) return false;
-    uint64_t word = atomic_load(&slot->word);
-    return word >> 8 == generation_of(ticket) && (word & ARMED) && !(word & (FIRED | QUARANTINED | DISARMED));
+    atomic_fetch_add(&counters[POINTS_STALE], 1);
 }
 
 static void on_host_function(void *data) { point_fire((uint64_t)(uintptr_t)data, CUDA_SUCCESS); }
@@ -263,20 +271,20 @@ static void on_callback(void *stream, int status, void *data) {
 
 static void on_python_host_function(void *data) {
     uint64_t ticket = (uint64_t)(uintptr_t)data;
-    if (is_armed(ticket)) python_dispatch(ticket, CUDA_SUCCESS);
+    if (awaits_firing(ticket)) python_dispatch(ticket, CUDA_SUCCESS);
     point_fire(ticket, CUDA_SUCCESS);
 }
 
 static void on_python_callback(void *stream, int status, void *data) {
     (void)stream;
     uint64_t ticket = (uint64_t)(uintptr_t)data;
-    if (is_armed(ticket)) python_dispatch(ticket, status);
+    if (awaits_firing(ticket)) python_dispatch(ticket, status);
     point_fire(ticket, status);
 }
 
 static void on_foreign(void *data) {
     uint64_t ticket = (uint64_t)(uintptr_t)data;
-    if (is_armed(ticket)) {
+    if (awaits_firing(ticket)) {
         struct slot *slot = slot_at(ticket);
         slot->foreign(slot->foreign_data);
     }
@@ -348,6 +356,7 @@ int point_arm(uint64_t ticket, void *stream) {
         atomic_fetch_add(&counters[POINTS_QUARANTINED], 1);
         atomic_fetch_add(&counters[POINTS_LEAKED], 1);
         probe_drop_pending(slot->probe);
+        queue_unref(slot->queue); /* a firing that comes is stale, and touches no queue */
         return RESULT_QUARANTINED;
     }
     return CUDA_SUCCESS; /* it has fired already, so it was no node */

@@ -1,0 +1,59 @@
+"""The command line: `python -m aiostream demo` and `python -m aiostream doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+from aiostream import _clash
+
+LOOPS = ("asyncio", "uvloop", "trio")
+
+
+def _parser(version: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m aiostream", description="Await CUDA streams from asyncio and trio.")
+    parser.add_argument("--version", action="version", version=f"aiostream-cuda {version}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="await six streams at once beside a heartbeat, and draw what happened",
+        description="Awaits six streams of different load at once, in one loop, beside a heartbeat task, and draws what "
+        "happened. On the GPU where there is one, else on the simulator; the first line says which.",
+    )
+    demo.add_argument("--loop", choices=LOOPS, default="asyncio", help="the event loop (default: asyncio)")
+    commands.add_parser(
+        "doctor",
+        help="look at this installation, and measure one await",
+        description="Looks at the driver, the bindings, the loops and the environment, and measures an await. The exit code "
+        "is 0, or 1 when there are problems, each printed with what to do.",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the process's exit code."""
+    # When the other project was installed last, its __init__ has run and not ours, but this file is still ours.
+    found = _clash.other_distribution()
+    if found is not None:
+        print(_clash.MESSAGE.format(path=found), file=sys.stderr)
+        return 1
+
+    import aiostream
+
+    parser = _parser(aiostream.__version__)
+    options = parser.parse_args(arguments)
+    if options.command == "doctor":
+        from aiostream import _doctor
+
+        return _doctor.run()
+    if options.loop != "asyncio" and importlib.util.find_spec(options.loop) is None:
+        parser.error(f"--loop {options.loop}: it is not installed; `pip install {options.loop}`")
+    from aiostream import _demo
+
+    return _demo.run(options.loop)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

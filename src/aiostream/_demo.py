@@ -1,0 +1,286 @@
+"""`python -m aiostream demo`: six streams awaited at once beside a heartbeat, drawn as a timeline.
+
+When work ran is told by the GPU itself: a kernel before it and one after it write the GPU's clock into pinned memory. That
+clock is mapped to the host's by more such stamps, taken before and after the timeline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+import aiostream
+from aiostream import CudaError, Device, NoDriverError, Stream, _driver, _kernels
+
+HEARTBEAT = 0.005  # seconds
+
+# For each stream, what its task does: launches the kernels of a step (in ms) at once, awaits the stream, goes on to the next.
+LOADS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "5 ms x 10": ((5,),) * 10,
+    "10 ms x 6": ((10,),) * 6,
+    "20 ms x 4": ((20,),) * 4,
+    "40 ms x 2": ((40,),) * 2,
+    "5 10 20 40 ms": ((5,), (10,), (20,), (40,)),
+    "bursts": ((5, 5, 5, 5), (10, 10), (5, 10, 20)),
+}
+PROBE = """
+import aiostream
+try:
+    aiostream.Device(0)
+except aiostream.NoDriverError:
+    raise SystemExit(3)
+"""
+
+
+@dataclass
+class Step:
+    """One await of one stream: all times in nanoseconds of the host's `perf_counter_ns`."""
+
+    began: float
+    ended: float
+    resumed: float
+
+
+@dataclass
+class Record:
+    """What happened."""
+
+    started: int = 0
+    ended: int = 0
+    beats: list[int] = field(default_factory=list)
+    steps: dict[str, list[Step]] = field(default_factory=dict)
+    uncertainty: float = 0.0
+
+
+def run(loop: str) -> int:
+    """Runs the demo on `loop` and returns the exit code."""
+    try:
+        where = _choose_driver()
+        print(f"{where}: {Device(0).name}, CUDA {_driver.driver_version() // 1000}.{_driver.driver_version() % 1000 // 10}.")
+        print(f"{len(LOADS)} streams, each with a task of its own, in one {loop} loop beside a heartbeat every 5 ms.\n")
+        options = {"use_uvloop": True} if loop == "uvloop" else {}
+        record = anyio.run(_everything, backend="trio" if loop == "trio" else "asyncio", backend_options=options)
+    except (CudaError, NoDriverError) as error:
+        print(f"The demo did not get through: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(_drawing(record)))
+    return 0 if _print_ledger() else 1
+
+
+def _choose_driver() -> str:
+    """Takes the GPU if there is one, else the simulator; says which.
+
+    Another process looks: the first driver library that a process loads is its driver for good.
+    """
+    if os.environ.get("AIOSTREAM_SIMULATOR", "") not in ("", "0"):
+        return "On the simulator of a GPU, as AIOSTREAM_SIMULATOR asks"
+    probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    if probe.returncode == 0:
+        return "On the GPU"
+    if probe.returncode != 3:
+        raise SystemExit(probe.stderr)
+    from aiostream import simulator
+
+    simulator.install()
+    return "No GPU here, so this runs on the simulator, and its times say nothing about a GPU"
+
+
+# ------------------------------------------------------------------------------------------------ what is awaited
+
+
+async def _everything() -> Record:
+    record = Record()
+    count = sum(len(steps) for steps in LOADS.values())
+    with _pinned(2 * count + 1) as words:
+        async with contextlib.AsyncExitStack() as stack:
+            streams = [await stack.enter_async_context(Stream()) for _ in LOADS]
+            for stream in streams:  # what happens once, such as loading the kernels, is not what is to be shown
+                _kernels.spin(stream, 0.0)
+                await stream.synchronize_async()
+            clock = GpuClock(streams[0], words, 2 * count)
+            clock.calibrate()
+            await _timeline(record, streams, words)
+            clock.calibrate()
+        record.uncertainty = clock.uncertainty
+        at = 0
+        for steps in record.steps.values():
+            for step in steps:
+                step.began, step.ended = clock.to_host(words[at]), clock.to_host(words[at + 1])
+                at += 2
+    return record
+
+
+async def _timeline(record: Record, streams: list[Stream], words: Any) -> None:
+    record.started = time.perf_counter_ns()
+    async with anyio.create_task_group() as outer:
+        outer.start_soon(_heartbeat, record.beats)
+        async with anyio.create_task_group() as inner:
+            at = 0
+            for stream, (name, load) in zip(streams, LOADS.items(), strict=True):
+                steps = record.steps[name] = []
+                inner.start_soon(_one_stream, stream, load, steps, words, at)
+                at += 2 * len(load)
+        record.ended = time.perf_counter_ns()
+        outer.cancel_scope.cancel()
+
+
+async def _one_stream(stream: Stream, load: tuple[tuple[int, ...], ...], steps: list[Step], words: Any, at: int) -> None:
+    for kernels in load:
+        _kernels.stamp(stream, ctypes.addressof(words) + 8 * at)
+        for milliseconds in kernels:
+            _kernels.spin(stream, milliseconds / 1000)
+        _kernels.stamp(stream, ctypes.addressof(words) + 8 * (at + 1))
+        await stream.synchronize_async()
+        steps.append(Step(0, 0, time.perf_counter_ns()))
+        at += 2
+
+
+async def _heartbeat(beats: list[int]) -> None:
+    while True:
+        beats.append(time.perf_counter_ns())
+        await anyio.sleep(HEARTBEAT)
+
+
+# ------------------------------------------------------------------------------------------------ the GPU's clock
+
+
+@contextlib.contextmanager
+def _pinned(count: int) -> Iterator[Any]:
+    """64-bit words that the host and every device see at the same address."""
+    with Device(0).primary_context.current():
+        pointer = int(_driver.call("cuMemHostAlloc", 8 * count, 3))  # portable, mapped
+    try:
+        yield (ctypes.c_uint64 * count).from_address(pointer)
+    finally:
+        with Device(0).primary_context.current():
+            _driver.call("cuMemFreeHost", pointer)
+
+
+class GpuClock:
+    """Maps times of the GPU's clock to the host's.
+
+    The host sees a stamp no earlier than it was taken, so the smallest distance of many is the best; between two calibrations
+    the distance is taken to drift evenly.
+    """
+
+    def __init__(self, stream: Stream, words: Any, at: int) -> None:
+        self._stream = stream
+        self._words = words
+        self._at = at
+        self._marks: list[tuple[int, int]] = []  # (the GPU's time, the host's less the GPU's)
+        self.uncertainty = 0.0  # nanoseconds: a stamp was taken within this time before it was seen
+
+    def calibrate(self, tries: int = 50) -> None:
+        """Takes stamps on the idle stream, and watches for each. Blocks for a millisecond or so."""
+        seen = [self._one() for _ in range(tries)]
+        self._marks.append(min((mark for mark, _ in seen), key=lambda mark: mark[1]))
+        self.uncertainty = max(self.uncertainty, min(span for _, span in seen))
+
+    def _one(self) -> tuple[tuple[int, int], int]:
+        words, at = self._words, self._at
+        words[at] = 0
+        before = time.perf_counter_ns()
+        _kernels.stamp(self._stream, ctypes.addressof(words) + 8 * at)
+        while not words[at]:
+            if time.perf_counter_ns() > before + 5_000_000_000:
+                raise SystemExit("The GPU took no stamp in 5 seconds: is it busy with somebody else's work?")
+        after = time.perf_counter_ns()
+        return (words[at], after - words[at]), after - before
+
+    def to_host(self, gpu: int) -> float:
+        """The host's time of a stamp."""
+        (first, offset), (last, offset_then) = self._marks[0], self._marks[-1]
+        drift = (offset_then - offset) * (gpu - first) / max(1, last - first)
+        return gpu + offset + drift
+
+
+# ------------------------------------------------------------------------------------------------ what is drawn
+
+
+def _drawing(record: Record) -> list[str]:
+    bars, arrow, beat = ("█▒", "▲", "•") if _can_print("█▒▲•") else ("#=", "^", "'")
+    label = max(len(name) for name in LOADS) + 1
+    width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns)) - label - 6
+    length = max([record.ended, *(step.ended for steps in record.steps.values() for step in steps)]) - record.started
+
+    def column(when: float) -> int:
+        return min(width - 1, max(0, int((when - record.started) / length * width)))
+
+    lines = [f"{'':{label + 5}}{_axis(length / 1e6, width)}".rstrip()]
+    for name, steps in record.steps.items():
+        gpu, task = [" "] * width, [" "] * width
+        for number, step in enumerate(steps):
+            first, last = column(step.began), column(step.ended)
+            gpu[first : last + 1] = bars[number % 2] * (last + 1 - first)
+            task[column(step.resumed)] = arrow
+        lines.append(f"{name:{label}}{'GPU':5}{_colour('36', ''.join(gpu).rstrip())}")
+        lines.append(f"{'':{label}}{'task':5}{_colour('32', ''.join(task).rstrip())}")
+    row = [" "] * width
+    for when in record.beats:
+        row[column(when)] = beat
+    lines.append(f"{'heartbeat':{label + 5}}{_colour('35', ''.join(row).rstrip())}")
+    return [*lines, "", *_summary(record, bars, arrow)]
+
+
+def _axis(milliseconds: float, width: int) -> str:
+    """Figures every 20 ms, each at its place."""
+    row = [" "] * (width + 3)
+    for tick in range(0, int(milliseconds) + 1, 20):
+        at = int(tick / milliseconds * width)
+        row[at : at + len(str(tick))] = str(tick)
+    return "".join(row[:width]).rstrip() + " ms"
+
+
+def _summary(record: Record, bars: str, arrow: str) -> list[str]:
+    latencies = sorted((step.resumed - step.ended) / 1000 for steps in record.steps.values() for step in steps)
+    times = [*record.beats, record.ended]
+    gap = max(later - earlier for earlier, later in itertools.pairwise(times)) / 1e6
+    return [
+        f"{bars[0]} {bars[1]} the stream's work on the GPU, await by await; {arrow} its task goes on",
+        f"heartbeat: every {HEARTBEAT * 1000:.0f} ms, {len(record.beats)} beats, worst gap {gap:.1f} ms",
+        f"from the work's end to resumption: median {statistics.median(latencies):.0f} us, worst {latencies[-1]:.0f} us, "
+        f"{len(latencies)} awaits (clocks mapped to within {record.uncertainty / 1000:.0f} us)",
+    ]
+
+
+def _print_ledger() -> bool:
+    """Prints the ledger, and says whether everything that was begun has ended."""
+    deadline = time.monotonic() + 5
+    while True:
+        now = aiostream.statistics()
+        points, futures, handles = now.points, now.futures, now.handles
+        ended = now.balanced and not points.pending and not futures.pending and not handles.open and not points.leaked
+        if ended or time.monotonic() > deadline:
+            break
+        time.sleep(0.001)
+    print(
+        f"ledger: {points.armed} points armed, {points.fired} fired, {points.pending} pending, {points.leaked} leaked; "
+        f"{futures.created} futures, {futures.done} done; {handles.created} streams, {handles.destroyed} destroyed: "
+        f"{'it balances' if ended else 'IT DOES NOT BALANCE'}"
+    )
+    return ended
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _colour(code: str, text: str) -> str:
+    plain = bool(not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb")
+    return text if plain else f"\x1b[{code}m{text}\x1b[0m"

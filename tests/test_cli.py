@@ -1,0 +1,168 @@
+"""The command line, in processes of its own: `python -m aiostream demo` and `doctor`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aiostream
+from aiostream import _clash
+
+SOURCE = Path(_clash.__file__).parents[1]
+ANSI = re.compile(r"\x1b\[")
+
+
+def command(driver_kind: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `python -W error -m aiostream ...` on the driver under test; `driver_kind` "none" leaves the choice to it."""
+    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "", **environment}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "aiostream", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=variables,
+        check=False,
+    )
+
+
+def succeed(driver_kind: str, *arguments: str, **environment: str) -> str:
+    done = command(driver_kind, *arguments, **environment)
+    assert (done.returncode, done.stderr) == (0, ""), f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+# ------------------------------------------------------------------------------------------------ demo
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop", "trio"])
+def test_demo_draws_each_stream_and_the_heartbeat_and_balances(driver_kind: str, loop: str) -> None:
+    out = succeed(driver_kind, "demo", "--loop", loop)
+    lines = out.splitlines()
+    assert lines[0].startswith("On the GPU" if driver_kind == "gpu" else "On the simulator")
+    assert f"in one {loop} loop" in lines[1]
+    assert sum(" GPU  " in line and "█" in line for line in lines) == 6
+    assert sum(" task " in line and "▲" in line for line in lines) == 6
+    assert re.search(r"^heartbeat: every 5 ms, \d+ beats, worst gap \d+\.\d ms$", out, re.MULTILINE)
+    assert re.search(r"^from the work's end to resumption: median -?\d+ us, worst -?\d+ us, 29 awaits", out, re.MULTILINE)
+    assert re.search(r"^ledger: .* 0 pending, 0 leaked; .* it balances$", out, re.MULTILINE)
+    assert max(len(line) for line in lines[1:]) <= 100
+    assert not ANSI.search(out), "colours, although this is no terminal"
+
+
+def test_demo_marks_no_resumption_before_its_work_has_ended(driver_kind: str) -> None:
+    lines = succeed(driver_kind, "demo").splitlines()
+    rows = [(gpu, task) for gpu, task in itertools.pairwise(lines) if "█" in gpu]
+    assert len(rows) >= 6
+    for gpu, task in rows:
+        if "▲" in task:
+            # Both are drawn to the column, and the clocks are mapped to within microseconds.
+            assert task.index("▲") >= gpu.index("█")
+            assert task.rindex("▲") >= len(gpu) - 2
+
+
+def test_demo_needs_no_unicode_and_no_wide_terminal(driver_kind: str) -> None:
+    out = succeed(driver_kind, "demo", PYTHONIOENCODING="ascii", COLUMNS="70")
+    assert out.isascii()
+    assert sum(" GPU  " in line and "#" in line for line in out.splitlines()) == 6
+
+
+def test_demo_colours_a_terminal_unless_asked_not_to(driver_kind: str) -> None:
+    assert ANSI.search(on_a_terminal(driver_kind, TERM="xterm"))
+    assert not ANSI.search(on_a_terminal(driver_kind, TERM="xterm", NO_COLOR="1"))
+    assert not ANSI.search(on_a_terminal(driver_kind, TERM="dumb"))
+
+
+def on_a_terminal(driver_kind: str, **environment: str) -> str:
+    """What the demo writes when its standard output is a terminal."""
+    outer, inner = os.openpty()
+    variables = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    variables |= {"AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "", **environment}
+    with subprocess.Popen([sys.executable, "-m", "aiostream", "demo"], stdout=inner, env=variables) as process:
+        os.close(inner)
+        pieces = []
+        while True:
+            try:
+                piece = os.read(outer, 4096)
+            except OSError:  # the other end is closed: how Linux ends a pseudo-terminal
+                break
+            if not piece:
+                break
+            pieces.append(piece)
+        os.close(outer)
+    assert process.returncode == 0
+    return b"".join(pieces).decode()
+
+
+def test_demo_takes_the_simulator_by_itself_where_there_is_no_gpu() -> None:
+    # Hidden from CUDA: as good as none.
+    out = succeed("none", "demo", CUDA_VISIBLE_DEVICES="-1")
+    assert out.splitlines()[0].startswith("No GPU here, so this runs on the simulator")
+
+
+# ------------------------------------------------------------------------------------------------ doctor
+
+
+def test_doctor_finds_what_is_in_use_and_measures(driver_kind: str) -> None:
+    out = succeed(driver_kind, "doctor")
+    assert f"aiostream-cuda              {aiostream.__version__}" in out
+    assert "the simulator, as AIOSTREAM_SIMULATOR asks" in out if driver_kind == "simulator" else "(the GPU's)" in out
+    for words in ("cuda-bindings", "native part", "uvloop", "trio", aiostream.Device(0).name, "No problems."):
+        assert words in out
+    assert re.search(r"measured await +-?\d+ us from the end of a 1 ms kernel to resumption", out)
+
+
+def test_doctor_without_a_driver_says_how_to_get_the_simulator() -> None:
+    done = command("none", "doctor", CUDA_VISIBLE_DEVICES="-1")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "CUDA driver                 PROBLEM: none" in done.stdout
+    assert "AIOSTREAM_SIMULATOR=1" in done.stdout.split("What to do:")[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "code"),
+    [
+        ("16", "16 hardware queues", 0),
+        ("many", "PROBLEM: 'many' is no number from 1 to 32", 1),
+        ("64", "PROBLEM: '64' is no number from 1 to 32", 1),
+    ],
+)
+def test_doctor_explains_the_hardware_queues(driver_kind: str, value: str, words: str, code: int) -> None:
+    done = command(driver_kind, "doctor", CUDA_DEVICE_MAX_CONNECTIONS=value)
+    assert done.returncode == code
+    assert words in done.stdout
+
+
+# ------------------------------------------------------------------------------------------------ the rest
+
+
+def test_version_and_usage(driver_kind: str) -> None:
+    assert succeed(driver_kind, "--version") == f"aiostream-cuda {aiostream.__version__}\n"
+    assert command(driver_kind).returncode == 2
+    assert command(driver_kind, "demo", "--loop", "curio").returncode == 2
+
+
+def test_with_the_other_aiostream_on_top_the_command_still_says_so(tmp_path: Path) -> None:
+    # Installed last, their __init__ replaces ours, and everything else of ours stays where it was.
+    package = tmp_path / "aiostream"
+    package.mkdir()
+    (tmp_path / "aiostream-0.8.1.dist-info").mkdir()
+    for name in ("__main__.py", "_clash.py"):
+        (package / name).write_bytes((SOURCE / "aiostream" / name).read_bytes())
+    (package / "__init__.py").write_text("'''Generator-based operators for asynchronous iteration.'''\n__version__ = '0.8.1'\n")
+    done = command("none", "doctor", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "pip uninstall aiostream aiostream-cuda" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_with_ours_on_top_the_command_says_so_too(tmp_path: Path) -> None:
+    (tmp_path / "aiostream-0.8.1.dist-info").mkdir()
+    done = command("none", "doctor", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "pip uninstall aiostream aiostream-cuda" in done.stderr

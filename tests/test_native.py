@@ -1,0 +1,84 @@
+"""The native part by itself: who may know Python there, and its threads under the sanitizers (`tests/native/stress.c`)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import aiostream
+
+TESTS = Path(__file__).parent
+NATIVE = Path(aiostream.__file__).parent / "native"
+# The compiled files of the library that are not Python's. module.c is the one that is.
+DRIVER_SIDE = ["points.c", "watcher.c", "handles.c"]
+SANITIZERS = {
+    "thread": (["-fsanitize=thread"], {"TSAN_OPTIONS": "halt_on_error=1:exitcode=66:second_deadlock_stack=1"}),
+    "address": (
+        ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+        # Queues and slots are never freed, by design; what else is left over is a leak.
+        {"ASAN_OPTIONS": "detect_stack_use_after_return=1:detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    ),
+}
+
+
+def run_command(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env={**os.environ, **variables})
+
+
+def compile_c(sources: list[Path], target: Path, flags: list[str]) -> subprocess.CompletedProcess[str]:
+    options = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-error=tsan", "-pthread", f"-I{NATIVE}"]
+    return run_command(["gcc", *options, *flags, *map(str, sources), "-o", str(target)])
+
+
+def sanitizer_or_skip(name: str, folder: Path) -> None:
+    """Skips where the sanitizer itself does not work, whatever the program."""
+    nothing = folder / "nothing.c"
+    nothing.write_text("int main(void) { return 0; }\n")
+    try:
+        compiled = compile_c([nothing], folder / "nothing", SANITIZERS[name][0])
+    except FileNotFoundError:
+        pytest.skip("there is no gcc here")
+    if compiled.returncode != 0:
+        pytest.skip(f"gcc has no runtime for the {name} sanitizer here: {compiled.stderr.strip().splitlines()[-1]}")
+    ran = run_command([str(folder / "nothing")])
+    if ran.returncode != 0:
+        pytest.skip(f"the {name} sanitizer does not run on this kernel: {ran.stderr.strip()[:200]}")
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_points_queues_and_handles_under_the_sanitizers(sanitizer: str, tmp_path: Path) -> None:
+    sanitizer_or_skip(sanitizer, tmp_path)
+    flags, variables = SANITIZERS[sanitizer]
+    program = tmp_path / "stress"
+    compiled = compile_c([TESTS / "native" / "stress.c", *(NATIVE / name for name in DRIVER_SIDE)], program, flags)
+    assert compiled.returncode == 0, compiled.stderr
+    seconds = "20" if os.environ.get("AIOSTREAM_TEST_FULL") else "2"
+    ran = run_command([str(program), seconds, "1"], **variables)
+    assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
+    print(ran.stdout)
+
+
+def test_only_the_module_knows_python() -> None:
+    sources = sorted(NATIVE.glob("*.[ch]"))
+    assert {path.name for path in sources} >= {*DRIVER_SIDE, "module.c", "native.h"}
+    knowing = [path.name for path in sources if re.search(r'#\s*include\s*[<"](Python|structmember)\.h', path.read_text())]
+    assert knowing == ["module.c"]
+
+
+def test_nothing_that_the_driver_calls_needs_python(tmp_path: Path) -> None:
+    """Stronger than the includes: without module.c, the native files need no symbol of Python's and nothing of libcuda's."""
+    try:
+        sources = [str(NATIVE / name) for name in DRIVER_SIDE]
+        compiled = run_command(["gcc", "-std=gnu11", "-O1", "-shared", "-fPIC", *sources, "-o", str(tmp_path / "n.so")])
+        undefined = run_command(["nm", "-D", "--undefined-only", str(tmp_path / "n.so")])
+    except FileNotFoundError as missing:
+        pytest.skip(f"no {missing.filename} here")
+    assert compiled.returncode == 0, compiled.stderr
+    names = {line.split()[-1].split("@")[0] for line in undefined.stdout.splitlines()}
+    assert not {name for name in names if re.match(r"_?Py|cu[A-Z]", name)}
+    # What it does need is the driver's table and the dispatcher of module.c, and the C library.
+    assert {"driver", "python_dispatch"} <= names
