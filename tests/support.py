@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
+
+import pytest
 
 from aiostream import Device, Stream, _driver, _kernels, interop
 
 spin = _kernels.spin
+LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
+
+
+def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Runs a coroutine function to its end on one kind of loop."""
+    if loop_kind == "trio":
+        import trio
+
+        return trio.run(function, *args)
+    if loop_kind == "asyncio-eager":
+        if sys.version_info < (3, 12):
+            pytest.skip("eager tasks came with Python 3.12")
+
+        async def eagerly() -> Any:
+            asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+            return await function(*args)
+
+        with asyncio.Runner() as runner:
+            return runner.run(eagerly())
+    if loop_kind == "uvloop":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    else:
+        factory = None
+    with asyncio.Runner(debug=loop_kind == "asyncio-debug", loop_factory=factory) as runner:
+        return runner.run(function(*args))
+
+
+def settle(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Waits until other threads have done what they are about to do."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.0005)
+    return True
 
 
 class Gate:

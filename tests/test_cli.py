@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import aiostream
-from aiostream import _clash
+from aiostream import _clash, _demo
 
 SOURCE = Path(_clash.__file__).parents[1]
 ANSI = re.compile(r"\x1b\[")
@@ -45,25 +44,31 @@ def test_demo_draws_each_stream_and_the_heartbeat_and_balances(driver_kind: str,
     out = succeed(driver_kind, "demo", "--loop", loop)
     lines = out.splitlines()
     assert lines[0].startswith("On the GPU" if driver_kind == "gpu" else "On the simulator")
-    assert f"in one {loop} loop" in lines[1]
+    assert f"in one {loop} loop" in lines[2]
     assert sum(" GPU  " in line and "█" in line for line in lines) == 6
-    assert sum(" task " in line and "▲" in line for line in lines) == 6
+    assert len(re.findall(r"^ +task +▲", out, re.MULTILINE)) == 6
     assert re.search(r"^heartbeat: every 5 ms, \d+ beats, worst gap \d+\.\d ms$", out, re.MULTILINE)
-    assert re.search(r"^from the work's end to resumption: median -?\d+ us, worst -?\d+ us, 29 awaits", out, re.MULTILINE)
-    assert re.search(r"^ledger: .* 0 pending, 0 leaked; .* it balances$", out, re.MULTILINE)
-    assert max(len(line) for line in lines[1:]) <= 100
+    assert re.search(r"^from the work's end to resumption: median -?\d+ us, worst -?\d+ us, 29 awaits$", out, re.MULTILINE)
+    assert re.search(r"^ledger: .* 0 pending, 0 leaked; .* balanced$", out, re.MULTILINE)
+    assert max(len(line) for line in lines) <= 100
     assert not ANSI.search(out), "colours, although this is no terminal"
 
 
-def test_demo_marks_no_resumption_before_its_work_has_ended(driver_kind: str) -> None:
-    lines = succeed(driver_kind, "demo").splitlines()
-    rows = [(gpu, task) for gpu, task in itertools.pairwise(lines) if "█" in gpu]
-    assert len(rows) >= 6
-    for gpu, task in rows:
-        if "▲" in task:
-            # Both are drawn to the column, and the clocks are mapped to within microseconds.
-            assert task.index("▲") >= gpu.index("█")
-            assert task.rindex("▲") >= len(gpu) - 2
+def test_the_drawing_puts_each_thing_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    ms = 1_000_000
+    monkeypatch.setenv("COLUMNS", "100")
+    record = _demo.Record(started=5 * ms, ended=85 * ms, beats=[5 * ms, 25 * ms, 75 * ms], uncertainty=2_000)
+    record.steps["5 10 20 40 ms"] = [_demo.Step(5 * ms, 25 * ms, 25.25 * ms), _demo.Step(25 * ms, 45 * ms, 46.5 * ms)]
+    axis, gpu, task, heartbeat, _, _, beats, latency, clocks = _demo._drawing(record)
+    start, width = 19, 80  # a column for each millisecond
+    assert axis == f"{'':{start}}0{'':19}20{'':18}40{'':18}60 ms"
+    assert gpu == f"{'5 10 20 40 ms GPU':{start}}{'█' * 20}{'▒' * 21}"
+    assert task == f"{'':14}task {'':20}▲{'':20}▲"
+    assert heartbeat == f"{'heartbeat':{start}}•{'':19}•{'':49}•"
+    assert max(map(len, (axis, gpu, task, heartbeat))) <= start + width
+    assert beats == "heartbeat: every 5 ms, 3 beats, worst gap 50.0 ms"
+    assert latency == "from the work's end to resumption: median 875 us, worst 1500 us, 2 awaits"
+    assert clocks == "(the GPU's clock is mapped to the host's to within 2 us)"
 
 
 def test_demo_needs_no_unicode_and_no_wide_terminal(driver_kind: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from conftest import settle
+from support import settle
 from support import run_script
 
 ROOT = Path(__file__).parents[1]
@@ -108,13 +108,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(kind: str, driver_kind: str) -> Iterator[Server]:
+def serving(kind: str, driver_kind: str, *options: str) -> Iterator[Server]:
     with socket.socket() as finder:
         finder.bind(("127.0.0.1", 0))
         port = finder.getsockname()[1]
     program = [sys.executable, str(EXAMPLES / "model_server.py"), "--server", kind, "--port", str(port)]
     process = subprocess.Popen(
-        [*program, "--timeout", str(TIMEOUT)],
+        [*program, "--timeout", str(TIMEOUT), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -179,6 +179,19 @@ def test_a_request_that_takes_too_long_gets_504_and_the_loop_goes_on(server: Ser
     assert server.infer().json() == {"y": [10.0, 12.0, 14.0]}
     # The end awaits the work that nobody waits for any more.
     assert server.stop()[::2] == (0, "")
+
+
+@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+def test_memory_of_requests_that_timed_out_comes_back_when_the_gpu_has_passed(kind: str, driver_kind: str) -> None:
+    with serving(kind, driver_kind, "--in-flight", "2") as server:
+        with ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(server.infer, [TOO_LONG, TOO_LONG]))
+        assert [answer.status_code for answer in answers] == [504, 504]
+        # Both blocks are still the GPU's, and it is not asked to share them.
+        assert server.infer().status_code == 503
+        assert settle(lambda: server.infer().status_code == 200, 30)
+        assert server.infer(n=4096).json()["y"] == [10.0 + 2 * i for i in range(4096)]
+        assert server.stop()[::2] == (0, "")
 
 
 @pytest.mark.parametrize(

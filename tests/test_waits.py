@@ -26,11 +26,13 @@ class Buffer:
 async def test_synchronize_async_waits_for_the_work() -> None:
     with Gate() as gate:
         async with held_stream(gate) as stream:
+            event = aiostream.Event()
+            event.record(stream)
             woken = []
 
             async def wait() -> None:
                 await stream.synchronize_async()
-                woken.append(stream.query())
+                woken.append(event.query())
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait)
@@ -38,6 +40,7 @@ async def test_synchronize_async_waits_for_the_work() -> None:
                 assert woken == []
                 gate.open()
             assert woken == [True]
+            event.close()
 
 
 async def test_a_ready_stream_is_awaited_at_once() -> None:

@@ -68,8 +68,9 @@ def run(loop: str) -> int:
     """Runs the demo on `loop` and returns the exit code."""
     try:
         where = _choose_driver()
-        print(f"{where}: {Device(0).name}, CUDA {_driver.driver_version() // 1000}.{_driver.driver_version() % 1000 // 10}.")
-        print(f"{len(LOADS)} streams, each with a task of its own, in one {loop} loop beside a heartbeat every 5 ms.\n")
+        version = _driver.driver_version()
+        print(f"{where}.\n{Device(0).name}, CUDA {version // 1000}.{version % 1000 // 10}.")
+        print(f"{len(LOADS)} streams, each with its task, in one {loop} loop beside a heartbeat.\n")
         options = {"use_uvloop": True} if loop == "uvloop" else {}
         record = anyio.run(_everything, backend="trio" if loop == "trio" else "asyncio", backend_options=options)
     except (CudaError, NoDriverError) as error:
@@ -85,7 +86,7 @@ def _choose_driver() -> str:
     Another process looks: the first driver library that a process loads is its driver for good.
     """
     if os.environ.get("AIOSTREAM_SIMULATOR", "") not in ("", "0"):
-        return "On the simulator of a GPU, as AIOSTREAM_SIMULATOR asks"
+        return "On the simulator, as AIOSTREAM_SIMULATOR asks; its times say nothing about a GPU"
     probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
     if probe.returncode == 0:
         return "On the GPU"
@@ -236,11 +237,12 @@ def _drawing(record: Record) -> list[str]:
 
 def _axis(milliseconds: float, width: int) -> str:
     """Figures every 20 ms, each at its place."""
-    row = [" "] * (width + 3)
+    row = [" "] * width
     for tick in range(0, int(milliseconds) + 1, 20):
-        at = int(tick / milliseconds * width)
-        row[at : at + len(str(tick))] = str(tick)
-    return "".join(row[:width]).rstrip() + " ms"
+        at, figure = int(tick / milliseconds * width), str(tick)
+        if at + len(figure) <= width - 3:
+            row[at : at + len(figure)] = figure
+    return "".join(row).rstrip() + " ms"
 
 
 def _summary(record: Record, bars: str, arrow: str) -> list[str]:
@@ -251,7 +253,8 @@ def _summary(record: Record, bars: str, arrow: str) -> list[str]:
         f"{bars[0]} {bars[1]} the stream's work on the GPU, await by await; {arrow} its task goes on",
         f"heartbeat: every {HEARTBEAT * 1000:.0f} ms, {len(record.beats)} beats, worst gap {gap:.1f} ms",
         f"from the work's end to resumption: median {statistics.median(latencies):.0f} us, worst {latencies[-1]:.0f} us, "
-        f"{len(latencies)} awaits (clocks mapped to within {record.uncertainty / 1000:.0f} us)",
+        f"{len(latencies)} awaits",
+        f"(the GPU's clock is mapped to the host's to within {record.uncertainty / 1000:.0f} us)",
     ]
 
 
@@ -266,9 +269,9 @@ def _print_ledger() -> bool:
             break
         time.sleep(0.001)
     print(
-        f"ledger: {points.armed} points armed, {points.fired} fired, {points.pending} pending, {points.leaked} leaked; "
-        f"{futures.created} futures, {futures.done} done; {handles.created} streams, {handles.destroyed} destroyed: "
-        f"{'it balances' if ended else 'IT DOES NOT BALANCE'}"
+        f"ledger: {points.armed} points, {points.fired} fired, {points.pending} pending, {points.leaked} leaked; "
+        f"{futures.created} futures, {futures.done} done; {handles.created} streams, {handles.destroyed} closed: "
+        f"{'balanced' if ended else 'NOT BALANCED'}"
     )
     return ended
 

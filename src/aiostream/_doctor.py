@@ -56,10 +56,6 @@ def run() -> int:
     return 1
 
 
-def _simulated() -> bool:
-    return os.environ.get("AIOSTREAM_SIMULATOR", "") not in ("", "0")
-
-
 def _clashes(report: Report) -> None:
     found = _clash.other_distribution()
     if found is None:
@@ -117,7 +113,9 @@ def _driver_and_devices(report: Report) -> bool:
     except (CudaError, ImportError) as error:
         report.problem("CUDA driver", str(error), "see that `nvidia-smi` works; reinstall the driver if it does not")
         return False
-    which = "the simulator, as AIOSTREAM_SIMULATOR asks: no GPU is used" if _simulated() else "the GPU's"
+    from aiostream import simulator
+
+    which = "the simulator, as AIOSTREAM_SIMULATOR asks: no GPU is used" if simulator.installed() else "the GPU's"
     report.line("CUDA driver", f"{version // 1000}.{version % 1000 // 10} ({which})")
     for number, name in enumerate(names):
         report.line("devices" if number == 0 else "", f"{number}: {name}")

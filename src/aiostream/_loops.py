@@ -41,6 +41,8 @@ class Bridge:
 
     def __init__(self) -> None:
         self.queue, self._descriptor = _native.queue_open()
+        # Popped by whoever closes the queue, the dispatcher or the janitor: a second close would be of its next owner's.
+        self._unclosed = [self.queue]
         # Filled and emptied by the loop's thread alone; it survives a KeyboardInterrupt in the middle.
         self._backlog: list[int] = []
 
@@ -58,6 +60,10 @@ class Bridge:
             _native.queue_wake(self.queue)  # come again for what is left
             raise
 
+    def close(self) -> None:
+        """The loop is gone: what still arrives is the orphans'. Any thread, any number of times."""
+        _close_queue(self._unclosed, [])
+
     def new_future(self) -> SettledFuture:
         """A future of this bridge's loop."""
         raise NotImplementedError
@@ -72,13 +78,17 @@ class Bridge:
 
     def __del__(self) -> None:
         # A finalizer: no lock, no driver. Tickets on the backlog (after a KeyboardInterrupt) are the orphans' too.
-        queue = getattr(self, "queue", None)
-        if queue is not None:
-            _process.hand_over(partial(_close_queue, queue, self._backlog))
+        unclosed = getattr(self, "_unclosed", None)
+        if unclosed:
+            _process.hand_over(partial(_close_queue, unclosed, self._backlog))
 
 
-def _close_queue(queue: int, backlog: list[int]) -> None:
+def _close_queue(unclosed: list[int], backlog: list[int]) -> None:
     _points.deliver(backlog, orphaned=True)
+    try:
+        queue = unclosed.pop()
+    except IndexError:
+        return
     _native.queue_close(queue)
 
 
@@ -366,7 +376,7 @@ class _Dispatcher:
                     bridge.tell()
                 except RuntimeError:  # the loop is closed; trio's RunFinishedError is one too
                     self._bridges.pop(descriptor, None)
-                    _native.queue_close(bridge.queue)
+                    bridge.close()
                 del bridge
 
 

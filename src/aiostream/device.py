@@ -12,6 +12,7 @@ from aiostream.errors import ContextFailedError
 __all__ = ["Context", "Device"]
 
 _CONTEXT_IS_DESTROYED = 709
+_HELPERS = 2  # private streams that a context has from the beginning, for waits on events
 _lock = threading.Lock()  # guards the two dicts; never held across a driver call
 _primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
 _contexts: dict[int, Context] = {}  # context id -> Context; ids are never reused, handles are
@@ -101,7 +102,7 @@ class Context:
         self._identity = identity
         self._probe_lock = threading.Lock()
         self._probe: int | None = None  # written once under _probe_lock
-        self._idle_helpers: list[int] = []  # private streams that wait for events; list.append and pop need no lock
+        self._idle_helpers: list[int] = []  # private streams that wait for events; any thread: append and pop need no lock
 
     @classmethod
     def from_handle(cls, handle: int) -> Context:
@@ -143,12 +144,15 @@ class Context:
         """The number under which the watcher knows this context; for the library's own use.
 
         At the first call it makes a private stream, which stays idle for ever, so that the watcher need never query a
-        stream that a user might be capturing or have destroyed.
+        stream that a user might be capturing or have destroyed. So the first call belongs where a stream is made anyway, and
+        not on a loop's path: see `Stream`.
         """
         if self._probe is None:
             _process.start()
             with self._probe_lock:
                 if self._probe is None:
+                    for _ in range(_HELPERS):
+                        self.add_helper()
                     self._probe = _native.probe_open(self._handle, self._private_stream())
         return self._probe
 
@@ -156,12 +160,22 @@ class Context:
         """0, or the driver's code of the failure that has befallen the context; never blocks on work of anybody."""
         return _native.health(self.probe())
 
-    def lend_helper(self) -> int:
-        """A private, idle stream; given back with `return_helper`. For the library's own use."""
+    def lend_helper(self) -> int | None:
+        """A private, idle stream, given back with `return_helper`, or `None`. For the library's own use; never blocks.
+
+        Lending the last one has the janitor make another, because making a stream may block until the GPU is idle.
+        """
         try:
-            return self._idle_helpers.pop()
+            helper = self._idle_helpers.pop()
         except IndexError:
-            return self._private_stream()
+            return None
+        if not self._idle_helpers:
+            _process.hand_over(self.add_helper)
+        return helper
+
+    def add_helper(self) -> None:
+        """Makes another helper stream. May block."""
+        self._idle_helpers.append(self._private_stream())
 
     def return_helper(self, stream: int) -> None:
         """Takes back a helper stream on which nothing is pending any more."""

@@ -49,6 +49,7 @@ class Event:
         _process.start()
         self._context = interop.current_or_default_context(device)
         flags = _BLOCKING_SYNC * blocking_sync | _DISABLE_TIMING * (not timing) | _INTERPROCESS * interprocess
+        self._context.probe()
         with self._context.current():
             value = int(_driver.call("cuEventCreate", flags))
         self._timing = timing
@@ -123,7 +124,8 @@ class Event:
     async def synchronize_async(self) -> None:
         """Waits, without blocking the loop, until the GPU has passed the point that is recorded now.
 
-        A later `record` does not prolong the wait: a private stream of the library waits for the present snapshot.
+        A later `record` does not prolong the wait: a private stream of the library waits for the present snapshot. (When all
+        of these are lent, a thread makes another first, and the snapshot is that of the moment when it is there.)
 
         Cancellation: raises at once; the GPU goes on.
 
@@ -139,6 +141,9 @@ class Event:
             await waiting.checkpoint()
             return
         helper = self._context.lend_helper()
+        while helper is None:
+            await waiting.in_thread(self._context.add_helper)
+            helper = self._context.lend_helper()
         armed = False
         try:
             driver = _driver.bindings()

@@ -36,6 +36,9 @@ class Stream:
         priority: Lower numbers go first; clamped to `Device.stream_priority_range` as the driver does. By default 0.
         non_blocking: Run beside the legacy default stream without the implicit synchronization with it.
 
+    Creating a stream may block while the GPU is busy: measured on an H200 (driver 580.159, CUDA 13.0), once a context has some 34
+    streams the driver makes another only when all work in flight is done. So make a server's streams before it serves.
+
     Threads: any method may be called from any thread; the right context is made current where the driver needs one, and put
     back. The waits belong into the thread of a running loop. Several loops in several threads may wait on one stream.
 
@@ -62,6 +65,7 @@ class Stream:
         self._keep = keep  # the object from which the handle was borrowed
         self._name = interop.name_of(value, context)
         self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
+        context.probe()  # here, where a stream is made anyway, and not in the first wait
 
     @classmethod
     def _made(cls, value: int, context: Context, *, owned: bool, keep: Any = None, parent: Any = None) -> Stream:
@@ -371,6 +375,7 @@ class Stream:
         """Waits, without blocking the loop, until all work that is on the stream now is done.
 
         Equals `synchronize()` for the task that calls it. After it returns, the context's health was read: the work succeeded.
+        (`query()` may say `False` for some microseconds more, until the driver's own thread is back from the wake-up.)
 
         Cancellation: raises at once; the GPU goes on.
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiostream import _driver, _loops
 from aiostream.device import Context
 from aiostream.futures import Completion
 
 checkpoint = _loops.checkpoint
+
+
+async def in_thread(blocking: Callable[[], None]) -> None:
+    """Runs what may block in a worker thread of the loop's. Cancelled, it leaves the thread to finish by itself."""
+    import anyio.to_thread  # on the rare path that needs it: importing aiostream does not import anyio
+
+    await anyio.to_thread.run_sync(blocking, abandon_on_cancel=True)
 
 
 async def wait_for(completion: Completion, context: Context) -> None:

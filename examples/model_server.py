@@ -1,0 +1,268 @@
+"""A model server: each HTTP request is enqueued on a CUDA stream and awaited, with a timeout.
+
+`python examples/model_server.py [--server uvicorn|hypercorn] [--port N]` runs on the GPU; with `--simulator` (or
+`AIOSTREAM_SIMULATOR=1`) on aiostream's simulator. uvicorn brings asyncio, hypercorn here brings trio: the application is the
+same.
+
+    curl -d '{"a": 2, "x": [1, 2, 3], "y": [10, 20, 30]}' http://127.0.0.1:8000/infer
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import itertools
+import math
+import signal
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import anyio
+from cuda.bindings import driver as cuda
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+import aiostream
+
+LONGEST = 4096  # numbers in a request
+BLOCK = 2 * 4 * LONGEST  # bytes of its two vectors
+
+# The model: y = a * x + y, and a wait on the GPU in place of the layers that a real one has. The simulator knows both
+# kernels by their names.
+PTX = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry spin(.param .u64 nanoseconds)
+{
+    .reg .u64 %start, %now, %length, %gone;
+    .reg .pred %again;
+    ld.param.u64 %length, [nanoseconds];
+    mov.u64 %start, %globaltimer;
+AGAIN:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %gone, %now, %start;
+    setp.lt.u64 %again, %gone, %length;
+    @%again bra AGAIN;
+    ret;
+}
+.visible .entry saxpy(.param .f32 a, .param .u64 x, .param .u64 y, .param .u32 n)
+{
+    .reg .u64 %px, %py, %offset;
+    .reg .u32 %i, %block, %threads, %thread, %count;
+    .reg .f32 %a, %vx, %vy;
+    .reg .pred %out;
+    ld.param.f32 %a, [a];
+    ld.param.u64 %px, [x];
+    ld.param.u64 %py, [y];
+    ld.param.u32 %count, [n];
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %threads, %ntid.x;
+    mov.u32 %thread, %tid.x;
+    mad.lo.u32 %i, %block, %threads, %thread;
+    setp.ge.u32 %out, %i, %count;
+    @%out bra DONE;
+    mul.wide.u32 %offset, %i, 4;
+    add.u64 %px, %px, %offset;
+    add.u64 %py, %py, %offset;
+    ld.global.f32 %vx, [%px];
+    ld.global.f32 %vy, [%py];
+    fma.rn.f32 %vy, %a, %vx, %vy;
+    st.global.f32 [%py], %vy;
+DONE:
+    ret;
+}
+\0"""
+
+
+def check(answer: tuple[Any, ...]) -> Any:
+    """What a call of the bindings gave back, or its error as an exception."""
+    code, *results = answer
+    if code:
+        raise RuntimeError(str(code))
+    return results[0] if results else None
+
+
+class BusyError(Exception):
+    """As many requests as there is memory for are in flight."""
+
+
+class Buffers:
+    """Pinned memory in blocks of two vectors, which the host and the GPU see at the same address.
+
+    A block comes back when the last reference to it goes. `enqueue_async` holds one until the GPU has passed, also when the
+    request has long timed out: so no request ever writes into memory that the GPU still uses. That there are so many and no
+    more also keeps the streams from filling up: on a full one a launch would block the loop.
+    """
+
+    def __init__(self, context: aiostream.Context, count: int) -> None:
+        self._context = context
+        with context.current():
+            self._memory = int(check(cuda.cuMemHostAlloc(count * BLOCK, 3)))  # portable, mapped
+        # Appended to by finalizers, in any thread; popped by the loop's thread alone.
+        self._free = [self._memory + number * BLOCK for number in range(count)]
+
+    def take(self) -> Block:
+        """A block that nobody uses."""
+        if not self._free:
+            raise BusyError
+        return Block(self, self._free.pop())
+
+    def give_back(self, address: int) -> None:
+        """Called by a block's finalizer."""
+        self._free.append(address)
+
+    def close(self) -> None:
+        """Frees everything, when the GPU is done."""
+        with self._context.current():
+            check(cuda.cuMemFreeHost(self._memory))
+
+
+class Block:
+    """Memory for one request."""
+
+    def __init__(self, owner: Buffers, address: int) -> None:
+        self._owner = owner
+        self.address = address
+        self.x = (ctypes.c_float * LONGEST).from_address(address)
+        self.y = (ctypes.c_float * LONGEST).from_address(address + 4 * LONGEST)
+
+    def __del__(self) -> None:
+        self._owner.give_back(self.address)
+
+
+class Model:
+    """A few streams, and the kernels to launch on them. Requests take the streams in turn."""
+
+    def __init__(self, streams: list[aiostream.Stream], in_flight: int) -> None:
+        self._streams = streams
+        self._turn = itertools.cycle(streams)
+        self._context = streams[0].context
+        self.buffers = Buffers(self._context, in_flight)
+        with self._context.current():
+            module = check(cuda.cuModuleLoadData(PTX))
+            self._spin = check(cuda.cuModuleGetFunction(module, b"spin"))
+            self._saxpy = check(cuda.cuModuleGetFunction(module, b"saxpy"))
+
+    async def warm_up(self) -> None:
+        """Has each stream run the model once: the driver loads kernels at their first launch."""
+        for _ in self._streams:
+            await self.infer(0.0, [0.0], [0.0], 0.0)
+
+    def enqueue(self, stream: aiostream.Stream, block: Block, a: float, x: list[Any], y: list[Any], milliseconds: float) -> Block:
+        """Puts one request's kernels on the stream and returns at once."""
+        count = len(x)
+        block.x[:count], block.y[:count] = x, y
+        spin = ((round(milliseconds * 1e6),), (ctypes.c_uint64,))
+        types = (ctypes.c_float, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+        saxpy = ((a, block.address, block.address + 4 * LONGEST, count), types)
+        with self._context.current():
+            check(cuda.cuLaunchKernel(self._spin, 1, 1, 1, 1, 1, 1, 0, stream.handle, spin, 0))
+            check(cuda.cuLaunchKernel(self._saxpy, -(-count // 256), 1, 1, 256, 1, 1, 0, stream.handle, saxpy, 0))
+        return block
+
+    async def infer(self, a: float, x: list[Any], y: list[Any], milliseconds: float) -> list[float]:
+        """Computes `a * x + y`."""
+        stream = next(self._turn)
+        # Held by nobody but the library: a variable here would live as long as the traceback of a timeout does.
+        block = await stream.enqueue_async(self.enqueue, self.buffers.take(), a, x, y, milliseconds)
+        return block.y[: len(x)]
+
+
+async def ping(_: Request) -> Response:
+    return PlainTextResponse("pong")
+
+
+async def infer(request: Request) -> Response:
+    """Reads `{"a": 2, "x": [...], "y": [...], "milliseconds": 5}`, answers `{"y": [...]}`."""
+    try:
+        body = await request.json()
+        a, x, y = float(body.get("a", 1)), [float(n) for n in body["x"]], [float(n) for n in body["y"]]
+        milliseconds = float(body.get("milliseconds", 1))
+        if not (0 < len(x) == len(y) <= LONGEST and 0 <= milliseconds <= 60_000):
+            raise ValueError(f"x and y must have the same length, 1 to {LONGEST}, and milliseconds lie in 0 to 60000")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return JSONResponse({"error": f"bad request: {error}"}, status_code=400)
+    try:
+        # On a timeout the request is answered and its memory kept; the GPU finishes what it was given.
+        with anyio.fail_after(request.app.state.timeout):
+            result = await request.app.state.model.infer(a, x, y, milliseconds)
+    except BusyError:
+        return JSONResponse({"error": "too many requests in flight"}, status_code=503)
+    except TimeoutError:
+        return JSONResponse({"error": "the GPU did not finish in time"}, status_code=504)
+    except aiostream.ContextFailedError as error:
+        # Sticky: no CUDA call of this process will succeed again. A supervisor should restart it.
+        return JSONResponse({"error": str(error)}, status_code=503)
+    return JSONResponse({"y": [number if math.isfinite(number) else None for number in result]})
+
+
+def application(*, streams: int = 4, timeout: float = 1.0, in_flight: int = 256) -> Starlette:
+    """The ASGI application; serves under any server, on asyncio and on trio."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            owned = [await stack.enter_async_context(aiostream.Stream()) for _ in range(streams)]
+            app.state.model = Model(owned, in_flight)
+            await app.state.model.warm_up()
+            app.state.timeout = timeout
+            yield
+            # Leaving the block awaits what the GPU still has to do (`aclose`), and destroys the streams.
+        app.state.model.buffers.close()
+
+    return Starlette(routes=[Route("/ping", ping), Route("/infer", infer, methods=["POST"])], lifespan=lifespan)
+
+
+def serve_uvicorn(app: Any, port: int) -> None:
+    import uvicorn
+
+    # After its graceful shutdown uvicorn raises the signal again, for whoever handled it before: an orderly end here.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+
+
+def serve_hypercorn(app: Any, port: int) -> None:
+    import hypercorn.config
+    import hypercorn.trio
+    import trio
+
+    config = hypercorn.config.Config()
+    config.bind = [f"127.0.0.1:{port}"]
+    config.loglevel = "WARNING"
+
+    async def until_signalled() -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                return
+
+    trio.run(partial(hypercorn.trio.serve, app, config, shutdown_trigger=until_signalled))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A model server on CUDA streams.")
+    parser.add_argument("--server", choices=["uvicorn", "hypercorn"], default="uvicorn", help="default: uvicorn")
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000")
+    parser.add_argument("--timeout", type=float, default=1.0, help="seconds for one request (default: 1)")
+    parser.add_argument("--in-flight", type=int, default=256, help="requests that the GPU may have at once (default: 256)")
+    parser.add_argument("--simulator", action="store_true", help="run on aiostream's simulator of a CUDA driver")
+    options = parser.parse_args()
+    if options.simulator:
+        from aiostream import simulator
+
+        simulator.install()
+    try:
+        print(f"driver: {aiostream.Device(0).name}; {options.server} on http://127.0.0.1:{options.port}", flush=True)
+    except aiostream.NoDriverError as error:
+        raise SystemExit(str(error)) from None
+    app = application(timeout=options.timeout, in_flight=options.in_flight)
+    (serve_uvicorn if options.server == "uvicorn" else serve_hypercorn)(app, options.port)
+
+
+if __name__ == "__main__":
+    main()

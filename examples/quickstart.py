@@ -1,0 +1,97 @@
+"""Await GPU work: alone, with a timeout, and several streams at once.
+
+`python examples/quickstart.py` runs on the GPU; with `--simulator` (or `AIOSTREAM_SIMULATOR=1`) on aiostream's simulator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import sys
+import time
+from typing import Any
+
+import anyio
+from cuda.bindings import driver as cuda
+
+import aiostream
+
+# Your framework's kernels in real life. This one keeps its stream busy for a while; the simulator knows it by its name.
+SPIN = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry spin(.param .u64 nanoseconds)
+{
+    .reg .u64 %start, %now, %length, %gone;
+    .reg .pred %again;
+    ld.param.u64 %length, [nanoseconds];
+    mov.u64 %start, %globaltimer;
+AGAIN:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %gone, %now, %start;
+    setp.lt.u64 %again, %gone, %length;
+    @%again bra AGAIN;
+    ret;
+}
+\0"""
+
+
+def check(answer: tuple[Any, ...]) -> Any:
+    """What a call of the bindings gave back, or its error as an exception."""
+    code, *results = answer
+    if code:
+        raise RuntimeError(str(code))
+    return results[0] if results else None
+
+
+def launch(kernel: Any, stream: aiostream.Stream, milliseconds: float) -> None:
+    """Enqueues the kernel and returns at once."""
+    arguments = ((round(milliseconds * 1e6),), (ctypes.c_uint64,))
+    with stream.context.current():
+        check(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream.handle, arguments, 0))
+
+
+async def main() -> None:
+    device = aiostream.Device(0)
+    print(f"driver: {device.name}")
+    with device.primary_context.current():
+        kernel = check(cuda.cuModuleGetFunction(check(cuda.cuModuleLoadData(SPIN)), b"spin"))
+
+    async with aiostream.Stream() as stream:
+        # One await: the loop is free meanwhile.
+        began = time.perf_counter()
+        launch(kernel, stream, 20)
+        await stream.synchronize_async()
+        print(f"one kernel of 20 ms: {(time.perf_counter() - began) * 1000:.1f} ms")
+
+        # A timeout stops the waiting and not the GPU: the kernel runs to its end.
+        launch(kernel, stream, 200)
+        try:
+            async with asyncio.timeout(0.02):
+                await stream.synchronize_async()
+        except TimeoutError:
+            print(f"timed out after 20 ms; is the GPU done? {stream.query()}")
+
+    # Several streams at once, in anyio's task group (trio's and asyncio's serve as well).
+    async def one(milliseconds: float) -> None:
+        async with aiostream.Stream() as stream:
+            launch(kernel, stream, milliseconds)
+        print(f"the stream with {milliseconds} ms is done")  # leaving the block has awaited the work
+
+    began = time.perf_counter()
+    async with anyio.create_task_group() as group:
+        for milliseconds in (40, 20, 30):
+            group.start_soon(one, milliseconds)
+    print(f"all three: {(time.perf_counter() - began) * 1000:.1f} ms")
+
+
+if __name__ == "__main__":
+    if "--simulator" in sys.argv[1:]:
+        from aiostream import simulator
+
+        simulator.install()
+    try:
+        asyncio.run(main())
+    except aiostream.NoDriverError as error:
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,251 @@
+/* What the library exports: the driver's functions under their symbols' names, and the simulator's own controls. */
+#ifndef AIOSTREAM_SIMULATOR_API_H
+#define AIOSTREAM_SIMULATOR_API_H
+
+#include "driver.h"
+
+/* capture.c */
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode);
+EXPORT CUresult cuStreamBeginCapture(CUstream handle);
+EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out);
+EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status);
+EXPORT CUresult cuStreamGetCaptureInfo(CUstream handle, int *status, uint64_t *id);
+EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id, CUgraph *graph, const
+    CUgraphNode **nodes, size_t *count);
+EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream handle, int *status, uint64_t *id, CUgraph *graph, const
+    CUgraphNode **nodes, const void **edges, size_t *count);
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode);
+
+/* context.c */
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal);
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal);
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal);
+EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags);
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, int *active);
+EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice ordinal);
+EXPORT CUresult cuCtxCreate_v3(CUcontext *out, void *affinity, int affinity_count, unsigned flags, CUdevice ordinal);
+EXPORT CUresult cuCtxCreate_v4(CUcontext *out, void *parameters, unsigned flags, CUdevice ordinal);
+EXPORT CUresult cuCtxDestroy_v2(CUcontext handle);
+EXPORT CUresult cuCtxPushCurrent_v2(CUcontext handle);
+EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out);
+EXPORT CUresult cuCtxSetCurrent(CUcontext handle);
+EXPORT CUresult cuCtxGetCurrent(CUcontext *out);
+EXPORT CUresult cuCtxGetDevice_v2(CUdevice *out, CUcontext handle);
+EXPORT CUresult cuCtxGetDevice(CUdevice *out);
+EXPORT CUresult cuCtxGetFlags(unsigned *out);
+EXPORT CUresult cuCtxGetId(CUcontext handle, unsigned long long *out);
+EXPORT CUresult cuCtxGetApiVersion(CUcontext handle, unsigned *out);
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest);
+EXPORT CUresult cuCtxGetLimit(size_t *out, int limit);
+EXPORT CUresult cuCtxSetLimit(int limit, size_t value);
+EXPORT CUresult cuCtxSynchronize_v2(CUcontext handle);
+EXPORT CUresult cuCtxSynchronize(void);
+
+/* control.c */
+EXPORT CUresult aiostream_sim_configure(int devices, int driver_version, size_t memory_bytes, int hardware_queues);
+EXPORT CUresult aiostream_sim_fail(const char *name, CUresult code, unsigned long nth);
+EXPORT void aiostream_sim_clear_faults(void);
+EXPORT void aiostream_sim_seed(uint64_t seed, int on);
+EXPORT void aiostream_sim_adversary(int driver_lock, uint64_t enqueue_ns, int shuffle, uint64_t late_ns, int
+    fire_after_fault);
+EXPORT void aiostream_sim_break(CUresult code);
+EXPORT CUresult aiostream_sim_recover(void);
+EXPORT long aiostream_sim_calls(const char *name);
+EXPORT int aiostream_sim_known(int i, const char **name, int *lacking, unsigned long *count);
+EXPORT size_t aiostream_sim_pending(void);
+
+/* copy.c */
+EXPORT CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
+EXPORT CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
+EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+EXPORT CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t
+    bytes);
+EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream);
+EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream);
+EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+    size_t bytes, CUstream stream);
+EXPORT CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count);
+EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream);
+EXPORT CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t count);
+EXPORT CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream stream);
+EXPORT CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned value, size_t count);
+EXPORT CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream);
+
+/* device.c */
+EXPORT CUresult cuDeviceGet(CUdevice *out, int ordinal);
+EXPORT CUresult cuDeviceGetCount(int *out);
+EXPORT CUresult cuDeviceGetName(char *out, int length, CUdevice device);
+EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device);
+EXPORT CUresult cuDeviceGetUuid(CUuuid *out, CUdevice device);
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *out, CUdevice device);
+EXPORT CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device);
+EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device);
+EXPORT CUresult cuDeviceGetPCIBusId(char *out, int length, CUdevice device);
+EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *id);
+EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer);
+
+/* entry.c */
+EXPORT CUresult cuInit(unsigned flags);
+EXPORT CUresult cuDriverGetVersion(int *version);
+EXPORT CUresult cuGetProcAddress(const char *symbol, void **out, int version, uint64_t flags);
+EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags, int *status);
+
+/* errors.c */
+EXPORT CUresult cuGetErrorName(CUresult code, const char **out);
+EXPORT CUresult cuGetErrorString(CUresult code, const char **out);
+
+/* event.c */
+EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags);
+EXPORT CUresult cuEventDestroy_v2(CUevent handle);
+EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream);
+EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned flags);
+EXPORT CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags);
+EXPORT CUresult cuEventQuery(CUevent handle);
+EXPORT CUresult cuEventSynchronize(CUevent handle);
+EXPORT CUresult cuEventElapsedTime_v2(float *out, CUevent start_handle, CUevent end_handle);
+EXPORT CUresult cuEventElapsedTime(float *out, CUevent start, CUevent end);
+
+/* graph.c */
+EXPORT CUresult cuGraphCreate(CUgraph *out, unsigned flags);
+EXPORT CUresult cuGraphDestroy(CUgraph handle);
+EXPORT CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count);
+EXPORT CUresult cuGraphGetRootNodes(CUgraph handle, CUgraphNode *nodes, size_t *count);
+EXPORT CUresult cuGraphNodeGetType(CUgraphNode handle, int *out);
+
+/* kernels.c */
+EXPORT CUresult aiostream_sim_register_kernel(const char *name, void (*function)(void **), const unsigned *sizes,
+    unsigned count);
+
+/* memory.c */
+EXPORT CUresult cuMemGetInfo_v2(size_t *unused, size_t *total);
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes);
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags);
+EXPORT CUresult cuMemFree_v2(CUdeviceptr address);
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address);
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle);
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle);
+EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes);
+EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags);
+EXPORT CUresult cuMemFreeHost(void *address);
+EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned flags);
+EXPORT CUresult cuMemHostGetFlags(unsigned *out, void *address);
+EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags);
+EXPORT CUresult cuMemHostUnregister(void *address);
+EXPORT CUresult cuPointerGetAttribute(void *out, int which, CUdeviceptr address);
+EXPORT CUresult cuPointerGetAttributes(unsigned count, int *which, void **out, CUdeviceptr address);
+
+/* module.c */
+EXPORT CUresult cuModuleLoad(CUmodule *out, const char *path);
+EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *image);
+EXPORT CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned count, int *options, void **values);
+EXPORT CUresult cuModuleUnload(CUmodule handle);
+EXPORT CUresult cuModuleGetLoadingMode(int *out);
+EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule handle, const char *name);
+EXPORT CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit, void **jit_values, unsigned jit_count,
+    int *options, void **values, unsigned count);
+EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit, void **jit_values, unsigned
+    jit_count, int *options, void **values, unsigned count);
+EXPORT CUresult cuLibraryUnload(CUlibrary handle);
+EXPORT CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary handle, const char *name);
+EXPORT CUresult cuLibraryGetModule(CUmodule *out, CUlibrary handle);
+EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel);
+EXPORT CUresult cuFuncGetName(const char **out, CUfunction handle);
+EXPORT CUresult cuKernelGetName(const char **out, CUkernel handle);
+EXPORT CUresult cuFuncGetAttribute(int *out, int which, CUfunction handle);
+EXPORT CUresult cuKernelGetAttribute(int *out, int which, CUkernel handle, CUdevice device);
+EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle);
+EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *bytes);
+EXPORT CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *bytes);
+EXPORT CUresult cuFuncLoad(CUfunction handle);
+EXPORT CUresult cuFuncIsLoaded(int *state, CUfunction handle);
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned
+    block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters, void **extra);
+EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra);
+
+/* stream.c */
+EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags);
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority);
+EXPORT CUresult cuStreamDestroy_v2(CUstream handle);
+EXPORT CUresult cuStreamGetPriority(CUstream handle, int *out);
+EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *out);
+EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *out);
+EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *out);
+EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *out, void **green);
+EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out);
+EXPORT CUresult cuStreamQuery(CUstream handle);
+EXPORT CUresult cuStreamSynchronize(CUstream handle);
+EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_data);
+EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *user_data, unsigned flags);
+EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes, unsigned flags);
+EXPORT CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags);
+EXPORT CUresult cuStreamWaitValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value, unsigned flags);
+EXPORT CUresult cuStreamWriteValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags);
+EXPORT CUresult cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value, unsigned flags);
+
+/* copy.c, for the per-thread forms of perthread.c: synchronous, on a stream of choice; hidden */
+CUresult copy_now(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult copy_to_device(CUstream stream, CUdeviceptr to, const void *from, size_t bytes);
+CUresult copy_to_host(CUstream stream, void *to, CUdeviceptr from, size_t bytes);
+CUresult copy_on_device(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes);
+CUresult copy_to_peer(CUstream stream, CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes);
+CUresult fill1(CUstream stream, CUdeviceptr to, unsigned char value, size_t count);
+CUresult fill2(CUstream stream, CUdeviceptr to, unsigned short value, size_t count);
+CUresult fill4(CUstream stream, CUdeviceptr to, unsigned value, size_t count);
+
+/* perthread.c */
+EXPORT CUresult cuStreamGetPriority_ptsz(CUstream handle, int *out);
+EXPORT CUresult cuStreamGetFlags_ptsz(CUstream handle, unsigned *out);
+EXPORT CUresult cuStreamGetId_ptsz(CUstream handle, unsigned long long *out);
+EXPORT CUresult cuStreamGetDevice_ptsz(CUstream handle, CUdevice *out);
+EXPORT CUresult cuStreamGetCtx_ptsz(CUstream handle, CUcontext *out);
+EXPORT CUresult cuStreamGetCtx_v2_ptsz(CUstream handle, CUcontext *out, void **green);
+EXPORT CUresult cuStreamWaitEvent_ptsz(CUstream stream_handle, CUevent handle, unsigned flags);
+EXPORT CUresult cuStreamQuery_ptsz(CUstream handle);
+EXPORT CUresult cuStreamSynchronize_ptsz(CUstream handle);
+EXPORT CUresult cuStreamAddCallback_ptsz(CUstream handle, CUstreamCallback callback, void *user_data, unsigned flags);
+EXPORT CUresult cuLaunchHostFunc_ptsz(CUstream handle, CUhostFn function, void *user_data);
+EXPORT CUresult cuStreamAttachMemAsync_ptsz(CUstream handle, CUdeviceptr address, size_t bytes, unsigned flags);
+EXPORT CUresult cuStreamBeginCapture_ptsz(CUstream handle);
+EXPORT CUresult cuStreamBeginCapture_v2_ptsz(CUstream handle, int mode);
+EXPORT CUresult cuStreamEndCapture_ptsz(CUstream handle, CUgraph *out);
+EXPORT CUresult cuStreamIsCapturing_ptsz(CUstream handle, int *status);
+EXPORT CUresult cuStreamGetCaptureInfo_ptsz(CUstream handle, int *status, uint64_t *id);
+EXPORT CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream handle, int *status, uint64_t *id, CUgraph *graph, const
+    CUgraphNode **nodes, size_t *count);
+EXPORT CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream handle, int *status, uint64_t *id, CUgraph *graph, const
+    CUgraphNode **nodes, const void **edges, size_t *count);
+EXPORT CUresult cuStreamWaitValue32_v2_ptsz(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags);
+EXPORT CUresult cuStreamWaitValue64_v2_ptsz(CUstream handle, CUdeviceptr address, uint64_t value, unsigned flags);
+EXPORT CUresult cuStreamWriteValue32_v2_ptsz(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags);
+EXPORT CUresult cuStreamWriteValue64_v2_ptsz(CUstream handle, CUdeviceptr address, uint64_t value, unsigned flags);
+EXPORT CUresult cuEventRecord_ptsz(CUevent handle, CUstream stream);
+EXPORT CUresult cuEventRecordWithFlags_ptsz(CUevent handle, CUstream stream, unsigned flags);
+EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream handle);
+EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream handle);
+EXPORT CUresult cuMemcpy_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+EXPORT CUresult cuMemcpyAsync_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+EXPORT CUresult cuMemcpyHtoD_v2_ptds(CUdeviceptr to, const void *from, size_t bytes);
+EXPORT CUresult cuMemcpyHtoDAsync_v2_ptsz(CUdeviceptr to, const void *from, size_t bytes, CUstream stream);
+EXPORT CUresult cuMemcpyDtoH_v2_ptds(void *to, CUdeviceptr from, size_t bytes);
+EXPORT CUresult cuMemcpyDtoHAsync_v2_ptsz(void *to, CUdeviceptr from, size_t bytes, CUstream stream);
+EXPORT CUresult cuMemcpyDtoD_v2_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+EXPORT CUresult cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+EXPORT CUresult cuMemcpyPeer_ptds(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+    size_t bytes);
+EXPORT CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+    size_t bytes, CUstream stream);
+EXPORT CUresult cuMemsetD8_v2_ptds(CUdeviceptr to, unsigned char value, size_t count);
+EXPORT CUresult cuMemsetD16_v2_ptds(CUdeviceptr to, unsigned short value, size_t count);
+EXPORT CUresult cuMemsetD32_v2_ptds(CUdeviceptr to, unsigned value, size_t count);
+EXPORT CUresult cuMemsetD8Async_ptsz(CUdeviceptr to, unsigned char value, size_t count, CUstream stream);
+EXPORT CUresult cuMemsetD16Async_ptsz(CUdeviceptr to, unsigned short value, size_t count, CUstream stream);
+EXPORT CUresult cuMemsetD32Async_ptsz(CUdeviceptr to, unsigned value, size_t count, CUstream stream);
+EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned
+    block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters, void **extra);
+EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void
+    **extra);
+
+#endif

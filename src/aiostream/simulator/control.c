@@ -1,0 +1,183 @@
+/* What tests do to the driver: options, injected faults, adversaries, counters. Exported under the prefix aiostream_sim_. */
+#include "driver.h"
+
+#include "api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct simulator sim = {
+    .lock = PTHREAD_MUTEX_INITIALIZER,
+    .host_returned = PTHREAD_COND_INITIALIZER,
+    .driver_version = 13000,
+    .device_count = 1,
+    .queues = 8,
+};
+
+static size_t memory = (size_t)1 << 30;
+
+static pthread_mutex_t faults_lock;
+
+/* In the child our threads are gone, perhaps with a lock held. Driver calls answer before they take one; for the control functions
+ * the locks are made anew. */
+static void in_child(void)
+{
+    atomic_store(&sim.forked, true);
+    pthread_mutex_init(&sim.lock, NULL);
+    pthread_mutex_init(&faults_lock, NULL);
+}
+
+/* CUDA_DEVICE_MAX_CONNECTIONS is read here, at cuInit, as the real driver does. */
+CUresult initialise(void)
+{
+    pthread_mutex_lock(&sim.lock);
+    if (!sim.initialised && !atomic_load(&sim.forked)) {
+        const char *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+        long queues = connections != NULL ? strtol(connections, NULL, 10) : 8;
+        if (sim.queues != 0)
+            sim.queues = queues < 1 || queues > 32 ? 8 : (unsigned)queues;
+        for (int i = 0; i < sim.device_count; i++)
+            sim.devices[i].total = memory;
+        pthread_atfork(NULL, NULL, in_child);
+        engine_start();
+        sim.initialised = true;
+    }
+    return leave(sim.device_count > 0 ? OK : NO_DEVICE);
+}
+
+/* Once, before cuInit. */
+EXPORT CUresult aiostream_sim_configure(int devices, int driver_version, size_t memory_bytes, int hardware_queues)
+{
+    if (devices < 0 || devices > MAX_DEVICES)
+        return INVALID_VALUE;
+    pthread_mutex_lock(&sim.lock);
+    if (sim.initialised)
+        return leave(ILLEGAL_STATE);
+    sim.device_count = devices;
+    sim.driver_version = driver_version;
+    sim.queues = hardware_queues ? 8 : 0;
+    memory = memory_bytes;
+    return leave(OK);
+}
+
+/* --- injected faults --- */
+
+/* Under its own lock, which nothing else is taken in: calls look here before they take sim.lock. */
+static pthread_mutex_t faults_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct injected { struct call *call; unsigned long nth; CUresult code; struct injected *next; } *injected;
+
+EXPORT CUresult aiostream_sim_fail(const char *name, CUresult code, unsigned long nth)
+{
+    int id = find_call(name);
+    if (id < 0 || nth == 0)
+        return id < 0 ? NOT_FOUND : INVALID_VALUE;
+    struct injected *entry = malloc(sizeof *entry);
+    pthread_mutex_lock(&faults_lock);
+    *entry = (struct injected){&calls[id], atomic_load(&calls[id].count) + nth, code, injected};
+    injected = entry;
+    atomic_fetch_add(&calls[id].faults, 1);
+    pthread_mutex_unlock(&faults_lock);
+    return OK;
+}
+
+CUresult injected_fault(struct call *call, unsigned long nth)
+{
+    CUresult code = OK;
+    pthread_mutex_lock(&faults_lock);
+    for (struct injected **link = &injected; *link != NULL; link = &(*link)->next)
+        if ((*link)->call == call && (*link)->nth == nth) {
+            struct injected *entry = *link;
+            code = entry->code;
+            *link = entry->next;
+            atomic_fetch_sub(&call->faults, 1);
+            free(entry);
+            break;
+        }
+    pthread_mutex_unlock(&faults_lock);
+    return code;
+}
+
+EXPORT void aiostream_sim_clear_faults(void)
+{
+    pthread_mutex_lock(&faults_lock);
+    while (injected != NULL) {
+        struct injected *entry = injected;
+        injected = entry->next;
+        atomic_fetch_sub(&entry->call->faults, 1);
+        free(entry);
+    }
+    pthread_mutex_unlock(&faults_lock);
+}
+
+/* --- order and adversaries --- */
+
+EXPORT void aiostream_sim_seed(uint64_t seed, int on)
+{
+    pthread_mutex_lock(&sim.lock);
+    sim.seeded = on;
+    sim.seed = seed;
+    sim.seed_start = sim.next_sequence;
+    leave(OK);
+}
+
+EXPORT void aiostream_sim_adversary(int driver_lock, uint64_t enqueue_ns, int shuffle, uint64_t late_ns, int fire_after_fault)
+{
+    pthread_mutex_lock(&sim.lock);
+    sim.adversary.driver_lock = driver_lock;
+    sim.adversary.shuffle_callbacks = shuffle;
+    sim.adversary.late_faults = late_ns;
+    sim.adversary.fire_after_fault = fire_after_fault;
+    atomic_store(&sim.enqueue_delay, enqueue_ns);
+    pthread_cond_broadcast(&sim.host_returned);
+    leave(OK);
+}
+
+EXPORT void aiostream_sim_break(CUresult code)
+{
+    pthread_mutex_lock(&sim.lock);
+    fault(code);
+    leave(OK);
+}
+
+/* What no GPU can: after a sticky error, go on. Work still pending fails first; what host threads have to do, they do. */
+EXPORT CUresult aiostream_sim_recover(void)
+{
+    if (me.in_host_function)
+        return NOT_PERMITTED;
+    if (atomic_load(&sim.forked))
+        return NOT_INITIALIZED; /* nobody is there to be waited for */
+    pthread_mutex_lock(&sim.lock);
+    fault(LAUNCH_FAILED);
+    while (sim.captures != NULL)
+        capture_forget_stream(sim.captures->origin);
+    host_wait_empty();
+    sim.sticky = OK;
+    return leave(OK);
+}
+
+/* --- counters --- */
+
+EXPORT long aiostream_sim_calls(const char *name)
+{
+    int id = find_call(name);
+    return id < 0 ? -1 : (long)atomic_load(&calls[id].count);
+}
+
+/* The i-th known function's name, whether it is simulated, and how often it was called; 0 past the end. */
+EXPORT int aiostream_sim_known(int i, const char **name, int *lacking, unsigned long *count)
+{
+    if (i < 0 || i >= CALL_COUNT)
+        return 0;
+    *name = calls[i].name;
+    *lacking = calls[i].lacking;
+    *count = atomic_load(&calls[i].count);
+    return 1;
+}
+
+EXPORT size_t aiostream_sim_pending(void)
+{
+    pthread_mutex_lock(&sim.lock);
+    size_t pending = sim.pending;
+    pthread_mutex_unlock(&sim.lock);
+    return pending;
+}

@@ -1,0 +1,201 @@
+/* Copies and fills: enqueued like any work, carried out by the engine in stream order. */
+#include "driver.h"
+
+#include "api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { HOST_SIDE = 1, DEVICE_SIDE = 2, EITHER = 3 };
+
+static CUresult check(const void *address, size_t bytes, int side)
+{
+    const struct allocation *found = find_allocation(address);
+    if (found != NULL || side == DEVICE_SIDE)
+        return check_device_memory((uintptr_t)address, bytes);
+    return address != NULL ? OK : INVALID_VALUE; /* pageable memory: to be trusted, as the driver does */
+}
+
+static CUresult put(struct stream *stream, struct op *op, int node_type, bool wait)
+{
+    if (stream->capture != NULL) {
+        if (wait) {
+            op_free(op);
+            capture_invalidate(stream->capture);
+            return CAPTURE_UNSUPPORTED;
+        }
+        return capture_add(stream, op, node_type);
+    }
+    CUresult code = enqueue(stream, op);
+    return code == OK && wait ? stream_wait(stream, op->sequence) : code;
+}
+
+/* As the manual has it for asynchronous copies: a pageable source was read when the call returns; a copy to pageable memory has
+ * been carried out by then. Under capture the pointers are kept as they are. */
+static CUresult copy(CUstream handle, void *to, int to_side, const void *from, int from_side, size_t bytes, bool wait)
+{
+    struct stream *stream;
+    CUresult code = find_stream(handle, &stream);
+    if (code == OK)
+        code = capture_forbids_legacy(stream);
+    if (code == OK && bytes == 0)
+        return leave(OK);
+    if (code == OK)
+        code = check(to, bytes, to_side);
+    if (code == OK)
+        code = check(from, bytes, from_side);
+    if (code != OK)
+        return leave(code);
+    bool captured = stream->capture != NULL;
+    bool snapshot = !captured && !wait && find_allocation(from) == NULL;
+    struct op *op = op_new(OP_COPY, snapshot ? bytes : 0);
+    if (snapshot)
+        memcpy(op->payload, from, bytes);
+    op->u.copy.to = to;
+    op->u.copy.from = snapshot ? op->payload : from;
+    op->u.copy.bytes = bytes;
+    return leave(put(stream, op, 1, wait || (!captured && find_allocation(to) == NULL)));
+}
+
+#define DEVICE(address) ((void *)(uintptr_t)(address))
+
+CUresult copy_now(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+    ENTER(cuMemcpy, UNSAFE);
+    return copy(stream, DEVICE(to), EITHER, DEVICE(from), EITHER, bytes, true);
+}
+
+CUresult copy_to_device(CUstream stream, CUdeviceptr to, const void *from, size_t bytes)
+{
+    ENTER(cuMemcpyHtoD, UNSAFE);
+    return copy(stream, DEVICE(to), DEVICE_SIDE, from, HOST_SIDE, bytes, true);
+}
+
+CUresult copy_to_host(CUstream stream, void *to, CUdeviceptr from, size_t bytes)
+{
+    ENTER(cuMemcpyDtoH, UNSAFE);
+    return copy(stream, to, HOST_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
+}
+
+CUresult copy_on_device(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+    ENTER(cuMemcpyDtoD, UNSAFE);
+    return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
+}
+
+CUresult copy_to_peer(CUstream stream, CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes)
+{
+    ENTER(cuMemcpyPeer, UNSAFE);
+    struct context *context;
+    CUresult code = find_context(to_context, &context);
+    if (code == OK)
+        code = find_context(from_context, &context);
+    if (code != OK)
+        return leave(code);
+    return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
+}
+
+EXPORT CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+    return copy_now(STREAM_LEGACY, to, from, bytes);
+}
+
+EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
+{
+    return copy_to_device(STREAM_LEGACY, to, from, bytes);
+}
+
+EXPORT CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
+{
+    return copy_to_host(STREAM_LEGACY, to, from, bytes);
+}
+
+EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+    return copy_on_device(STREAM_LEGACY, to, from, bytes);
+}
+
+EXPORT CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes)
+{
+    return copy_to_peer(STREAM_LEGACY, to, to_context, from, from_context, bytes);
+}
+
+EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    ENTER(cuMemcpyAsync, ENQUEUES);
+    return copy(stream, DEVICE(to), EITHER, DEVICE(from), EITHER, bytes, false);
+}
+
+EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+    ENTER(cuMemcpyHtoDAsync, ENQUEUES);
+    return copy(stream, DEVICE(to), DEVICE_SIDE, from, HOST_SIDE, bytes, false);
+}
+
+EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    ENTER(cuMemcpyDtoHAsync, ENQUEUES);
+    return copy(stream, to, HOST_SIDE, DEVICE(from), DEVICE_SIDE, bytes, false);
+}
+
+EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    ENTER(cuMemcpyDtoDAsync, ENQUEUES);
+    return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, false);
+}
+
+EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
+                                  CUstream stream)
+{
+    ENTER(cuMemcpyPeerAsync, ENQUEUES);
+    struct context *context;
+    CUresult code = find_context(to_context, &context);
+    if (code == OK)
+        code = find_context(from_context, &context);
+    if (code != OK)
+        return leave(code);
+    return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, false);
+}
+
+/* --- fills --- */
+
+static CUresult fill(CUstream handle, CUdeviceptr to, uint32_t value, unsigned width, size_t count, bool wait)
+{
+    struct stream *stream;
+    CUresult code = find_stream(handle, &stream);
+    if (code == OK)
+        code = capture_forbids_legacy(stream);
+    if (code == OK && count == 0)
+        return leave(OK);
+    if (code == OK && (to % width != 0 || count > SIZE_MAX / width))
+        code = INVALID_VALUE;
+    if (code == OK)
+        code = check_device_memory(to, count * width);
+    if (code != OK)
+        return leave(code);
+    struct op *op = op_new(OP_FILL, 0);
+    op->u.fill.to = DEVICE(to);
+    op->u.fill.value = value;
+    op->u.fill.width = width;
+    op->u.fill.count = count;
+    return leave(put(stream, op, 2, wait));
+}
+
+#define FILLS(name, type, width) \
+    CUresult fill##width(CUstream stream, CUdeviceptr to, type value, size_t count) \
+    { \
+        ENTER(name, UNSAFE); \
+        return fill(stream, to, value, width, count, true); \
+    } \
+    EXPORT CUresult name##_v2(CUdeviceptr to, type value, size_t count) \
+    { \
+        return fill##width(STREAM_LEGACY, to, value, count); \
+    } \
+    EXPORT CUresult name##Async(CUdeviceptr to, type value, size_t count, CUstream stream) \
+    { \
+        ENTER(name##Async, ENQUEUES); \
+        return fill(stream, to, value, width, count, false); \
+    }
+FILLS(cuMemsetD8, unsigned char, 1)
+FILLS(cuMemsetD16, unsigned short, 2)
+FILLS(cuMemsetD32, unsigned, 4)

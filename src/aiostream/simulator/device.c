@@ -1,0 +1,137 @@
+/* Devices: what they claim to be. */
+#include "driver.h"
+
+#include "api.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char NAME[] = "aiostream simulator";
+
+/* As an H200 answers, where a library may ask and the answer has a meaning here; what is not simulated is 0. */
+static const struct { int attribute, value; } attributes[] = {
+    {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, /* launch shape */
+    {8, 49152}, {9, 65536}, {10, 32}, {11, 2147483647}, {12, 65536}, {13, 1980000}, {14, 512},
+    {15, 1}, {16, 132}, {19, 1}, {31, 1}, {32, 1}, {36, 3201000}, {37, 6144}, {38, 62914560}, {39, 2048}, {40, 3},
+    {41, 1},  /* UNIFIED_ADDRESSING */
+    {51, 32}, {75, 9}, {76, 0}, /* COMPUTE_CAPABILITY */
+    {78, 1},  /* STREAM_PRIORITIES_SUPPORTED */
+    {81, 233472}, {82, 65536}, {83, 1}, /* MANAGED_MEMORY */
+    {87, 2}, {88, 1}, {89, 1}, {90, 1}, {91, 1}, /* PAGEABLE_MEMORY_ACCESS ... CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
+    {92, 1}, {93, 1}, {94, 1}, /* stream memory operations, first form */
+    {97, 232448}, {99, 1}, {106, 32}, {111, 1024}, {113, 1},
+    {122, 1}, {123, 1}, /* stream memory operations: 64 bit, NOR */
+    {126, 4},
+};
+
+static CUresult check(CUdevice device)
+{
+    return device >= 0 && device < sim.device_count ? OK : INVALID_DEVICE;
+}
+
+EXPORT CUresult cuDeviceGet(CUdevice *out, int ordinal)
+{
+    ENTER(cuDeviceGet, DEAD_OK);
+    CUresult code = out == NULL ? INVALID_VALUE : check(ordinal);
+    if (code == OK)
+        *out = ordinal;
+    return leave(code);
+}
+
+EXPORT CUresult cuDeviceGetCount(int *out)
+{
+    ENTER(cuDeviceGetCount, DEAD_OK);
+    if (out != NULL)
+        *out = sim.device_count;
+    return leave(out != NULL ? OK : INVALID_VALUE);
+}
+
+EXPORT CUresult cuDeviceGetName(char *out, int length, CUdevice device)
+{
+    ENTER(cuDeviceGetName, DEAD_OK);
+    CUresult code = out == NULL || length <= 0 ? INVALID_VALUE : check(device);
+    if (code == OK)
+        snprintf(out, (size_t)length, "%s", NAME);
+    return leave(code);
+}
+
+EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device)
+{
+    ENTER(cuDeviceGetUuid, DEAD_OK);
+    CUresult code = out == NULL ? INVALID_VALUE : check(device);
+    if (code == OK) {
+        memcpy(out->bytes, "aiostream sim \0", 15);
+        out->bytes[15] = (char)device;
+    }
+    return leave(code);
+}
+
+EXPORT CUresult cuDeviceGetUuid(CUuuid *out, CUdevice device)
+{
+    return cuDeviceGetUuid_v2(out, device);
+}
+
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *out, CUdevice device)
+{
+    ENTER(cuDeviceTotalMem, DEAD_OK);
+    CUresult code = out == NULL ? INVALID_VALUE : check(device);
+    if (code == OK)
+        *out = sim.devices[device].total;
+    return leave(code);
+}
+
+EXPORT CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device)
+{
+    ENTER(cuDeviceGetAttribute, DEAD_OK);
+    CUresult code = out == NULL || attribute < 1 || attribute > 200 ? INVALID_VALUE : check(device);
+    if (code != OK)
+        return leave(code);
+    *out = attribute == 33 ? device + 1 : 0; /* PCI_BUS_ID */
+    for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++)
+        if (attributes[i].attribute == attribute)
+            *out = attributes[i].value;
+    return leave(OK);
+}
+
+EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
+{
+    ENTER(cuDeviceComputeCapability, DEAD_OK);
+    CUresult code = major == NULL || minor == NULL ? INVALID_VALUE : check(device);
+    if (code == OK) {
+        *major = 9;
+        *minor = 0;
+    }
+    return leave(code);
+}
+
+EXPORT CUresult cuDeviceGetPCIBusId(char *out, int length, CUdevice device)
+{
+    ENTER(cuDeviceGetPCIBusId, DEAD_OK);
+    CUresult code = out == NULL || length < 13 ? INVALID_VALUE : check(device);
+    if (code == OK)
+        snprintf(out, (size_t)length, "0000:%02x:00.0", (unsigned)device + 1);
+    return leave(code);
+}
+
+EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *id)
+{
+    ENTER(cuDeviceGetByPCIBusId, DEAD_OK);
+    unsigned bus;
+    if (out == NULL || id == NULL)
+        return leave(INVALID_VALUE);
+    if (sscanf(id, "0000:%x:00.0", &bus) != 1 || bus == 0 || check((int)bus - 1) != OK)
+        return leave(INVALID_DEVICE);
+    *out = (int)bus - 1;
+    return leave(OK);
+}
+
+/* All devices share the host's memory, but peer access is a promise about GPUs, and enabling it is not simulated. */
+EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer)
+{
+    ENTER(cuDeviceCanAccessPeer, DEAD_OK);
+    CUresult code = out == NULL ? INVALID_VALUE : check(device) != OK ? INVALID_DEVICE : check(peer);
+    if (code == OK)
+        *out = 0;
+    return leave(code);
+}

@@ -1,0 +1,361 @@
+/* The simulator's own types: what a stream, an event, a context are, and who may touch what.
+ *
+ * One lock, `sim.lock`, guards every field of every struct here unless a comment beside the field says otherwise. No other
+ * lock is ever taken while it is held, and nothing of the user's (host function, callback, kernel, big copy) runs under it.
+ * cuda.h is not included: users build this with gcc and the Python headers alone. Handles cross the API as plain pointers
+ * and are looked up before they are followed, so that a stale one answers 400 and does not crash.
+ */
+#ifndef AIOSTREAM_SIMULATOR_DRIVER_H
+#define AIOSTREAM_SIMULATOR_DRIVER_H
+
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef void *CUcontext, *CUstream, *CUevent, *CUmodule, *CUfunction, *CUlibrary, *CUkernel, *CUgraph, *CUgraphNode;
+typedef struct { char bytes[16]; } CUuuid;
+typedef void (*CUhostFn)(void *user_data);
+typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *user_data);
+
+/* As in the ABI. The attributes behind `attrs` are read by nobody here: launches with attributes are refused. */
+typedef struct {
+    unsigned int grid[3], block[3], shared_bytes;
+    CUstream stream;
+    void *attributes;
+    unsigned int attribute_count;
+} CUlaunchConfig;
+
+enum {
+    OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, PEER_UNSUPPORTED = 217, FILE_NOT_FOUND = 301, INVALID_HANDLE = 400,
+    ILLEGAL_STATE = 401, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, PRIMARY_CONTEXT_ACTIVE = 708,
+    CONTEXT_IS_DESTROYED = 709, HOST_ALREADY_REGISTERED = 712, HOST_NOT_REGISTERED = 713, LAUNCH_FAILED = 719,
+    NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
+    CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907,
+    CAPTURE_WRONG_THREAD = 908,
+};
+
+#define STREAM_LEGACY ((CUstream)1)
+#define STREAM_PER_THREAD ((CUstream)2)
+#define LAUNCH_DEPTH 1022 /* launches queued on one stream before the next one blocks its caller: measured on an H200 */
+#define MAX_DEVICES 16
+#define MAX_PARAMETERS 64
+
+enum object_kind { OBJECT_STREAM = 1, OBJECT_EVENT, OBJECT_MODULE, OBJECT_LIBRARY, OBJECT_FUNCTION, OBJECT_GRAPH, OBJECT_NODE };
+
+/* A thread blocked in the driver. Lives on that thread's stack; whoever wakes it takes it off its list. */
+struct waiter {
+    struct waiter *next;
+    pthread_cond_t cond;
+    uint64_t target; /* wake once everything up to this sequence number is done */
+    bool woken;
+};
+
+/* What an event's record stands for: one point of one stream. Events, waits and records share it by reference. */
+struct marker {
+    int references;
+    bool done;
+    uint64_t time; /* ns, CLOCK_MONOTONIC, once done */
+    struct waiter *waiters;
+    struct stream *blocked; /* streams whose head waits for this, linked by marker_next */
+};
+
+enum op_kind { OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_CALLBACK, OP_RECORD, OP_WAIT_EVENT, OP_WAIT_VALUE, OP_WRITE_VALUE, OP_FREE, OP_EMPTY };
+
+/* QUEUED: not looked at yet. ARMED: at the head, waiting for a timer or a memory word. BUSY: somebody works on it without the
+ * lock (the engine, or a host thread's queue), so nobody else may free it. */
+enum op_state { QUEUED, ARMED, BUSY };
+
+/* One item of a stream's queue. Owned by the stream from enqueue to pop; a BUSY one outlives even an abandoned stream queue. */
+struct op {
+    struct op *next;
+    struct op *next_holder; /* the stream's next op that needs a hardware queue */
+    struct op *next_host;   /* the next one in the context's host queue */
+    struct stream *stream;  /* NULL once the stream's queue was abandoned: whoever is BUSY with it frees it */
+    struct context *context;
+    uint64_t sequence; /* position in the order of all enqueues of the process */
+    enum op_kind kind;
+    enum op_state state;
+    union {
+        struct { const struct kernel *kernel; uint64_t end; } kernel;
+        struct { void *to; const void *from; size_t bytes; } copy; /* from == payload when it was pageable host memory */
+        struct { void *to; uint32_t value; unsigned width; size_t count; } fill;
+        struct { CUhostFn host; CUstreamCallback callback; CUstream handle; void *user_data; } host;
+        struct { struct marker *marker; bool holder; } mark;
+        struct { void *address; uint64_t value; unsigned width, flags; uint64_t since; } word;
+        void *memory;
+    } u;
+    size_t payload_bytes;
+    _Alignas(16) unsigned char payload[]; /* kernel arguments, or the snapshot of a pageable source */
+};
+
+struct stream {
+    struct stream *next, *previous; /* all streams of the context, draining ones included */
+    struct context *context;        /* for ever; a context is never freed */
+    uint64_t id;                    /* never reused, unlike the handle */
+    unsigned flags;
+    int priority;
+    bool legacy, blocking; /* blocking: ordered against the legacy stream */
+    bool destroyed;        /* the handle is gone; freed once the queue is empty and nobody waits */
+    int references;        /* threads blocked on it */
+    struct op *head, *tail;
+    struct op *first_holder, *last_holder; /* pending ops that need a hardware queue, in order */
+    unsigned launches;                     /* launches in the queue, for back-pressure */
+    struct waiter *waiters;
+    bool ready;         /* in the engine's ready ring */
+    bool queue_blocked; /* the head waits for a hardware queue */
+    bool legacy_blocked;
+    struct stream *marker_next;
+    struct capture *capture; /* NULL: not capturing */
+    struct node **dependencies; /* what the next captured node depends on */
+    size_t dependency_count;
+};
+
+struct event {
+    unsigned flags;
+    struct context *context;
+    uint64_t generation; /* the context's when the event was made */
+    struct marker *marker;   /* the last record; NULL: never recorded, or last recorded under capture */
+    struct capture *capture; /* last recorded in this capture: a reference */
+    struct node **nodes;     /* ... behind these nodes */
+    size_t node_count;
+};
+
+struct context {
+    int device;
+    uint64_t id;
+    unsigned flags;
+    bool primary, active; /* active: has been made and not destroyed or reset */
+    int retained;         /* primary contexts */
+    uint64_t generation;  /* grows when it is destroyed or reset: what it held is gone */
+    struct stream *streams;
+    struct stream *legacy;
+    struct stream *legacy_waits_for; /* the blocking stream that holds up the legacy stream's head */
+    struct waiter *waiters;
+    /* The host thread's queue: BUSY host functions and callbacks in completion order. */
+    struct op *host_head, *host_tail;
+    unsigned host_count;
+    bool host_started, host_running;
+    pthread_cond_t host_work;
+    struct waiter *host_idle; /* waiting for the running host function to return */
+    size_t limits[11];
+};
+
+struct device {
+    size_t total, used;
+    struct context *primary;
+    /* Streams with pending host functions or memory operations, by the sequence number of the first of them. The first
+     * `sim.queues` of them have a hardware queue. */
+    struct stream **requests;
+    size_t request_count, request_space;
+    unsigned primary_flags;
+};
+
+struct kernel {
+    char *name;
+    void (*function)(void **parameters); /* NULL: built in, see kernels.c */
+    int builtin;
+    unsigned parameter_count;
+    unsigned sizes[MAX_PARAMETERS];
+    struct kernel *next;
+};
+
+struct function { struct module *module; const struct kernel *kernel; };
+struct module {
+    struct context *context; /* NULL: a library */
+    uint64_t generation;     /* the context's */
+    char *image;             /* the PTX text */
+    struct function **functions;
+    size_t function_count;
+    struct module *loaded; /* a library's module, made on request */
+};
+
+struct capture {
+    int references; /* streams in it, events recorded in it */
+    uint64_t id;
+    int mode;
+    bool invalid, ended;
+    pthread_t owner;
+    struct stream *origin;
+    struct context *context;
+    struct graph *graph;
+    struct capture *next; /* all captures that have not ended */
+};
+
+struct node {
+    struct graph *graph;
+    int type; /* CUgraphNodeType */
+    struct node **dependencies;
+    size_t dependency_count;
+    struct op *op; /* the work, ready to be copied into a stream; never enqueued itself */
+    bool reached;
+};
+
+struct graph { struct node **nodes; size_t node_count; };
+
+struct allocation {
+    uintptr_t base;
+    size_t bytes;
+    int device;
+    struct context *context;
+    enum { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED } kind;
+    unsigned flags;
+    uint64_t id;
+};
+
+struct simulator {
+    pthread_mutex_t lock;
+    bool initialised;
+    int driver_version, device_count;
+    unsigned queues; /* hardware queues per device; 0: unlimited */
+    struct device devices[MAX_DEVICES];
+    struct context **contexts;
+    size_t context_count;
+    uint64_t next_id, next_sequence;
+    size_t pending; /* ops alive in streams and host queues */
+    unsigned host_functions_running;
+    pthread_cond_t host_returned; /* for the driver_lock adversary */
+    CUresult sticky, last_fault;
+    uint64_t fault_epoch; /* grows with every fault: a waiter that slept through fault and recovery still reports it */
+    struct capture *captures;
+    bool seeded; /* else streams move in the order in which they became able to */
+    uint64_t seed, seed_start; /* the sequence number at which the seed was set */
+    struct { bool driver_lock, shuffle_callbacks, fire_after_fault; uint64_t late_faults; } adversary;
+    _Atomic uint64_t enqueue_delay; /* ns; read without the lock */
+    _Atomic bool forked;            /* set in the child of a fork, where none of our threads exist */
+};
+extern struct simulator sim;
+
+/* This thread's driver state; touched by this thread only. */
+struct thread_state {
+    struct context **stack;
+    size_t depth, space;
+    struct { struct stream *stream; uint64_t id; } *streams; /* per-thread default streams, one per context */
+    size_t stream_count;
+    int capture_mode;
+    bool in_host_function;
+};
+extern _Thread_local struct thread_state me;
+
+/* --- entry.c: how every call begins and ends --- */
+enum {
+    PURE = 1,           /* needs nothing: no cuInit, no lock */
+    DEAD_OK = 2,        /* answers after a sticky error too */
+    HOST_OK = 4,        /* allowed inside a host function */
+    HOST_NOT_READY = 8, /* answers 600 there */
+    ENQUEUES = 16,
+    UNSAFE = 32,        /* potentially unsafe during a stream capture */
+};
+#define CALL(name) CALL_##name,
+#define LACK(name) CALL_##name,
+enum call_id {
+#include "calls.h"
+    CALL_COUNT
+};
+#undef CALL
+#undef LACK
+CUresult enter(enum call_id id, unsigned rules); /* OK: the lock is held (unless PURE) */
+CUresult leave(CUresult code);
+CUresult initialise(void);
+#define ENTER(name, rules) do { CUresult enter_code = enter(CALL_##name, (rules)); if (enter_code) return enter_code; } while (0)
+struct call { const char *name; bool lacking; _Atomic unsigned long count; _Atomic unsigned faults; };
+extern struct call calls[];
+int find_call(const char *name);
+
+/* --- versions.c --- */
+struct version { const char *name; int version; void (*function)(void); void (*per_thread)(void); };
+extern const struct version versions[];
+extern const size_t version_count;
+
+/* --- handles.c --- */
+void *object_new(enum object_kind kind, size_t bytes);
+void object_forget(void *handle); /* the handle is unknown from here on; the memory is the caller's to free */
+void *object_find(const void *handle, enum object_kind kind);
+
+/* --- context.c --- */
+CUresult current_context(struct context **out);
+CUresult find_context(CUcontext handle, struct context **out);
+struct context *context_make(int device);
+
+/* --- stream.c --- */
+CUresult find_stream(CUstream handle, struct stream **out);
+void thread_register(void);
+struct stream *stream_make(struct context *context, unsigned flags, int priority);
+void stream_release(struct stream *stream); /* frees it if destroyed, empty and unwatched */
+CUresult stream_wait(struct stream *stream, uint64_t target);
+CUresult drain(struct stream *stream);
+CUresult context_drain(struct context *context);
+void streams_forget(struct context *context);
+
+/* --- engine.c --- */
+struct op *op_new(enum op_kind kind, size_t payload_bytes);
+void op_free(struct op *op);
+CUresult enqueue(struct stream *stream, struct op *op); /* may block while the stream is full; owns op either way */
+void make_ready(struct stream *stream);
+void op_done(struct op *op);
+void abandon_all(CUresult status);
+void fault(CUresult code);
+uint64_t now_ns(void);
+uint64_t shuffled_place(const struct op *op);
+void engine_poke(void);
+CUresult wait_on(struct waiter **list, uint64_t target); /* releases the lock meanwhile */
+void wake(struct waiter **list, uint64_t done);
+void engine_start(void);
+
+/* --- queues.c --- */
+bool is_holder(const struct op *op);
+void queue_request(struct stream *stream, struct op *op);
+void queue_release(struct stream *stream, struct op *op);
+void queue_forget(struct stream *stream);
+bool queue_blocks(struct stream *stream, const struct op *op);
+
+/* --- hostthread.c --- */
+void host_push(struct op *op);
+void host_wait_idle(struct context *context);
+void host_wait_empty(void);
+
+/* --- event.c --- */
+struct marker *marker_new(void);
+void marker_release(struct marker *marker);
+void marker_finish(struct marker *marker, uint64_t time);
+CUresult marker_wait(struct marker *marker);
+void event_forget_capture(struct event *event);
+
+/* --- memory.c --- */
+struct allocation *find_allocation(const void *address);
+CUresult check_device_memory(CUdeviceptr address, size_t bytes);
+void memory_free_device(void *base);
+void memory_release_context(struct context *context);
+
+/* --- kernels.c, module.c --- */
+const struct kernel *find_kernel(const char *name, size_t length);
+void kernel_run(struct op *op);                  /* without the lock */
+bool kernel_is_timed(const struct op *op, uint64_t *duration);
+CUresult kernel_fault(const struct op *op);      /* the sticky error that it raises, or OK */
+
+/* --- capture.c, graph.c --- */
+CUresult capture_forbids_unsafe(void);
+CUresult capture_forbids_query(struct stream *stream);
+CUresult capture_forbids_legacy(struct stream *stream);
+CUresult capture_add(struct stream *stream, struct op *op, int type);
+CUresult capture_record(struct stream *stream, struct event *event);
+CUresult capture_wait(struct stream *stream, struct event *event);
+void capture_invalidate(struct capture *capture);
+void capture_forget_stream(struct stream *stream);
+void capture_release(struct capture *capture);
+struct graph *graph_new(void);
+struct node *graph_add(struct graph *graph, int type, struct op *op, struct node **dependencies, size_t count);
+void graph_free(struct graph *graph);
+
+/* --- control.c --- */
+CUresult injected_fault(struct call *call, unsigned long nth);
+
+#endif

@@ -1,0 +1,203 @@
+/* Events: snapshots of a point of a stream. */
+#include "driver.h"
+
+#include "api.h"
+
+#include <stdlib.h>
+
+struct marker *marker_new(void)
+{
+    struct marker *marker = calloc(1, sizeof *marker);
+    if (marker == NULL)
+        abort();
+    marker->references = 1;
+    return marker;
+}
+
+void marker_release(struct marker *marker)
+{
+    if (--marker->references == 0)
+        free(marker);
+}
+
+void marker_finish(struct marker *marker, uint64_t time)
+{
+    marker->done = true;
+    marker->time = time;
+    wake(&marker->waiters, UINT64_MAX);
+    while (marker->blocked != NULL) {
+        struct stream *stream = marker->blocked;
+        marker->blocked = stream->marker_next;
+        make_ready(stream);
+    }
+}
+
+CUresult marker_wait(struct marker *marker)
+{
+    CUresult code = OK;
+    marker->references++;
+    while (!marker->done && code == OK)
+        code = wait_on(&marker->waiters, 0);
+    marker_release(marker);
+    return code;
+}
+
+/* An event dies with its context: a primary context that is made anew is another generation. */
+static struct event *find_live(CUevent handle)
+{
+    struct event *event = object_find(handle, OBJECT_EVENT);
+    return event != NULL && event->context->active && event->generation == event->context->generation ? event : NULL;
+}
+
+EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags)
+{
+    ENTER(cuEventCreate, 0);
+    struct context *context;
+    CUresult code = out == NULL || flags > 7 ? INVALID_VALUE : current_context(&context);
+    if (code == OK && (flags & 4))
+        code = NOT_SUPPORTED; /* between processes */
+    if (code == OK) {
+        struct event *event = object_new(OBJECT_EVENT, sizeof *event);
+        event->flags = flags;
+        event->context = context;
+        event->generation = context->generation;
+        *out = event;
+    }
+    return leave(code);
+}
+
+void event_forget_capture(struct event *event)
+{
+    if (event->capture == NULL)
+        return;
+    capture_release(event->capture);
+    event->capture = NULL;
+    free(event->nodes);
+    event->nodes = NULL;
+    event->node_count = 0;
+}
+
+EXPORT CUresult cuEventDestroy_v2(CUevent handle)
+{
+    ENTER(cuEventDestroy, 0);
+    struct event *event = object_find(handle, OBJECT_EVENT);
+    if (event == NULL)
+        return leave(INVALID_HANDLE);
+    object_forget(event);
+    event_forget_capture(event);
+    if (event->marker != NULL)
+        marker_release(event->marker);
+    free(event);
+    return leave(OK);
+}
+
+static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags)
+{
+    struct event *event = find_live(handle);
+    struct stream *stream;
+    CUresult code = event == NULL ? INVALID_HANDLE : flags > 1 ? INVALID_VALUE : find_stream(stream_handle, &stream);
+    if (code == OK)
+        code = capture_forbids_legacy(stream);
+    if (code == OK && event->context != stream->context)
+        code = INVALID_HANDLE;
+    if (code == OK && stream->capture != NULL)
+        return leave(flags == 1 ? NOT_SUPPORTED : capture_record(stream, event));
+    if (code != OK)
+        return leave(code);
+    event_forget_capture(event);
+    if (event->marker != NULL)
+        marker_release(event->marker);
+    struct op *op = op_new(OP_RECORD, 0);
+    event->marker = op->u.mark.marker = marker_new();
+    event->marker->references++;
+    op->u.mark.holder = event->flags & 1;
+    return leave(enqueue(stream, op));
+}
+
+EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream)
+{
+    ENTER(cuEventRecord, ENQUEUES);
+    return record(handle, stream, 0);
+}
+
+EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned flags)
+{
+    ENTER(cuEventRecordWithFlags, ENQUEUES);
+    return record(handle, stream, flags);
+}
+
+EXPORT CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags)
+{
+    ENTER(cuStreamWaitEvent, ENQUEUES);
+    struct event *event = find_live(handle);
+    struct stream *stream;
+    CUresult code = event == NULL ? INVALID_HANDLE : flags > 1 ? INVALID_VALUE : find_stream(stream_handle, &stream);
+    if (code == OK)
+        code = capture_forbids_legacy(stream);
+    if (code != OK)
+        return leave(code);
+    if (event->capture != NULL || stream->capture != NULL)
+        return leave(flags == 1 ? NOT_SUPPORTED : capture_wait(stream, event));
+    if (event->marker == NULL || event->marker->done)
+        return leave(OK);
+    struct op *op = op_new(OP_WAIT_EVENT, 0);
+    op->u.mark.marker = event->marker;
+    event->marker->references++;
+    return leave(enqueue(stream, op));
+}
+
+/* An event last recorded under capture can be asked nothing, and asking ruins the capture. */
+static CUresult find_event(CUevent handle, struct event **out)
+{
+    *out = find_live(handle);
+    if (*out == NULL)
+        return INVALID_HANDLE;
+    if ((*out)->capture != NULL) {
+        capture_invalidate((*out)->capture);
+        return CAPTURED_EVENT;
+    }
+    return OK;
+}
+
+EXPORT CUresult cuEventQuery(CUevent handle)
+{
+    ENTER(cuEventQuery, UNSAFE);
+    struct event *event;
+    CUresult code = find_event(handle, &event);
+    if (code == OK && event->marker != NULL && !event->marker->done)
+        code = NOT_READY;
+    return leave(code);
+}
+
+EXPORT CUresult cuEventSynchronize(CUevent handle)
+{
+    ENTER(cuEventSynchronize, UNSAFE);
+    struct event *event;
+    CUresult code = find_event(handle, &event);
+    if (code == OK && event->marker != NULL)
+        code = marker_wait(event->marker);
+    return leave(code);
+}
+
+EXPORT CUresult cuEventElapsedTime_v2(float *out, CUevent start_handle, CUevent end_handle)
+{
+    ENTER(cuEventElapsedTime, UNSAFE);
+    struct event *start, *end = NULL;
+    CUresult code = out == NULL ? INVALID_VALUE : find_event(start_handle, &start);
+    if (code == OK)
+        code = find_event(end_handle, &end);
+    if (code == OK && (((start->flags | end->flags) & 2) || start->marker == NULL || end->marker == NULL))
+        code = INVALID_HANDLE;
+    if (code == OK && start->context != end->context)
+        code = INVALID_HANDLE;
+    if (code == OK && !(start->marker->done && end->marker->done))
+        code = NOT_READY;
+    if (code == OK)
+        *out = (float)((double)(int64_t)(end->marker->time - start->marker->time) / 1e6);
+    return leave(code);
+}
+
+EXPORT CUresult cuEventElapsedTime(float *out, CUevent start, CUevent end)
+{
+    return cuEventElapsedTime_v2(out, start, end);
+}

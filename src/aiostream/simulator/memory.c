@@ -1,0 +1,358 @@
+/* Memory: host memory that plays the device's; device pointers are host pointers. */
+#include "driver.h"
+
+#include "api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Sorted by base, under sim.lock. */
+static struct allocation *allocations;
+static size_t allocation_count, allocation_space;
+
+/* The index of the last allocation that begins at or before the address, plus one. */
+static size_t position(uintptr_t address)
+{
+    size_t low = 0, high = allocation_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (allocations[middle].base <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+struct allocation *find_allocation(const void *address)
+{
+    size_t i = position((uintptr_t)address);
+    if (i == 0)
+        return NULL;
+    struct allocation *found = &allocations[i - 1];
+    return (uintptr_t)address - found->base < found->bytes ? found : NULL;
+}
+
+CUresult check_device_memory(CUdeviceptr address, size_t bytes)
+{
+    const struct allocation *found = find_allocation((void *)(uintptr_t)address);
+    bool inside = found != NULL && bytes <= found->bytes - ((uintptr_t)address - found->base);
+    return inside ? OK : INVALID_VALUE;
+}
+
+static struct allocation *add(void *base, size_t bytes, struct context *context, int kind, unsigned flags)
+{
+    if (allocation_count == allocation_space) {
+        allocation_space = allocation_space ? allocation_space * 2 : 64;
+        allocations = realloc(allocations, allocation_space * sizeof *allocations);
+    }
+    size_t i = position((uintptr_t)base);
+    memmove(&allocations[i + 1], &allocations[i], (allocation_count - i) * sizeof *allocations);
+    allocation_count++;
+    allocations[i] = (struct allocation){(uintptr_t)base, bytes, context->device, context, kind, flags, ++sim.next_id};
+    return &allocations[i];
+}
+
+static bool on_device(const struct allocation *allocation)
+{
+    return allocation->kind == MEMORY_DEVICE || allocation->kind == MEMORY_MANAGED;
+}
+
+static void take_out(struct allocation *allocation)
+{
+    if (on_device(allocation))
+        sim.devices[allocation->device].used -= allocation->bytes;
+    if (allocation->kind != MEMORY_REGISTERED)
+        free((void *)allocation->base);
+    size_t i = (size_t)(allocation - allocations);
+    allocation_count--;
+    memmove(allocation, allocation + 1, (allocation_count - i) * sizeof *allocations);
+}
+
+void memory_free_device(void *base)
+{
+    struct allocation *found = find_allocation(base);
+    if (found != NULL)
+        take_out(found);
+}
+
+void memory_release_context(struct context *context)
+{
+    for (size_t i = allocation_count; i > 0; i--)
+        if (allocations[i - 1].context == context)
+            take_out(&allocations[i - 1]);
+}
+
+static CUresult allocate(struct context *context, size_t bytes, int kind, unsigned flags, void **out)
+{
+    struct device *device = &sim.devices[context->device];
+    if (bytes == 0 || out == NULL)
+        return INVALID_VALUE;
+    bool counts = kind == MEMORY_DEVICE || kind == MEMORY_MANAGED;
+    if (counts && bytes > device->total - device->used)
+        return OUT_OF_MEMORY;
+    void *memory = bytes > SIZE_MAX - 512 ? NULL : aligned_alloc(512, (bytes + 511) / 512 * 512);
+    if (memory == NULL)
+        return OUT_OF_MEMORY;
+    if (counts)
+        device->used += bytes;
+    add(memory, bytes, context, kind, flags);
+    *out = memory;
+    return OK;
+}
+
+/* Freeing waits for the work of the memory's context, as cuMemFree does: an op may still be using it. */
+static CUresult free_now(void *base, bool host)
+{
+    struct allocation *found = find_allocation(base);
+    if (found == NULL || found->base != (uintptr_t)base || (host ? found->kind != MEMORY_HOST : !on_device(found)))
+        return INVALID_VALUE;
+    uint64_t id = found->id;
+    CUresult code = context_drain(found->context);
+    if (code != OK)
+        return code;
+    found = find_allocation(base); /* the table may have moved, or another thread may have freed it */
+    if (found == NULL || found->id != id)
+        return INVALID_VALUE;
+    take_out(found);
+    return OK;
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t *unused, size_t *total)
+{
+    ENTER(cuMemGetInfo, 0);
+    struct context *context;
+    CUresult code = unused == NULL || total == NULL ? INVALID_VALUE : current_context(&context);
+    if (code == OK) {
+        *total = sim.devices[context->device].total;
+        *unused = *total - sim.devices[context->device].used;
+    }
+    return leave(code);
+}
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
+{
+    ENTER(cuMemAlloc, UNSAFE);
+    struct context *context;
+    void *memory;
+    CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
+    if (code == OK)
+        code = allocate(context, bytes, MEMORY_DEVICE, 0, &memory);
+    if (code == OK)
+        *out = (uintptr_t)memory;
+    return leave(code);
+}
+
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags)
+{
+    ENTER(cuMemAllocManaged, UNSAFE);
+    struct context *context;
+    void *memory;
+    CUresult code = out == NULL || (flags != 1 && flags != 2) ? INVALID_VALUE : current_context(&context);
+    if (code == OK)
+        code = allocate(context, bytes, MEMORY_MANAGED, flags, &memory);
+    if (code == OK)
+        *out = (uintptr_t)memory;
+    return leave(code);
+}
+
+EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
+{
+    ENTER(cuMemFree, UNSAFE);
+    return leave(address == 0 ? OK : free_now((void *)(uintptr_t)address, false));
+}
+
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address)
+{
+    ENTER(cuMemGetAddressRange, 0);
+    const struct allocation *found = find_allocation((void *)(uintptr_t)address);
+    if (found == NULL)
+        return leave(NOT_FOUND);
+    if (base != NULL)
+        *base = found->base;
+    if (bytes != NULL)
+        *bytes = found->bytes;
+    return leave(OK);
+}
+
+/* The memory is there at once, for use in stream order; cuMemFreeAsync gives it back in stream order. */
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle)
+{
+    ENTER(cuMemAllocAsync, ENQUEUES);
+    struct stream *stream;
+    void *memory;
+    CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
+    if (code == OK)
+        code = capture_forbids_legacy(stream);
+    if (code == OK && stream->capture != NULL)
+        code = NOT_SUPPORTED; /* would be a memory-allocation node */
+    if (code == OK)
+        code = allocate(stream->context, bytes, MEMORY_DEVICE, 0, &memory);
+    if (code == OK)
+        *out = (uintptr_t)memory;
+    return leave(code);
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
+{
+    ENTER(cuMemFreeAsync, ENQUEUES);
+    struct stream *stream;
+    const struct allocation *found = find_allocation((void *)(uintptr_t)address);
+    CUresult code = find_stream(handle, &stream);
+    if (code == OK && address == 0)
+        return leave(OK);
+    if (code == OK && (found == NULL || found->base != address || found->kind != MEMORY_DEVICE))
+        code = INVALID_VALUE;
+    if (code == OK)
+        code = capture_forbids_legacy(stream);
+    if (code == OK && stream->capture != NULL)
+        code = NOT_SUPPORTED;
+    if (code != OK)
+        return leave(code);
+    struct op *op = op_new(OP_FREE, 0);
+    op->u.memory = (void *)(uintptr_t)address;
+    return leave(enqueue(stream, op));
+}
+
+/* --- pinned host memory --- */
+
+static CUresult allocate_host(void **out, size_t bytes, unsigned flags)
+{
+    struct context *context;
+    CUresult code = out == NULL || flags > 7 ? INVALID_VALUE : current_context(&context);
+    if (code == OK)
+        code = allocate(context, bytes, MEMORY_HOST, flags, out);
+    return leave(code);
+}
+
+EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes)
+{
+    ENTER(cuMemAllocHost, UNSAFE);
+    return allocate_host(out, bytes, 0);
+}
+
+EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags)
+{
+    ENTER(cuMemHostAlloc, UNSAFE);
+    return allocate_host(out, bytes, flags);
+}
+
+EXPORT CUresult cuMemFreeHost(void *address)
+{
+    ENTER(cuMemFreeHost, UNSAFE);
+    return leave(address == NULL ? OK : free_now(address, true));
+}
+
+EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned flags)
+{
+    ENTER(cuMemHostGetDevicePointer, 0);
+    const struct allocation *found = find_allocation(address);
+    if (out == NULL || flags != 0 || found == NULL || on_device(found))
+        return leave(INVALID_VALUE);
+    *out = (uintptr_t)address;
+    return leave(OK);
+}
+
+EXPORT CUresult cuMemHostGetFlags(unsigned *out, void *address)
+{
+    ENTER(cuMemHostGetFlags, 0);
+    const struct allocation *found = find_allocation(address);
+    if (out == NULL || found == NULL || on_device(found))
+        return leave(INVALID_VALUE);
+    *out = found->flags;
+    return leave(OK);
+}
+
+EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags)
+{
+    ENTER(cuMemHostRegister, UNSAFE);
+    struct context *context;
+    CUresult code = address == NULL || bytes == 0 || flags > 15 ? INVALID_VALUE : current_context(&context);
+    if (code == OK) {
+        size_t i = position((uintptr_t)address + bytes - 1);
+        bool overlaps = i > 0 && allocations[i - 1].base + allocations[i - 1].bytes > (uintptr_t)address;
+        code = overlaps ? HOST_ALREADY_REGISTERED : OK;
+    }
+    if (code == OK)
+        add(address, bytes, context, MEMORY_REGISTERED, flags);
+    return leave(code);
+}
+
+EXPORT CUresult cuMemHostUnregister(void *address)
+{
+    ENTER(cuMemHostUnregister, UNSAFE);
+    struct allocation *found = find_allocation(address);
+    if (found == NULL || found->kind != MEMORY_REGISTERED || found->base != (uintptr_t)address)
+        return leave(HOST_NOT_REGISTERED);
+    take_out(found);
+    return leave(OK);
+}
+
+/* --- pointer attributes --- */
+
+static CUresult attribute(void *out, int which, CUdeviceptr address, const struct allocation *found)
+{
+    switch (which) {
+    case 1:
+        *(CUcontext *)out = found->context;
+        return OK;
+    case 2:
+        *(unsigned *)out = on_device(found) ? 2 : 1;
+        return OK;
+    case 3:
+        *(CUdeviceptr *)out = address;
+        return OK;
+    case 4:
+        if (found->kind == MEMORY_DEVICE)
+            return INVALID_VALUE;
+        *(void **)out = (void *)(uintptr_t)address;
+        return OK;
+    case 7:
+        *(unsigned long long *)out = found->id;
+        return OK;
+    case 8:
+        *(unsigned *)out = found->kind == MEMORY_MANAGED; /* the manual says boolean, the driver writes an int */
+        return OK;
+    case 9:
+        *(int *)out = found->device;
+        return OK;
+    case 11:
+        *(CUdeviceptr *)out = found->base;
+        return OK;
+    case 12:
+        *(size_t *)out = found->bytes;
+        return OK;
+    default:
+        return NOT_SUPPORTED;
+    }
+}
+
+EXPORT CUresult cuPointerGetAttribute(void *out, int which, CUdeviceptr address)
+{
+    ENTER(cuPointerGetAttribute, 0);
+    const struct allocation *found = find_allocation((void *)(uintptr_t)address);
+    return leave(out == NULL || found == NULL ? INVALID_VALUE : attribute(out, which, address, found));
+}
+
+static size_t attribute_bytes(int which)
+{
+    return which == 2 || which == 8 || which == 9 ? 4 : 8;
+}
+
+/* Unlike the single call, this one answers for foreign pointers too: with zeros, and a device of -2. */
+EXPORT CUresult cuPointerGetAttributes(unsigned count, int *which, void **out, CUdeviceptr address)
+{
+    ENTER(cuPointerGetAttributes, 0);
+    const struct allocation *found = find_allocation((void *)(uintptr_t)address);
+    for (unsigned i = 0; i < count; i++) {
+        memset(out[i], 0, attribute_bytes(which[i]));
+        CUresult code = OK;
+        if (found != NULL)
+            code = attribute(out[i], which[i], address, found);
+        else if (which[i] == 9)
+            *(int *)out[i] = -2;
+        if (code == NOT_SUPPORTED)
+            return leave(code);
+    }
+    return leave(OK);
+}

@@ -1,0 +1,449 @@
+/* Modules and libraries of PTX text, their functions, and launches. */
+#include "driver.h"
+
+#include "api.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct module *module_new(enum object_kind kind, const char *image)
+{
+    struct module *module = object_new(kind, sizeof *module);
+    module->image = strdup(image);
+    return module;
+}
+
+/* Binary images (cubin, fatbin) hold code for a GPU that is not there. */
+static CUresult check_image(const void *image)
+{
+    if (image == NULL)
+        return INVALID_VALUE;
+    const unsigned char *bytes = image;
+    for (size_t i = 0; i < 64 && bytes[i] != 0; i++)
+        if (bytes[i] < 9)
+            return INVALID_IMAGE;
+    return strstr(image, ".version") != NULL && strstr(image, ".entry") != NULL ? OK : INVALID_IMAGE;
+}
+
+static char *read_file(const char *path)
+{
+    FILE *file = path != NULL ? fopen(path, "rb") : NULL;
+    if (file == NULL)
+        return NULL;
+    size_t count = 0, space = 1 << 16;
+    char *text = malloc(space);
+    while (text != NULL && !feof(file) && !ferror(file)) {
+        count += fread(text + count, 1, space - count - 1, file);
+        if (count == space - 1)
+            text = realloc(text, space *= 2);
+    }
+    fclose(file);
+    if (text != NULL)
+        text[count] = 0;
+    return text;
+}
+
+static CUresult load(CUmodule *out, const void *image)
+{
+    struct context *context;
+    CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
+    if (code == OK)
+        code = check_image(image);
+    if (code != OK)
+        return leave(code);
+    host_wait_idle(context);
+    if (sim.sticky != OK)
+        return leave(sim.sticky);
+    struct module *module = module_new(OBJECT_MODULE, image);
+    module->context = context;
+    module->generation = context->generation;
+    *out = module;
+    return leave(OK);
+}
+
+EXPORT CUresult cuModuleLoad(CUmodule *out, const char *path)
+{
+    ENTER(cuModuleLoad, UNSAFE);
+    char *text = read_file(path);
+    if (text == NULL)
+        return leave(FILE_NOT_FOUND);
+    CUresult code = load(out, text);
+    free(text);
+    return code;
+}
+
+EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *image)
+{
+    ENTER(cuModuleLoadData, UNSAFE);
+    return load(out, image);
+}
+
+/* The compiler's options have nothing to act upon. */
+EXPORT CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned count, int *options, void **values)
+{
+    ENTER(cuModuleLoadDataEx, UNSAFE);
+    (void)count, (void)options, (void)values;
+    return load(out, image);
+}
+
+static void unload(struct module *module)
+{
+    object_forget(module);
+    for (size_t i = 0; i < module->function_count; i++) {
+        object_forget(module->functions[i]);
+        free(module->functions[i]);
+    }
+    if (module->loaded != NULL)
+        unload(module->loaded);
+    free(module->functions);
+    free(module->image);
+    free(module);
+}
+
+EXPORT CUresult cuModuleUnload(CUmodule handle)
+{
+    ENTER(cuModuleUnload, UNSAFE);
+    struct module *module = object_find(handle, OBJECT_MODULE);
+    if (module == NULL)
+        return leave(INVALID_HANDLE);
+    unload(module);
+    return leave(OK);
+}
+
+EXPORT CUresult cuModuleGetLoadingMode(int *out)
+{
+    ENTER(cuModuleGetLoadingMode, 0);
+    if (out == NULL)
+        return leave(INVALID_VALUE);
+    *out = 1; /* eager: there is nothing to defer */
+    return leave(OK);
+}
+
+/* Whether the text declares `.entry NAME`. */
+static bool declares(const char *text, const char *name)
+{
+    size_t length = strlen(name);
+    while ((text = strstr(text, ".entry")) != NULL) {
+        text += strlen(".entry");
+        while (isspace((unsigned char)*text))
+            text++;
+        if (strncmp(text, name, length) == 0 && !isalnum((unsigned char)text[length]) && text[length] != '_' && text[length] != '$')
+            return true;
+    }
+    return false;
+}
+
+static CUresult get_function(struct module *module, const char *name, void **out)
+{
+    const struct kernel *kernel = declares(module->image, name) ? find_kernel(name, strlen(name)) : NULL;
+    if (kernel == NULL)
+        return NOT_FOUND;
+    for (size_t i = 0; i < module->function_count; i++)
+        if (module->functions[i]->kernel == kernel) {
+            *out = module->functions[i];
+            return OK;
+        }
+    struct function *function = object_new(OBJECT_FUNCTION, sizeof *function);
+    function->module = module;
+    function->kernel = kernel;
+    module->functions = realloc(module->functions, (module->function_count + 1) * sizeof *module->functions);
+    module->functions[module->function_count++] = function;
+    *out = function;
+    return OK;
+}
+
+EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule handle, const char *name)
+{
+    ENTER(cuModuleGetFunction, 0);
+    struct module *module = object_find(handle, OBJECT_MODULE);
+    if (module == NULL)
+        return leave(INVALID_HANDLE);
+    return leave(out == NULL || name == NULL ? INVALID_VALUE : get_function(module, name, out));
+}
+
+/* --- libraries: modules without a context --- */
+
+static CUresult load_library(CUlibrary *out, const void *image)
+{
+    CUresult code = out == NULL ? INVALID_VALUE : check_image(image);
+    if (code == OK)
+        *out = module_new(OBJECT_LIBRARY, image);
+    return leave(code);
+}
+
+EXPORT CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit, void **jit_values, unsigned jit_count, int *options,
+                                  void **values, unsigned count)
+{
+    ENTER(cuLibraryLoadData, UNSAFE);
+    (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    return load_library(out, image);
+}
+
+EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit, void **jit_values, unsigned jit_count,
+                                      int *options, void **values, unsigned count)
+{
+    ENTER(cuLibraryLoadFromFile, UNSAFE);
+    (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    char *text = read_file(path);
+    if (text == NULL)
+        return leave(FILE_NOT_FOUND);
+    CUresult code = load_library(out, text);
+    free(text);
+    return code;
+}
+
+EXPORT CUresult cuLibraryUnload(CUlibrary handle)
+{
+    ENTER(cuLibraryUnload, UNSAFE);
+    struct module *library = object_find(handle, OBJECT_LIBRARY);
+    if (library == NULL)
+        return leave(INVALID_HANDLE);
+    unload(library);
+    return leave(OK);
+}
+
+EXPORT CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary handle, const char *name)
+{
+    ENTER(cuLibraryGetKernel, 0);
+    struct module *library = object_find(handle, OBJECT_LIBRARY);
+    if (library == NULL)
+        return leave(INVALID_HANDLE);
+    return leave(out == NULL || name == NULL ? INVALID_VALUE : get_function(library, name, out));
+}
+
+EXPORT CUresult cuLibraryGetModule(CUmodule *out, CUlibrary handle)
+{
+    ENTER(cuLibraryGetModule, 0);
+    struct module *library = object_find(handle, OBJECT_LIBRARY);
+    struct context *context;
+    CUresult code = library == NULL ? INVALID_HANDLE : out == NULL ? INVALID_VALUE : current_context(&context);
+    if (code != OK)
+        return leave(code);
+    if (library->loaded != NULL && library->loaded->context != context)
+        return leave(NOT_SUPPORTED); /* one context per library */
+    if (library->loaded == NULL) {
+        library->loaded = module_new(OBJECT_MODULE, library->image);
+        library->loaded->context = context;
+        library->loaded->generation = context->generation;
+    }
+    *out = library->loaded;
+    return leave(OK);
+}
+
+/* A kernel of a library serves as its function too, as the manual allows for launches. */
+EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel)
+{
+    ENTER(cuKernelGetFunction, 0);
+    if (object_find(kernel, OBJECT_FUNCTION) == NULL)
+        return leave(INVALID_HANDLE);
+    *out = kernel;
+    return leave(OK);
+}
+
+/* --- what is asked of functions --- */
+
+static CUresult name_of(const char **out, void *handle)
+{
+    const struct function *function = object_find(handle, OBJECT_FUNCTION);
+    if (function == NULL || out == NULL)
+        return leave(function == NULL ? INVALID_HANDLE : INVALID_VALUE);
+    *out = function->kernel->name;
+    return leave(OK);
+}
+
+EXPORT CUresult cuFuncGetName(const char **out, CUfunction handle)
+{
+    ENTER(cuFuncGetName, 0);
+    return name_of(out, handle);
+}
+
+EXPORT CUresult cuKernelGetName(const char **out, CUkernel handle)
+{
+    ENTER(cuKernelGetName, 0);
+    return name_of(out, handle);
+}
+
+static CUresult attribute_of(int *out, int which, void *handle)
+{
+    static const int values[] = {1024, 0, 0, 0, 16, 90, 90, 0, 49152, -1};
+    if (object_find(handle, OBJECT_FUNCTION) == NULL)
+        return leave(INVALID_HANDLE);
+    if (out == NULL || which < 0 || (size_t)which >= sizeof values / sizeof values[0])
+        return leave(INVALID_VALUE);
+    *out = values[which];
+    return leave(OK);
+}
+
+EXPORT CUresult cuFuncGetAttribute(int *out, int which, CUfunction handle)
+{
+    ENTER(cuFuncGetAttribute, 0);
+    return attribute_of(out, which, handle);
+}
+
+EXPORT CUresult cuKernelGetAttribute(int *out, int which, CUkernel handle, CUdevice device)
+{
+    ENTER(cuKernelGetAttribute, 0);
+    if (device < 0 || device >= sim.device_count)
+        return leave(INVALID_DEVICE);
+    return attribute_of(out, which, handle);
+}
+
+EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle)
+{
+    ENTER(cuFuncGetModule, 0);
+    const struct function *function = object_find(handle, OBJECT_FUNCTION);
+    if (function == NULL || function->module->context == NULL)
+        return leave(INVALID_HANDLE);
+    *out = function->module;
+    return leave(OK);
+}
+
+static CUresult parameter_of(void *handle, size_t index, size_t *offset, size_t *bytes)
+{
+    const struct function *function = object_find(handle, OBJECT_FUNCTION);
+    if (function == NULL)
+        return leave(INVALID_HANDLE);
+    if (index >= function->kernel->parameter_count || offset == NULL)
+        return leave(INVALID_VALUE);
+    size_t at = 0;
+    for (size_t i = 0; i <= index; i++) {
+        size_t align = function->kernel->sizes[i];
+        at = i == 0 ? 0 : (at + align - 1) / align * align;
+        *offset = at;
+        at += function->kernel->sizes[i];
+    }
+    if (bytes != NULL)
+        *bytes = function->kernel->sizes[index];
+    return leave(OK);
+}
+
+EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *bytes)
+{
+    ENTER(cuFuncGetParamInfo, 0);
+    return parameter_of(handle, index, offset, bytes);
+}
+
+EXPORT CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *bytes)
+{
+    ENTER(cuKernelGetParamInfo, 0);
+    return parameter_of(handle, index, offset, bytes);
+}
+
+EXPORT CUresult cuFuncLoad(CUfunction handle)
+{
+    ENTER(cuFuncLoad, 0);
+    return leave(object_find(handle, OBJECT_FUNCTION) != NULL ? OK : INVALID_HANDLE);
+}
+
+EXPORT CUresult cuFuncIsLoaded(int *state, CUfunction handle)
+{
+    ENTER(cuFuncIsLoaded, 0);
+    if (state == NULL || object_find(handle, OBJECT_FUNCTION) == NULL)
+        return leave(state == NULL ? INVALID_VALUE : INVALID_HANDLE);
+    *state = 1;
+    return leave(OK);
+}
+
+/* --- launches --- */
+
+/* Finds the argument buffer in `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER (1), _BUFFER_SIZE (2), _END (0). */
+static const unsigned char *argument_buffer(void **extra, size_t *bytes)
+{
+    const unsigned char *buffer = NULL;
+    *bytes = 0;
+    for (; extra != NULL && extra[0] != NULL; extra += 2) {
+        if ((uintptr_t)extra[0] == 1)
+            buffer = extra[1];
+        else if ((uintptr_t)extra[0] == 2)
+            *bytes = *(size_t *)extra[1];
+        else
+            return NULL;
+    }
+    return buffer;
+}
+
+/* Arguments are copied at the launch, so the caller may let go of them when it returns. NULL: they are not all there. */
+static struct op *pack(const struct kernel *kernel, void **parameters, void **extra)
+{
+    size_t space = 0, buffer_bytes, at = 0;
+    for (unsigned i = 0; i < kernel->parameter_count; i++)
+        space += (kernel->sizes[i] + 15u) / 16u * 16u;
+    const unsigned char *buffer = argument_buffer(extra, &buffer_bytes);
+    if (kernel->parameter_count > 0 && parameters == NULL && buffer == NULL)
+        return NULL;
+    struct op *op = op_new(OP_KERNEL, space);
+    unsigned char *next = op->payload;
+    op->u.kernel.kernel = kernel;
+    for (unsigned i = 0; i < kernel->parameter_count; i++) {
+        size_t bytes = kernel->sizes[i], align = bytes & (~bytes + 1);
+        if (align > 16)
+            align = 16;
+        at = align > 0 ? (at + align - 1) / align * align : at;
+        const void *from = parameters != NULL ? parameters[i] : at + bytes <= buffer_bytes ? buffer + at : NULL;
+        if (from == NULL) {
+            op_free(op);
+            return NULL;
+        }
+        memcpy(next, from, bytes);
+        at += bytes;
+        next += (bytes + 15) / 16 * 16;
+    }
+    return op;
+}
+
+static bool valid_shape(const CUlaunchConfig *config)
+{
+    uint64_t threads = (uint64_t)config->block[0] * config->block[1] * config->block[2];
+    for (int i = 0; i < 3; i++)
+        if (config->grid[i] == 0 || config->block[i] == 0 || config->block[i] > 1024 || (i > 0 && config->grid[i] > 65535))
+            return false;
+    return threads <= 1024 && config->grid[0] <= 0x7fffffffu && config->block[2] <= 64;
+}
+
+static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **parameters, void **extra)
+{
+    const struct function *function = object_find(handle, OBJECT_FUNCTION);
+    struct context *context;
+    struct stream *stream;
+    CUresult code = current_context(&context);
+    if (code == OK && function == NULL)
+        code = INVALID_HANDLE;
+    if (code == OK && function->module->context != NULL &&
+        (function->module->context != context || function->module->generation != context->generation))
+        code = INVALID_HANDLE;
+    if (code == OK)
+        code = find_stream(config->stream, &stream);
+    if (code == OK && stream->context != context)
+        code = INVALID_HANDLE;
+    if (code == OK && (!valid_shape(config) || (parameters != NULL && extra != NULL)))
+        code = INVALID_VALUE;
+    if (code == OK)
+        code = capture_forbids_legacy(stream);
+    if (code != OK)
+        return leave(code);
+    struct op *op = pack(function->kernel, parameters, extra);
+    if (op == NULL)
+        return leave(INVALID_VALUE);
+    return leave(stream->capture != NULL ? capture_add(stream, op, 0) : enqueue(stream, op));
+}
+
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                               unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters, void **extra)
+{
+    ENTER(cuLaunchKernel, ENQUEUES);
+    CUlaunchConfig config = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, NULL, 0};
+    return launch(&config, function, parameters, extra);
+}
+
+/* Launch attributes change how a GPU runs the kernel; none is simulated, so none is accepted. */
+EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
+{
+    ENTER(cuLaunchKernelEx, ENQUEUES);
+    if (config == NULL)
+        return leave(INVALID_VALUE);
+    if (config->attribute_count != 0)
+        return leave(NOT_SUPPORTED);
+    return launch(config, function, parameters, extra);
+}

@@ -1,0 +1,385 @@
+/* Streams: their handles, their lives, what is asked of them. */
+#include "driver.h"
+
+#include "api.h"
+
+#include <stdlib.h>
+
+struct stream *stream_make(struct context *context, unsigned flags, int priority)
+{
+    struct stream *stream = object_new(OBJECT_STREAM, sizeof *stream);
+    stream->context = context;
+    stream->id = ++sim.next_id;
+    stream->flags = flags;
+    stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    stream->blocking = !(flags & 1);
+    stream->next = context->streams;
+    if (stream->next != NULL)
+        stream->next->previous = stream;
+    context->streams = stream;
+    return stream;
+}
+
+void stream_release(struct stream *stream)
+{
+    if (!stream->destroyed || stream->head != NULL || stream->references > 0 || stream->ready)
+        return;
+    struct context *context = stream->context;
+    if (stream->previous != NULL)
+        stream->previous->next = stream->next;
+    else
+        context->streams = stream->next;
+    if (stream->next != NULL)
+        stream->next->previous = stream->previous;
+    free(stream->dependencies);
+    free(stream);
+}
+
+static void destroy(struct stream *stream)
+{
+    capture_forget_stream(stream);
+    object_forget(stream);
+    stream->destroyed = true;
+    stream_release(stream);
+}
+
+void streams_forget(struct context *context)
+{
+    for (struct stream *stream = context->streams, *next; stream != NULL; stream = next) {
+        next = stream->next;
+        if (!stream->destroyed)
+            destroy(stream);
+    }
+    context->legacy = NULL;
+}
+
+/* --- what a thread owns: its context stack and its per-thread default streams --- */
+
+static pthread_key_t thread_ends;
+static pthread_once_t thread_ends_once = PTHREAD_ONCE_INIT;
+
+static void forget_thread(void *unused)
+{
+    (void)unused;
+    if (atomic_load(&sim.forked))
+        return;
+    pthread_mutex_lock(&sim.lock);
+    for (size_t i = 0; i < me.stream_count; i++) {
+        struct stream *stream = object_find(me.streams[i].stream, OBJECT_STREAM);
+        if (stream != NULL && stream->id == me.streams[i].id)
+            destroy(stream);
+    }
+    pthread_mutex_unlock(&sim.lock);
+    free(me.streams);
+    free(me.stack);
+    me = (struct thread_state){0};
+}
+
+static void make_thread_key(void)
+{
+    pthread_key_create(&thread_ends, forget_thread);
+}
+
+/* Called when this thread first owns something. */
+void thread_register(void)
+{
+    pthread_once(&thread_ends_once, make_thread_key);
+    pthread_setspecific(thread_ends, &me);
+}
+
+static struct stream *per_thread_stream(struct context *context)
+{
+    for (size_t i = 0; i < me.stream_count; i++) {
+        struct stream *stream = object_find(me.streams[i].stream, OBJECT_STREAM);
+        if (stream != NULL && stream->id == me.streams[i].id && stream->context == context)
+            return stream;
+    }
+    thread_register();
+    me.streams = realloc(me.streams, (me.stream_count + 1) * sizeof *me.streams);
+    struct stream *stream = stream_make(context, 0, 0);
+    me.streams[me.stream_count].stream = stream;
+    me.streams[me.stream_count++].id = stream->id;
+    return stream;
+}
+
+CUresult find_stream(CUstream handle, struct stream **out)
+{
+    if ((uintptr_t)handle > 2) {
+        *out = object_find(handle, OBJECT_STREAM);
+        return *out != NULL ? OK : INVALID_HANDLE;
+    }
+    struct context *context;
+    CUresult code = current_context(&context);
+    if (code == OK)
+        *out = handle == STREAM_PER_THREAD ? per_thread_stream(context) : context->legacy;
+    return code;
+}
+
+/* --- waiting --- */
+
+/* Until everything enqueued up to `target` is done. The stream may be destroyed meanwhile. */
+CUresult stream_wait(struct stream *stream, uint64_t target)
+{
+    CUresult code = OK;
+    stream->references++;
+    while (code == OK && stream->head != NULL && stream->head->sequence <= target)
+        code = wait_on(&stream->waiters, target);
+    stream->references--;
+    stream_release(stream);
+    return code;
+}
+
+static bool blocking_streams_busy(const struct context *context)
+{
+    for (const struct stream *stream = context->streams; stream != NULL; stream = stream->next)
+        if (stream->blocking && stream->head != NULL)
+            return true;
+    return false;
+}
+
+static bool busy(const struct stream *stream)
+{
+    return stream->head != NULL || (stream->legacy && blocking_streams_busy(stream->context));
+}
+
+/* Waits for all that the stream has to do now; the legacy stream's work includes that of the blocking streams. */
+CUresult drain(struct stream *stream)
+{
+    if (!stream->legacy)
+        return stream->tail != NULL ? stream_wait(stream, stream->tail->sequence) : OK;
+    if (!busy(stream))
+        return OK;
+    struct op *op = op_new(OP_EMPTY, 0);
+    CUresult code = enqueue(stream, op);
+    return code != OK ? code : stream_wait(stream, stream->tail->sequence);
+}
+
+CUresult context_drain(struct context *context)
+{
+    uint64_t target = sim.next_sequence;
+    for (;;) {
+        const struct stream *stream = context->streams;
+        while (stream != NULL && (stream->head == NULL || stream->head->sequence > target))
+            stream = stream->next;
+        if (stream == NULL)
+            return OK;
+        CUresult code = wait_on(&context->waiters, target);
+        if (code != OK)
+            return code;
+    }
+}
+
+/* --- the calls --- */
+
+static CUresult create(CUstream *out, unsigned flags, int priority)
+{
+    struct context *context;
+    CUresult code = out == NULL || flags > 1 ? INVALID_VALUE : current_context(&context);
+    if (code == OK)
+        *out = stream_make(context, flags, priority);
+    return leave(code);
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags)
+{
+    ENTER(cuStreamCreate, 0);
+    return create(out, flags, 0);
+}
+
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority)
+{
+    ENTER(cuStreamCreateWithPriority, 0);
+    return create(out, flags, priority);
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
+{
+    ENTER(cuStreamDestroy, 0);
+    struct stream *stream = object_find(handle, OBJECT_STREAM);
+    if (stream == NULL)
+        return leave(INVALID_HANDLE);
+    destroy(stream);
+    return leave(OK);
+}
+
+EXPORT CUresult cuStreamGetPriority(CUstream handle, int *out)
+{
+    ENTER(cuStreamGetPriority, 0);
+    struct stream *stream;
+    CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
+    if (code == OK)
+        *out = stream->priority;
+    return leave(code);
+}
+
+EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *out)
+{
+    ENTER(cuStreamGetFlags, 0);
+    struct stream *stream;
+    CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
+    if (code == OK)
+        *out = stream->flags;
+    return leave(code);
+}
+
+EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *out)
+{
+    ENTER(cuStreamGetId, 0);
+    struct stream *stream;
+    CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
+    if (code == OK)
+        *out = stream->id;
+    return leave(code);
+}
+
+EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *out)
+{
+    ENTER(cuStreamGetDevice, 0);
+    struct stream *stream;
+    CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
+    if (code == OK)
+        *out = stream->context->device;
+    return leave(code);
+}
+
+EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *out, void **green)
+{
+    ENTER(cuStreamGetCtx, 0);
+    struct stream *stream;
+    CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
+    if (code == OK) {
+        *out = stream->context;
+        if (green != NULL)
+            *green = NULL;
+    }
+    return leave(code);
+}
+
+EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out)
+{
+    return cuStreamGetCtx_v2(handle, out, NULL);
+}
+
+EXPORT CUresult cuStreamQuery(CUstream handle)
+{
+    ENTER(cuStreamQuery, HOST_NOT_READY);
+    struct stream *stream;
+    CUresult code = find_stream(handle, &stream);
+    if (code == OK)
+        code = capture_forbids_query(stream);
+    if (code == OK && busy(stream))
+        code = NOT_READY;
+    return leave(code);
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream handle)
+{
+    ENTER(cuStreamSynchronize, 0);
+    struct stream *stream;
+    CUresult code = find_stream(handle, &stream);
+    if (code == OK)
+        code = capture_forbids_query(stream);
+    if (code == OK)
+        code = drain(stream);
+    return leave(code);
+}
+
+/* What is enqueued goes into the capture if the stream has one. Owns op. */
+static CUresult submit(CUstream handle, struct op *op, int node_type)
+{
+    struct stream *stream;
+    CUresult code = find_stream(handle, &stream);
+    if (code == OK)
+        code = capture_forbids_legacy(stream);
+    if (code != OK) {
+        op_free(op);
+        return code;
+    }
+    return stream->capture != NULL ? capture_add(stream, op, node_type) : enqueue(stream, op);
+}
+
+EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_data)
+{
+    ENTER(cuLaunchHostFunc, ENQUEUES);
+    if (function == NULL)
+        return leave(INVALID_VALUE);
+    struct op *op = op_new(OP_HOST, 0);
+    op->u.host.host = function;
+    op->u.host.user_data = user_data;
+    return leave(submit(handle, op, 3));
+}
+
+EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *user_data, unsigned flags)
+{
+    ENTER(cuStreamAddCallback, ENQUEUES);
+    struct stream *stream;
+    CUresult code = callback == NULL || flags != 0 ? INVALID_VALUE : find_stream(handle, &stream);
+    if (code == OK && stream->capture != NULL) {
+        code = stream->capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_UNSUPPORTED;
+        capture_invalidate(stream->capture);
+    }
+    if (code != OK)
+        return leave(code);
+    struct op *op = op_new(OP_CALLBACK, 0);
+    op->u.host.callback = callback;
+    op->u.host.handle = handle;
+    op->u.host.user_data = user_data;
+    return leave(submit(handle, op, -1));
+}
+
+/* Stream association changes nothing where, as here, host and device may touch managed memory at the same time. */
+EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes, unsigned flags)
+{
+    ENTER(cuStreamAttachMemAsync, ENQUEUES);
+    struct allocation *allocation = find_allocation((void *)(uintptr_t)address);
+    if (allocation == NULL || allocation->kind != MEMORY_MANAGED || (flags != 1 && flags != 2 && flags != 4))
+        return leave(INVALID_VALUE);
+    if (bytes != 0 && bytes != allocation->bytes)
+        return leave(INVALID_VALUE);
+    return leave(submit(handle, op_new(OP_EMPTY, 0), 5));
+}
+
+/* --- memory operations: the gates of tests --- */
+
+static CUresult word_op(enum op_kind kind, CUstream handle, CUdeviceptr address, uint64_t value, unsigned width, unsigned flags)
+{
+    bool valid = kind == OP_WAIT_VALUE ? (flags & ~3u) == 0 : flags <= 1;
+    CUresult code = valid && address % width == 0 ? check_device_memory(address, width) : INVALID_VALUE;
+    struct stream *stream;
+    if (code == OK)
+        code = find_stream(handle, &stream);
+    if (code == OK && stream->capture != NULL)
+        code = NOT_SUPPORTED; /* would be a batch-mem-op node, which is not simulated */
+    if (code != OK)
+        return leave(code);
+    struct op *op = op_new(kind, 0);
+    op->u.word.address = (void *)(uintptr_t)address;
+    op->u.word.value = value;
+    op->u.word.width = width;
+    op->u.word.flags = flags;
+    return leave(submit(handle, op, -1));
+}
+
+EXPORT CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags)
+{
+    ENTER(cuStreamWaitValue32, ENQUEUES);
+    return word_op(OP_WAIT_VALUE, handle, address, value, 4, flags);
+}
+
+EXPORT CUresult cuStreamWaitValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value, unsigned flags)
+{
+    ENTER(cuStreamWaitValue64, ENQUEUES);
+    return word_op(OP_WAIT_VALUE, handle, address, value, 8, flags);
+}
+
+EXPORT CUresult cuStreamWriteValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags)
+{
+    ENTER(cuStreamWriteValue32, ENQUEUES);
+    return word_op(OP_WRITE_VALUE, handle, address, value, 4, flags);
+}
+
+EXPORT CUresult cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value, unsigned flags)
+{
+    ENTER(cuStreamWriteValue64, ENQUEUES);
+    return word_op(OP_WRITE_VALUE, handle, address, value, 8, flags);
+}

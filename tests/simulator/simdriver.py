@@ -1,0 +1,130 @@
+"""What the simulator's tests share: the bindings made short, gates, kernels, native and Python host functions."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cuda.bindings.driver as cu
+
+ROOT = Path(__file__).parents[2]
+PTX = (
+    b".version 8.0\n.target sm_90\n.address_size 64\n"
+    + b"".join(
+        b".visible .entry %s() { ret; }\n" % name
+        for name in (b"spin", b"trap", b"illegal_address", b"saxpy", b"fill32", b"stamp", b"empty", b"mine", b"unknown")
+    )
+    + b"\0"
+)
+HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+keep: list[Any] = []  # ctypes functions live as long as the process: the driver may still call them
+
+
+def ok(result: tuple[Any, ...]) -> Any:
+    code, *rest = result
+    assert int(code) == 0, code
+    return None if not rest else rest[0] if len(rest) == 1 else tuple(rest)
+
+
+def code(result: tuple[Any, ...]) -> int:
+    return int(result[0])
+
+
+def address(name: str, version: int, flags: int = 1) -> int:
+    found = ok(cu.cuGetProcAddress(name.encode(), version, flags))
+    return int(found[0] if isinstance(found, tuple) else found)
+
+
+def raw(name: str, version: int, *types: Any, gil: bool = False) -> Callable[..., int]:
+    make = ctypes.PYFUNCTYPE if gil else ctypes.CFUNCTYPE
+    return make(ctypes.c_int, *types)(address(name, version))
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.0005)
+
+
+class Gate:
+    """A word that streams wait for. Never freed: a test that fails may leave streams waiting."""
+
+    def __init__(self) -> None:
+        self.address = int(ok(cu.cuMemHostAlloc(64, 0)))
+        self.word = ctypes.c_uint32.from_address(self.address)
+        self.word.value = 0
+
+    def hold(self, stream: Any) -> None:
+        ok(cu.cuStreamWaitValue32(stream, self.address, 1, 0))
+
+    def open(self) -> None:
+        self.word.value = 1
+
+
+class Kernels:
+    """The built-in kernels, of one module of the current context."""
+
+    def __init__(self) -> None:
+        self.module = ok(cu.cuModuleLoadData(PTX))
+        self.functions: dict[str, Any] = {}
+
+    def function(self, name: str) -> Any:
+        if name not in self.functions:
+            self.functions[name] = ok(cu.cuModuleGetFunction(self.module, name.encode()))
+        return self.functions[name]
+
+    def launch(self, name: str, stream: Any, *arguments: Any) -> tuple[Any, ...]:
+        values = tuple(argument.value for argument in arguments)
+        types = tuple(type(argument) for argument in arguments)
+        return cu.cuLaunchKernel(self.function(name), 1, 1, 1, 1, 1, 1, 0, stream, (values, types), 0)
+
+    def spin(self, stream: Any, seconds: float) -> None:
+        ok(self.launch("spin", stream, ctypes.c_uint64(int(seconds * 1e9))))
+
+
+def host(stream: Any, function: Callable[[], Any]) -> None:
+    """Enqueues a Python host function by the driver's own address."""
+    native = HOST(lambda _: function())
+    keep.append(native)
+    enqueue = raw("cuLaunchHostFunc", 10000, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    assert enqueue(int(stream), ctypes.cast(native, ctypes.c_void_p), None) == 0
+
+
+def callback(stream: Any, function: Callable[[int], Any]) -> int:
+    native = CALLBACK(lambda _, status, __: function(status))
+    keep.append(native)
+    enqueue = raw("cuStreamAddCallback", 5000, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
+    return enqueue(int(stream), ctypes.cast(native, ctypes.c_void_p), None, 0)
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """What the function returns in a thread of its own."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join(30)
+    assert results, "the thread raised or hangs"
+    return results[0]
+
+
+def run_python(program: str, seconds: float = 30.0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a process of its own, with the simulator there to be imported."""
+    preamble = f"import sys; sys.path[:0] = {[str(ROOT / 'src'), str(Path(__file__).parent)]!r}\n"
+    return subprocess.run(
+        [sys.executable, "-c", preamble + textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+        env={**os.environ, **environment},
+    )

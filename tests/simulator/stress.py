@@ -1,0 +1,143 @@
+"""Many threads at once against the simulator, through ctypes alone: what the sanitizer builds run (see sanitize.sh).
+
+Every thread makes streams and events, enqueues kernels, copies, host functions, callbacks and gates, waits across threads'
+streams, captures, frees and destroys, while another thread breaks and recovers the driver. Nothing is asserted but that all ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+import threading
+import time
+
+from aiostream import simulator
+
+PTX = b".version 8.0\n.entry spin(){} .entry saxpy(){} .entry fill32(){} .entry stamp(){} .entry empty(){} .entry trap(){}\0"
+HANDLE = ctypes.c_void_p
+HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+
+
+def main(seconds: float, threads: int) -> None:
+    simulator.install(devices=2)
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuInit(0)
+    fired = [0, 0]
+
+    def on_host(_: object) -> None:
+        fired[0] += 1
+
+    def on_callback(_: object, status: int, __: object) -> None:
+        fired[1] += 1
+
+    host, callback = HOST(on_host), CALLBACK(on_callback)
+    contexts = [HANDLE(), HANDLE()]
+    for device, context in enumerate(contexts):
+        assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+    shared_events: list[HANDLE] = []
+    end = time.monotonic() + seconds
+
+    def worker(number: int) -> None:
+        dice = random.Random(number)
+        driver.cuCtxSetCurrent(contexts[number % 2])
+        module = HANDLE()
+        driver.cuModuleLoadData(ctypes.byref(module), PTX)
+        functions: dict[bytes, HANDLE] = {}
+        for name in (b"spin", b"fill32", b"stamp", b"empty"):
+            functions[name] = HANDLE()
+            driver.cuModuleGetFunction(ctypes.byref(functions[name]), module, name)
+        while time.monotonic() < end:
+            streams = [HANDLE() for _ in range(4)]
+            for stream in streams:
+                driver.cuStreamCreateWithPriority(ctypes.byref(stream), dice.randrange(2), -dice.randrange(8))
+            streams += [HANDLE(0), HANDLE(2)]
+            pinned, memory = HANDLE(), HANDLE()
+            driver.cuMemHostAlloc(ctypes.byref(pinned), ctypes.c_size_t(4096), 0)
+            driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(4096))
+            if not (pinned and memory):
+                continue
+            word = ctypes.c_uint32.from_address(pinned.value or 0)
+            word.value = 0
+            events = [HANDLE() for _ in range(3)]
+            for event in events:
+                driver.cuEventCreate(ctypes.byref(event), dice.choice([0, 1, 2]))
+            shared_events.extend(events[:1])
+            del shared_events[:-8]
+            for _ in range(40):
+                stream = dice.choice(streams)
+                choice = dice.randrange(13)
+                if choice == 0:
+                    driver.cuStreamWaitValue32_v2(stream, pinned, 1, 0)
+                elif choice == 1:
+                    argument = ctypes.c_uint64(dice.randrange(200_000))
+                    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+                    driver.cuLaunchKernel(functions[b"spin"], 1, 1, 1, 1, 1, 1, 0, stream, parameters, None)
+                elif choice == 2:
+                    values = (ctypes.c_uint64(memory.value or 0), ctypes.c_uint32(7), ctypes.c_uint32(64))
+                    parameters3 = (ctypes.c_void_p * 3)(*[ctypes.addressof(value) for value in values])
+                    driver.cuLaunchKernel(functions[b"fill32"], 1, 1, 1, 1, 1, 1, 0, stream, parameters3, None)
+                elif choice == 3:
+                    driver.cuLaunchHostFunc(stream, host, None)
+                elif choice == 4:
+                    driver.cuStreamAddCallback(stream, callback, None, 0)
+                elif choice == 5:
+                    driver.cuEventRecord(dice.choice(events), stream)
+                elif choice == 6:
+                    driver.cuStreamWaitEvent(stream, dice.choice(events + shared_events[-2:]), 0)
+                elif choice == 7:
+                    driver.cuEventQuery(dice.choice(events + shared_events[-2:]))
+                    driver.cuStreamQuery(stream)
+                elif choice == 8:
+                    driver.cuMemsetD8Async(memory, 3, ctypes.c_size_t(1024), stream)
+                elif choice == 9:
+                    offset = HANDLE((pinned.value or 0) + 64)
+                    driver.cuMemcpyDtoHAsync_v2(offset, memory, ctypes.c_size_t(512), stream)
+                elif choice == 10:
+                    late = HANDLE()
+                    driver.cuMemAllocAsync(ctypes.byref(late), ctypes.c_size_t(256), stream)
+                    driver.cuMemFreeAsync(late, stream)
+                elif choice == 11:
+                    status = ctypes.c_int()
+                    driver.cuStreamIsCapturing(stream, ctypes.byref(status))
+                    simulator.pending_work()
+                elif dice.random() < 0.3:
+                    graph = HANDLE()
+                    driver.cuStreamBeginCapture_v2(streams[0], 2)
+                    driver.cuLaunchHostFunc(streams[0], host, None)
+                    driver.cuStreamEndCapture(streams[0], ctypes.byref(graph))
+                    driver.cuGraphDestroy(graph)
+            word.value = 1
+            if dice.random() < 0.5:
+                driver.cuStreamSynchronize(dice.choice(streams))
+                driver.cuEventSynchronize(dice.choice(events))
+            if dice.random() < 0.2:
+                driver.cuCtxSynchronize()
+            for stream in streams[:4]:
+                driver.cuStreamDestroy_v2(stream)
+            for event in events:
+                driver.cuEventDestroy_v2(event)
+            if driver.cuMemFree_v2(memory) == 0 and driver.cuMemFreeHost(pinned) == 0:
+                pass
+
+    def breaker() -> None:
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            simulator.break_context(700)
+            time.sleep(0.005)
+            simulator.recover()
+
+    workers = [threading.Thread(target=worker, args=(number,)) for number in range(threads)]
+    workers.append(threading.Thread(target=breaker))
+    for thread in workers:
+        thread.start()
+    for thread in workers:
+        thread.join()
+    simulator.recover()
+    assert simulator.pending_work() == 0
+    print(f"stress: {fired[0]} host functions, {fired[1]} callbacks, {simulator.calls('cuLaunchKernel')} launches")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 3.0, int(sys.argv[2]) if len(sys.argv) > 2 else 6)

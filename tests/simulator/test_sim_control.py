@@ -1,0 +1,289 @@
+"""What tests do to the driver: options, faults by call, seeds, adversaries, counters, look-ups by name and version."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+
+import pytest
+from simdriver import Gate, address, callback, code, cu, host, ok, raw, run_python, until
+
+from aiostream import simulator
+
+# --- names and versions
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "status"),
+    [
+        ("cuLaunchHostFunc", 10000, 0),
+        ("cuLaunchHostFunc", 13000, 0),
+        ("cuLaunchHostFunc", 13020, 1),  # newer than the driver
+        ("cuLaunchHostFunc", 9000, 500),  # older than the function
+        ("cuGraphExecGetId", 13000, 500),  # came with 13.1
+        ("cuNonsense", 12000, 500),
+    ],
+)
+def test_functions_are_found_by_name_and_version(name, version, status):
+    assert code(cu.cuGetProcAddress(name.encode(), version, 0)) == status
+
+
+def test_one_name_several_versions():
+    for name, versions in {
+        "cuStreamGetCtx": (9020, 12050),
+        "cuStreamGetCaptureInfo": (10010, 11030, 12030),
+        "cuCtxCreate": (3020, 11040, 12050),
+        "cuEventElapsedTime": (2000, 12080),
+        "cuGetProcAddress": (11030, 12000),
+    }.items():
+        found = [address(name, version) for version in versions]
+        assert len(set(found)) == len(versions), name
+        assert address(name, 13000) == found[-1]
+    assert address("cuStreamQuery", 12000, 2) != address("cuStreamQuery", 12000, 1) == address("cuStreamQuery", 12000, 0)
+    assert address("cuCtxGetCurrent", 12000, 2) == address("cuCtxGetCurrent", 12000, 1)
+
+
+def test_why_a_function_was_not_found():
+    look_up = raw("cuGetProcAddress", 12000, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p)
+    pointer, status = ctypes.c_void_p(), ctypes.c_int(-1)
+
+    def ask(name: bytes, version: int) -> tuple[int, int]:
+        return look_up(name, ctypes.byref(pointer), version, 0, ctypes.byref(status)), status.value
+
+    assert ask(b"cuStreamQuery", 12000) == (0, 0)
+    assert pointer.value
+    assert ask(b"cuLaunchHostFunc", 9000) == (500, 2)
+    assert pointer.value is None
+    assert ask(b"cuNonsense", 12000) == (500, 1)
+    assert ask(b"cuLaunchHostFunc", 13020)[0] == 1
+
+
+def test_stream_0_is_the_threads_own_for_the_per_thread_forms(gate):
+    query = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address("cuStreamQuery", 12000, 2))
+    gate.hold(cu.CUstream(2))
+    assert query(0) == 600
+    free = ok(cu.cuStreamCreate(1))
+    assert query(int(free)) == 0
+    gate.open()
+    ok(cu.cuStreamSynchronize(cu.CUstream(2)))
+    assert query(0) == 0
+
+
+def test_another_driver_version():
+    program = """
+        from aiostream import simulator
+        simulator.install(driver_version=12040)
+        from simdriver import *
+        ok(cu.cuInit(0))
+        assert ok(cu.cuDriverGetVersion()) == 12040
+        assert code(cu.cuGetProcAddress(b"cuStreamGetCtx", 12050, 0)) == 1
+        assert code(cu.cuGetProcAddress(b"cuStreamGetCtx", 12000, 0)) == 0
+        ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
+        stream = ok(cu.cuStreamCreate(0))
+        try:
+            cu.cuStreamGetDevice(stream)  # came with 12.8
+        except RuntimeError:
+            print("not found")
+    """
+    done = run_python(program)
+    assert done.stdout == "not found\n", done.stderr
+
+
+def test_what_is_lacking_names_itself():
+    before = simulator.unsupported_calls().get("cuGraphInstantiateWithFlags", 0) + simulator.unsupported_calls().get(
+        "cuGraphInstantiate", 0
+    )
+    assert code(cu.cuDeviceGetDefaultMemPool(0)) == 801
+    assert simulator.unsupported_calls()["cuDeviceGetDefaultMemPool"] >= 1
+    assert simulator.calls("cuDeviceGetDefaultMemPool") == simulator.unsupported_calls()["cuDeviceGetDefaultMemPool"]
+    assert before >= 0
+
+
+def test_device_attributes():
+    names = cu.CUdevice_attribute
+    assert ok(cu.cuDeviceGetName(32, 0)).split(b"\0")[0].strip() == b"aiostream simulator"
+    assert ok(cu.cuDeviceGetCount()) == 2
+    assert code(cu.cuDeviceGet(2)) == 101
+    assert ok(cu.cuDeviceComputeCapability(0)) == (9, 0)
+    for attribute, value in {
+        names.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: 132,
+        names.CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING: 1,
+        names.CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED: 1,
+        names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: 9,
+        names.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS: 1,
+        names.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: 0,
+    }.items():
+        assert ok(cu.cuDeviceGetAttribute(attribute, 0)) == value
+
+
+# --- faults by call, counters
+
+
+def test_the_nth_call_fails_once():
+    simulator.fail("cuEventCreate", 2, nth=2)
+    simulator.fail("cuEventDestroy_v2", 999)
+    event = ok(cu.cuEventCreate(0))
+    assert code(cu.cuEventCreate(0)) == 2
+    ok(cu.cuEventCreate(0))
+    assert code(cu.cuEventDestroy(event)) == 999
+    ok(cu.cuEventDestroy(event))
+    simulator.fail("cuEventCreate", 2)
+    simulator.clear_faults()
+    ok(cu.cuEventCreate(0))
+
+
+def test_a_failed_call_has_done_nothing(stream):
+    fired = []
+    simulator.fail("cuLaunchHostFunc", 719)
+    with pytest.raises(AssertionError):
+        host(stream, lambda: fired.append(1))
+    ok(cu.cuStreamSynchronize(stream))
+    assert fired == []
+
+
+@pytest.mark.parametrize(("name", "nth"), [("cuNonsense", 1), ("cuEventCreate", 0)])
+def test_faults_that_cannot_happen(name, nth):
+    with pytest.raises(ValueError, match=r"no driver function|counts from 1"):
+        simulator.fail(name, 2, nth=nth)
+
+
+def test_calls_are_counted(stream):
+    before = simulator.calls("cuStreamQuery")
+    for _ in range(5):
+        cu.cuStreamQuery(stream)
+    assert simulator.calls("cuStreamQuery") - before == 5
+    assert simulator.calls("cuStreamDestroy_v2") == simulator.calls("cuStreamDestroy")
+    with pytest.raises(ValueError, match="no driver function"):
+        simulator.calls("cuNonsense")
+
+
+# --- seeds
+
+
+def order_with(seed: int | None) -> list[int]:
+    simulator.seed(seed)
+    gate, order = Gate(), []
+    streams = [ok(cu.cuStreamCreate(1)) for _ in range(6)]
+    for number, stream in enumerate(streams):
+        gate.hold(stream)
+        host(stream, lambda number=number: order.append(number))
+    gate.open()
+    for stream in streams:
+        ok(cu.cuStreamSynchronize(stream))
+        ok(cu.cuStreamDestroy(stream))
+    return order
+
+
+def test_a_seed_reproduces_an_order():
+    assert order_with(None) == order_with(None) == list(range(6))
+    orders = {seed: order_with(seed) for seed in range(8)}
+    assert len({tuple(order) for order in orders.values()}) > 4
+    for seed in (1, 5):
+        assert order_with(seed) == orders[seed]
+
+
+# --- adversaries
+
+
+def test_shuffled_callbacks_keep_each_streams_order():
+    simulator.seed(3)
+    with simulator.adversary(shuffle_callbacks=True):
+        gate, order = Gate(), []
+        streams = [ok(cu.cuStreamCreate(1)) for _ in range(6)]
+        for number, stream in enumerate(streams):
+            gate.hold(stream)
+            for turn in range(3):
+                host(stream, lambda number=number, turn=turn: order.append((number, turn)))
+        gate.open()
+        for stream in streams:
+            ok(cu.cuStreamSynchronize(stream))
+    for number in range(6):
+        assert [turn for which, turn in order if which == number] == [0, 1, 2]
+    assert order != sorted(order, key=lambda item: (item[1], item[0]))
+
+
+def test_enqueues_that_block(stream):
+    def enqueue() -> float:
+        start = time.monotonic()
+        host(stream, lambda: None)
+        return time.monotonic() - start
+
+    with simulator.adversary(blocking_enqueue=0.02):
+        assert enqueue() >= 0.02
+        start = time.monotonic()
+        cu.cuStreamQuery(stream)
+        assert time.monotonic() - start < 0.015
+    assert enqueue() < 0.015
+    ok(cu.cuStreamSynchronize(stream))
+
+
+def test_the_drivers_lock(stream):
+    started, release, answers = threading.Event(), threading.Event(), []
+    with simulator.adversary(driver_lock=True):
+        host(stream, lambda: (started.set(), release.wait(10)))
+        assert started.wait(10)
+        thread = threading.Thread(target=lambda: answers.append(code(cu.cuStreamQuery(stream))))
+        thread.start()
+        thread.join(0.05)
+        assert answers == []
+        release.set()
+        thread.join(10)
+        assert answers
+    ok(cu.cuStreamSynchronize(stream))
+
+
+def test_a_gil_kept_across_a_call_deadlocks_with_the_drivers_lock():
+    program = """
+        from aiostream import simulator
+        simulator.install()
+        from simdriver import *
+        ok(cu.cuInit(0)); ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
+        stream, gate = ok(cu.cuStreamCreate(1)), Gate()
+        simulator.adversary(driver_lock=True)
+        started = threading.Event()
+        host(stream, lambda: (started.set(), time.sleep(0.2)))
+        started.wait(10)
+        print("calling", flush=True)
+        raw("cuStreamQuery", 2000, ctypes.c_void_p, gil=True)(int(stream))
+        print("returned", flush=True)
+    """
+    import subprocess
+
+    with pytest.raises(subprocess.TimeoutExpired) as caught:
+        run_python(program, seconds=3)
+    assert b"calling" in (caught.value.stdout or b"")
+    assert b"returned" not in (caught.value.stdout or b"")
+
+
+def test_adversaries_are_put_back(stream):
+    simulator.adversary(late_faults=0.5)
+    with simulator.adversary(blocking_enqueue=True), simulator.adversary():
+        pass
+    assert simulator._adversary[3] == 0.5
+    simulator.adversary()
+    assert simulator._adversary == (False, 0.0, False, 0.0, False)
+
+
+def test_recovering_without_a_fault_fails_what_is_pending(stream, gate):
+    statuses = []
+    gate.hold(stream)
+    callback(stream, statuses.append)
+    simulator.recover()
+    until(lambda: statuses)
+    assert statuses == [719]
+    assert code(cu.cuStreamQuery(stream)) == 0
+
+
+def test_no_recovery_inside_a_host_function(stream):
+    seen = []
+
+    def recover() -> None:
+        try:
+            simulator.recover()
+        except RuntimeError as error:
+            seen.append(str(error))
+
+    host(stream, recover)
+    ok(cu.cuStreamSynchronize(stream))
+    assert len(seen) == 1

@@ -1,0 +1,136 @@
+"""Sticky errors, and the adversaries that make them worse."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from simdriver import callback, code, cu, host, ok, until
+
+from aiostream import simulator
+
+
+@pytest.mark.parametrize(("kernel", "status"), [("trap", 719), ("illegal_address", 700)])
+def test_a_fault_takes_the_whole_process(stream, kernels, gate, kernel, status):
+    second = ok(cu.cuDevicePrimaryCtxRetain(1))
+    ok(cu.cuCtxPushCurrent(second))
+    elsewhere, event = ok(cu.cuStreamCreate(1)), ok(cu.cuEventCreate(0))
+    ok(cu.cuCtxPopCurrent())
+    fired, statuses = [], []
+    ok(kernels.launch("empty", stream))
+    host(stream, lambda: fired.append("before"))
+    ok(cu.cuStreamSynchronize(stream))
+    gate.hold(stream)
+    ok(kernels.launch(kernel, stream))
+    host(stream, lambda: fired.append("after"))
+    callback(stream, statuses.append)
+    gate.open()
+    assert code(cu.cuStreamSynchronize(stream)) == status
+    until(lambda: statuses)
+    answers = {
+        code(cu.cuStreamQuery(stream)), code(cu.cuStreamQuery(elsewhere)), code(cu.cuEventQuery(event)),
+        code(cu.cuStreamCreate(1)), code(cu.cuStreamDestroy(stream)), code(cu.cuEventRecord(event, elsewhere)),
+        code(cu.cuMemAlloc(64)), code(cu.cuCtxSynchronize()), callback(stream, statuses.append),
+        code(kernels.launch("empty", stream)), code(cu.cuDevicePrimaryCtxReset(0)),
+    }  # fmt: skip
+    assert answers == {status}
+    assert code(cu.cuCtxGetCurrent()) == code(cu.cuDriverGetVersion()) == code(cu.cuDeviceGetCount()) == 0
+    assert code(cu.cuGetErrorName(cu.CUresult(status))) == 0
+    assert fired == ["before"]
+    assert statuses == [status]
+    simulator.recover()
+    assert code(cu.cuStreamQuery(elsewhere)) == 0
+    ok(cu.cuDevicePrimaryCtxRelease(1))
+
+
+def test_every_waiter_is_told(stream, gate):
+    context, codes = ok(cu.cuCtxGetCurrent()), []
+    event = ok(cu.cuEventCreate(0))
+    gate.hold(stream)
+    ok(cu.cuEventRecord(event, stream))
+
+    def wait(call, *args) -> None:
+        ok(cu.cuCtxSetCurrent(context))
+        codes.append(code(call(*args)))
+
+    threads = [
+        threading.Thread(target=wait, args=arguments)
+        for arguments in ((cu.cuStreamSynchronize, stream), (cu.cuEventSynchronize, event), (cu.cuCtxSynchronize,))
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.02)
+    simulator.break_context(700)
+    for thread in threads:
+        thread.join(10)
+    assert codes == [700] * 3
+
+
+def test_pending_work_on_other_streams(gate):
+    first, second = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(0))
+    fired, statuses = [], []
+    for each in (first, second):
+        gate.hold(each)
+        host(each, lambda: fired.append(1))
+        callback(each, statuses.append)
+        callback(each, statuses.append)
+    simulator.break_context(700)
+    until(lambda: len(statuses) == 4)
+    simulator.recover()
+    assert statuses == [700] * 4
+    assert fired == []
+    assert simulator.pending_work() == 0
+    host(first, lambda: fired.append("again"))
+    ok(cu.cuStreamSynchronize(first))
+    assert fired == ["again"]
+
+
+def test_bad_pointers_are_illegal_addresses(stream, kernels):
+    import ctypes
+
+    ok(kernels.launch("fill32", stream, ctypes.c_uint64(64), ctypes.c_uint32(1), ctypes.c_uint32(1)))
+    assert code(cu.cuStreamSynchronize(stream)) == 700
+
+
+def test_late_faults(stream, kernels):
+    other = ok(cu.cuStreamCreate(1))
+    with simulator.adversary(late_faults=0.1):
+        ok(kernels.launch("trap", stream))
+        start, answers = time.monotonic(), set()
+        while (answer := code(cu.cuStreamQuery(stream))) == 600:
+            answers.add(code(cu.cuStreamQuery(other)))
+            time.sleep(0.001)
+        assert answer == 719
+        assert time.monotonic() - start >= 0.09
+        assert answers == {0}
+        assert code(cu.cuStreamQuery(other)) == 719
+
+
+def test_fire_after_fault(stream, gate):
+    fired = []
+    with simulator.adversary(fire_after_fault=True):
+        gate.hold(stream)
+        host(stream, lambda: fired.append(1))
+        simulator.break_context(719)
+        until(lambda: fired)
+        simulator.recover()
+    assert fired == [1]
+
+
+def test_a_launch_that_blocks_is_told_too(stream, kernels, gate):
+    context, codes = ok(cu.cuCtxGetCurrent()), []
+    gate.hold(stream)
+    for _ in range(1022):
+        ok(kernels.launch("empty", stream))
+
+    def launch() -> None:
+        ok(cu.cuCtxSetCurrent(context))
+        codes.append(code(kernels.launch("empty", stream)))
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    time.sleep(0.02)
+    simulator.break_context(700)
+    thread.join(10)
+    assert codes == [700]

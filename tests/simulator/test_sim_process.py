@@ -1,0 +1,135 @@
+"""Installing, ending, forking; the sanitizers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from simdriver import ROOT, run_python
+
+SETUP = """
+    from aiostream import simulator
+    simulator.install()
+    from simdriver import *
+    ok(cu.cuInit(0)); ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
+    stream, gate, kernels = ok(cu.cuStreamCreate(1)), Gate(), Kernels()
+"""
+
+
+def test_installing_twice():
+    program = """
+        from aiostream import simulator
+        assert not simulator.installed()
+        try: simulator.calls("cuInit")
+        except RuntimeError as error: print(error)
+        simulator.install(devices=3)
+        simulator.install(); simulator.install(devices=3)
+        try: simulator.install(devices=1)
+        except RuntimeError as error: print(error)
+        assert simulator.installed()
+    """
+    done = run_python(program)
+    assert "not installed" in done.stdout, done.stderr
+    assert "already installed, with other options: devices=3" in done.stdout
+
+
+def test_options_from_the_environment():
+    program = """
+        from aiostream import simulator
+        simulator.install()
+        from simdriver import *
+        ok(cu.cuInit(0)); print(ok(cu.cuDeviceGetCount()))
+    """
+    done = run_python(program, AIOSTREAM_SIMULATOR_DEVICES="4", AIOSTREAM_SIMULATOR_SEED="7")
+    assert done.stdout == "4\n", done.stderr
+
+
+def test_a_driver_that_is_already_there(tmp_path: Path):
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to make another libcuda.so.1 with")
+    other = tmp_path / "libcuda.so.1"
+    (tmp_path / "other.c").write_text("int cuInit(unsigned flags) { return (int)flags; }\n")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", other, tmp_path / "other.c"], check=True)
+    program = f"""
+        import ctypes
+        ctypes.CDLL({str(other)!r})
+        from aiostream import simulator
+        try: simulator.install()
+        except RuntimeError as error: print(error)
+    """
+    done = run_python(program)
+    assert f"another CUDA driver, {other}" in done.stdout, done.stderr
+
+
+def test_a_library_that_was_not_built(tmp_path: Path):
+    shutil.copy(ROOT / "src/aiostream/simulator/__init__.py", tmp_path / "lonely.py")
+    done = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import lonely; lonely.install()")
+    assert "build the package" in done.stderr
+
+
+def test_before_cuinit():
+    program = """
+        from aiostream import simulator
+        simulator.install()
+        from simdriver import *
+        print(code(cu.cuDeviceGetCount()), code(cu.cuStreamCreate(0)), code(cu.cuDriverGetVersion()))
+    """
+    assert run_python(program).stdout == "3 3 0\n"
+
+
+@pytest.mark.parametrize(
+    "pending",
+    [
+        "kernels.spin(stream, 30)",
+        "gate.hold(stream); host(stream, print); callback(stream, print)",
+        "kernels.spin(stream, 0.002); host(stream, lambda: None)",
+        "host(stream, lambda: time.sleep(0.05))",
+        "usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p); "
+        "enqueue = raw('cuLaunchHostFunc', 10000, *[ctypes.c_void_p] * 3); "
+        "[enqueue(int(stream), usleep, 20000) for _ in range(50)]",
+        "ok(kernels.launch('trap', stream)); callback(stream, lambda _: None)",
+    ],
+)
+def test_the_process_ends_with_work_pending(pending):
+    done = run_python(SETUP + f"    {pending}\n    print('end', flush=True)\n", seconds=10)
+    assert done.stdout.startswith("end")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_does_not_hang():
+    program = (
+        SETUP
+        + """
+    import os, warnings
+    warnings.simplefilter("ignore")
+    kernels.spin(stream, 0.2); host(stream, lambda: None)
+    child = os.fork()
+    if child == 0:
+        answers = [code(cu.cuStreamQuery(stream)), code(cu.cuStreamSynchronize(stream)), code(cu.cuInit(0)),
+                   code(cu.cuDriverGetVersion())]
+        simulator.pending_work()
+        os._exit(0 if answers[:2] == [3, 3] and answers[3] == 0 else 1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    ok(cu.cuStreamSynchronize(stream))
+    """
+    )
+    done = run_python(program, seconds=10)
+    assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+def test_under_a_sanitizer(sanitizer):
+    """Builds the library with it and lets many threads loose; skipped only where the sanitizer's runtime is missing."""
+    script = Path(__file__).with_name("sanitize.sh")
+    import sys
+
+    done = subprocess.run(
+        ["sh", script, sanitizer, sys.executable, "2"], capture_output=True, text=True, timeout=100, check=False
+    )
+    if done.returncode == 77:
+        pytest.skip(f"gcc, or its {sanitizer} sanitizer's runtime, is not installed here: {done.stdout.strip()}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "stress:" in done.stdout

@@ -1,0 +1,281 @@
+"""P9: the interpreter ends at once and cleanly, whatever is pending; a forked child is told that it cannot."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from support import run_script
+
+BACKENDS = ["asyncio", "trio"]
+
+# 100 completions and 100 Python host functions on four streams, behind `{work}`; `end` is when that work would be done.
+PENDING = """
+    import atexit, sys, time
+    import anyio
+    from aiostream import Stream
+    from support import Gate, spin
+    ran = []
+    gate = Gate()
+    WORK = {work!r}
+    if WORK == "gate-late":  # opens after the library's own end: what was registered first runs last
+        atexit.register(gate.open)
+    streams = [Stream() for _ in range(4)]
+    if WORK == "gate-early":
+        atexit.register(gate.open)
+    spin(streams[0], 0)
+    streams[0].synchronize()
+
+    async def main():
+        futures = []
+        for stream in streams:
+            if WORK == "spin":
+                spin(stream, 0.2)
+            else:
+                gate.hold(stream)
+        end = time.monotonic() + (0.2 if WORK == "spin" else 0)
+        for number in range(100):
+            stream = streams[number % 4]
+            futures.append(stream.completion_future() if number % 2 else stream.checked_completion_future())
+            stream.launch_host_func(ran.append, number)
+        print(end, flush=True)
+        {leave}
+        assert not any(future.done() for future in futures)
+
+    anyio.run(main, backend={backend!r})
+"""
+
+
+def end_of(driver_kind: str, script: str, code: int = 0) -> str:
+    """Runs a script that prints when its work would end, and holds what P9 says of the process's own end."""
+    done = run_script(driver_kind, script)
+    ended = time.monotonic()
+    assert (done.returncode, done.stderr) == (code, ""), f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    first, _, rest = done.stdout.partition("\n")
+    print(f"the process ended {(ended - float(first)) * 1000:.0f} ms after its work would have")
+    assert ended - float(first) < 1.0
+    return rest
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("work", ["spin", "gate-early", "gate-late"])
+def test_exit_with_completions_and_host_functions_pending(driver_kind: str, work: str, backend: str) -> None:
+    end_of(driver_kind, PENDING.format(work=work, backend=backend, leave="pass"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sys_exit_inside_a_task(driver_kind: str, backend: str) -> None:
+    end_of(driver_kind, PENDING.format(work="spin", backend=backend, leave="sys.exit(5)"), code=5)
+
+
+def test_exit_with_a_loop_that_was_never_closed(driver_kind: str) -> None:
+    script = """
+        import asyncio, time, warnings
+        from aiostream import Stream
+        from support import spin
+        warnings.simplefilter("ignore", ResourceWarning)  # asyncio's own, about the loop
+        stream = Stream()
+        spin(stream, 0)
+        stream.synchronize()
+        async def main():
+            spin(stream, 0.2)
+            print(time.monotonic() + 0.2, flush=True)
+            return [stream.completion_future() for _ in range(50)]
+        loop = asyncio.new_event_loop()
+        futures = loop.run_until_complete(main())
+    """
+    end_of(driver_kind, script)
+
+
+def test_exit_while_a_python_host_function_runs(driver_kind: str) -> None:
+    """Those inside are waited for: half a function is worse than a late exit."""
+    script = """
+        import asyncio, threading, time
+        from aiostream import Stream
+        running, finish = threading.Event(), threading.Event()
+        def function():
+            running.set()
+            finish.wait(20)
+            for _ in range(100_000):
+                pass
+            print("finished", flush=True)
+        async def main():
+            stream.launch_host_func(function)
+            stream.launch_host_func(print, "never")
+            for _ in range(10):
+                stream.completion_future()
+        stream = Stream()
+        asyncio.run(main())
+        assert running.wait(20)
+        print(time.monotonic(), flush=True)
+        import atexit
+        atexit.register(finish.set)  # the last registered runs first: just before the library's own end
+    """
+    assert end_of(driver_kind, script) == "finished\n"
+
+
+def test_exit_while_other_threads_wait(driver_kind: str) -> None:
+    """Daemon threads with loops of their own, and one blocked in `synchronize()`, behind a spin."""
+    script = """
+        import asyncio, threading, time
+        from aiostream import Stream, statistics
+        from support import spin
+        streams = [Stream() for _ in range(3)]
+        for stream in streams:
+            spin(stream, 0)
+            stream.synchronize()
+        async def wait(stream):
+            await stream.synchronize_async()
+        for stream in streams:
+            spin(stream, 0.3)
+        end = time.monotonic() + 0.3
+        blocking = threading.Event()
+        def block():
+            blocking.set()
+            streams[2].synchronize()
+        for function in (lambda: asyncio.run(wait(streams[0])), lambda: asyncio.run(wait(streams[1])), block):
+            threading.Thread(target=function, daemon=True).start()
+        blocking.wait(20)
+        while statistics().futures.created < 2:
+            time.sleep(0.001)
+        print(end, flush=True)
+    """
+    end_of(driver_kind, script)
+
+
+def test_exit_when_nothing_was_ever_used(driver_kind: str) -> None:
+    done = run_script(driver_kind, "import aiostream; aiostream.statistics()")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_comes_after_the_end_is_counted(driver_kind: str) -> None:
+    """A Python host function that fires after the gate has closed returns at once, and is not run."""
+    script = """
+        import atexit, sys, time
+        from aiostream import Stream, statistics
+        from support import Gate
+        ran, gate = [], Gate()
+        def after():  # runs after the library's own end
+            gate.open()
+            deadline = time.monotonic() + 20
+            while statistics().late_host_functions < 5 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            print("late", statistics().late_host_functions, "ran", ran, flush=True)
+        atexit.register(after)
+        stream = Stream()
+        gate.hold(stream)
+        for number in range(5):
+            stream.launch_host_func(ran.append, number)
+        print(time.monotonic(), flush=True)
+    """
+    assert end_of(driver_kind, script) == "late 5 ran []\n"
+
+
+FORK = """
+    import asyncio, gc, os, sys, threading, warnings
+    warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)  # Python >= 3.12, about our threads
+    warnings.simplefilter("ignore", ResourceWarning)  # the child's copy of the loop
+    import aiostream
+    from aiostream import Context, Device, Event, Stream, statistics
+    from support import Gate, spin
+
+    loop = asyncio.new_event_loop()
+    gate = Gate()
+    stream, doomed, timed = Stream(), Stream(), Event(timing=True)
+    legacy, device, context = Stream.legacy(), Device(0), Stream().context
+    handle, event_handle = stream.handle, timed.handle
+    timed.record(stream)
+    stream.synchronize()
+    gate.hold(stream)
+
+    async def begin():
+        return [stream.completion_future(), asyncio.ensure_future(stream.synchronize_async())]
+
+    pending = loop.run_until_complete(begin())
+
+    def raises(name, call):
+        try:
+            call()
+        except RuntimeError as error:
+            assert "fork" in str(error) and "spawn" in str(error), (name, error)
+        else:
+            raise AssertionError(name + " did not raise")
+
+    def awaits(make):
+        async def main():
+            await make()
+        return lambda: asyncio.run(main())
+
+    def child():
+        global doomed
+        calls = dict(
+            stream=Stream, stream_on=lambda: Stream(device=0), borrow=lambda: Stream.borrow(handle), event=Event,
+            from_raw=lambda: Stream.from_raw(handle), legacy=Stream.legacy, per_thread=Stream.per_thread,
+            query=stream.query, synchronize=stream.synchronize, shutdown=stream.shutdown, flags=lambda: Stream.borrow(stream).flags,
+            close=stream.close, into_raw=Stream.into_raw.__get__(stream), wait_event=lambda: stream.wait_event(timed),
+            wait_handle=lambda: stream.wait_event(event_handle), host=lambda: stream.launch_host_func(print),
+            callback=lambda: stream.add_callback(print), record=lambda: timed.record(stream), event_query=timed.query,
+            event_synchronize=timed.synchronize, elapsed=lambda: timed.elapsed_time(timed), event_close=timed.close,
+            count=Device.count, device=lambda: Device(0), name=lambda: device.name, primary=lambda: device.primary_context,
+            priorities=lambda: device.stream_priority_range, current=Context.get_current, health=lambda: context.health(),
+            legacy_query=legacy.query, completion=awaits(lambda: stream.completion_future()),
+            checked=awaits(lambda: stream.checked_completion_future()), waits=awaits(lambda: stream.synchronize_async()),
+            enqueue=awaits(lambda: stream.enqueue_async(print)), aclose=awaits(lambda: stream.aclose()),
+            event_waits=awaits(lambda: timed.synchronize_async()), completion_on=awaits(lambda: timed.completion_future_on(stream)),
+        )
+        for name, call in calls.items():
+            raises(name, call)
+        before = statistics().handles
+        doomed = None  # finalizers do nothing, and above all do not wait for threads that are not there
+        gc.collect()
+        assert statistics().handles == before
+        repr(stream), stream == stream, hash(stream), statistics()
+        print("child", len(calls), flush=True)
+
+    pid = os.fork()
+    if pid == 0:
+        child()
+        {end}
+    _, status = os.waitpid(pid, 0)
+    print("parent", os.waitstatus_to_exitcode(status), flush=True)
+
+    async def go_on():
+        assert not any(future.done() for future in pending)
+        gate.open()
+        await asyncio.gather(*pending)
+        await stream.synchronize_async()
+        assert await stream.enqueue_async(lambda _: 3) == 3
+        other = Stream()
+        spin(other, 0)
+        await other.aclose()
+
+    loop.run_until_complete(go_on())
+    loop.close()
+    doomed.close()
+    assert statistics().balanced and statistics().futures.dropped == 0
+    print("parent done")
+"""
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)"], ids=["exit", "_exit"])
+def test_a_forked_child_is_told_and_its_parent_goes_on(driver_kind: str, end: str) -> None:
+    done = run_script(driver_kind, FORK.format(end=end))
+    assert (done.returncode, done.stderr) == (0, ""), f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.stdout == "child 37\nparent 0\nparent done\n"
+
+
+def test_a_child_forked_before_the_first_use_works(driver_kind: str) -> None:
+    """Nothing has been started yet, so nothing is lost: such a child may use CUDA."""
+    script = """
+        import os, sys
+        import aiostream
+        pid = os.fork()
+        stream = aiostream.Stream()
+        stream.synchronize()
+        stream.close()
+        if pid == 0:
+            sys.exit(3)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    done = run_script(driver_kind, script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")

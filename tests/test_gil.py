@@ -1,0 +1,270 @@
+"""P3: nothing on the driver's threads wants the GIL, so Python can neither stall the GPU nor deadlock with the driver."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import statistics as numbers
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from support import spin, succeed
+
+from aiostream import Device, Stream, _driver, _kernels, statistics
+
+# A thread keeps the GIL while it waits for the whole context. With anything of ours that needed the GIL on a driver thread, or
+# in a driver call of another thread, this script would hang for ever, and `timeout` would end it.
+KEEPS_THE_GIL = """
+    import ctypes, os, threading, time
+    import anyio
+    from aiostream import Stream, statistics
+    from support import spin
+    {adversary}
+    streams = [Stream() for _ in range(4)]
+    for stream in streams:
+        spin(stream, 0)
+        stream.synchronize()
+    driver = ctypes.PyDLL("libcuda.so.1")
+
+    def synchronize():
+        with streams[0].context.current():
+            began = time.monotonic()
+            code = driver.cuCtxSynchronize()
+            print(f"cuCtxSynchronize with the GIL: {{code}}, {{(time.monotonic() - began) * 1000:.0f}} ms")
+            assert code == 0
+            returned.set()
+
+    returned = threading.Event()
+
+    async def main():
+        futures = []
+        for stream in streams:
+            spin(stream, 0.2)
+            futures += [stream.completion_future() for _ in range(5)]
+            futures += [stream.checked_completion_future() for _ in range(5)]
+            futures.append(stream.enqueue_async(lambda stream: None))
+        async with anyio.create_task_group() as group:
+            for stream in streams:
+                group.start_soon(stream.synchronize_async)
+            await anyio.lowlevel.checkpoint()
+            {where}
+            for future in futures:
+                await future
+        assert returned.wait(20)
+        count = statistics()
+        assert count.balanced and count.futures.pending == 0 and count.futures.done >= 44, count
+
+    anyio.run(main, backend={backend!r})
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("where", ["in the loop's thread", "in another thread"])
+def test_a_thread_that_keeps_the_gil_across_a_blocking_call(driver_kind: str, where: str, backend: str) -> None:
+    call = "synchronize()" if where == "in the loop's thread" else "threading.Thread(target=synchronize).start()"
+    print(succeed(driver_kind, KEEPS_THE_GIL.format(adversary="", where=call, backend=backend)))
+
+
+@pytest.mark.simulator_only("whether a driver holds a lock round host functions cannot be chosen")
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_thread_that_keeps_the_gil_with_a_driver_that_locks(driver_kind: str, backend: str) -> None:
+    adversary = "from aiostream import simulator; simulator.install(); simulator.adversary(driver_lock=True)"
+    call = "threading.Thread(target=synchronize).start()"
+    print(succeed(driver_kind, KEEPS_THE_GIL.format(adversary=adversary, where=call, backend=backend)))
+
+
+# ------------------------------------------------------------------------------------------------ what the GPU idles
+
+
+@contextmanager
+def computing_in_python() -> Iterator[None]:
+    """Another thread computes in Python all the time: whoever wants the GIL waits for the switch interval."""
+    stopping = False
+
+    def compute() -> None:
+        number = 0
+        while not stopping:
+            number = (number * 31 + 7) % 1_000_003
+
+    thread = threading.Thread(target=compute, name="aiostream-test-compute")
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping = True
+        thread.join()
+
+
+async def idle_time(kind: str, repetitions: int = 30) -> list[float]:
+    """Microseconds between two kernels with a completion between them, by the GPU's own clock."""
+    stream = Stream()
+    with Device(0).primary_context.current():
+        pointer = int(_driver.call("cuMemHostAlloc", 16, 3))
+    stamps = (ctypes.c_uint64 * 2).from_address(pointer)
+    times: list[float] = []
+    _kernels.stamp(stream, pointer)
+    await stream.synchronize_async()
+    for _ in range(repetitions):
+        spin(stream, 0.002)  # all of it is enqueued before any of it is reached
+        _kernels.stamp(stream, pointer)
+        future = getattr(stream, kind)() if kind != "none" else None
+        _kernels.stamp(stream, pointer + 8)
+        if future is not None:
+            await future
+        stream.synchronize()
+        times.append((stamps[1] - stamps[0]) / 1000)
+    stream.close()
+    with Device(0).primary_context.current():
+        _driver.call("cuMemFreeHost", pointer)
+    return times
+
+
+@pytest.mark.parametrize("loop_kind", ["uvloop"])
+@pytest.mark.parametrize("kind", ["completion_future", "checked_completion_future"])
+async def test_busy_python_does_not_stall_the_gpu(driver_kind: str, kind: str, loop_kind: str) -> None:
+    without = numbers.median(await idle_time("none"))
+    quiet = numbers.median(await idle_time(kind))
+    with computing_in_python():
+        busy = numbers.median(await idle_time(kind))
+    print(f"GPU idle between two kernels: {without:.1f} us; round a {kind} {quiet:.1f} us, with Python busy {busy:.1f} us")
+    if driver_kind == "gpu":
+        assert busy <= 1.3 * quiet
+    else:
+        assert busy <= quiet + 2000
+
+
+# ------------------------------------------------------------------------------------------------ enqueues that block
+
+FULL_STREAM = """
+    import asyncio, threading, time
+    from aiostream import Stream
+    from support import Gate, spin
+    entering, progress = threading.Event(), 0
+    gate = Gate()
+    stream = Stream()
+    spin(stream, 0)
+    stream.synchronize()
+    gate.hold(stream)
+    for _ in range(1021):
+        spin(stream, 0)
+
+    def open_later():
+        # Needs the GIL thousands of times before it lets the enqueue go on.
+        global progress
+        entering.wait(30)
+        deadline = time.monotonic() + 0.1
+        while time.monotonic() < deadline:
+            progress += 1
+        gate.open()
+
+    def fill():
+        # Whether the stream takes a launch more than an H200 does is its own affair; these block or not.
+        for _ in range(3):
+            spin(stream, 0)
+
+    async def main():
+        thread = threading.Thread(target=open_later)
+        thread.start()
+        filler = threading.Thread(target=fill)
+        filler.start()
+        began = time.monotonic()
+        entering.set()
+        future = stream.{call}()
+        blocked = time.monotonic() - began
+        await future
+        thread.join()
+        filler.join()
+        print(f"{call} was blocked for {{blocked * 1000:.0f}} ms; another thread made {{progress}} steps meanwhile")
+        assert progress > 1000
+        assert blocked > 0.05 or not {must_block}
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("call", ["completion_future", "checked_completion_future"])
+def test_an_enqueue_that_blocks_on_a_full_stream_lets_other_threads_go_on(driver_kind: str, call: str) -> None:
+    print(succeed(driver_kind, FULL_STREAM.format(call=call, must_block=driver_kind == "simulator")))
+
+
+@pytest.mark.simulator_only("a GPU's enqueues do not block on command")
+@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize("call", ["completion_future", "checked_completion_future", "launch_host_func", "add_callback"])
+async def test_enqueues_that_block_release_the_gil(call: str, loop_kind: str) -> None:
+    from aiostream import simulator
+
+    stream, steps, stopping = Stream(), 0, False
+    entered = threading.Event()
+    arguments = (lambda *_: None,) if call in ("launch_host_func", "add_callback") else ()
+
+    def go_on() -> None:
+        nonlocal steps
+        entered.set()
+        while not stopping:
+            steps += 1
+            time.sleep(0)
+
+    getattr(stream, call)(*arguments)  # whatever is made once is made
+    thread = threading.Thread(target=go_on, name="aiostream-test-goes-on")
+    thread.start()
+    assert entered.wait(30)
+    with simulator.adversary(blocking_enqueue=0.1):
+        before = steps
+        began = time.monotonic()
+        future = getattr(stream, call)(*arguments)
+        blocked, made = time.monotonic() - began, steps - before
+    stopping = True
+    thread.join()
+    if future is not None:
+        await future
+    await stream.synchronize_async()
+    print(f"{call} was blocked for {blocked * 1000:.0f} ms; another thread made {made} steps meanwhile")
+    assert blocked >= 0.1
+    # With the GIL kept it would make none but in the switch intervals before and after the call.
+    assert made > 20
+    stream.close()
+
+
+# ------------------------------------------------------------------------------------------------ very many
+
+
+@pytest.mark.parametrize("loop_kind", ["uvloop", "trio"])
+async def test_very_many_completions(driver_kind: str, loop_kind: str) -> None:
+    import anyio
+
+    full = driver_kind == "gpu" or os.environ.get("AIOSTREAM_TEST_FULL") == "1"
+    total, batch, streams = 100_000 if full else 20_000, 25, [Stream() for _ in range(16)]
+    before = statistics()
+    settled = [0] * total
+
+    async def work(number: int, stream: Stream) -> None:
+        mine = range(number, total, len(streams))
+        for first in range(0, len(mine), batch):
+            futures = []
+            for index in mine[first : first + batch]:
+                future = stream.completion_future()
+                future.add_done_callback(lambda _, index=index: settled.__setitem__(index, settled[index] + 1))
+                futures.append(future)
+            for future in futures:
+                await future
+
+    began = time.monotonic()
+    async with anyio.create_task_group() as group:
+        for number, stream in enumerate(streams):
+            group.start_soon(work, number, stream)
+    seconds = time.monotonic() - began
+    print(f"{total} completions over {len(streams)} streams on {loop_kind}: {total / seconds:,.0f} per second")
+    for stream in streams:
+        await stream.synchronize_async()
+        stream.close()
+    await anyio.lowlevel.checkpoint()  # the last callbacks
+    await anyio.lowlevel.checkpoint()
+    assert settled == [1] * total
+    after = statistics()
+    assert after.futures.done - before.futures.done >= total
+    assert after.futures.done - before.futures.done == after.futures.created - before.futures.created
+    assert after.points.fired - before.points.fired == after.points.armed - before.points.armed
+    assert after.points.stale == before.points.stale
