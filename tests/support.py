@@ -64,6 +64,7 @@ class Gate:
     """
 
     def __init__(self) -> None:
+        _kernels.load(Device(0).primary_context)  # with a gate shut, the driver would load nothing
         with Device(0).primary_context.current():
             self._pointer = int(_driver.call("cuMemHostAlloc", 64, 3))  # portable, mapped
         self._word = ctypes.c_uint32.from_address(self._pointer)
@@ -79,8 +80,12 @@ class Gate:
             _driver.call("cuStreamWaitValue32", handle, driver.CUdeviceptr(self._pointer), 1, flags)
 
     def open(self) -> None:
-        """Lets everything through, also what is held later."""
+        """Lets everything through, also what is held later, until it is shut."""
         self._word.value = 1
+
+    def shut(self) -> None:
+        """Holds what comes from now on; everything that was held before must be through."""
+        self._word.value = 0
 
     def __enter__(self) -> Gate:
         return self

@@ -18,8 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support import settle
-from support import run_script
+from support import run_script, settle
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from support import run_script
 
 BACKENDS = ["asyncio", "trio"]
@@ -211,7 +212,7 @@ FORK = """
         calls = dict(
             stream=Stream, stream_on=lambda: Stream(device=0), borrow=lambda: Stream.borrow(handle), event=Event,
             from_raw=lambda: Stream.from_raw(handle), legacy=Stream.legacy, per_thread=Stream.per_thread,
-            query=stream.query, synchronize=stream.synchronize, shutdown=stream.shutdown, flags=lambda: Stream.borrow(stream).flags,
+            query=stream.query, synchronize=stream.synchronize, shutdown=stream.shutdown, flags=lambda: stream.flags,
             close=stream.close, into_raw=Stream.into_raw.__get__(stream), wait_event=lambda: stream.wait_event(timed),
             wait_handle=lambda: stream.wait_event(event_handle), host=lambda: stream.launch_host_func(print),
             callback=lambda: stream.add_callback(print), record=lambda: timed.record(stream), event_query=timed.query,
@@ -221,7 +222,8 @@ FORK = """
             legacy_query=legacy.query, completion=awaits(lambda: stream.completion_future()),
             checked=awaits(lambda: stream.checked_completion_future()), waits=awaits(lambda: stream.synchronize_async()),
             enqueue=awaits(lambda: stream.enqueue_async(print)), aclose=awaits(lambda: stream.aclose()),
-            event_waits=awaits(lambda: timed.synchronize_async()), completion_on=awaits(lambda: timed.completion_future_on(stream)),
+            event_waits=awaits(lambda: timed.synchronize_async()),
+            completion_on=awaits(lambda: timed.completion_future_on(stream)),
         )
         for name, call in calls.items():
             raises(name, call)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from support import spin, succeed
 
 from aiostream import Device, Stream, _driver, _kernels, statistics
+from support import Gate, spin, succeed
 
 # A thread keeps the GIL while it waits for the whole context. With anything of ours that needed the GIL on a driver thread, or
 # in a driver call of another thread, this script would hang for ever, and `timeout` would end it.
@@ -107,14 +107,18 @@ async def idle_time(kind: str, repetitions: int = 30) -> list[float]:
     times: list[float] = []
     _kernels.stamp(stream, pointer)
     await stream.synchronize_async()
+    gate = Gate()
     for _ in range(repetitions):
-        spin(stream, 0.002)  # all of it is enqueued before any of it is reached
+        gate.hold(stream)  # all of it is enqueued before any of it runs, however long Python takes for that
+        spin(stream, 0.0001)
         _kernels.stamp(stream, pointer)
         future = getattr(stream, kind)() if kind != "none" else None
         _kernels.stamp(stream, pointer + 8)
+        gate.open()
         if future is not None:
             await future
         stream.synchronize()
+        gate.shut()
         times.append((stamps[1] - stamps[0]) / 1000)
     stream.close()
     with Device(0).primary_context.current():
@@ -148,8 +152,7 @@ FULL_STREAM = """
     spin(stream, 0)
     stream.synchronize()
     gate.hold(stream)
-    for _ in range(1021):
-        spin(stream, 0)
+    filled = 0
 
     def open_later():
         # Needs the GIL thousands of times before it lets the enqueue go on.
@@ -161,15 +164,20 @@ FULL_STREAM = """
         gate.open()
 
     def fill():
-        # Whether the stream takes a launch more than an H200 does is its own affair; these block or not.
-        for _ in range(3):
+        global filled
+        for _ in range(1022):
             spin(stream, 0)
+            filled += 1
 
     async def main():
         thread = threading.Thread(target=open_later)
         thread.start()
         filler = threading.Thread(target=fill)
         filler.start()
+        before = -1
+        while before < filled < 1022:  # or until a launch blocks already, on a GPU that takes fewer than an H200 does
+            before = filled
+            time.sleep(0.3)
         began = time.monotonic()
         entering.set()
         future = stream.{call}()

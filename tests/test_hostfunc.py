@@ -11,10 +11,9 @@ import weakref
 from typing import Any
 
 import pytest
-from support import settle
-from support import Gate, held_stream, settle, spin
 
 from aiostream import Stream, StreamClosedError, statistics
+from support import Gate, held_stream, settle, spin
 
 
 class Witness:
@@ -231,7 +230,7 @@ async def test_host_functions_of_a_destroyed_stream_still_run() -> None:
             spin(stream, 0.001)
             for number in range(10):
                 stream.launch_host_func(calls.append, number)
-                stream.add_callback(lambda error, n: calls.append(n), number)
+                stream.add_callback(lambda error, n, calls=calls: calls.append(n), number)
             future = stream.completion_future()
             if ending == "close":
                 stream.close()

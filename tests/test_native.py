@@ -12,7 +12,7 @@ import pytest
 import aiostream
 
 TESTS = Path(__file__).parent
-NATIVE = Path(aiostream.__file__).parent / "native"
+NATIVE = TESTS.parent / "src" / "aiostream" / "native"
 # The compiled files of the library that are not Python's. module.c is the one that is.
 DRIVER_SIDE = ["points.c", "watcher.c", "handles.c"]
 SANITIZERS = {

@@ -13,13 +13,12 @@ from typing import Any
 
 import anyio
 import pytest
-
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
-from support import Gate, held_stream, run_on, settle, spin
 
 from aiostream import Event, Stream, StreamClosedError, statistics
+from support import Gate, held_stream, run_on, settle, spin
 
 KINDS = ["asyncio", "uvloop", "trio"]
 

@@ -80,15 +80,23 @@ _FAULTS = """
 PTX = "\n".join((_HEADER, _SPIN, _STAMP, _SAXPY, _FAULTS)).encode() + b"\0"
 
 _lock = threading.Lock()
-_functions: dict[tuple[Context, str], Any] = {}  # under _lock; modules stay loaded as long as their context lives
+_functions: dict[Context, dict[str, Any]] = {}  # under _lock; modules stay loaded as long as their context lives
+NAMES = ("spin", "stamp", "saxpy", "trap", "illegal_address")
 
 
-def _function(context: Context, name: str) -> Any:
+def load(context: Context) -> dict[str, Any]:
+    """Loads the kernels into a context, all at once.
+
+    The driver loads lazily, and on an H200 the first look for a function waits for all work in flight. So whoever means to
+    launch behind a gate loads first.
+    """
     with _lock:
-        known = _functions.get((context, name))
+        known = _functions.get(context)
         if known is None:
-            module = _driver.call("cuModuleLoadData", PTX)
-            known = _functions[context, name] = _driver.call("cuModuleGetFunction", module, name.encode())
+            with context.current():
+                module = _driver.call("cuModuleLoadData", PTX)
+                known = {name: _driver.call("cuModuleGetFunction", module, name.encode()) for name in NAMES}
+            _functions[context] = known
         return known
 
 
@@ -104,8 +112,8 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
     reference = interop.reference_to(stream)
     values = tuple(argument.value for argument in arguments)
     types = tuple(type(argument) for argument in arguments)
+    function = load(reference.context)[name]
     with reference.context.current():
-        function = _function(reference.context, name)
         blocks = -(-threads // 256)
         cu_stream = _driver.bindings().CUstream(reference.handle.value)
         per_block = min(threads, 256)

@@ -20,5 +20,5 @@ printf 'race:_dl_deallocate_tls\n' >"$build/suppressions"
 alone=
 [ "$kind" = thread ] && command -v setarch >/dev/null && alone="setarch $(uname -m) -R"
 TSAN_OPTIONS="exitcode=66 suppressions=$build/suppressions" ASAN_OPTIONS="detect_leaks=0:exitcode=66" \
-    AIOSTREAM_SIMULATOR_LIBRARY="$build/libcuda.so" LD_PRELOAD="$runtime" PYTHONPATH="$root/src" \
+    AIOSTREAM_SIMULATOR_LIBRARY="$build/libcuda.so" LD_PRELOAD="$runtime" \
     $alone "$python" "$here/stress.py" "$seconds"

@@ -119,7 +119,7 @@ def in_thread(function: Callable[[], Any]) -> Any:
 
 def run_python(program: str, seconds: float = 30.0, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a program in a process of its own, with the simulator there to be imported."""
-    preamble = f"import sys; sys.path[:0] = {[str(ROOT / 'src'), str(Path(__file__).parent)]!r}\n"
+    preamble = f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
     return subprocess.run(
         [sys.executable, "-c", preamble + textwrap.dedent(program)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Stream capture: FACTS, "Capture"."""
+"""Stream capture: as docs/driver.md says of an H200."""
 
 from __future__ import annotations
 
@@ -146,6 +146,16 @@ def test_work_from_before_fires_during_the_capture(stream, gate):
     while code(cu.cuEventQuery(event)) == 600:
         pass
     assert end(stream) == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("call", [cu.cuStreamGetFlags, cu.cuStreamGetId])
+def test_even_these_questions_end_it_on_an_h200(stream, mode, call):
+    begin(stream, mode)
+    ok(cu.cuStreamGetPriority(stream))
+    ok(cu.cuStreamGetCtx(stream))
+    assert code(call(stream)) == 900
+    assert end(stream) == 901
 
 
 def test_the_legacy_stream_while_a_blocking_stream_captures():

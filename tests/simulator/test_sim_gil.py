@@ -1,4 +1,4 @@
-"""The GIL and the bindings' own host functions: FACTS 2. The same driver call, three ways to enqueue, one of them safe."""
+"""The GIL and the bindings' own host functions: see docs/driver.md. The same driver call, three ways to enqueue, one of them safe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hardware queues: FACTS 4."""
+"""Hardware queues: as docs/driver.md says of an H200."""
 
 from __future__ import annotations
 

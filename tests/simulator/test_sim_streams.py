@@ -1,4 +1,4 @@
-"""Streams, host functions, callbacks: FACTS 1."""
+"""Streams, host functions, callbacks: as docs/driver.md says of an H200."""
 
 from __future__ import annotations
 

@@ -51,16 +51,23 @@ CUresult capture_forbids_legacy(struct stream *stream)
     return code;
 }
 
+/* For cuStreamGetFlags, GetId and GetDevice, which an H200's driver takes for unsupported work on the stream itself. */
+CUresult capture_forbids_question(struct stream *stream)
+{
+    if (stream->capture == NULL)
+        return OK;
+    CUresult code = stream->capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_UNSUPPORTED;
+    capture_invalidate(stream->capture);
+    return code;
+}
+
 /* For cuStreamQuery and cuStreamSynchronize: never of a stream that captures, and else potentially unsafe. */
 CUresult capture_forbids_query(struct stream *stream)
 {
     if (sim.captures == NULL)
         return OK;
-    if (stream->capture != NULL) {
-        CUresult code = stream->capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_UNSUPPORTED;
-        capture_invalidate(stream->capture);
-        return code;
-    }
+    if (stream->capture != NULL)
+        return capture_forbids_question(stream);
     CUresult code = capture_forbids_legacy(stream);
     return code != OK ? code : capture_forbids_unsafe();
 }

@@ -35,8 +35,8 @@ typedef struct {
 
 enum {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, PEER_UNSUPPORTED = 217, FILE_NOT_FOUND = 301, INVALID_HANDLE = 400,
-    ILLEGAL_STATE = 401, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, PRIMARY_CONTEXT_ACTIVE = 708,
+    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, FILE_NOT_FOUND = 301, INVALID_HANDLE = 400,
+    ILLEGAL_STATE = 401, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
     CONTEXT_IS_DESTROYED = 709, HOST_ALREADY_REGISTERED = 712, HOST_NOT_REGISTERED = 713, LAUNCH_FAILED = 719,
     NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
     CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907,
@@ -146,7 +146,7 @@ struct context {
     bool host_started, host_running;
     pthread_cond_t host_work;
     struct waiter *host_idle; /* waiting for the running host function to return */
-    size_t limits[11];
+    size_t limits[3];
 };
 
 struct device {
@@ -301,7 +301,6 @@ void op_free(struct op *op);
 CUresult enqueue(struct stream *stream, struct op *op); /* may block while the stream is full; owns op either way */
 void make_ready(struct stream *stream);
 void op_done(struct op *op);
-void abandon_all(CUresult status);
 void fault(CUresult code);
 uint64_t now_ns(void);
 uint64_t shuffled_place(const struct op *op);
@@ -344,6 +343,7 @@ CUresult kernel_fault(const struct op *op);      /* the sticky error that it rai
 /* --- capture.c, graph.c --- */
 CUresult capture_forbids_unsafe(void);
 CUresult capture_forbids_query(struct stream *stream);
+CUresult capture_forbids_question(struct stream *stream);
 CUresult capture_forbids_legacy(struct stream *stream);
 CUresult capture_add(struct stream *stream, struct op *op, int type);
 CUresult capture_record(struct stream *stream, struct event *event);

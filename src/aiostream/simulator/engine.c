@@ -492,9 +492,8 @@ static void abandon_stream(struct stream *stream)
     wake(&stream->waiters, UINT64_MAX);
 }
 
-void abandon_all(CUresult status)
+static void abandon_all(void)
 {
-    (void)status;
     timer_count = word_count = 0;
     /* First nobody waits on a marker any more, so that finishing one touches no stream. */
     for (size_t c = 0; c < sim.context_count; c++)
@@ -519,7 +518,7 @@ void fault(CUresult code)
         return;
     sim.sticky = sim.last_fault = code;
     sim.fault_epoch++;
-    abandon_all(code);
+    abandon_all();
 }
 
 /* --- the thread --- */

@@ -218,6 +218,8 @@ EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *out)
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK)
+        code = capture_forbids_question(stream);
+    if (code == OK)
         *out = stream->flags;
     return leave(code);
 }
@@ -228,6 +230,8 @@ EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *out)
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK)
+        code = capture_forbids_question(stream);
+    if (code == OK)
         *out = stream->id;
     return leave(code);
 }
@@ -237,6 +241,8 @@ EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *out)
     ENTER(cuStreamGetDevice, 0);
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
+    if (code == OK)
+        code = capture_forbids_question(stream);
     if (code == OK)
         *out = stream->context->device;
     return leave(code);
