@@ -1,9 +1,8 @@
 """How long each public call holds the loop's thread on a stream that is full.
 
-A stream runs a kernel of one second, with 1,022 launches queued behind it: the depth at which an H200's driver blocks the next.
+A stream runs a kernel of one second, with 1,021 launches queued behind it: the depth at which an H200's driver blocks the next.
 Each call is then made on a stream of its own in that state, so a call that blocks shows as the better part of a second. Run it
-as `python benchmarks/full_stream.py`; AIOSTREAM_SIMULATOR=1 uses the
-simulator.
+as `python benchmarks/full_stream.py`; AIOSTREAM_SIMULATOR=1 uses the simulator.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from aiostream import Device, Event, Stream, _driver, _kernels, statistics
 
-DEPTH = 1020  # and the long kernel, and the event: together the 1,022 that fit
+DEPTH = 1021  # and the long kernel: the 1,022 launches that fit
 HELD = 1.0  # seconds
 
 

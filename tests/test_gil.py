@@ -98,7 +98,7 @@ def computing_in_python() -> Iterator[None]:
         thread.join()
 
 
-async def idle_time(kind: str, repetitions: int = 30) -> list[float]:
+async def idle_time(kind: str, repetitions: int = 20) -> list[float]:
     """Microseconds between two kernels with a completion between them, by the GPU's own clock."""
     stream = Stream()
     with Device(0).primary_context.current():
@@ -110,7 +110,7 @@ async def idle_time(kind: str, repetitions: int = 30) -> list[float]:
     gate = Gate()
     for _ in range(repetitions):
         gate.hold(stream)  # all of it is enqueued before any of it runs, however long Python takes for that
-        spin(stream, 0.0001)
+        spin(stream, 0.02)  # the driver's thread has gone to sleep by then, busy Python or not
         _kernels.stamp(stream, pointer)
         future = getattr(stream, kind)() if kind != "none" else None
         _kernels.stamp(stream, pointer + 8)

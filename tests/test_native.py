@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import aiostream
-
 TESTS = Path(__file__).parent
 NATIVE = TESTS.parent / "src" / "aiostream" / "native"
 # The compiled files of the library that are not Python's. module.c is the one that is.

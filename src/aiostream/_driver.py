@@ -58,21 +58,20 @@ def is_loaded() -> bool:
 
 def _load() -> ModuleType:
     global _bindings
+    if os.environ.get("AIOSTREAM_SIMULATOR", "") not in ("", "0"):
+        importlib.import_module("aiostream.simulator").install()
+    module = importlib.import_module("cuda.bindings.driver")
+    try:
+        (code,) = module.cuInit(0)  # two threads may both come here: it may be called any number of times
+    except RuntimeError as error:  # the bindings' DynamicLibNotFoundError
+        raise errors.NoDriverError(_NO_DRIVER.format(reason=str(error).splitlines()[0])) from error
+    if int(code) != 0:
+        raise errors.NoDriverError(_NO_DRIVER.format(reason=f"cuInit reported {code.name}"))
     with _lock:
-        if _bindings is not None:
-            return _bindings
-        if os.environ.get("AIOSTREAM_SIMULATOR", "") not in ("", "0"):
-            importlib.import_module("aiostream.simulator").install()
-        module = importlib.import_module("cuda.bindings.driver")
-        try:
-            (code,) = module.cuInit(0)
-        except RuntimeError as error:  # the bindings' DynamicLibNotFoundError
-            raise errors.NoDriverError(_NO_DRIVER.format(reason=str(error).splitlines()[0])) from error
-        if int(code) != 0:
-            raise errors.NoDriverError(_NO_DRIVER.format(reason=f"cuInit reported {code.name}"))
-        os.register_at_fork(after_in_child=_native.set_forked)
-        _bindings = module
-        return module
+        if _bindings is None:
+            os.register_at_fork(after_in_child=_native.set_forked)
+            _bindings = module
+    return module
 
 
 def name_of(code: int) -> str:

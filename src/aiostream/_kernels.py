@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from typing import Any
 
 from aiostream import _driver, interop
@@ -79,8 +78,7 @@ _FAULTS = """
 """
 PTX = "\n".join((_HEADER, _SPIN, _STAMP, _SAXPY, _FAULTS)).encode() + b"\0"
 
-_lock = threading.Lock()
-_functions: dict[Context, dict[str, Any]] = {}  # under _lock; modules stay loaded as long as their context lives
+_functions: dict[Context, dict[str, Any]] = {}  # any thread, single dict operations; loaded as long as the context lives
 NAMES = ("spin", "stamp", "saxpy", "trap", "illegal_address")
 
 
@@ -90,14 +88,13 @@ def load(context: Context) -> dict[str, Any]:
     The driver loads lazily, and on an H200 the first look for a function waits for all work in flight. So whoever means to
     launch behind a gate loads first.
     """
-    with _lock:
-        known = _functions.get(context)
-        if known is None:
-            with context.current():
-                module = _driver.call("cuModuleLoadData", PTX)
-                known = {name: _driver.call("cuModuleGetFunction", module, name.encode()) for name in NAMES}
-            _functions[context] = known
-        return known
+    known = _functions.get(context)
+    if known is None:
+        with context.current():
+            module = _driver.call("cuModuleLoadData", PTX)
+            known = {name: _driver.call("cuModuleGetFunction", module, name.encode()) for name in NAMES}
+        known = _functions.setdefault(context, known)  # two threads may both load it
+    return known
 
 
 def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:

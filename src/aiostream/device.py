@@ -149,12 +149,19 @@ class Context:
         """
         if self._probe is None:
             _process.start()
-            with self._probe_lock:
-                if self._probe is None:
-                    for _ in range(_HELPERS):
-                        self.add_helper()
-                    self._probe = _native.probe_open(self._handle, self._private_stream())
+            idle = self._private_stream()  # before the lock: no lock of ours is held across a driver call
+            for _ in range(_HELPERS):
+                self.add_helper()
+            return self._publish_probe(idle)
         return self._probe
+
+    def _publish_probe(self, idle: int) -> int:
+        with self._probe_lock:
+            if self._probe is None:
+                self._probe = _native.probe_open(self._handle, idle)
+            else:  # another thread was first
+                self._idle_helpers.append(idle)
+            return self._probe
 
     def health(self) -> int:
         """0, or the driver's code of the failure that has befallen the context; never blocks on work of anybody."""

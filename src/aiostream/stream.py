@@ -367,7 +367,9 @@ class Stream:
     def checked_completion_future(self) -> CompletionFuture[None]:
         """The same by stream callback, whose status the driver itself gives (`cuStreamAddCallback`).
 
-        Everything that `completion_future` says holds here too. NVIDIA means to remove stream callbacks one day.
+        Everything that `completion_future` says holds here too. NVIDIA means to remove stream callbacks one day. A capture that
+        another thread begins on this very stream between the check and the enqueue is ended by the driver, as it ends any that
+        is given a callback.
         """
         return self._future(_native.KIND_CALLBACK)
 

@@ -1,4 +1,4 @@
-"""The GIL and the bindings' own host functions: see docs/driver.md. The same driver call, three ways to enqueue, one of them safe."""
+"""The GIL and the bindings' own host functions: one call, three ways, one of them safe (docs/driver.md)."""
 
 from __future__ import annotations
 
