@@ -308,10 +308,11 @@ def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> Non
     from aiostream import _points, futures
 
     loop = asyncio.new_event_loop()
+    probe = aiostream.Device(0).primary_context.probe()
     try:
         for broken in ("set", "retire", "pop"):
             steps = futures._native.retire
-            points = [futures.Completion(loop.create_future(), "a stream", "a call") for _ in range(3)]
+            points = [futures.Completion(loop.create_future(), "a stream", "a call", probe) for _ in range(3)]
             waiting = [point.future for point in points]
             registry = {-1 - n: point for n, point in enumerate(points)}
             _points.registry.update(registry)

@@ -9,9 +9,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from aiostream import _native
+
 
 class Point(Protocol):
     """A place in a stream that somebody registered. Each method may be called again if a KeyboardInterrupt cut it short."""
+
+    @property
+    def probe(self) -> int:
+        """The context whose health decides whether a firing without a status was a success."""
 
     def passed(self, code: int, orphaned: bool) -> None:
         """The driver has passed the point: settle with `code`, and let go of what was kept alive."""
@@ -28,6 +34,9 @@ registry: dict[int, Point] = {}
 def deliver(backlog: list[int], orphaned: bool = False) -> None:
     """Settles what a queue's drain has brought, and empties `backlog`.
 
+    A host function carries no status, and by the manual it never runs after an error; some drivers were reported to run it all
+    the same. So the health of each context is read once per batch, after the firing: what settles as done has succeeded.
+
     A KeyboardInterrupt between any two steps leaves the rest, and the item it struck, on the backlog; every step can be
     repeated.
 
@@ -36,12 +45,18 @@ def deliver(backlog: list[int], orphaned: bool = False) -> None:
         orphaned: Nobody's loop is listening any more: this is the janitor's thread.
     """
     delivered = 0
+    health: dict[int, int] = {}
     try:
         for position in range(0, len(backlog), 2):
             ticket = backlog[position]
             code = backlog[position + 1]
             point = registry.get(ticket)
             if point is not None:
+                if code == 0 and not orphaned:
+                    probe = point.probe
+                    if probe not in health:
+                        health[probe] = _native.health(probe)
+                    code = health[probe]
                 if code >= 0:
                     point.passed(code, orphaned)
                     registry.pop(ticket, None)

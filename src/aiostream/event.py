@@ -157,7 +157,7 @@ class Event:
         finally:
             if not armed:
                 self._context.return_helper(helper)
-        await waiting.wait_for(completion, self._context)
+        await waiting.wait_for(completion)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds on the GPU between this event and a later one (`cuEventElapsedTime`).
@@ -221,8 +221,8 @@ class _OnHelper(Completion):
 
     __slots__ = ("loan",)
 
-    def __init__(self, future: SettledFuture, stream: str, call: str, result: Any, kept: Any) -> None:
-        super().__init__(future, stream, call, result, kept)
+    def __init__(self, future: SettledFuture, stream: str, call: str, probe: int, result: Any, kept: Any) -> None:
+        super().__init__(future, stream, call, probe, result, kept)
         self.loan: tuple[Context, int] | None = None
 
     def passed(self, code: int, orphaned: bool) -> None:

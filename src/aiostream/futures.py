@@ -96,9 +96,10 @@ class Completion:
     Its fields are touched by the future's loop alone, and by the janitor once that loop is dead.
     """
 
-    __slots__ = ("call", "future", "kept", "result", "state", "stream")
+    __slots__ = ("call", "future", "kept", "probe", "result", "state", "stream")
 
-    def __init__(self, future: SettledFuture, stream: str, call: str, result: Any = None, kept: Any = None) -> None:
+    def __init__(self, future: SettledFuture, stream: str, call: str, probe: int, result: Any = None, kept: Any = None) -> None:
+        self.probe = probe
         self.state = State.PENDING
         self.future: SettledFuture | None = future
         self.stream = stream  # for the error's text
@@ -159,10 +160,11 @@ class Completion:
 class Keep:
     """A point at which nobody waits: it keeps objects alive until the GPU has passed."""
 
-    __slots__ = ("kept",)
+    __slots__ = ("kept", "probe")
 
-    def __init__(self, kept: Any) -> None:
+    def __init__(self, kept: Any, probe: int) -> None:
         self.kept = kept
+        self.probe = probe
 
     def passed(self, code: int, orphaned: bool) -> None:
         """Lets go, in the janitor's thread."""

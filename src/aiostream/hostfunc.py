@@ -87,10 +87,11 @@ def arm_completion(
         CudaError: The driver refused.
     """
     bridge = _loops.current_bridge()
-    completion = make(bridge.new_future(), stream, CALLS[kind], result, kept)
+    probe = context.probe()
+    completion = make(bridge.new_future(), stream, CALLS[kind], probe, result, kept)
     ticket = 0
     try:
-        ticket = _native.reserve(bridge.queue, context.probe(), kind)
+        ticket = _native.reserve(bridge.queue, probe, kind)
         raise_for(_arm(handle, ticket, completion, pinned), CALLS[kind], stream)
     except BaseException:
         # The future is given to nobody.
@@ -107,8 +108,9 @@ def keep_until_passed(handle: _native.Handle, context: Context, stream: str, kep
     Returns:
         `False` if the driver could not be asked: the objects then stay alive for ever, and are counted as leaked.
     """
-    ticket = _native.reserve(_process.ORPHANS, context.probe(), _native.KIND_HOST_FUNCTION)
-    result = _arm(handle, ticket, Keep(kept), pinned=True)
+    probe = context.probe()
+    ticket = _native.reserve(_process.ORPHANS, probe, _native.KIND_HOST_FUNCTION)
+    result = _arm(handle, ticket, Keep(kept, probe), pinned=True)
     if result not in (0, _native.RESULT_QUARANTINED):
         leak(kept)
     return result == 0
@@ -133,9 +135,10 @@ class HostFunction:
     `function` and `arguments` are read once by the driver's thread, and dropped by the janitor after the ticket has arrived.
     """
 
-    __slots__ = ("arguments", "function", "stream", "takes_status")
+    __slots__ = ("arguments", "function", "probe", "stream", "takes_status")
 
-    def __init__(self, function: Any, arguments: tuple[Any, ...], takes_status: bool, stream: str) -> None:
+    def __init__(self, function: Any, arguments: tuple[Any, ...], takes_status: bool, stream: str, probe: int) -> None:
+        self.probe = probe
         self.function = function
         self.arguments = arguments
         self.takes_status = takes_status
@@ -194,9 +197,10 @@ def _launch_python(
 ) -> None:
     if not callable(function):
         raise TypeError(f"a host function must be callable, not {type(function).__name__}")
-    ticket = _native.reserve(_process.ORPHANS, context.probe(), kind)
+    probe = context.probe()
+    ticket = _native.reserve(_process.ORPHANS, probe, kind)
     _native.set_dispatcher(_run)
-    point = HostFunction(function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream)
+    point = HostFunction(function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream, probe)
     raise_for(_arm(handle, ticket, point), CALLS[kind], stream)
 
 
@@ -207,9 +211,10 @@ def _launch_foreign(handle: _native.Handle, context: Context, stream: str, funct
     if len(arguments) > 1:
         raise TypeError("a native host function takes one argument, the address of its data: void f(void *data)")
     data = _address_of(arguments[0]) if arguments else 0
-    ticket = _native.reserve(_process.ORPHANS, context.probe(), _native.KIND_FOREIGN)
+    probe = context.probe()
+    ticket = _native.reserve(_process.ORPHANS, probe, _native.KIND_FOREIGN)
     _native.set_foreign(ticket, address, data)
-    point = HostFunction(function, arguments, False, stream)  # keeps the pointer's owner and the data alive; never run()
+    point = HostFunction(function, arguments, False, stream, probe)  # keeps the pointer's owner and the data alive; never run()
     raise_for(_arm(handle, ticket, point), CALLS[_native.KIND_FOREIGN], stream)
 
 

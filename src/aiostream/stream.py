@@ -391,7 +391,7 @@ class Stream:
             CudaError: The work, or the context, has failed.
         """
         completion = hostfunc.arm_completion(self._handle, self._context, self._name)
-        await waiting.wait_for(completion, self._context)
+        await waiting.wait_for(completion)
 
     def enqueue_async(self, fn: Callable[Concatenate[Stream, P], T], /, *args: P.args, **kwargs: P.kwargs) -> CompletionFuture[T]:
         """Calls `fn(stream, *args, **kwargs)` now, which enqueues work, and returns a future of its result.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiostream import _driver, _loops
-from aiostream.device import Context
+from aiostream import _loops
 from aiostream.futures import Completion
 
 checkpoint = _loops.checkpoint
@@ -18,11 +17,8 @@ async def in_thread(blocking: Callable[[], None]) -> None:
     await anyio.to_thread.run_sync(blocking, abandon_on_cancel=True)
 
 
-async def wait_for(completion: Completion, context: Context) -> None:
+async def wait_for(completion: Completion) -> None:
     """Waits until the GPU has passed a point at which only this task waits.
-
-    A host function fires after success only, so its firing is the success; but a fault may have come just after it, and then
-    nothing that the work has left behind can be used. So the context's health is read once more on resumption.
 
     Cancellation: raises at once; the point stays registered until the GPU has passed it.
 
@@ -36,6 +32,3 @@ async def wait_for(completion: Completion, context: Context) -> None:
     except BaseException:
         completion.cancel()
         raise
-    code = context.health()
-    if code:
-        raise _driver.error(code, "cuStreamQuery", completion.stream)
