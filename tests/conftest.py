@@ -33,10 +33,14 @@ def pytest_configure(config: pytest.Config) -> None:
         there = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False).returncode == 0
         driver = "gpu" if there else "simulator"
     config.stash[DRIVER] = driver
-    if driver == "simulator":
-        from aiostream import simulator
+    from aiostream import _driver, simulator
 
+    if driver == "simulator":
         simulator.install(devices=2)
+    else:
+        # Now, before any test can install the simulator: the first driver that is loaded is the process's for good.
+        _driver.bindings()
+        assert not simulator.installed()
 
 
 DRIVER = pytest.StashKey[str]()

@@ -168,6 +168,7 @@ def test_with_the_other_aiostream_on_top_the_command_still_says_so(tmp_path: Pat
 
 def test_with_ours_on_top_the_command_says_so_too(tmp_path: Path) -> None:
     (tmp_path / "aiostream-0.8.1.dist-info").mkdir()
-    done = command("none", "doctor", PYTHONPATH=str(tmp_path))
+    ours = Path(aiostream.__file__).parents[1]
+    done = command("none", "doctor", PYTHONPATH=os.pathsep.join([str(tmp_path), str(ours)]))
     assert done.returncode == 1
     assert "pip uninstall aiostream aiostream-cuda" in done.stderr
