@@ -281,3 +281,38 @@ def test_a_child_forked_before_the_first_use_works(driver_kind: str) -> None:
     """
     done = run_script(driver_kind, script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+CHILD_ON_THE_LOOP = """
+    import asyncio, os, warnings
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about
+    from aiostream import Stream
+    from support import Gate
+
+    async def main():
+        stream, gate = Stream(), Gate()
+        gate.hold(stream)
+        future = stream.completion_future()
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            # The child has the parent's loop, epoll and eventfd: it sees the wake-up that is the parent's, and leaves it.
+            os.write(writing, b"x")
+            for _ in range(200):
+                await asyncio.sleep(0.001)
+            os._exit(0 if not future.done() else 9)
+        os.read(reading, 1)  # the child is on its way round the loop
+        gate.open()
+        stream.synchronize()
+        await asyncio.wait_for(future, 20)
+        print("parent", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        stream.close()
+
+    asyncio.run(main())
+"""
+
+
+def test_a_forked_child_that_goes_on_with_the_loop_takes_nothing_from_its_parent(driver_kind: str) -> None:
+    for _ in range(3):
+        done = run_script(driver_kind, CHILD_ON_THE_LOOP)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "parent 0\n", "")

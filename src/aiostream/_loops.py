@@ -53,6 +53,8 @@ class Bridge:
 
     def drain(self) -> None:
         """Settles everything that has arrived. Called by the loop, in its thread."""
+        if _native.is_forked():
+            return  # the eventfd is the parent's too: reading it here would take a wake-up away
         try:
             _native.drain(self.queue, self._backlog)
             _points.deliver(self._backlog)
