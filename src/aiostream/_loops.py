@@ -166,8 +166,21 @@ def _new_asyncio_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
 
 
 def _in_trio(trio: ModuleType) -> bool:
-    # in_trio_task is exact in guest mode too, where an asyncio loop runs below; a callback that trio runs is no task.
-    return bool(trio.lowlevel.in_trio_task() or (trio.lowlevel.in_trio_run() and asyncio._get_running_loop() is None))
+    lowlevel = trio.lowlevel
+    if hasattr(lowlevel, "in_trio_task"):
+        in_task, in_run = lowlevel.in_trio_task(), lowlevel.in_trio_run()
+    else:  # trio before 0.30
+        in_task, in_run = _answers(lowlevel.current_task), _answers(lowlevel.current_trio_token)
+    # Being in a task is exact in guest mode too, where an asyncio loop runs below; a callback that trio runs is no task.
+    return bool(in_task or (in_run and asyncio._get_running_loop() is None))
+
+
+def _answers(ask: Callable[[], object]) -> bool:
+    try:
+        ask()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _current_trio_bridge(trio: ModuleType) -> TrioBridge:
