@@ -51,11 +51,6 @@ def bindings() -> ModuleType:
     return _bindings if _bindings is not None else _load()
 
 
-def is_loaded() -> bool:
-    """Whether the driver has been used in this process."""
-    return _bindings is not None
-
-
 def _load() -> ModuleType:
     global _bindings
     if os.environ.get("AIOSTREAM_SIMULATOR", "") not in ("", "0"):

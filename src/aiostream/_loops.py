@@ -21,12 +21,10 @@ import weakref
 from collections.abc import Callable, Generator
 from functools import partial
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from aiostream import _native, _points, _process
 from aiostream.futures import SettledFuture
-
-T = TypeVar("T")
 
 _lock = threading.Lock()  # guards the creation of bridges and of the dispatcher
 _reader_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[AsyncioBridge]]

@@ -15,7 +15,6 @@ from aiostream.errors import CudaError
 
 __all__ = ["CompletionFuture"]
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
