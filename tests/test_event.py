@@ -146,3 +146,32 @@ def test_an_interprocess_event() -> None:
     event = Event(interprocess=True)
     assert event.query()
     event.close()
+
+
+@pytest.mark.simulator_only("a GPU refuses nothing on command")
+async def test_a_refused_wait_does_not_hold_up_the_next() -> None:
+    """Its helper stream is still waiting for the first event: it must not be lent to the second."""
+    from aiostream import simulator
+
+    first, second = Event(), Event()
+    with Gate() as shut, Gate() as opened:
+        held, free = held_stream(shut), held_stream(opened)
+        first.record(held)
+        second.record(free)
+        simulator.fail("cuLaunchHostFunc", 1)
+        with pytest.raises(aiostream.CudaError) as caught:
+            await first.synchronize_async()
+        assert caught.value.code == 1
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(second.synchronize_async)
+            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(5):
+                opened.open()
+                await free.synchronize_async()
+                while aiostream.statistics().futures.pending:
+                    await anyio.sleep(0.001)
+        shut.open()
+        await held.aclose()
+        await free.aclose()
+    first.close()
+    second.close()

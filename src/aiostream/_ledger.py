@@ -33,7 +33,8 @@ class FutureCounts:
     done: int
     failed: int
     cancelled: int
-    """By their own waiter. One whose asyncio future was cancelled directly is counted when its point is passed."""
+    """By their own waiter, or because the call that made them was refused. One whose asyncio future was cancelled directly
+    is counted when its point is passed."""
     dropped: int
     """Their loop was closed before they settled."""
     pending: int

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 from aiostream import _driver, _native, _process
-from aiostream.errors import ContextFailedError
+from aiostream.errors import ContextFailedError, CudaError
 
 __all__ = ["Context", "Device"]
 
@@ -184,9 +184,13 @@ class Context:
         """Makes another helper stream. May block."""
         self._idle_helpers.append(self._private_stream())
 
-    def return_helper(self, stream: int) -> None:
-        """Takes back a helper stream on which nothing is pending any more."""
-        self._idle_helpers.append(stream)
+    def return_helper(self, stream: int, *, idle: bool = True) -> None:
+        """Takes back a helper stream; one on which something may be pending is destroyed, or it would hold up the next."""
+        if idle:
+            self._idle_helpers.append(stream)
+        else:
+            with contextlib.suppress(CudaError), self.current():
+                _driver.call("cuStreamDestroy", _driver.bindings().CUstream(stream))
 
     def _private_stream(self) -> int:
         driver = _driver.bindings()

@@ -144,9 +144,10 @@ class Event:
         while helper is None:
             await waiting.in_thread(self._context.add_helper)
             helper = self._context.lend_helper()
-        armed = False
+        waits = armed = False
         try:
             driver = _driver.bindings()
+            waits = True
             _driver.call("cuStreamWaitEvent", driver.CUstream(helper), driver.CUevent(self.handle), 0, stream=self._name)
             completion = hostfunc.arm_completion(
                 interop.new_handle(helper, self._context, owned=False), self._context, self._name, make=_OnHelper
@@ -156,7 +157,7 @@ class Event:
             armed = True
         finally:
             if not armed:
-                self._context.return_helper(helper)
+                self._context.return_helper(helper, idle=not waits)
         await waiting.wait_for(completion)
 
     def elapsed_time(self, end: Event) -> float:
