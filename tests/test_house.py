@@ -27,13 +27,13 @@ LEVELS = {
     "_loops": 4,
     "_kernels": 5,
     "hostfunc": 5,
-    "waiting": 5,
-    "event": 6,
-    "stream": 7,
-    "__init__": 8,
-    "_demo": 9,
-    "_doctor": 9,
-    "__main__": 10,
+    "waiting": 6,
+    "event": 7,
+    "stream": 8,
+    "__init__": 9,
+    "_demo": 10,
+    "_doctor": 10,
+    "__main__": 11,
 }
 
 

@@ -6,11 +6,11 @@ if (_found := _clash.other_distribution()) is not None:
     raise ImportError(_clash.MESSAGE.format(path=_found))
 
 # Modules import downwards only; `tests/test_house.py` holds the order:
-#   stream > event > waiting, interop, _ledger > hostfunc > _loops > futures > device > _process > _points > _driver
+#   stream > event > waiting > hostfunc > interop, _ledger, _loops > futures > device > _process > _points > _driver
 #   > errors, enums, _native, _clash
-from aiostream._ledger import FutureCounts, HandleCounts, PointCounts, Statistics, statistics
+from aiostream._ledger import FutureCounts, HandleCounts, PointCounts, Statistics, WaitCounts, statistics
 from aiostream.device import Context, Device
-from aiostream.enums import StreamFlags, WaitEventFlags
+from aiostream.enums import StreamFlags, WaitEventFlags, WaitStrategy
 from aiostream.errors import (
     ContextFailedError,
     CudaError,
@@ -23,6 +23,7 @@ from aiostream.errors import (
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.stream import Stream
+from aiostream.waiting import default_wait, set_default_wait
 
 __version__ = "0.1.0"
 __all__ = [
@@ -43,6 +44,10 @@ __all__ = [
     "StreamCaptureError",
     "StreamClosedError",
     "StreamFlags",
+    "WaitCounts",
     "WaitEventFlags",
+    "WaitStrategy",
+    "default_wait",
+    "set_default_wait",
     "statistics",
 ]

@@ -30,6 +30,9 @@ _NATIVE_CALLS = {
     "cuEventRecordWithFlags": 11010,
     "cuEventSynchronize": 2000,
     "cuEventDestroy": 4000,
+    "cuEventCreate": 2000,
+    "cuStreamCreate": 2000,
+    "cuStreamWaitEvent": 3020,
     "cuCtxPushCurrent": 4000,
     "cuCtxPopCurrent": 4000,
 }
