@@ -59,11 +59,13 @@ class WaitCounts:
     ready: int
     """There was nothing to wait for."""
     spun: int
-    """Ended while the waiting task looked itself."""
+    """Ended while the waiting task looked itself, before the watcher had it or after."""
     watched: int
     """Given to the watcher."""
     predicted: int
     """Of the watched ones, those that the watcher looked at closely because it expected their end."""
+    approached: int
+    """Of the predicted ones, those that were given back to their task, which looked itself from then on."""
     slept: int
     """Of the watched ones, those that were given a host function beside the stream."""
     lost: int
@@ -144,6 +146,7 @@ def _snapshot() -> Statistics:
             spun=count[_native.WAITS_SPUN],
             watched=count[_native.WAITS_WATCHED],
             predicted=count[_native.WAITS_PREDICTED],
+            approached=count[_native.WAITS_APPROACHED],
             slept=count[_native.WAITS_SLEPT],
             lost=count[_native.WAITS_LOST],
             looks=count[_native.LOOKS],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -396,7 +396,7 @@ class Stream:
         """
         return self._future(_native.KIND_CALLBACK)
 
-    async def synchronize_async(self) -> None:
+    def synchronize_async(self) -> Coroutine[Any, Any, None]:
         """Waits, without blocking the loop, until all work that is on the stream now is done.
 
         Equals `synchronize()` for the task that calls it: when it returns, the work has succeeded. How it waits is the stream's
@@ -414,7 +414,8 @@ class Stream:
             StreamCaptureError: The stream captures; it was not touched.
             CudaError: The work, or the context, has failed.
         """
-        await waiting.synchronize(self._reference, self._wait)
+        # Not a coroutine function of its own, which would cost each wait one more coroutine.
+        return waiting.synchronize(self._reference, self._wait)
 
     def enqueue_async(self, fn: Callable[Concatenate[Stream, P], T], /, *args: P.args, **kwargs: P.kwargs) -> CompletionFuture[T]:
         """Calls `fn(stream, *args, **kwargs)` now, which enqueues work, and returns a future of its result.

@@ -103,11 +103,10 @@ async def synchronize(reference: interop.StreamReference, wait: WaitStrategy) ->
     line = reference.line or interop.line_of(reference)
     bridge = _loops.current_bridge()
     answer = line.begin(reference.handle, bridge.queue, _MODES[wait])
-    if answer == 0:
-        if bridge.must_checkpoint:
-            await bridge.pause()
-        return
-    answer = await _carry_out(answer, bridge, reference.context, reference.name)
+    if answer < -_TICKETS or answer >= _TICKETS:
+        answer = await _carry_out(answer, bridge, reference.context, reference.name)
+    elif answer == 0 and bridge.must_checkpoint:
+        await bridge.pause()
     if answer != 0:
         hostfunc.raise_for(answer, "cuStreamQuery", reference.name)
 
@@ -120,13 +119,12 @@ async def synchronize_event(event: _native.Handle, context: Context, line: _nati
     while answer == _native.RESULT_NO_HELPER:
         await in_thread(context.add_helper)
         answer = line.begin_event(event, bridge.queue, mode)
-    if answer == 0:
-        if bridge.must_checkpoint:
-            await bridge.pause()
-        return
-    if _native.idle_helpers(context.probe()) == 0:
-        _process.hand_over(context.spare_helper)  # before the next wait needs it: making a stream may block
-    answer = await _carry_out(answer, bridge, context, name)
+    if answer < -_TICKETS or answer >= _TICKETS:
+        if _native.idle_helpers(context.probe()) == 0:
+            _process.hand_over(context.spare_helper)  # before the next wait needs it: making a stream may block
+        answer = await _carry_out(answer, bridge, context, name)
+    elif answer == 0 and bridge.must_checkpoint:
+        await bridge.pause()
     if answer != 0:
         hostfunc.raise_for(answer, "cuEventQuery", name)
 

@@ -42,7 +42,7 @@ void forecast_approached(struct forecast *forecast, bool late, int64_t slack) {
     if (late) forecast->lead += forecast->lead / 4 + 4 * MICROSECOND;
     else if (slack > forecast->lead / 2) forecast->lead -= slack / 8;
     else forecast->lead -= forecast->lead / 64;
-    int64_t most = forecast->mean / 2 < 1000 * MICROSECOND ? forecast->mean / 2 : 1000 * MICROSECOND;
+    int64_t most = forecast->mean / (forecast->mean < 1000 * MICROSECOND ? 2 : 8);
     if (forecast->lead > most) forecast->lead = most;
     if (forecast->lead < 5 * MICROSECOND) forecast->lead = 5 * MICROSECOND;
 }

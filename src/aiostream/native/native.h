@@ -1,4 +1,4 @@
-/* What the native files share. Only module.c knows Python: nothing in the others takes the GIL or holds a Python object,
+/* What the native files share. Only module.c and module_waits.c know Python: nothing in the others takes the GIL or holds a Python object,
  * because the driver's threads run them.
  *
  * Memory orders: every atomic here is sequentially consistent (C11's default). The few that could be weaker are not on any

@@ -427,7 +427,8 @@ bool queue_drain(struct queue *queue, emit_function emit, void *context) {
     uint64_t ignored;
     while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
     struct slot *slot = reversed(atomic_exchange(&queue->head, NULL));
-    if (slot) queue_note_lag(queue, now_ns() - atomic_load(&queue->pushed));
+    /* Of a few together: a single one may have come to a loop that slept, whose slow waking says nothing of its turns. */
+    if (slot && slot->next && slot->next->next) queue_note_lag(queue, now_ns() - atomic_load(&queue->pushed));
     while (slot) {
         struct slot *next = slot->next;
         if (!consume(slot, emit, context)) {

@@ -17,7 +17,7 @@
 
 enum { MAX_CONTEXTS = 4096 };
 static const int64_t MICROSECOND = 1000, MILLISECOND = 1000000;
-int64_t knobs[16] = {50000, 5000, 200000, 1500, 5000000, 20000000, 2000000, 1000, 12, 10000, 60000, 64, 64, 15000, 200000, 8};
+int64_t knobs[16] = {50000, 5000, 200000, 1500, 5000000, 20000000, 2000000, 1000, 12, 10000, 60000, 64, 64, 15000, 3000000, 8};
 #define SPIN knobs[0]            /* how long a task queries itself before the watcher takes over */
 #define FIRST_LOOK knobs[1]       /* the shortest interval of an unexpected wait */
 #define LONGEST_LOOK knobs[2]   /* the longest without a host function behind it, for a few lines */
@@ -34,7 +34,7 @@ int64_t knobs[16] = {50000, 5000, 200000, 1500, 5000000, 20000000, 2000000, 1000
 #define BUSY_STEP knobs[13]
 #define CLOSE_ENOUGH knobs[14]
 #define FEW knobs[15]
-#define TURNS 2
+#define TURNS 3
 static const int64_t NEVER = INT64_MAX;
 
 /* A stream, as far as its waits are concerned. */
@@ -129,8 +129,8 @@ static struct outlook outlook_of(struct line *line) {
 /* Whether the end is likely to be so near that a task does best to look itself: by the clock, or by the turns of its loop, for
  * with a busy loop the end will have come by the time the loop comes back. */
 static bool worth_spinning(struct outlook outlook, const struct queue *queue) {
-    if (outlook.good) return outlook.mean - outlook.spread < SPIN + SPIN / 2 || outlook.mean < TURNS * queue_lag(queue);
-    return outlook.mean < 3 * SPIN;
+    int64_t likely = outlook.good ? outlook.mean - outlook.spread : outlook.mean / 2;
+    return likely < SPIN + SPIN / 2 || outlook.mean < TURNS * queue_lag(queue);
 }
 
 /* ------------------------------------------------------------------------------------------------ the pool */
@@ -243,7 +243,7 @@ void wait_begin(struct line *line, void *stream, void *event, struct queue *queu
     wait->start = wait->began;
     if (mode == WAIT_SPIN || (mode == WAIT_AUTO && worth_spinning(outlook, queue))) {
         wait->spin_until = mode == WAIT_SPIN ? NEVER : wait->began + SPIN + (outlook.good ? outlook.spread : 0);
-        wait->expected = outlook.good ? wait->began + outlook.mean : 0;
+        wait->expected = outlook.mean ? wait->began + outlook.mean : 0;
         wait->polled = wait->began;
         wait->polls = 0;
         begun->spinning = wait;
