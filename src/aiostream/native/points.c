@@ -37,7 +37,7 @@ struct slot {
     _Atomic int64_t fire_status; /* written by the one that sets FIRED, before it pushes */
     _Atomic int fail_status; /* written by the watcher before it sets FAILED */
     uint32_t index;
-    uint8_t kind;
+    _Atomic uint8_t kind; /* written by reserve; points_fail may read it at any time, and is proved right by its transition */
 };
 
 /* A multi-producer stack that is drained whole, with the eventfd that wakes its consumer. Queues are recycled, never freed,
