@@ -48,7 +48,7 @@ void forecast_approached(struct forecast *forecast, bool late, int64_t slack) {
 }
 
 struct outlook forecast_outlook(const struct forecast *forecast) {
-    bool good = forecast->samples >= ENOUGH && forecast->deviation <= forecast->mean / 8 + 5 * MICROSECOND;
+    bool good = forecast->samples >= ENOUGH && forecast->deviation <= forecast->mean / 8 + 30 * MICROSECOND;
     return (struct outlook){
         .good = good,
         .trusted = good && forecast->streak >= TRUSTED_AFTER,

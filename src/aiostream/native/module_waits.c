@@ -173,16 +173,6 @@ static PyObject *native_sleepers(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_tune(PyObject *self, PyObject *args) {
-    (void)self;
-    int knob;
-    long long value;
-    if (!PyArg_ParseTuple(args, "iL", &knob, &value)) return NULL;
-    extern int64_t knobs[16];
-    knobs[knob] = value;
-    Py_RETURN_NONE;
-}
-
 PyMethodDef wait_functions[] = {
     {"wait_poll", (PyCFunction)(void (*)(void))native_wait_poll, METH_FASTCALL, "Queries a spinning wait."},
     {"wait_drop", native_wait_drop, METH_O, "Nobody spins on a wait any more."},
@@ -191,6 +181,5 @@ PyMethodDef wait_functions[] = {
     {"idle_helpers", native_idle_helpers, METH_VARARGS, "How many helper streams of a context are idle."},
     {"predict", native_predict, METH_O, "Whether the watcher expects what it has seen before; for benchmarks and tests."},
     {"sleepers", native_sleepers, METH_VARARGS, "How many host functions on helper streams may be pending for each device."},
-    {"tune", native_tune, METH_VARARGS, ""},
     {NULL, NULL, 0, NULL},
 };

@@ -17,25 +17,27 @@
 
 enum { MAX_CONTEXTS = 4096 };
 static const int64_t MICROSECOND = 1000, MILLISECOND = 1000000;
-int64_t knobs[16] = {50000, 5000, 200000, 1500, 5000000, 20000000, 2000000, 1000, 12, 10000, 60000, 64, 64, 15000, 3000000, 8};
-#define SPIN knobs[0]            /* how long a task queries itself before the watcher takes over */
-#define FIRST_LOOK knobs[1]       /* the shortest interval of an unexpected wait */
-#define LONGEST_LOOK knobs[2]   /* the longest without a host function behind it, for a few lines */
-#define CLOSE_LOOK knobs[3]       /* the interval round the expected end */
-#define SPARSE_LOOK knobs[4]   /* the longest interval before a trusted end: so much too late at most */
-#define ASLEEP_LOOK knobs[5]  /* the interval of a wait with a host function */
-#define SLEEP_AFTER knobs[6]   /* the age at which a wait asks for a host function */
-#define LOOK_SHARE knobs[7]        /* each query of a pass keeps the next pass away for so long */
-#define DENSE knobs[8]
-#define LEAD knobs[9]
-#define TAIL knobs[10]
-#define TAIL_SHARE knobs[11]
-#define STEP_SHARE knobs[12]
-#define BUSY_STEP knobs[13]
-#define CLOSE_ENOUGH knobs[14]
-#define FEW knobs[15]
-#define TURNS 3
 static const int64_t NEVER = INT64_MAX;
+/* All in ns, and all chosen by measuring on an H200. */
+static const int64_t SPIN = 50000;            /* how long a task looks itself before the watcher takes over */
+static const int64_t FIRST_LOOK = 5000;       /* the shortest interval of an unexpected wait */
+static const int64_t LONGEST_LOOK = 200000;   /* the longest, for a few lines; with many it grows */
+static const int64_t CLOSE_LOOK = 1500;       /* the interval round the expected end */
+static const int64_t SPARSE_LOOK = 50000;     /* the shortest interval before a trusted end */
+static const int64_t LATEST_LOOK = 5000000;   /* the longest interval before a trusted end: so much too late at most */
+static const int64_t ASLEEP_LOOK = 45000000;  /* the interval of a wait with a host function */
+static const int64_t SLEEP_AFTER = 1500000;   /* the age at which a wait asks for a host function */
+static const int64_t LOOK_SHARE = 250;        /* with many lines, each keeps the next pass away for so long */
+static const int64_t MARGIN = 10000, TAIL = 60000; /* before and after the expected end, besides the spread */
+static const int64_t CLOSE_ENOUGH = 3000000;  /* the spread up to which a task is given its wait back */
+static const int64_t BUSY_STEP = 15000;       /* a shorter interval is not worth falling asleep for */
+enum {
+    DENSE = 10,      /* an unexpected wait is looked at after each tenth of its age */
+    STEP_SHARE = 64, /* the spread is looked through in so many steps */
+    FEW = 8,         /* up to so many lines, waits are given back to their tasks */
+    TURNS = 3,       /* a wait that is likely to end within so many turns of its loop is left to its task */
+    ASK_EACH = 8,    /* a line that was never ready lately is asked again each so many waits */
+};
 
 /* A stream, as far as its waits are concerned. */
 struct line {
@@ -45,6 +47,7 @@ struct line {
     bool ordered;           /* constant: later waits cannot be done before earlier ones */
     pthread_mutex_t lock;   /* guards the forecast; never held across a driver call */
     struct forecast forecast;
+    _Atomic unsigned busy;  /* waits in a row that were not ready at once; any thread, and a lost one does not matter */
     _Atomic int64_t free_since; /* when the latest wait ended: the work of the next one began no earlier; by whoever saw it */
     /* The watcher's alone: */
     struct wait *first, *last;      /* in the order in which they came */
@@ -212,7 +215,13 @@ static int record(struct wait *wait, void *stream, void *event) {
 void wait_begin(struct line *line, void *stream, void *event, struct queue *queue, enum wait_mode mode, struct begun *begun) {
     *begun = (struct begun){0};
     int status = event ? driver.event_query(event) : capture_refusal(stream);
-    if (!event && status == CUDA_SUCCESS) status = driver.stream_query(stream);
+    if (!event && status == CUDA_SUCCESS) {
+        /* A stream that was busy every time is taken to be busy: its query costs more than the record and the event's. */
+        unsigned busy = line->busy;
+        bool ask = busy < ASK_EACH || busy % ASK_EACH == 0;
+        status = ask ? driver.stream_query(stream) : CUDA_NOT_READY;
+        line->busy = status == CUDA_NOT_READY ? busy + 1 : 0;
+    }
     if (status != CUDA_NOT_READY) {
         if (status == CUDA_SUCCESS) atomic_fetch_add(&counters[WAITS_READY], 1);
         begun->refusal = status;
@@ -418,13 +427,13 @@ static int64_t schedule(struct line *line, int64_t now) {
     if (outlook.good) {
         bool returns = wait->mode == WAIT_AUTO && !wait->next && wait->ticket && wait->sleep.state == SLEEP_NONE && active_count <= FEW && outlook.spread < CLOSE_ENOUGH &&
                        outlook.mean > 4 * queue_lag(wait->queue);
-        int64_t opens = outlook.mean - (returns ? outlook.lead : outlook.spread + LEAD);
-        int64_t closes = outlook.mean + outlook.spread + TAIL + outlook.mean / TAIL_SHARE;
+        int64_t opens = outlook.mean - (returns ? outlook.lead : outlook.spread + MARGIN);
+        int64_t closes = outlook.mean + outlook.spread + TAIL + outlook.mean / 64;
         if (!returns) opens -= watcher_oversleep(opens - age);
         if (age < opens) {
             int64_t step = dense;
             if (outlook.trusted) {
-                step = clamp(age / 4, FIRST_LOOK, SPARSE_LOOK);
+                step = clamp(age / 2, SPARSE_LOOK, LATEST_LOOK);
                 if (step < outlook.mean / 8 - age) step = outlook.mean / 8 - age;
             }
             return age + step < opens ? now + step : wait->start + opens;

@@ -17,7 +17,7 @@
 #include "native.h"
 
 enum { MAX_PROBES = 4096, IDLE_PASSES_BEFORE_PARKING = 4 };
-static const int64_t PERIOD = 10000000; /* ns between two looks at the contexts' health */
+static const int64_t PERIOD = 15000000; /* ns between two looks at the contexts' health */
 static const int64_t TOO_SHORT = 12000; /* ns: a shorter pause is spent awake, because falling asleep takes as long */
 static const int64_t NEVER = INT64_MAX;
 
