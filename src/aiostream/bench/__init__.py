@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 LOOPS = ("uvloop", "asyncio", "trio")
+MEASURES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import")
 DESCRIPTION = (
     "Compares the ways to wait for the GPU from Python: latency, throughput, CPU, the GPU's idle time, the loop's lag, memory; "
-    "and whether this library reaches its goals. AIOSTREAM_SIMULATOR=1 runs it on the simulator: those figures say nothing of a GPU."
+    "and says whether this library reaches its goals. With AIOSTREAM_SIMULATOR=1 it runs on the simulator, and then its figures "
+    "say nothing about a GPU."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.add_argument("--measures", default="all", help="some of: all, %(metavar)s (default: all)", metavar=_measures())
+    parser.add_argument("--measures", default="all", help="some of: all, %(metavar)s (default: all)", metavar=",".join(MEASURES))
     parser.add_argument("--loops", help="some of: uvloop, asyncio, trio (default: uvloop; goals also compare trio with asyncio)")
     parser.add_argument("--peers", help="only these peers in the tables, by name, separated by commas (--list names them)")
     parser.add_argument("--list", action="store_true", help="list the peers and how long each measure takes, and measure nothing")
@@ -34,10 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--append", action="store_true", help="add to the results that the output file has already")
     parser.add_argument("--show", type=Path, metavar="FILE.json", help="print the tables of a results file, and measure nothing")
     parser.add_argument("--plot", type=Path, metavar="FILE.json", help="draw a results file as PNG and SVG, and measure nothing")
-
-
-def _measures() -> str:
-    return "goals,latency,busy,throughput,idle,lag,pending,memory,import"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +51,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         return _reuse(parser, options)
     from aiostream import CudaError, NoDriverError
 
-    measures = _chosen(parser, "--measures", options.measures, _measures().split(","))
+    measures = _chosen(parser, "--measures", options.measures, MEASURES)
     loops = _chosen(parser, "--loops", options.loops, LOOPS) if options.loops else ["uvloop"]
     try:
         return _measure(parser, options, measures, loops)

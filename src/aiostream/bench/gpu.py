@@ -85,7 +85,8 @@ def pinned(count: int) -> Iterator[Any]:
 def quiet() -> Iterator[None]:
     """No garbage collection meanwhile, for nobody: it would strike one peer and spare the next.
 
-    What lives by now stays frozen, so that the next collection is short: torch alone brings some 100 ms of objects.
+    What lives by now stays frozen until the run is over, so that the next collection is short: torch alone brings as many objects
+    as take 100 ms.
     """
     gc.collect()
     gc.freeze()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -125,7 +126,8 @@ class Rig:
         return pool[:count]
 
     def close(self) -> None:
-        """Destroys the streams."""
+        """Destroys the streams, and gives back to the garbage collector what `gpu.quiet` has frozen."""
+        gc.unfreeze()
         for pool in self._pools.values():
             for lane in pool:
                 lane.close()
