@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -102,20 +101,24 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
     rig.try_out()
     loops = [loop for loop in loops if loop in rig.loops] or list(rig.loops[:1])
     work: list[tuple[str, Any]] = []
+    if "goals" in measures:
+        measures = [measure for measure in measures if measure != "memory"]  # the goals measure just that
     for measure in measures:
         of_measure = rig.loops if measure == "goals" else loops
         able = [peer.name for peer in rig.taking_part(names if measure != "goals" else known, of_measure[0])]
         work += [(measure, job) for job in plan.jobs(measure, of_measure, able, quick=options.quick)]
     path = options.output or Path(f"aiostream-bench-{datetime.datetime.now():%Y%m%d-%H%M%S}.json")
-    results = report.describe(rig, shlex.join(sys.argv[1:]))
-    if options.append and path.exists():
-        earlier = report.read(path)
-        results["cells"], rig.not_run[:0] = earlier["cells"], earlier["not_run"]
+    asked = {"measures": measures, "loops": loops, "quick": options.quick}
+    earlier = report.read(path) if options.append and path.exists() else None
+    results = report.describe(rig, asked, earlier)
+    if earlier is not None:
+        now = {_name(measure, job) for measure, job in work}
+        rig.not_run[:0] = [entry for entry in earlier["not_run"] if entry["peer"] not in now]
     progress.begin([job.seconds() for _, job in work])
     try:
         for measure, job in work:
             if progress.over():
-                rig.not_run.append({"peer": f"{measure}: {job.title}", "loop": "", "reason": f"--for {options.limit:g} was over"})
+                rig.not_run.append({"peer": _name(measure, job), "loop": "", "reason": f"--for {options.limit:g} was over"})
                 continue
             progress.next(measure, job.title, job.seconds())
             cells = [{"set": measure, **cell} for cell in job.run(rig)]
@@ -133,6 +136,10 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
     print(f"\n{report.tables(results)}\n\nResults: {path}")
     _draw_if_possible(results, path)
     return 0
+
+
+def _name(measure: str, job: Any) -> str:
+    return f"{measure}: {job.title}"
 
 
 def _on_simulator() -> bool:

@@ -42,6 +42,7 @@ class Goal:
         unit: "x" for ratios.
         samples: How many values, of the smaller of the sides that are compared.
         verdict: "met", "missed" or "not measured".
+        sure: Whether the whole interval is on the same side of the goal as the figure.
     """
 
     group: str
@@ -54,6 +55,7 @@ class Goal:
     unit: str
     samples: int
     verdict: str
+    sure: bool
 
 
 def judge(cells: Sequence[Row]) -> list[dict[str, Any]]:
@@ -84,12 +86,13 @@ class _Judge:
     def _add(self, group: str, what: str, value: Any, relation: str, bound: float, unit: str = "x") -> None:
         """`value` is (figure, (low, high), samples), or `None`."""
         if value is None:
-            self.goals.append(Goal(group, what, None, None, None, relation, bound, unit, 0, "not measured"))
+            self.goals.append(Goal(group, what, None, None, None, relation, bound, unit, 0, "not measured", False))
             return
         figure, (low, high), samples = value
-        met = figure <= bound if relation == "<=" else figure >= bound
+        met, *ends = (number <= bound if relation == "<=" else number >= bound for number in (figure, low, high))
         figure, low, high = (round(number, 4) for number in (figure, low, high))
-        self.goals.append(Goal(group, what, figure, low, high, relation, bound, unit, samples, "met" if met else "missed"))
+        verdict, sure = "met" if met else "missed", all(end == met for end in ends)
+        self.goals.append(Goal(group, what, figure, low, high, relation, bound, unit, samples, verdict, sure))
 
     # -------------------------------------------------------------------------------------------- latency
 

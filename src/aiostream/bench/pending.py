@@ -34,7 +34,7 @@ class Pending:
     loops: tuple[str, ...]
     peers: tuple[str, ...]
     counts: tuple[int, ...] = (100, 1_000, 10_000)
-    total: int = 30_000
+    total: int = 70_000
 
     @property
     def title(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiostream
 from aiostream import Device, _driver
-from aiostream.bench.latency import duration
+from aiostream.bench.latency import LOADS, duration
 from aiostream.bench.rig import Rig, Row
 
 FORMAT = 1
@@ -22,18 +22,24 @@ PACKAGES = ("cuda-bindings", "anyio", "uvloop", "trio", "torch", "numpy", "numba
 KEYS = ("set", "measure", "loop", "peer", "load", "length_ns", "python_busy", "streams", "neighbours", "pending", "by")
 
 
-def describe(rig: Rig, command: str) -> dict[str, Any]:
-    """A results file without results: where and with what it was measured."""
+def describe(rig: Rig, options: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Any]:
+    """The results to begin with: where and with what is measured, and what an earlier run has left.
+
+    Args:
+        rig: The peers.
+        options: What was asked for.
+        earlier: The results to which these are added.
+    """
     results: dict[str, Any] = {"format": FORMAT, "simulator": rig.simulator}
     if rig.simulator:
         results["note"] = SIMULATED
     results["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    results["command"] = command
+    results["runs"] = [*(earlier["runs"] if earlier else ()), {"date": results["date"], **options}]
     results["environment"] = _environment()
     results["peers"] = {name: peer.summary for name, peer in rig.peers.items()}
     results["not_run"] = []
     results["goals"] = []
-    results["cells"] = []
+    results["cells"] = earlier["cells"] if earlier else []
     return results
 
 
@@ -45,7 +51,6 @@ def _environment() -> dict[str, Any]:
         "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
         "aiostream": aiostream.__version__,
         "python": platform.python_version(),
-        "kernel": platform.release(),
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "CUDA_DEVICE_MAX_CONNECTIONS": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
@@ -125,8 +130,11 @@ def tables(results: dict[str, Any]) -> str:
     parts = [where]
     if results["simulator"]:
         parts.append(SIMULATED)
-    cells = [cell for cell in results["cells"] if cell["set"] != "goals"]
-    parts += _latency(cells) + _throughput(cells) + _idle(cells) + _lag(cells) + _small(cells)
+    for of_goals in (False, True):
+        cells = [cell for cell in results["cells"] if (cell["set"] == "goals") == of_goals]
+        if cells and of_goals:
+            parts.append("The settings of the goals:")
+        parts += _latency(cells) + _throughput(cells) + _idle(cells) + _lag(cells) + _small(cells)
     if results["goals"]:
         parts.append(_goals(results["goals"]))
     if results["not_run"]:
@@ -171,12 +179,16 @@ def _by_loop(cells: Sequence[Row], **keys: Any) -> dict[str, list[Row]]:
 
 def _latency(cells: Sequence[Row]) -> list[str]:
     parts = []
-    for busy in (False, True):
-        for loop, some in _by_loop(cells, measure="latency", load="steady", python_busy=busy).items():
-            title = f"Latency over the kernel's length in us (95 % interval of the median), CPU in % of a core; {loop}"
+    for load, busy in (*((load, False) for load in LOADS), ("steady", True)):
+        for loop, some in _by_loop(cells, measure="latency", load=load, python_busy=busy).items():
+            title = f"Latency over the kernel's length in us (95 % interval of the median), CPU in % of a core; {load}, {loop}"
             title += ", another Python thread computing" if busy else ""
-            parts.append(_matrix(title, some, lambda cell: duration(cell["length_ns"]), _latency_text))
+            parts.append(_matrix(title, some, _latency_column, _latency_text))
     return parts
+
+
+def _latency_column(cell: Row) -> str:
+    return duration(cell["length_ns"]) if cell["length_ns"] else "50 us to 50 ms"
 
 
 def _latency_text(cell: Row) -> str:
@@ -185,10 +197,11 @@ def _latency_text(cell: Row) -> str:
 
 def _throughput(cells: Sequence[Row]) -> list[str]:
     parts = []
-    lengths = dict.fromkeys(cell["length_ns"] for cell in cells if cell["measure"] == "throughput")
-    for length in lengths:
-        for loop, some in _by_loop(cells, measure="throughput", length_ns=length).items():
+    settings = dict.fromkeys((cell["length_ns"], cell["neighbours"]) for cell in cells if cell["measure"] == "throughput")
+    for length, neighbours in settings:
+        for loop, some in _by_loop(cells, measure="throughput", length_ns=length, neighbours=neighbours).items():
             title = f"Completions per second, and CPU us of each; kernels of {duration(length)}, by streams; {loop}"
+            title += f"; beside {neighbours} x 1.2 s" if neighbours else ""
             parts.append(_matrix(title, some, lambda cell: str(cell["streams"]), _throughput_text))
     return parts
 
@@ -257,7 +270,8 @@ def _goals(goals: Sequence[Row]) -> str:
         measured = "-" if goal["measured"] is None else f"{goal['measured']:.3g}{unit}"
         interval = "-" if goal["measured"] is None else f"{goal['low']:.3g} to {goal['high']:.3g}"
         bound = f"{goal['relation']} {goal['bound']:.4g}{unit}"
-        rows.append([f"{goal['group']}: {goal['what']}", measured, interval, bound, goal["verdict"], str(goal["samples"])])
+        verdict = goal["verdict"] if goal["sure"] or goal["measured"] is None else f"{goal['verdict']}?"
+        rows.append([f"{goal['group']}: {goal['what']}", measured, interval, bound, verdict, str(goal["samples"])])
     counts = {verdict: sum(goal["verdict"] == verdict for goal in goals) for verdict in ("met", "missed", "not measured")}
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    return f"{grid('Goals', header, rows)}\n{summary}"
+    return f"{grid('Goals', header, rows)}\n{summary} (with a question mark: the interval has the goal within it)"
