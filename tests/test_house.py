@@ -50,7 +50,7 @@ BENCH_LEVELS = {
     "pending": 4,
     "plan": 5,
     "report": 5,
-    "plot": 5,
+    "plot": 6,
     "goals": 6,
     "__init__": 7,
 }

@@ -93,7 +93,7 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
     names = _chosen(parser, "--peers", options.peers, known) if options.peers else known
     wanted = loops if "goals" not in measures or options.quick else list(dict.fromkeys([*loops, "asyncio", "trio"]))
     progress = Progress(options.limit)
-    rig = Rig(wanted, None, simulator=_on_simulator(), say=progress.note)
+    rig = Rig(wanted, None if options.list or "goals" in measures else names, simulator=_on_simulator(), say=progress.note)
     if options.list:
         _list(rig, loops, names)
         return 0

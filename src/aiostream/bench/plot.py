@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aiostream.bench.latency import duration
+from aiostream.bench.report import machine
 from aiostream.bench.rig import Row
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, and a mark for each besides.
@@ -66,9 +67,7 @@ def draw(results: dict[str, Any], path: Path) -> list[Path]:
 
 
 def _fill(figure: Any, cells: Sequence[Row], results: dict[str, Any], loop: str) -> None:
-    environment = results["environment"]
-    where = f"{environment['gpu']}, driver {environment['driver']}, CUDA {environment['cuda']}, {environment['cores']} cores, "
-    where += f"Python {environment['python']}, {loop}; {results['date'][:10]}"
+    where = f"{machine(results['environment'])}, {loop}; {results['date'][:10]}"
     if results["simulator"]:
         where = f"ON THE SIMULATOR: these figures say nothing about a GPU. {where}"
     figure.suptitle(f"Waiting for the GPU from Python\n{where}", fontsize=11)

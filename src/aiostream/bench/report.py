@@ -125,9 +125,7 @@ def read(path: Path) -> dict[str, Any]:
 def tables(results: dict[str, Any]) -> str:
     """Everything as text."""
     environment = results["environment"]
-    where = f"{environment['gpu']}, driver {environment['driver']}, CUDA {environment['cuda']}, {environment['cores']} cores, "
-    where += f"Python {environment['python']}, cuda-bindings {environment['cuda-bindings']}; {results['date']}"
-    parts = [where]
+    parts = [f"{machine(environment)}, cuda-bindings {environment['cuda-bindings']}; {results['date']}"]
     if results["simulator"]:
         parts.append(SIMULATED)
     for of_goals in (False, True):
@@ -144,6 +142,13 @@ def tables(results: dict[str, Any]) -> str:
         ]
         parts.append("\n".join(["Not run:", *lines]))
     return "\n\n".join(parts)
+
+
+def machine(environment: dict[str, Any]) -> str:
+    """The GPU, its driver and the host, in one line."""
+    driver = f"driver {environment['driver']}, " if environment["driver"] else ""
+    cuda = f"{driver}CUDA {environment['cuda']}"
+    return f"{environment['gpu']}, {cuda}, {environment['cores']} cores, Python {environment['python']}"
 
 
 def grid(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
