@@ -132,9 +132,9 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
     finally:
         results["not_run"] = _unique(rig.not_run)
         report.write(results, path)
-    rig.close()
     print(f"\n{report.tables(results)}\n\nResults: {path}")
     _draw_if_possible(results, path)
+    rig.close()
     return 0
 
 

@@ -62,12 +62,13 @@ class Lane:
 
 
 def make_current() -> None:
-    """Makes device 0's primary context current in this thread for good, and loads the kernels.
+    """Makes device 0's primary context current in this thread until `cuCtxPopCurrent`, and loads the kernels.
 
-    The libraries that are compared use that context too. Kernels first: the first look for a function waits for all work.
+    Once, so that no launch has to. The libraries that are compared use that context too. Kernels first: the first look for a
+    function waits for all work.
     """
     context = Device(0).primary_context
-    _driver.call("cuCtxSetCurrent", _driver.bindings().CUcontext(context.handle))
+    _driver.call("cuCtxPushCurrent", _driver.bindings().CUcontext(context.handle))
     _kernels.load(context)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from aiostream import _driver
 from aiostream.bench import gpu, loops
 from aiostream.bench.gpu import Lane
 from aiostream.bench.loops import Kit
@@ -126,12 +127,13 @@ class Rig:
         return pool[:count]
 
     def close(self) -> None:
-        """Destroys the streams, and gives back to the garbage collector what `gpu.quiet` has frozen."""
+        """Destroys the streams, and leaves the thread's context and the garbage collector as they were."""
         gc.unfreeze()
         for pool in self._pools.values():
             for lane in pool:
                 lane.close()
         self._pools.clear()
+        _driver.call("cuCtxPopCurrent")
 
     def each_in_turn(
         self, loop: str, peers: Sequence[Peer], number: int, measure: Callable[[Kit, Peer], Any]
