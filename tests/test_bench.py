@@ -61,8 +61,6 @@ def test_the_figures_of_a_quick_run_are_sane(quick_run: tuple[str, Path]) -> Non
         assert cell["low_us"] <= cell["median_us"] <= cell["high_us"] < 1e6
     for cell in by_set["throughput"]:
         assert all(window["count"] > 0 for window in cell["windows"])
-        # A stream completes no more kernels than fit into the time.
-        assert cell["length_ns"] == 0 or cell["per_second"] <= 1.1e9 / cell["length_ns"] * cell["streams"]
     for cell in by_set["lag"]:
         assert min(cell["lag_ns"]) > 0
     for cell in by_set["pending"]:

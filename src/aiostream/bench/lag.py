@@ -190,8 +190,9 @@ class _Window:
                 timer.set(due, TICK)
                 while not self.stop:
                     await kit.readable(timer.descriptor)
+                    fired = timer.take()  # before the clock is read, or one might fire in between
                     now = monotonic_ns()
-                    for _ in range(timer.take()):
+                    for _ in range(fired):
                         if self.recording:
                             self.lags.append(now - due)
                         due += TICK
