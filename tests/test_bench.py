@@ -264,3 +264,19 @@ def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> No
 def test_the_command_line_knows_every_measure_and_loop() -> None:
     assert tuple(bench.MEASURES) == plan.MEASURES
     assert bench.LOOPS == loops.LOOPS
+
+
+def test_a_setting_that_fails_costs_no_other(driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Latency, on: rig.Rig) -> list[rig.Row]:
+        if self.length == 20_000:
+            raise RuntimeError("a clock stands still")
+        return original(self, on)
+
+    original = Latency.run
+    monkeypatch.setattr(Latency, "run", fails)
+    path = tmp_path / "results.json"
+    options = ["--quick", "--measures", "latency", "--loops", "asyncio", "--peers", "blocking", "--output", str(path)]
+    assert bench.main(options) == 0
+    results = report.read(path)
+    assert {cell["length_ns"] for cell in results["cells"]} == {5_000, 100_000, 300_000, 1_000_000}
+    assert [entry["reason"] for entry in results["not_run"]] == ["RuntimeError: a clock stands still"]

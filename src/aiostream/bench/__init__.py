@@ -118,10 +118,14 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
     try:
         for measure, job in work:
             if progress.over():
-                rig.not_run.append({"peer": _name(measure, job), "loop": "", "reason": f"--for {options.limit:g} was over"})
+                rig.leave_out(_name(measure, job), "", f"--for {options.limit:g} was over")
                 continue
             progress.next(measure, job.title, job.seconds())
-            cells = [{"set": measure, **cell} for cell in job.run(rig)]
+            try:
+                cells = [{"set": measure, **cell} for cell in job.run(rig)]
+            except Exception as error:  # one setting that cannot be measured does not cost the others
+                rig.leave_out(_name(measure, job), "", error)
+                continue
             progress.done(cells)
             report.add(results, cells)
             results["goals"] = goals.judge(results["cells"]) if any(cell["set"] == "goals" for cell in results["cells"]) else []

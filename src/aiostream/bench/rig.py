@@ -61,7 +61,7 @@ class Rig:
     def try_out(self) -> None:
         """Imports what the peers need and has each wait once on each loop."""
         for loop in [loop for loop in self.loops if loops.missing(loop)]:
-            self._note("every peer", loop, str(loops.missing(loop)))
+            self.leave_out("every peer", loop, str(loops.missing(loop)))
         self.loops = tuple(loop for loop in self.loops if not loops.missing(loop))
         for peer in list(self.peers.values()):
             if self.simulator and peer.runtime:
@@ -103,15 +103,17 @@ class Rig:
         """Leaves a peer out on one loop from now on, and says why."""
         if (peer, loop) not in self._out:
             self._out.add((peer, loop))
-            self._note(peer, loop, reason if isinstance(reason, str) else _reason(reason))
+            self.leave_out(peer, loop, reason)
 
     def _drop_everywhere(self, peer: Peer, reason: str) -> None:
         self._out.update((peer.name, loop) for loop in self.loops)
-        self._note(peer.name, "every loop", reason)
+        self.leave_out(peer.name, "every loop", reason)
 
-    def _note(self, peer: str, loop: str, reason: str) -> None:
-        self.not_run.append({"peer": peer, "loop": loop, "reason": reason})
-        self._say(f"not run: {peer} on {loop}: {reason}")
+    def leave_out(self, what: str, loop: str, reason: str | Exception) -> None:
+        """Notes that something is not run, on a loop if it is one's own, and says so."""
+        text = reason if isinstance(reason, str) else _reason(reason)
+        self.not_run.append({"peer": what, "loop": loop, "reason": text})
+        self._say(f"not run: {what}{' on ' + loop if loop else ''}: {text}")
 
     def taking_part(self, wanted: Iterable[str], loop: str) -> list[Peer]:
         """The peers of those wanted that can be had on a loop."""
