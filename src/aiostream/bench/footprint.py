@@ -1,7 +1,7 @@
 """Memory for each pending wait, and import time: each in a process of its own.
 
-`python -m aiostream.bench.footprint plain|wait COUNT rss|traced PATIENCE` is such a process: it prints the bytes for each of COUNT
-tasks on 16 streams, on asyncio. `plain` tasks launch the same kernels and wait for a plain future of the loop.
+`python -m aiostream.bench.footprint plain|wait COUNT rss|traced PATIENCE` is such a process: it prints the bytes for each of
+COUNT tasks on 16 streams, on asyncio. `plain` tasks launch the same kernels and wait for a plain future of the loop.
 """
 
 from __future__ import annotations
