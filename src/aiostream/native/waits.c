@@ -76,7 +76,8 @@ struct wait {
     struct queue *queue;   /* likewise */
     _Atomic bool fired;    /* whoever sets it fires the ticket: the watcher or the driver's thread */
     _Atomic int64_t ended; /* by the driver's thread before it fires; else 0 */
-    bool closed_in;        /* the watcher's: it has looked closely, or given the wait back */
+    bool closed_in;        /* by the watcher: it has looked closely */
+    bool given_back;       /* by the watcher, once for each wait */
 };
 
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
@@ -239,7 +240,7 @@ void wait_begin(struct line *line, void *stream, void *event, struct queue *queu
     wait->mode = mode;
     wait->ticket = 0;
     wait->queue = queue;
-    wait->closed_in = wait->approaching = false;
+    wait->closed_in = wait->given_back = wait->approaching = false;
     wait->fired = false;
     wait->ended = 0;
     wait->sleep.unwanted = false;
@@ -297,7 +298,7 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct begun *begun) {
         if (status != CUDA_NOT_READY) {
             if (status == CUDA_SUCCESS) {
                 learn(line, now - wait->start);
-                if (wait->closed_in) learn_approach(line, wait->arrived == 0, now - wait->arrived);
+                if (wait->given_back) learn_approach(line, wait->arrived == 0, now - wait->arrived);
             }
             if (line->ordered) line->free_since = now;
             atomic_fetch_add(&counters[WAITS_SPUN], 1);
@@ -309,8 +310,8 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct begun *begun) {
     wait->ticket = point_watch(queue, wait->line->probe);
     begun->ticket = wait->ticket;
     if (!wait->ticket) begun->refusal = RESULT_NO_MEMORY;
-    if (!wait->closed_in) atomic_fetch_add(&counters[WAITS_WATCHED], 1);
-    hand_over(wait, wait->closed_in ? (struct outlook){0} : outlook_of(wait->line));
+    if (!wait->given_back) atomic_fetch_add(&counters[WAITS_WATCHED], 1);
+    hand_over(wait, wait->given_back ? (struct outlook){0} : outlook_of(wait->line));
     return true;
 }
 
@@ -406,7 +407,7 @@ static void give_back(struct line *line, int64_t end) {
     uint64_t ticket = wait->ticket;
     line->first = line->last = NULL;
     wait->ticket = 0;
-    wait->approaching = true;
+    wait->approaching = wait->given_back = true;
     wait->arrived = 0;
     wait->polls = 0;
     wait->expected = 0;
@@ -425,11 +426,13 @@ static int64_t schedule(struct line *line, int64_t now) {
     int64_t longest = clamp(active_count * 50 * MICROSECOND, LONGEST_LOOK, MILLISECOND);
     int64_t dense = clamp(age / DENSE, FIRST_LOOK, longest);
     if (outlook.good) {
-        bool returns = wait->mode == WAIT_AUTO && !wait->next && wait->ticket && wait->sleep.state == SLEEP_NONE && active_count <= FEW && outlook.spread < CLOSE_ENOUGH &&
+        bool returns = wait->mode == WAIT_AUTO && !wait->next && wait->ticket && wait->sleep.state == SLEEP_NONE && !wait->given_back && active_count <= FEW && outlook.spread < CLOSE_ENOUGH &&
                        outlook.mean > 4 * queue_lag(wait->queue);
-        int64_t opens = outlook.mean - (returns ? outlook.lead : outlook.spread + MARGIN);
+        int64_t calls = returns ? outlook.mean - outlook.lead : NEVER;
+        int64_t opens = outlook.mean - outlook.spread - MARGIN;
         int64_t closes = outlook.mean + outlook.spread + TAIL + outlook.mean / 64;
-        if (!returns) opens -= watcher_oversleep(opens - age);
+        opens -= watcher_oversleep(opens - age);
+        if (opens > calls || outlook.spread < outlook.lead) opens = calls;
         if (age < opens) {
             int64_t step = dense;
             if (outlook.trusted) {
@@ -439,16 +442,15 @@ static int64_t schedule(struct line *line, int64_t now) {
             return age + step < opens ? now + step : wait->start + opens;
         }
         if (age < closes) {
-            if (!wait->closed_in) {
-                wait->closed_in = true;
-                atomic_fetch_add(&counters[WAITS_PREDICTED], 1);
-                if (returns) {
-                    give_back(line, wait->start + closes);
-                    return NEVER;
-                }
+            if (!wait->closed_in) atomic_fetch_add(&counters[WAITS_PREDICTED], 1);
+            wait->closed_in = true;
+            if (returns && age >= calls) {
+                give_back(line, wait->start + closes);
+                return NEVER;
             }
             int64_t step = outlook.spread / STEP_SHARE;
-            return now + (step < BUSY_STEP ? CLOSE_LOOK : step);
+            if (step < BUSY_STEP) step = CLOSE_LOOK;
+            return returns && age + step > calls ? wait->start + calls : now + step;
         }
     }
     if (wait->mode == WAIT_AUTO && age >= SLEEP_AFTER) {
@@ -488,7 +490,7 @@ static int look_at(struct line *line, int64_t now) {
             int64_t free_since = line->free_since;
             int64_t start = line->ordered && free_since > wait->began ? free_since : wait->began;
             struct outlook outlook = outlook_of(line);
-            if (outlook.good && !wait->closed_in && end - start > outlook.mean - outlook.lead) learn_approach(line, true, 0);
+            if (outlook.good && !wait->given_back && active_count <= FEW && end - start > outlook.mean - outlook.lead) learn_approach(line, true, 0);
             learn(line, end - start);
             learnt = true;
         }
