@@ -236,6 +236,22 @@ def test_destroying_the_stream_ends_the_capture(kernels):
     assert simulator.pending_work() == 0
 
 
+def test_a_stream_that_has_been_joined_may_be_destroyed(stream, kernels):
+    event = ok(cu.cuEventCreate(0))
+    for joined in (True, False):
+        other = ok(cu.cuStreamCreate(1))
+        begin(stream, RELAXED)
+        ok(cu.cuEventRecord(event, stream))
+        ok(cu.cuStreamWaitEvent(other, event, 0))
+        ok(kernels.launch("empty", other))
+        ok(cu.cuEventRecord(event, other))
+        ok(cu.cuStreamDestroy(other))
+        assert status(stream) == 1
+        if joined:
+            ok(cu.cuStreamWaitEvent(stream, event, 0))
+        assert end(stream) == (0 if joined else 904)
+
+
 # --- into a graph that exists ---
 
 

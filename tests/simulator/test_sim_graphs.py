@@ -53,7 +53,8 @@ def host_params(native):
 
 def fill_params(address, value, count, width=1):
     params = cu.CUDA_MEMSET_NODE_PARAMS()
-    params.dst, params.value, params.elementSize, params.width, params.height = cu.CUdeviceptr(int(address)), value, width, count, 1
+    params.dst, params.value = cu.CUdeviceptr(int(address)), value
+    params.elementSize, params.width, params.height = width, count, 1
     return params
 
 
@@ -469,7 +470,8 @@ def test_a_clone_is_on_its_own(build, stream):
 
 
 def test_a_drawing(build, tmp_path, kernels):
-    build.kernel(kernels.function("saxpy"), build.empty(), arguments=[ctypes.c_float(1), *[ctypes.c_uint64(0)] * 2, ctypes.c_uint32(0)])
+    arguments = [ctypes.c_float(1), ctypes.c_uint64(0), ctypes.c_uint64(0), ctypes.c_uint32(0)]
+    build.kernel(kernels.function("saxpy"), build.empty(), arguments=arguments)
     ok(cu.cuGraphDebugDotPrint(build.graph, str(tmp_path / "graph.dot").encode(), 0))
     text = (tmp_path / "graph.dot").read_text()
     assert "saxpy" in text

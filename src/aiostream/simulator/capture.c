@@ -13,6 +13,7 @@ void capture_release(struct capture *capture)
     if (--capture->references > 0 || !capture->ended)
         return;
     dependencies_clear(&capture->excused);
+    dependencies_clear(&capture->left);
     free(capture);
 }
 
@@ -146,7 +147,8 @@ CUresult capture_add(struct stream *stream, struct op *op, int type)
     if (type == NODE_COPY)
         node->copy = (struct copy_params){copy_end_at(op->u.copy.from), copy_end_at(op->u.copy.to), op->u.copy.bytes, 1, 1};
     if (type == NODE_FILL)
-        node->fill = (struct fill_params){(uintptr_t)op->u.fill.to, 0, op->u.fill.value, op->u.fill.width, op->u.fill.count, 1, NULL};
+        node->fill = (struct fill_params){.to = (uintptr_t)op->u.fill.to, .value = op->u.fill.value, .width = op->u.fill.width,
+                                          .count = op->u.fill.count, .height = 1};
     return capture_add_node(stream, node);
 }
 
@@ -326,6 +328,9 @@ static bool joined(const struct capture *capture)
             for (size_t i = 0; stream->capture == capture && i < stream->dependencies.count; i++)
                 if (stream->dependencies.nodes[i]->mark != mark)
                     return false;
+    for (size_t i = 0; i < capture->left.count; i++)
+        if (capture->left.nodes[i]->mark != mark)
+            return false;
     return true;
 }
 
@@ -355,17 +360,19 @@ static void end(struct capture *capture)
     capture_release(capture);
 }
 
-/* A stream that is destroyed, or lost to a fault, takes its capture with it. */
+/* For a stream that is destroyed. Where the capture began, it ends with the stream; another leaves its work to be joined. */
 void capture_forget_stream(struct stream *stream)
 {
     struct capture *capture = stream->capture;
     if (capture == NULL)
         return;
-    capture_invalidate(capture);
     if (capture->origin != stream) {
+        for (size_t i = 0; i < stream->dependencies.count; i++)
+            dependencies_add(&capture->left, stream->dependencies.nodes[i], NULL);
         detach(stream);
         return;
     }
+    capture_invalidate(capture);
     if (!capture->borrowed)
         graph_free(capture->graph);
     capture->graph = NULL;
