@@ -172,7 +172,7 @@ def test_batches_that_are_refused_do_nothing(stream, gate):
     assert batch(stream, write, operation(KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32, 64, 9)) == 1, "no such memory"
     assert batch(stream, write, operation(KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32, gate.address + 2, 9)) == 1, "misaligned"
     assert batch(stream, write, operation(KIND.CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES)) == 801
-    assert batch(stream, *[write] * 257) == 1
+    assert batch(stream, *[write] * 256) == 1
     assert code(cu.cuStreamBatchMemOp(stream, 1, [write], 1)) == 1
     ok(cu.cuStreamSynchronize(stream))
     assert word.value == 0

@@ -146,7 +146,7 @@ static CUresult make_event(struct node *node, CUevent handle, CUgreenCtx green)
 static CUresult make_words(struct node *node, const struct words_params *params)
 {
     CUresult code = chosen_context(params->context, &node->context);
-    if (code == OK && (params->flags != 0 || params->count == 0 || params->count > 256 || params->words == NULL))
+    if (code == OK && (params->flags != 0 || params->count == 0 || params->count >= MOST_WORDS || params->words == NULL))
         code = INVALID_VALUE;
     return code == OK ? word_ops(params->words, params->count, node) : code;
 }
