@@ -324,6 +324,29 @@ def test_what_cannot_be_captured_into(stream):
     assert int(ok(cu.cuStreamEndCapture(stream))) == int(graph)
 
 
+def test_capture_into_a_child_graph_keeps_its_parents(stream):
+    outer, other = ok(cu.cuGraphCreate(0)), ok(cu.cuStreamCreate(1))
+    child = ok(cu.cuGraphAddChildGraphNode(outer, [], 0, ok(cu.cuGraphCreate(0))))
+    inner = ok(cu.cuGraphChildGraphNodeGetGraph(child))
+    assert begin_to(stream, inner) == 0
+    host(stream, lambda: None)
+    assert code(cu.cuGraphDestroy(outer)) == 1
+    assert code(cu.cuGraphDestroyNode(child)) == 1
+    assert code(cu.cuGraphInstantiate(outer, 0)) == 401
+    assert int(ok(cu.cuStreamEndCapture(stream))) == int(inner)
+    assert nodes(inner) == [3]
+    ok(cu.cuGraphDestroy(outer))
+    # A capture that fails takes its graph away, and with it the ground from under a capture into a child graph of that.
+    begin(stream, RELAXED)
+    graph = ok(cu.cuStreamGetCaptureInfo(stream))[2]
+    child = ok(cu.cuGraphAddChildGraphNode(graph, [], 0, ok(cu.cuGraphCreate(0))))
+    assert begin_to(other, ok(cu.cuGraphChildGraphNodeGetGraph(child))) == 0
+    assert code(cu.cuStreamQuery(stream)) == 900
+    assert end(stream) == 901
+    assert status(other) == 0
+    assert code(cu.cuStreamEndCapture(other)) == 401
+
+
 # --- changing what comes before the next node ---
 
 

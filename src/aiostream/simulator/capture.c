@@ -89,6 +89,15 @@ struct capture *capture_into(const struct graph *graph)
     return NULL;
 }
 
+struct capture *capture_inside(const struct graph *graph)
+{
+    for (struct capture *capture = sim.captures; capture != NULL; capture = capture->next)
+        for (const struct graph *at = capture->graph; at != NULL; at = at->owner != NULL ? at->owner->graph : NULL)
+            if (at == graph)
+                return capture;
+    return NULL;
+}
+
 /* A node that the program has cut off itself need not be joined. */
 void capture_excuse(struct capture *capture, struct node *node)
 {
@@ -360,6 +369,18 @@ static void end(struct capture *capture)
     capture_release(capture);
 }
 
+/* What was captured and is not wanted. Whoever captures into a child graph of it loses that capture. */
+static void discard(struct capture *capture)
+{
+    struct graph *graph = capture->graph;
+    capture->graph = NULL;
+    if (capture->borrowed)
+        return;
+    while (capture_inside(graph) != NULL)
+        capture_forget_stream(capture_inside(graph)->origin);
+    graph_free(graph);
+}
+
 /* For a stream that is destroyed. Where the capture began, it ends with the stream; another leaves its work to be joined. */
 void capture_forget_stream(struct stream *stream)
 {
@@ -373,9 +394,7 @@ void capture_forget_stream(struct stream *stream)
         return;
     }
     capture_invalidate(capture);
-    if (!capture->borrowed)
-        graph_free(capture->graph);
-    capture->graph = NULL;
+    discard(capture);
     end(capture);
 }
 
@@ -399,8 +418,8 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
     if (code == OK && capture->recapture != NULL)
         code = recapture_end(capture);
     *out = code == OK ? capture->graph : NULL;
-    if (code != OK && !capture->borrowed)
-        graph_free(capture->graph);
+    if (code != OK)
+        discard(capture);
     capture->graph = NULL;
     end(capture);
     return leave(code);

@@ -390,6 +390,7 @@ CUresult capture_unsupported(struct stream *stream);
 void capture_invalidate(struct capture *capture);
 void capture_excuse(struct capture *capture, struct node *node);
 struct capture *capture_into(const struct graph *graph);
+struct capture *capture_inside(const struct graph *graph); /* or into a child graph of it, however deep */
 void capture_forget_stream(struct stream *stream);
 void capture_release(struct capture *capture);
 

@@ -34,7 +34,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, uint64_t flags, in
     *result = INSTANTIATE_ERROR;
     if (out == NULL || graph == NULL || (flags & ~(uint64_t)(AUTO_FREE | UPLOAD | DEVICE_LAUNCH | NODE_PRIORITY)))
         return graph == NULL ? INVALID_HANDLE : INVALID_VALUE;
-    if (capture_into(graph) != NULL)
+    if (capture_inside(graph) != NULL)
         return ILLEGAL_STATE; /* not before the capture has ended */
     if (flags & DEVICE_LAUNCH)
         return flags & AUTO_FREE ? INVALID_VALUE : NOT_SUPPORTED;
