@@ -23,18 +23,19 @@ static const int64_t SPIN = 50000;            /* how long a task looks itself be
 static const int64_t FIRST_LOOK = 5000;       /* the shortest interval of an unexpected wait */
 static const int64_t LONGEST_LOOK = 200000;   /* the longest, for a few lines; with many it grows */
 static const int64_t CLOSE_LOOK = 1500;       /* the interval round the expected end */
-static const int64_t SPARSE_LOOK = 50000;     /* the shortest interval before a trusted end */
+static const int64_t SPARSE_LOOK = 100000;    /* the shortest interval before a trusted end */
 static const int64_t LATEST_LOOK = 5000000;   /* the longest interval before a trusted end: so much too late at most */
 static const int64_t ASLEEP_LOOK = 45000000;  /* the interval of a wait with a host function */
 static const int64_t SLEEP_AFTER = 1500000;   /* the age at which a wait asks for a host function */
-static const int64_t LOOK_SHARE = 250;        /* with many lines, each keeps the next pass away for so long */
+static const int64_t LOOK_SHARE = 1000;       /* with many lines, each keeps the next pass away for so long */
 static const int64_t MARGIN = 10000, TAIL = 60000; /* before and after the expected end, besides the spread */
 static const int64_t CLOSE_ENOUGH = 3000000;  /* the spread up to which a task is given its wait back */
 static const int64_t BUSY_STEP = 15000;       /* a shorter interval is not worth falling asleep for */
 enum {
     DENSE = 10,      /* an unexpected wait is looked at after each tenth of its age */
     STEP_SHARE = 64, /* the spread is looked through in so many steps */
-    FEW = 8,         /* up to so many lines, waits are given back to their tasks */
+    FEW = 8,         /* up to so many lines, each is looked at just when it is due */
+    MANY = 256,      /* up to so many, waits are given back to their tasks */
     TURNS = 3,       /* a wait that is likely to end within so many turns of its loop is left to its task */
     ASK_EACH = 8,    /* a line that was never ready lately is asked again each so many waits */
 };
@@ -426,7 +427,7 @@ static int64_t schedule(struct line *line, int64_t now) {
     int64_t longest = clamp(active_count * 50 * MICROSECOND, LONGEST_LOOK, MILLISECOND);
     int64_t dense = clamp(age / DENSE, FIRST_LOOK, longest);
     if (outlook.good) {
-        bool returns = wait->mode == WAIT_AUTO && !wait->next && wait->ticket && wait->sleep.state == SLEEP_NONE && !wait->given_back && active_count <= FEW && outlook.spread < CLOSE_ENOUGH &&
+        bool returns = wait->mode == WAIT_AUTO && !wait->next && wait->ticket && wait->sleep.state == SLEEP_NONE && !wait->given_back && active_count <= MANY && outlook.spread < CLOSE_ENOUGH &&
                        outlook.mean > 4 * queue_lag(wait->queue);
         int64_t calls = returns ? outlook.mean - outlook.lead : NEVER;
         int64_t opens = outlook.mean - outlook.spread - MARGIN;
@@ -436,8 +437,10 @@ static int64_t schedule(struct line *line, int64_t now) {
         if (age < opens) {
             int64_t step = dense;
             if (outlook.trusted) {
+                int64_t first = clamp(outlook.mean / 2, 0, 2 * SPARSE_LOOK);
+                if (first < outlook.mean / 8) first = outlook.mean / 8;
                 step = clamp(age / 2, SPARSE_LOOK, LATEST_LOOK);
-                if (step < outlook.mean / 8 - age) step = outlook.mean / 8 - age;
+                if (step < first - age) step = first - age;
             }
             return age + step < opens ? now + step : wait->start + opens;
         }
@@ -490,7 +493,7 @@ static int look_at(struct line *line, int64_t now) {
             int64_t free_since = line->free_since;
             int64_t start = line->ordered && free_since > wait->began ? free_since : wait->began;
             struct outlook outlook = outlook_of(line);
-            if (outlook.good && !wait->given_back && active_count <= FEW && end - start > outlook.mean - outlook.lead) learn_approach(line, true, 0);
+            if (outlook.good && !wait->given_back && active_count <= MANY && end - start > outlook.mean - outlook.lead) learn_approach(line, true, 0);
             learn(line, end - start);
             learnt = true;
         }
@@ -524,9 +527,9 @@ int64_t waits_look(int64_t now) {
         }
     }
     if (looks) atomic_fetch_add(&counters[LOOKS], looks);
-    /* With many lines a pass takes its time: the more queries, the longer until the next, which then finds more ended. */
-    int64_t earliest = now + (active_count > FEW ? active_count : looks) * LOOK_SHARE;
-    return looks > 1 && next < earliest ? earliest : next;
+    /* With many lines a pass takes its time: the more there are, the longer until the next, which then finds more to do. */
+    int64_t earliest = active_count > FEW ? now + active_count * LOOK_SHARE : now;
+    return next < earliest ? earliest : next;
 }
 
 /* The context has failed: so have all waits in it, and a host function of theirs never comes. */
