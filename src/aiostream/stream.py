@@ -82,6 +82,7 @@ class Stream:
         self._name = interop.name_of(value, context)
         self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
         self._wait = wait if wait is not None else waiting.default_wait()
+        self._mode = waiting.mode_of(self._wait)
         self._reference = interop.StreamReference(self._handle, context, self._name)
         context.probe()  # here, where a stream is made anyway, and not in the first wait
 
@@ -415,7 +416,7 @@ class Stream:
             CudaError: The work, or the context, has failed.
         """
         # Not a coroutine function of its own, which would cost each wait one more coroutine.
-        return waiting.synchronize(self._reference, self._wait)
+        return waiting.synchronize(self._reference, self._mode)
 
     def enqueue_async(self, fn: Callable[Concatenate[Stream, P], T], /, *args: P.args, **kwargs: P.kwargs) -> CompletionFuture[T]:
         """Calls `fn(stream, *args, **kwargs)` now, which enqueues work, and returns a future of its result.

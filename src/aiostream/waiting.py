@@ -15,10 +15,13 @@ __all__ = ["default_wait", "set_default_wait"]
 # What `_native.Line.begin` and `wait_poll` answer: 0, nothing to wait for; a small number, a refusal; one from here on, the
 # ticket of a wait that the watcher has; one below the negative, a wait that this task looks at itself.
 _TICKETS = 1 << 24
+_SPINNING = -_TICKETS
+_BY_HOST_FUNCTION = -1
 _MODES = {
     WaitStrategy.AUTO: _native.WAIT_AUTO,
     WaitStrategy.EVENT: _native.WAIT_EVENT,
     WaitStrategy.SPIN: _native.WAIT_SPIN,
+    WaitStrategy.HOSTFUNC: _BY_HOST_FUNCTION,
 }
 _VARIABLE = "AIOSTREAM_WAIT"
 _default: WaitStrategy | None = None  # any thread; one assignment
@@ -95,50 +98,60 @@ class _Watched(Completion):
         self._settle(0, orphaned)
 
 
-async def synchronize(reference: interop.StreamReference, wait: WaitStrategy) -> None:
+def mode_of(wait: WaitStrategy) -> int:
+    """What `synchronize` and `synchronize_event` take: looking a strategy up in each wait would take longer than all else."""
+    return _MODES[wait]
+
+
+async def synchronize(reference: interop.StreamReference, mode: int) -> None:
     """Waits, without blocking the loop, until all work that is on the stream now is done; see `Stream.synchronize_async`."""
-    if wait is WaitStrategy.HOSTFUNC:
+    if mode == _BY_HOST_FUNCTION:
         await wait_for(hostfunc.arm_completion(reference.handle, reference.context, reference.name))
         return
     line = reference.line or interop.line_of(reference)
     bridge = _loops.current_bridge()
-    answer = line.begin(reference.handle, bridge.queue, _MODES[wait])
-    if answer < -_TICKETS or answer >= _TICKETS:
-        answer = await _carry_out(answer, bridge, reference.context, reference.name)
-    elif answer == 0 and bridge.must_checkpoint:
-        await bridge.pause()
+    answer = line.begin(reference.handle, bridge.queue, mode)
+    if answer == 0:
+        if bridge.must_checkpoint:
+            await bridge.pause()
+        return
+    # The first looks stand here and not in `_go_on` because most short waits end with them, and each coroutine costs.
+    while answer < _SPINNING:
+        try:
+            await bridge.pause()
+        except BaseException:
+            _native.wait_drop(answer)
+            raise
+        answer = _native.wait_poll(answer, bridge.queue)
+    if answer >= _TICKETS:
+        answer = await _go_on(answer, bridge, reference.context, reference.name)
     if answer != 0:
         hostfunc.raise_for(answer, "cuStreamQuery", reference.name)
 
 
-async def synchronize_event(event: _native.Handle, context: Context, line: _native.Line, name: str, wait: WaitStrategy) -> None:
+async def synchronize_event(event: _native.Handle, context: Context, line: _native.Line, name: str, mode: int) -> None:
     """Waits until the GPU has passed what the event has recorded now; see `Event.synchronize_async`."""
     bridge = _loops.current_bridge()
-    mode = _MODES.get(wait, _native.WAIT_EVENT)
+    mode = max(mode, _native.WAIT_AUTO)  # an event is never waited for by a host function alone
     answer = line.begin_event(event, bridge.queue, mode)
     while answer == _native.RESULT_NO_HELPER:
         await in_thread(context.add_helper)
         answer = line.begin_event(event, bridge.queue, mode)
-    if answer < -_TICKETS or answer >= _TICKETS:
+    if answer == 0 and bridge.must_checkpoint:
+        await bridge.pause()
+    if not _SPINNING <= answer < _TICKETS:
         if _native.idle_helpers(context.probe()) == 0:
             _process.hand_over(context.spare_helper)  # before the next wait needs it: making a stream may block
-        answer = await _carry_out(answer, bridge, context, name)
-    elif answer == 0 and bridge.must_checkpoint:
-        await bridge.pause()
+        answer = await _go_on(answer, bridge, context, name)
     if answer != 0:
         hostfunc.raise_for(answer, "cuEventQuery", name)
 
 
-async def _carry_out(answer: int, bridge: _loops.Bridge, context: Context, name: str) -> int:
-    """Spins and waits by turns, as the answers say; returns 0 or the code of what went wrong."""
-    queue, pause, poll = bridge.queue, bridge.pause, _native.wait_poll
-    try:
-        while True:
-            while answer < -_TICKETS:
-                await pause()
-                answer = poll(answer, queue)
-            if answer < _TICKETS:
-                return answer
+async def _go_on(answer: int, bridge: _loops.Bridge, context: Context, name: str) -> int:
+    """Leaves a wait to the watcher, or looks at it, by turns, as the answers say; returns 0 or the code of what went wrong."""
+    queue = bridge.queue
+    while not _SPINNING <= answer < _TICKETS:
+        if answer >= _TICKETS:
             # It may have fired already, but it is delivered by this very thread, and not before the next await.
             watched = _points.registry[answer] = _Watched(bridge.new_future(), name, context.probe())
             try:
@@ -147,10 +160,16 @@ async def _carry_out(answer: int, bridge: _loops.Bridge, context: Context, name:
                 _native.wait_release(watched)
                 raise
             answer = watched.spinning or 0
-    except BaseException:
-        if answer < -_TICKETS:
-            _native.wait_drop(answer)
-        raise
+        while answer < _SPINNING:
+            # A wait that was given back is looked at before anything else: its end may have come.
+            answer = _native.wait_poll(answer, queue)
+            if answer < _SPINNING:
+                try:
+                    await bridge.pause()
+                except BaseException:
+                    _native.wait_drop(answer)
+                    raise
+    return answer
 
 
 async def wait_for(completion: Completion) -> None:

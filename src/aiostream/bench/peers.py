@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aiostream import Stream, _driver, waiting
+from aiostream import Stream, _driver, _native
 from aiostream.bench.gpu import Lane
 from aiostream.bench.loops import Kit
 
@@ -72,20 +72,6 @@ OURS = {
 }
 
 
-def _our_stream(way: Way) -> Stream:
-    make: Callable[..., Stream] = Stream
-    try:
-        return make(wait=way.wait)
-    except TypeError:  # a version without strategies
-        return make()
-
-
-def _predict(on: bool) -> None:
-    switch = getattr(waiting, "prediction", None)
-    if switch is not None:
-        switch(on)
-
-
 class Ours(Peer):
     """aiostream itself."""
 
@@ -101,16 +87,16 @@ class Ours(Peer):
 
     def new_stream(self) -> Stream:
         """A stream of this way."""
-        return _our_stream(self._way)
+        return Stream(wait=self._way.wait)
 
     @contextlib.contextmanager
     def selected(self) -> Any:
         """Switches prediction off where that is what is measured."""
-        _predict(self._way.predicted)
+        _native.predict(self._way.predicted)
         try:
             yield
         finally:
-            _predict(True)
+            _native.predict(True)
 
     def waiter(self, kit: Kit, lane: Lane) -> Wait:
         """`synchronize_async`."""

@@ -40,8 +40,8 @@ void forecast_learn(struct forecast *forecast, int64_t duration) {
  * as that quantile by which the waiter is on the spot in about nine of ten waits. */
 void forecast_approached(struct forecast *forecast, bool late, int64_t slack) {
     if (late) forecast->lead += forecast->lead / 4 + 4 * MICROSECOND;
-    else if (slack > forecast->lead / 2) forecast->lead -= slack / 8;
-    else forecast->lead -= forecast->lead / 64;
+    else if (slack > forecast->lead / 3) forecast->lead -= slack / 8;
+    else forecast->lead -= forecast->lead / 32;
     int64_t most = forecast->mean / (forecast->mean < 1000 * MICROSECOND ? 2 : 8);
     if (forecast->lead > most) forecast->lead = most;
     if (forecast->lead < 5 * MICROSECOND) forecast->lead = 5 * MICROSECOND;

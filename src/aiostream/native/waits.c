@@ -23,18 +23,19 @@ static const int64_t SPIN = 50000;            /* how long a task looks itself be
 static const int64_t FIRST_LOOK = 5000;       /* the shortest interval of an unexpected wait */
 static const int64_t LONGEST_LOOK = 200000;   /* the longest, for a few lines; with many it grows */
 static const int64_t CLOSE_LOOK = 1500;       /* the interval round the expected end */
-static const int64_t SPARSE_LOOK = 50000;     /* the shortest interval before a trusted end */
+static const int64_t SPARSE_LOOK = 100000;    /* the shortest interval before a trusted end */
 static const int64_t LATEST_LOOK = 5000000;   /* the longest interval before a trusted end: so much too late at most */
 static const int64_t ASLEEP_LOOK = 45000000;  /* the interval of a wait with a host function */
 static const int64_t SLEEP_AFTER = 1500000;   /* the age at which a wait asks for a host function */
-static const int64_t LOOK_SHARE = 250;        /* with many lines, each keeps the next pass away for so long */
+static const int64_t LOOK_SHARE = 1000;       /* with many lines, each keeps the next pass away for so long */
 static const int64_t MARGIN = 10000, TAIL = 60000; /* before and after the expected end, besides the spread */
 static const int64_t CLOSE_ENOUGH = 3000000;  /* the spread up to which a task is given its wait back */
 static const int64_t BUSY_STEP = 15000;       /* a shorter interval is not worth falling asleep for */
 enum {
     DENSE = 10,      /* an unexpected wait is looked at after each tenth of its age */
     STEP_SHARE = 64, /* the spread is looked through in so many steps */
-    FEW = 8,         /* up to so many lines, waits are given back to their tasks */
+    FEW = 8,         /* up to so many lines, each is looked at just when it is due */
+    MANY = 256,      /* up to so many, waits are given back to their tasks */
     TURNS = 3,       /* a wait that is likely to end within so many turns of its loop is left to its task */
     ASK_EACH = 8,    /* a line that was never ready lately is asked again each so many waits */
 };
@@ -76,7 +77,8 @@ struct wait {
     struct queue *queue;   /* likewise */
     _Atomic bool fired;    /* whoever sets it fires the ticket: the watcher or the driver's thread */
     _Atomic int64_t ended; /* by the driver's thread before it fires; else 0 */
-    bool closed_in;        /* the watcher's: it has looked closely, or given the wait back */
+    bool closed_in;        /* by the watcher: it has looked closely */
+    bool given_back;       /* by the watcher, once for each wait */
 };
 
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
@@ -239,7 +241,7 @@ void wait_begin(struct line *line, void *stream, void *event, struct queue *queu
     wait->mode = mode;
     wait->ticket = 0;
     wait->queue = queue;
-    wait->closed_in = wait->approaching = false;
+    wait->closed_in = wait->given_back = wait->approaching = false;
     wait->fired = false;
     wait->ended = 0;
     wait->sleep.unwanted = false;
@@ -297,7 +299,7 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct begun *begun) {
         if (status != CUDA_NOT_READY) {
             if (status == CUDA_SUCCESS) {
                 learn(line, now - wait->start);
-                if (wait->closed_in) learn_approach(line, wait->arrived == 0, now - wait->arrived);
+                if (wait->given_back) learn_approach(line, wait->arrived == 0, now - wait->arrived);
             }
             if (line->ordered) line->free_since = now;
             atomic_fetch_add(&counters[WAITS_SPUN], 1);
@@ -309,8 +311,8 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct begun *begun) {
     wait->ticket = point_watch(queue, wait->line->probe);
     begun->ticket = wait->ticket;
     if (!wait->ticket) begun->refusal = RESULT_NO_MEMORY;
-    if (!wait->closed_in) atomic_fetch_add(&counters[WAITS_WATCHED], 1);
-    hand_over(wait, wait->closed_in ? (struct outlook){0} : outlook_of(wait->line));
+    if (!wait->given_back) atomic_fetch_add(&counters[WAITS_WATCHED], 1);
+    hand_over(wait, wait->given_back ? (struct outlook){0} : outlook_of(wait->line));
     return true;
 }
 
@@ -406,7 +408,7 @@ static void give_back(struct line *line, int64_t end) {
     uint64_t ticket = wait->ticket;
     line->first = line->last = NULL;
     wait->ticket = 0;
-    wait->approaching = true;
+    wait->approaching = wait->given_back = true;
     wait->arrived = 0;
     wait->polls = 0;
     wait->expected = 0;
@@ -425,30 +427,33 @@ static int64_t schedule(struct line *line, int64_t now) {
     int64_t longest = clamp(active_count * 50 * MICROSECOND, LONGEST_LOOK, MILLISECOND);
     int64_t dense = clamp(age / DENSE, FIRST_LOOK, longest);
     if (outlook.good) {
-        bool returns = wait->mode == WAIT_AUTO && !wait->next && wait->ticket && wait->sleep.state == SLEEP_NONE && active_count <= FEW && outlook.spread < CLOSE_ENOUGH &&
+        bool returns = wait->mode == WAIT_AUTO && !wait->next && wait->ticket && wait->sleep.state == SLEEP_NONE && !wait->given_back && active_count <= MANY && outlook.spread < CLOSE_ENOUGH &&
                        outlook.mean > 4 * queue_lag(wait->queue);
-        int64_t opens = outlook.mean - (returns ? outlook.lead : outlook.spread + MARGIN);
+        int64_t calls = returns ? outlook.mean - outlook.lead : NEVER;
+        int64_t opens = outlook.mean - outlook.spread - MARGIN;
         int64_t closes = outlook.mean + outlook.spread + TAIL + outlook.mean / 64;
-        if (!returns) opens -= watcher_oversleep(opens - age);
+        opens -= watcher_oversleep(opens - age);
+        if (opens > calls || outlook.spread < outlook.lead) opens = calls;
         if (age < opens) {
             int64_t step = dense;
             if (outlook.trusted) {
+                int64_t first = clamp(outlook.mean / 2, 0, 2 * SPARSE_LOOK);
+                if (first < outlook.mean / 8) first = outlook.mean / 8;
                 step = clamp(age / 2, SPARSE_LOOK, LATEST_LOOK);
-                if (step < outlook.mean / 8 - age) step = outlook.mean / 8 - age;
+                if (step < first - age) step = first - age;
             }
             return age + step < opens ? now + step : wait->start + opens;
         }
         if (age < closes) {
-            if (!wait->closed_in) {
-                wait->closed_in = true;
-                atomic_fetch_add(&counters[WAITS_PREDICTED], 1);
-                if (returns) {
-                    give_back(line, wait->start + closes);
-                    return NEVER;
-                }
+            if (!wait->closed_in) atomic_fetch_add(&counters[WAITS_PREDICTED], 1);
+            wait->closed_in = true;
+            if (returns && age >= calls) {
+                give_back(line, wait->start + closes);
+                return NEVER;
             }
             int64_t step = outlook.spread / STEP_SHARE;
-            return now + (step < BUSY_STEP ? CLOSE_LOOK : step);
+            if (step < BUSY_STEP) step = CLOSE_LOOK;
+            return returns && age + step > calls ? wait->start + calls : now + step;
         }
     }
     if (wait->mode == WAIT_AUTO && age >= SLEEP_AFTER) {
@@ -488,7 +493,7 @@ static int look_at(struct line *line, int64_t now) {
             int64_t free_since = line->free_since;
             int64_t start = line->ordered && free_since > wait->began ? free_since : wait->began;
             struct outlook outlook = outlook_of(line);
-            if (outlook.good && !wait->closed_in && end - start > outlook.mean - outlook.lead) learn_approach(line, true, 0);
+            if (outlook.good && !wait->given_back && active_count <= MANY && end - start > outlook.mean - outlook.lead) learn_approach(line, true, 0);
             learn(line, end - start);
             learnt = true;
         }
@@ -522,9 +527,9 @@ int64_t waits_look(int64_t now) {
         }
     }
     if (looks) atomic_fetch_add(&counters[LOOKS], looks);
-    /* With many lines a pass takes its time: the more queries, the longer until the next, which then finds more ended. */
-    int64_t earliest = now + (active_count > FEW ? active_count : looks) * LOOK_SHARE;
-    return looks > 1 && next < earliest ? earliest : next;
+    /* With many lines a pass takes its time: the more there are, the longer until the next, which then finds more to do. */
+    int64_t earliest = active_count > FEW ? now + active_count * LOOK_SHARE : now;
+    return next < earliest ? earliest : next;
 }
 
 /* The context has failed: so have all waits in it, and a host function of theirs never comes. */
