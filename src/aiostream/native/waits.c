@@ -51,7 +51,7 @@ struct line {
     _Atomic unsigned busy;  /* waits in a row that were not ready at once; any thread, and a lost one does not matter */
     _Atomic int64_t free_since; /* when the latest wait ended: the work of the next one began no earlier; by whoever saw it */
     /* The watcher's alone: */
-    struct wait *first, *last;      /* in the order in which they came */
+    struct wait *first, *last;      /* in the order of their records; where there is none, in which they came */
     struct line *next, *previous;   /* the lines with waits */
     int64_t next_look;
     bool fresh; /* its first wait has only just begun: not worth a query yet */
@@ -326,7 +326,17 @@ void wait_drop(struct wait *wait) {
 
 bool waits_arrived(void) { return atomic_load(&arrivals) != NULL; }
 
-static int64_t schedule(struct line *line, int64_t now);
+/* In the order of the records, which is that of their ends, and not of the arrivals: a wait that spun, or was given back, comes
+ * late. Its opening tells where it belongs; nearly always at the end. */
+static void insert(struct line *line, struct wait *wait) {
+    struct wait **link = &line->first;
+    if (!line->ordered || line->last->opened < wait->opened) link = &line->last->next;
+    else
+        while ((*link)->opened < wait->opened) link = &(*link)->next;
+    wait->next = *link;
+    *link = wait;
+    if (!wait->next) line->last = wait;
+}
 
 static void take_arrivals(int64_t now) {
     struct wait *wait = atomic_exchange(&arrivals, NULL), *oldest = NULL;
@@ -342,9 +352,9 @@ static void take_arrivals(int64_t now) {
         struct line *line = wait->line;
         line->next_look = now;
         if (line->first) {
-            line->last->next = wait;
+            insert(line, wait);
         } else {
-            line->first = wait;
+            line->first = line->last = wait;
             line->previous = NULL;
             line->next = active;
             if (active) active->previous = line;
@@ -352,7 +362,6 @@ static void take_arrivals(int64_t now) {
             active_count++;
             line->fresh = now - wait->began < FIRST_LOOK;
         }
-        line->last = wait;
     }
 }
 
