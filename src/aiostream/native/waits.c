@@ -86,6 +86,7 @@ static struct wait *pools[MAX_CONTEXTS];                      /* by the probe's 
 static _Atomic(struct wait *) arrivals; /* pushed by any thread, taken whole by the watcher */
 static struct line *active;             /* the watcher's alone, as these two */
 static struct wait *lingering;
+static _Atomic bool reached; /* a host function has run; set by the driver's thread, taken by the watcher */
 static int active_count;
 static _Atomic bool predicting = true;
 
@@ -324,7 +325,7 @@ void wait_drop(struct wait *wait) {
 
 /* ------------------------------------------------------------------------------------------------ the watcher's side */
 
-bool waits_arrived(void) { return atomic_load(&arrivals) != NULL; }
+bool waits_arrived(void) { return atomic_load(&arrivals) != NULL || atomic_load(&reached); }
 
 /* In the order of the records, which is that of their ends, and not of the arrivals: a wait that spun, or was given back, comes
  * late. Its opening tells where it belongs; nearly always at the end. */
@@ -405,7 +406,10 @@ static void on_reached(struct sleep *sleep) {
     struct wait *wait = (struct wait *)sleep;
     atomic_store(&wait->ended, now_ns());
     if (!atomic_exchange(&wait->fired, true) && wait->ticket) point_fire(wait->ticket, STATUS_UNPROVED);
-    watcher_wake_before(0); /* later waits of the line may have become its oldest */
+    /* Later waits of the line may be over too, and nobody looks at them before this one is out of the way. The line itself is
+     * not touched here: if the context has failed meanwhile it may be gone. */
+    atomic_store(&reached, true);
+    watcher_wake_before(0);
 }
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most) { return value < least ? least : value > most ? most : value; }
@@ -514,12 +518,20 @@ static int look_at(struct line *line, int64_t now) {
     return looks;
 }
 
+static bool has_fired(const struct line *line) {
+    for (struct wait *wait = line->first; wait; wait = wait->next)
+        if (atomic_load(&wait->fired)) return true;
+    return false;
+}
+
 int64_t waits_look(int64_t now) {
-    if (waits_arrived()) take_arrivals(now);
+    bool some_reached = atomic_exchange(&reached, false);
+    if (atomic_load(&arrivals)) take_arrivals(now);
     int64_t next = look_at_lingering(now);
     int looks = 0;
     for (struct line *line = active, *following; line; line = following) {
         following = line->next;
+        if (some_reached && has_fired(line)) line->next_look = now;
         if (line->next_look <= now) {
             atomic_fetch_add(&line->refs, 1); /* its last wait may be its last user */
             if (!line->fresh) looks += look_at(line, now);
