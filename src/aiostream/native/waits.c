@@ -373,13 +373,27 @@ static void deactivate(struct line *line) {
     active_count--;
 }
 
+/* It is over, and its host function has yet to run. Until then it counts as pending, because the context may fail before, and
+ * the health of a context is read only while something is. */
+static void linger(struct wait *wait) {
+    probe_add_pending(wait->sleep.probe);
+    wait->next = lingering;
+    lingering = wait;
+}
+
+/* Its context has failed: its host function will hardly come, but if it does it finds the record as it was. */
+static void abandon(struct wait *wait) {
+    sleeper_forget(&wait->sleep);
+    lose(wait);
+}
+
 static void settle(struct wait *wait, int status) {
     if (!atomic_exchange(&wait->fired, true) && wait->ticket) point_fire(wait->ticket, status);
     atomic_store(&wait->sleep.unwanted, true);
     int state = atomic_load(&wait->sleep.state);
     if (state == SLEEP_REQUESTED || state == SLEEP_ARMED) {
-        wait->next = lingering;
-        lingering = wait;
+        if (status == CUDA_SUCCESS) linger(wait);
+        else abandon(wait);
         return;
     }
     sleeper_release(&wait->sleep);
@@ -396,6 +410,7 @@ static int64_t look_at_lingering(int64_t now) {
             continue;
         }
         *link = wait->next;
+        probe_drop_pending(wait->sleep.probe);
         sleeper_release(&wait->sleep);
         recycle(wait);
     }
@@ -575,7 +590,7 @@ void waits_fail(struct probe *probe, int status) {
             continue;
         }
         *link = wait->next;
-        sleeper_forget(&wait->sleep);
-        lose(wait);
+        probe_drop_pending(wait->sleep.probe);
+        abandon(wait);
     }
 }
