@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiostream import _loops
+from aiostream import _loops, hostfunc, interop
 from aiostream.futures import Completion
 
 checkpoint = _loops.checkpoint
@@ -32,3 +32,8 @@ async def wait_for(completion: Completion) -> None:
     except BaseException:
         completion.cancel()
         raise
+
+
+async def synchronize(reference: interop.StreamReference) -> None:
+    """Waits, without blocking the loop, until all work that is on the stream now is done; see `Stream.synchronize_async`."""
+    await wait_for(hostfunc.arm_completion(reference.handle, reference.context, reference.name))
