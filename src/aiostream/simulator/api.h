@@ -3,17 +3,26 @@
 #define AIOSTREAM_SIMULATOR_API_H
 
 #include "driver.h"
+#include "graph.h"
 
 /* capture.c */
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode);
 EXPORT CUresult cuStreamBeginCapture(CUstream handle);
+EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle, const CUgraphNode *nodes,
+    const void *edges, size_t count, int mode);
+EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream handle, int mode, CUgraph graph_handle, CUrecaptureFn function,
+    void *user_data);
 EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out);
 EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status);
 EXPORT CUresult cuStreamGetCaptureInfo(CUstream handle, int *status, uint64_t *id);
-EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id, CUgraph *graph, const
-    CUgraphNode **nodes, size_t *count);
-EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream handle, int *status, uint64_t *id, CUgraph *graph, const
-    CUgraphNode **nodes, const void **edges, size_t *count);
+EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id, CUgraph *graph,
+    const CUgraphNode **nodes, size_t *count);
+EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream handle, int *status, uint64_t *id, CUgraph *graph,
+    const CUgraphNode **nodes, const void **edges, size_t *count);
+EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, const CUgraphNode *nodes, size_t count,
+    unsigned flags);
+EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, const CUgraphNode *nodes, const void *edges,
+    size_t count, unsigned flags);
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode);
 
 /* context.c */
@@ -111,9 +120,16 @@ EXPORT CUresult cuEventElapsedTime(float *out, CUevent start, CUevent end);
 /* graph.c */
 EXPORT CUresult cuGraphCreate(CUgraph *out, unsigned flags);
 EXPORT CUresult cuGraphDestroy(CUgraph handle);
+EXPORT CUresult cuGraphClone(CUgraph *out, CUgraph handle);
+EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode handle, CUgraph clone_handle);
+EXPORT CUresult cuGraphDestroyNode(CUgraphNode handle);
 EXPORT CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count);
 EXPORT CUresult cuGraphGetRootNodes(CUgraph handle, CUgraphNode *nodes, size_t *count);
 EXPORT CUresult cuGraphNodeGetType(CUgraphNode handle, int *out);
+EXPORT CUresult cuGraphGetId(CUgraph handle, unsigned *out);
+EXPORT CUresult cuGraphNodeGetLocalId(CUgraphNode handle, unsigned *out);
+EXPORT CUresult cuGraphNodeGetContainingGraph(CUgraphNode handle, CUgraph *out);
+EXPORT CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned flags);
 
 /* kernels.c */
 EXPORT CUresult aiostream_sim_register_kernel(const char *name, void (*function)(void **), const unsigned *sizes,
@@ -175,15 +191,120 @@ EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *out);
 EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *out);
 EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *out, void **green);
 EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out);
+EXPORT CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *out);
 EXPORT CUresult cuStreamQuery(CUstream handle);
 EXPORT CUresult cuStreamSynchronize(CUstream handle);
+EXPORT CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *user_data, unsigned sync_mode);
 EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_data);
 EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *user_data, unsigned flags);
 EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes, unsigned flags);
+
+/* attributes.c */
+EXPORT CUresult cuStreamGetAttribute(CUstream handle, int which, void *out);
+EXPORT CUresult cuStreamSetAttribute(CUstream handle, int which, const void *value);
+EXPORT CUresult cuStreamCopyAttributes(CUstream to_handle, CUstream from_handle);
+EXPORT CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, int which, void *out);
+EXPORT CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, int which, const void *value);
+EXPORT CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to_handle, CUgraphNode from_handle);
+
+/* dependencies.c */
+EXPORT CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count);
+EXPORT CUresult cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, const
+    void *edges, size_t count);
+EXPORT CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t
+    count);
+EXPORT CUresult cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, const
+    void *edges, size_t count);
+EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count);
+EXPORT CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, void *edges, size_t *count);
+EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *count);
+EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nodes, void *edges, size_t *count);
+EXPORT CUresult cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode *nodes, size_t *count);
+EXPORT CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *nodes, void *edges, size_t *count);
+
+/* executable.c */
+EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags);
+EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph_handle, struct instantiate_params
+    *params);
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec handle);
+EXPORT CUresult cuGraphExecGetFlags(CUgraphExec handle, uint64_t *out);
+EXPORT CUresult cuGraphExecGetId(CUgraphExec handle, unsigned *out);
+EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec handle, CUgraph graph_handle, struct update_info *info);
+EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec handle, CUgraphNode node, const struct kernel_params
+    *params);
+EXPORT CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec handle, CUgraphNode node, const struct copy_params *params,
+    CUcontext context);
+EXPORT CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec handle, CUgraphNode node, const struct fill_params *params,
+    CUcontext context);
+EXPORT CUresult cuGraphExecHostNodeSetParams(CUgraphExec handle, CUgraphNode node, const struct host_params *params);
+EXPORT CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec handle, CUgraphNode node, CUgraph child);
+EXPORT CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec handle, CUgraphNode node, CUevent event);
+EXPORT CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec handle, CUgraphNode node, CUevent event);
+EXPORT CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec handle, CUgraphNode node, const struct words_params
+    *params);
+EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec handle, CUgraphNode node, const struct node_params *params);
+EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec handle, CUgraphNode node_handle, unsigned enabled);
+EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec handle, CUgraphNode node_handle, unsigned *out);
+
+/* launch.c */
+EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle);
+EXPORT CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle);
+
+/* memop.c */
 EXPORT CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags);
 EXPORT CUresult cuStreamWaitValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value, unsigned flags);
 EXPORT CUresult cuStreamWriteValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags);
 EXPORT CUresult cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value, unsigned flags);
+EXPORT CUresult cuStreamBatchMemOp_v2(CUstream handle, unsigned count, const union word_params *words,
+    unsigned flags);
+
+/* nodes.c */
+EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+    const struct kernel_params *params);
+EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+    const struct copy_params *params, CUcontext context);
+EXPORT CUresult cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+    const struct fill_params *params, CUcontext context);
+EXPORT CUresult cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+    const struct host_params *params);
+EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+    CUgraph child);
+EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count);
+EXPORT CUresult cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+    CUevent event);
+EXPORT CUresult cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+    CUevent event);
+EXPORT CUresult cuGraphAddBatchMemOpNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+    const struct words_params *params);
+EXPORT CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, const struct
+    node_params *params);
+EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, const void *edges,
+    size_t count, const struct node_params *params);
+EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, struct kernel_params *out);
+EXPORT CUresult cuGraphNodeGetParams(CUgraphNode node, struct node_params *out);
+EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const struct kernel_params *params);
+EXPORT CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const struct copy_params *params);
+EXPORT CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const struct fill_params *params);
+EXPORT CUresult cuGraphHostNodeSetParams(CUgraphNode node, const struct host_params *params);
+EXPORT CUresult cuGraphEventRecordNodeSetEvent(CUgraphNode node, CUevent event);
+EXPORT CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event);
+EXPORT CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode node, const struct words_params *params);
+EXPORT CUresult cuGraphNodeSetParams(CUgraphNode node, const struct node_params *params);
+EXPORT CUresult cuGraphMemcpyNodeGetParams(CUgraphNode node, struct copy_params *out);
+EXPORT CUresult cuGraphMemsetNodeGetParams(CUgraphNode node, struct fill_params *out);
+EXPORT CUresult cuGraphHostNodeGetParams(CUgraphNode node, struct host_params *out);
+EXPORT CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *out);
+EXPORT CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode node, CUevent *out);
+EXPORT CUresult cuGraphEventWaitNodeGetEvent(CUgraphNode node, CUevent *out);
+EXPORT CUresult cuGraphBatchMemOpNodeGetParams(CUgraphNode node, struct words_params *out);
+
+/* userobject.c */
+EXPORT CUresult cuUserObjectCreate(CUuserObject *out, void *pointer, CUhostFn destroy, unsigned count,
+    unsigned flags);
+EXPORT CUresult cuUserObjectRetain(CUuserObject handle, unsigned count);
+EXPORT CUresult cuUserObjectRelease(CUuserObject handle, unsigned count);
+EXPORT CUresult cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count, unsigned flags);
+EXPORT CUresult cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count);
 
 /* copy.c, for the per-thread forms of perthread.c: synchronous, on a stream of choice; hidden */
 CUresult copy_now(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes);
@@ -247,5 +368,21 @@ EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned grid_x, unsign
     block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters, void **extra);
 EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void
     **extra);
+EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream handle, CUgraph graph_handle, const CUgraphNode *nodes,
+    const void *edges, size_t count, int mode);
+EXPORT CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream handle, int mode, CUgraph graph_handle, CUrecaptureFn
+    function, void *user_data);
+EXPORT CUresult cuStreamUpdateCaptureDependencies_ptsz(CUstream handle, const CUgraphNode *nodes, size_t count,
+    unsigned flags);
+EXPORT CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream handle, const CUgraphNode *nodes, const void
+    *edges, size_t count, unsigned flags);
+EXPORT CUresult cuStreamGetAttribute_ptsz(CUstream handle, int which, void *out);
+EXPORT CUresult cuStreamSetAttribute_ptsz(CUstream handle, int which, const void *value);
+EXPORT CUresult cuStreamCopyAttributes_ptsz(CUstream to_handle, CUstream from_handle);
+EXPORT CUresult cuStreamBatchMemOp_v2_ptsz(CUstream handle, unsigned count, const union word_params *words, unsigned
+    flags);
+EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec handle, CUstream stream_handle);
+EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec handle, CUstream stream_handle);
+EXPORT CUresult cuLaunchHostFunc_v2_ptsz(CUstream handle, CUhostFn function, void *user_data, unsigned sync_mode);
 
 #endif

@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include "api.h"
+#include "graph.h"
 
 #include <stdlib.h>
 
@@ -9,8 +10,10 @@ enum { GLOBAL = 0, THREAD_LOCAL = 1, RELAXED = 2 };
 
 void capture_release(struct capture *capture)
 {
-    if (--capture->references == 0 && capture->ended)
-        free(capture);
+    if (--capture->references > 0 || !capture->ended)
+        return;
+    dependencies_clear(&capture->excused);
+    free(capture);
 }
 
 void capture_invalidate(struct capture *capture)
@@ -51,14 +54,18 @@ CUresult capture_forbids_legacy(struct stream *stream)
     return code;
 }
 
-/* For cuStreamGetFlags, GetId and GetDevice, which an H200's driver takes for unsupported work on the stream itself. */
-CUresult capture_forbids_question(struct stream *stream)
+/* What cannot be done to a stream that captures; trying ruins the capture. */
+CUresult capture_unsupported(struct stream *stream)
 {
-    if (stream->capture == NULL)
-        return OK;
     CUresult code = stream->capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_UNSUPPORTED;
     capture_invalidate(stream->capture);
     return code;
+}
+
+/* For cuStreamGetFlags, GetId and GetDevice, which an H200's driver takes for unsupported work on the stream itself. */
+CUresult capture_forbids_question(struct stream *stream)
+{
+    return stream->capture != NULL ? capture_unsupported(stream) : OK;
 }
 
 /* For cuStreamQuery and cuStreamSynchronize: never of a stream that captures, and else potentially unsafe. */
@@ -72,35 +79,75 @@ CUresult capture_forbids_query(struct stream *stream)
     return code != OK ? code : capture_forbids_unsafe();
 }
 
-static void set_dependencies(struct stream *stream, struct node **nodes, size_t count)
+/* The capture in progress whose nodes go into this graph, or NULL. */
+struct capture *capture_into(const struct graph *graph)
 {
-    struct node **copy = count > 0 ? malloc(count * sizeof *copy) : NULL;
-    for (size_t i = 0; i < count; i++)
-        copy[i] = nodes[i];
-    free(stream->dependencies);
-    stream->dependencies = copy;
-    stream->dependency_count = count;
+    for (struct capture *capture = sim.captures; capture != NULL; capture = capture->next)
+        if (capture->graph == graph)
+            return capture;
+    return NULL;
 }
 
-static void add_dependency(struct stream *stream, struct node *node)
+/* A node that the program has cut off itself need not be joined. */
+void capture_excuse(struct capture *capture, struct node *node)
 {
-    for (size_t i = 0; i < stream->dependency_count; i++)
-        if (stream->dependencies[i] == node)
-            return;
-    stream->dependencies = realloc(stream->dependencies, (stream->dependency_count + 1) * sizeof node);
-    stream->dependencies[stream->dependency_count++] = node;
+    dependencies_add(&capture->excused, node, NULL);
+}
+
+static void depend_on(struct stream *stream, struct node *node)
+{
+    dependencies_clear(&stream->dependencies);
+    dependencies_add(&stream->dependencies, node, NULL);
+}
+
+CUresult capture_add_node(struct stream *stream, struct node *node)
+{
+    struct capture *capture = stream->capture;
+    if (capture->invalid) {
+        node_free(node);
+        return CAPTURE_INVALIDATED;
+    }
+    if (node->type == NODE_KERNEL)
+        node->attributes = stream->attributes;
+    struct graph *graph = capture->graph;
+    if (capture->recapture != NULL) {
+        struct node *again;
+        CUresult code = recapture_node(stream, node, &again);
+        if (code == OK)
+            depend_on(stream, again);
+        return code;
+    }
+    CUresult code = graph_link(graph, node, &stream->dependencies);
+    if (code == OK)
+        depend_on(stream, node);
+    return code;
+}
+
+/* As cuGraphMemcpyNodeGetParams tells it. */
+static struct copy_end copy_end_at(const void *at)
+{
+    const struct allocation *found = find_allocation(at);
+    struct copy_end end = {.type = found != NULL && found->kind != MEMORY_HOST && found->kind != MEMORY_REGISTERED ? 2 : 1};
+    if (end.type == 2)
+        end.device = (uintptr_t)at;
+    else
+        end.host = (void *)(uintptr_t)at;
+    return end;
 }
 
 CUresult capture_add(struct stream *stream, struct op *op, int type)
 {
-    struct capture *capture = stream->capture;
-    if (capture->invalid) {
-        op_free(op);
-        return CAPTURE_INVALIDATED;
-    }
-    struct node *node = graph_add(capture->graph, type, op, stream->dependencies, stream->dependency_count);
-    set_dependencies(stream, &node, 1);
-    return OK;
+    struct node *node = node_new(type);
+    node_add_op(node, op);
+    if (type != NODE_HOST && type != NODE_EMPTY)
+        node->context = stream->context;
+    if (type == NODE_KERNEL)
+        node_tell_kernel(node);
+    if (type == NODE_COPY)
+        node->copy = (struct copy_params){copy_end_at(op->u.copy.from), copy_end_at(op->u.copy.to), op->u.copy.bytes, 1, 1};
+    if (type == NODE_FILL)
+        node->fill = (struct fill_params){(uintptr_t)op->u.fill.to, 0, op->u.fill.value, op->u.fill.width, op->u.fill.count, 1, NULL};
+    return capture_add_node(stream, node);
 }
 
 /* Recorded under capture, an event stands for the nodes that came before it, and makes no node itself. */
@@ -114,10 +161,7 @@ CUresult capture_record(struct stream *stream, struct event *event)
     event->marker = NULL;
     event->capture = stream->capture;
     event->capture->references++;
-    event->nodes = malloc((stream->dependency_count + 1) * sizeof *event->nodes);
-    for (size_t i = 0; i < stream->dependency_count; i++)
-        event->nodes[i] = stream->dependencies[i];
-    event->node_count = stream->dependency_count;
+    dependencies_set(&event->dependencies, &stream->dependencies);
     return OK;
 }
 
@@ -125,7 +169,7 @@ static void join(struct stream *stream, struct capture *capture)
 {
     stream->capture = capture;
     capture->references++;
-    set_dependencies(stream, NULL, 0);
+    dependencies_clear(&stream->dependencies);
 }
 
 CUresult capture_wait(struct stream *stream, struct event *event)
@@ -154,35 +198,44 @@ CUresult capture_wait(struct stream *stream, struct event *event)
     }
     if (into == NULL)
         join(stream, from);
-    for (size_t i = 0; i < event->node_count; i++)
-        add_dependency(stream, event->nodes[i]);
+    for (size_t i = 0; i < event->dependencies.count; i++)
+        dependencies_add(&stream->dependencies, event->dependencies.nodes[i], &event->dependencies.edges[i]);
     return OK;
 }
 
 /* --- beginning and ending --- */
 
-EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode)
+static CUresult can_begin(CUstream handle, int mode, struct stream **out)
 {
-    ENTER(cuStreamBeginCapture, 0);
-    struct stream *stream;
-    CUresult code = mode < GLOBAL || mode > RELAXED ? INVALID_VALUE : find_stream(handle, &stream);
-    if (code == OK && stream->legacy)
+    CUresult code = mode < GLOBAL || mode > RELAXED ? INVALID_VALUE : find_stream(handle, out);
+    if (code == OK && (*out)->legacy)
         code = CAPTURE_UNSUPPORTED;
-    if (code == OK && stream->capture != NULL)
-        code = ILLEGAL_STATE;
-    if (code != OK)
-        return leave(code);
+    return code == OK && (*out)->capture != NULL ? ILLEGAL_STATE : code;
+}
+
+static struct capture *begin(struct stream *stream, int mode, struct graph *graph)
+{
     struct capture *capture = calloc(1, sizeof *capture);
     capture->id = ++sim.next_id;
     capture->mode = mode;
     capture->owner = pthread_self();
     capture->origin = stream;
     capture->context = stream->context;
-    capture->graph = graph_new();
+    capture->graph = graph;
     capture->next = sim.captures;
     sim.captures = capture;
     join(stream, capture);
-    return leave(OK);
+    return capture;
+}
+
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode)
+{
+    ENTER(cuStreamBeginCapture, 0);
+    struct stream *stream;
+    CUresult code = can_begin(handle, mode, &stream);
+    if (code == OK)
+        begin(stream, mode, graph_new(false));
+    return leave(code);
 }
 
 /* Before CUDA 10.1 there was one mode. */
@@ -191,25 +244,87 @@ EXPORT CUresult cuStreamBeginCapture(CUstream handle)
     return cuStreamBeginCapture_v2(handle, GLOBAL);
 }
 
-static void reach(struct node *node)
+/* A graph that a program owns, and that no other capture is at work on. */
+static CUresult find_graph(CUgraph handle, struct graph **out)
 {
-    if (node->reached)
-        return;
-    node->reached = true;
-    for (size_t i = 0; i < node->dependency_count; i++)
-        reach(node->dependencies[i]);
+    *out = object_find(handle, OBJECT_GRAPH);
+    if (*out == NULL)
+        return INVALID_HANDLE;
+    return capture_into(*out) == NULL ? OK : ILLEGAL_STATE;
+}
+
+EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle, const CUgraphNode *nodes, const void *edges,
+                                            size_t count, int mode)
+{
+    ENTER(cuStreamBeginCaptureToGraph, 0);
+    struct stream *stream;
+    struct graph *graph;
+    struct dependencies dependencies;
+    CUresult code = can_begin(handle, mode, &stream);
+    if (code == OK)
+        code = find_graph(graph_handle, &graph);
+    if (code == OK)
+        code = dependencies_read(graph, nodes, edges, count, &dependencies);
+    if (code != OK)
+        return leave(code);
+    begin(stream, mode, graph)->borrowed = true;
+    stream->dependencies = dependencies;
+    return leave(OK);
+}
+
+EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream handle, int mode, CUgraph graph_handle, CUrecaptureFn function,
+                                              void *user_data)
+{
+    ENTER(cuStreamBeginRecaptureToGraph, 0);
+    struct stream *stream;
+    struct graph *graph;
+    CUresult code = can_begin(handle, mode, &stream);
+    if (code == OK)
+        code = find_graph(graph_handle, &graph);
+    if (code != OK)
+        return leave(code);
+    struct capture *capture = begin(stream, mode, graph);
+    capture->borrowed = true;
+    capture->recapture = recapture_new(function, user_data);
+    holdings_release(graph);
+    return leave(OK);
+}
+
+/* Marks the nodes and all that they come after. Without recursion: chains may be long. */
+static void reach(const struct dependencies *from, uint64_t mark)
+{
+    struct node **todo = NULL;
+    size_t count = 0, space = 0;
+    for (size_t i = 0;; i++) {
+        while (i == from->count) {
+            if (count == 0) {
+                free(todo);
+                return;
+            }
+            from = &todo[--count]->before;
+            i = 0;
+        }
+        if (from->nodes[i]->mark == mark)
+            continue;
+        from->nodes[i]->mark = mark;
+        if (count == space) {
+            space = space ? space * 2 : 64;
+            todo = realloc(todo, space * sizeof *todo);
+        }
+        todo[count++] = from->nodes[i];
+    }
 }
 
 /* Whether all that other streams did in the capture comes before where its origin stands now. */
 static bool joined(const struct capture *capture)
 {
-    const struct stream *origin = capture->origin;
-    for (size_t i = 0; i < origin->dependency_count; i++)
-        reach(origin->dependencies[i]);
-    for (const struct stream *stream = origin->context->streams; stream != NULL; stream = stream->next)
-        if (stream->capture == capture)
-            for (size_t i = 0; i < stream->dependency_count; i++)
-                if (!stream->dependencies[i]->reached)
+    uint64_t mark = ++sim.next_id;
+    reach(&capture->origin->dependencies, mark);
+    reach(&capture->excused, mark);
+    for (size_t c = 0; c < sim.context_count; c++)
+        for (const struct stream *stream = sim.contexts[c]->streams; stream != NULL; stream = stream->next)
+            for (size_t i = 0; stream->capture == capture && i < stream->dependencies.count; i++)
+                if (stream->dependencies.nodes[i]->mark != mark)
                     return false;
     return true;
 }
@@ -218,7 +333,7 @@ static void detach(struct stream *stream)
 {
     struct capture *capture = stream->capture;
     stream->capture = NULL;
-    set_dependencies(stream, NULL, 0);
+    dependencies_clear(&stream->dependencies);
     capture_release(capture);
 }
 
@@ -234,6 +349,8 @@ static void end(struct capture *capture)
         for (struct stream *stream = sim.contexts[c]->streams; stream != NULL; stream = stream->next)
             if (stream->capture == capture)
                 detach(stream);
+    free(capture->recapture);
+    capture->recapture = NULL;
     capture->ended = true;
     capture_release(capture);
 }
@@ -249,7 +366,8 @@ void capture_forget_stream(struct stream *stream)
         detach(stream);
         return;
     }
-    graph_free(capture->graph);
+    if (!capture->borrowed)
+        graph_free(capture->graph);
     capture->graph = NULL;
     end(capture);
 }
@@ -271,8 +389,10 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
         return leave(CAPTURE_UNMATCHED);
     }
     code = capture->invalid ? CAPTURE_INVALIDATED : joined(capture) ? OK : CAPTURE_UNJOINED;
+    if (code == OK && capture->recapture != NULL)
+        code = recapture_end(capture);
     *out = code == OK ? capture->graph : NULL;
-    if (code != OK)
+    if (code != OK && !capture->borrowed)
         graph_free(capture->graph);
     capture->graph = NULL;
     end(capture);
@@ -301,27 +421,26 @@ EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status)
     return leave(state(handle, status, &stream));
 }
 
-/* All forms; what the caller does not ask for is NULL. Edges carry no data here. */
-static CUresult information(CUstream handle, int *status, uint64_t *id, CUgraph *graph, struct node ***dependencies,
-                            const void **edges, size_t *count)
+/* All forms; what the caller does not ask for is NULL. The arrays are ours, and good until the stream's next call. */
+static CUresult information(CUstream handle, int *status, uint64_t *id, CUgraph *graph, struct node ***nodes, const void **edges,
+                            size_t *count)
 {
     struct stream *stream;
-    CUresult code = state(handle, status, &stream);
+    CUresult code = edges != NULL && nodes == NULL ? INVALID_VALUE : state(handle, status, &stream);
     if (code != OK || *status != 1)
         return code;
-    static const uint64_t plain_edges[1024]; /* eight bytes of zeros each: the default edge */
-    if (edges != NULL && stream->dependency_count > 1024)
-        return NOT_SUPPORTED;
+    if (nodes != NULL && edges == NULL && !edges_plain(&stream->dependencies))
+        return LOSSY_QUERY;
     if (id != NULL)
         *id = stream->capture->id;
     if (graph != NULL)
         *graph = stream->capture->graph;
-    if (dependencies != NULL)
-        *dependencies = stream->dependencies;
+    if (nodes != NULL)
+        *nodes = stream->dependencies.nodes;
     if (edges != NULL)
-        *edges = plain_edges;
+        *edges = stream->dependencies.edges;
     if (count != NULL)
-        *count = stream->dependency_count;
+        *count = stream->dependencies.count;
     return OK;
 }
 
@@ -343,6 +462,45 @@ EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream handle, int *status, uint64_t
 {
     ENTER(cuStreamGetCaptureInfo, 0);
     return leave(information(handle, status, id, graph, (struct node ***)nodes, edges, count));
+}
+
+/* --- changing what the next node comes after --- */
+
+static CUresult update(CUstream handle, const CUgraphNode *nodes, const struct edge *edges, size_t count, unsigned flags)
+{
+    struct stream *stream;
+    struct dependencies given;
+    CUresult code = flags > 1 ? INVALID_VALUE : find_stream(handle, &stream);
+    if (code == OK && stream->capture == NULL)
+        code = ILLEGAL_STATE;
+    if (code == OK && stream->capture->invalid)
+        code = CAPTURE_INVALIDATED;
+    if (code == OK)
+        code = dependencies_read(stream->capture->graph, nodes, edges, count, &given);
+    if (code != OK)
+        return leave(code);
+    if (flags == 1) {
+        for (size_t i = 0; i < stream->dependencies.count; i++)
+            capture_excuse(stream->capture, stream->dependencies.nodes[i]);
+        dependencies_clear(&stream->dependencies);
+    }
+    for (size_t i = 0; i < given.count; i++)
+        dependencies_add(&stream->dependencies, given.nodes[i], &given.edges[i]);
+    dependencies_clear(&given);
+    return leave(OK);
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, const CUgraphNode *nodes, size_t count, unsigned flags)
+{
+    ENTER(cuStreamUpdateCaptureDependencies, 0);
+    return update(handle, nodes, NULL, count, flags);
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, const CUgraphNode *nodes, const void *edges, size_t count,
+                                                     unsigned flags)
+{
+    ENTER(cuStreamUpdateCaptureDependencies, 0);
+    return update(handle, nodes, edges, count, flags);
 }
 
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode)

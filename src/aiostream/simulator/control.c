@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include "api.h"
+#include "graph.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -151,6 +152,7 @@ EXPORT CUresult aiostream_sim_recover(void)
     while (sim.captures != NULL)
         capture_forget_stream(sim.captures->origin);
     host_wait_empty();
+    user_objects_wait();
     sim.sticky = OK;
     return leave(OK);
 }

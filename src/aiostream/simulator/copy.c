@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include "api.h"
+#include "graph.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -21,8 +22,7 @@ static CUresult put(struct stream *stream, struct op *op, int node_type, bool wa
     if (stream->capture != NULL) {
         if (wait) {
             op_free(op);
-            capture_invalidate(stream->capture);
-            return CAPTURE_UNSUPPORTED;
+            return capture_unsupported(stream);
         }
         return capture_add(stream, op, node_type);
     }
@@ -54,7 +54,9 @@ static CUresult copy(CUstream handle, void *to, int to_side, const void *from, i
     op->u.copy.to = to;
     op->u.copy.from = snapshot ? op->payload : from;
     op->u.copy.bytes = bytes;
-    return leave(put(stream, op, 1, wait || (!captured && find_allocation(to) == NULL)));
+    op->u.copy.known_to = find_allocation(to) != NULL;
+    op->u.copy.known_from = find_allocation(from) != NULL;
+    return leave(put(stream, op, NODE_COPY, wait || (!captured && find_allocation(to) == NULL)));
 }
 
 #define DEVICE(address) ((void *)(uintptr_t)(address))
@@ -178,7 +180,7 @@ static CUresult fill(CUstream handle, CUdeviceptr to, uint32_t value, unsigned w
     op->u.fill.value = value;
     op->u.fill.width = width;
     op->u.fill.count = count;
-    return leave(put(stream, op, 2, wait));
+    return leave(put(stream, op, NODE_FILL, wait));
 }
 
 #define FILLS(name, type, width) \

@@ -21,6 +21,8 @@ typedef int CUresult;
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef void *CUcontext, *CUstream, *CUevent, *CUmodule, *CUfunction, *CUlibrary, *CUkernel, *CUgraph, *CUgraphNode;
+typedef void *CUgraphExec, *CUuserObject, *CUgreenCtx;
+typedef CUresult (*CUrecaptureFn)(void *user_data, CUgraphNode node, const void *before, const void *now, int status);
 typedef struct { char bytes[16]; } CUuuid;
 typedef void (*CUhostFn)(void *user_data);
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *user_data);
@@ -36,11 +38,11 @@ typedef struct {
 enum {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
     INVALID_IMAGE = 200, INVALID_CONTEXT = 201, FILE_NOT_FOUND = 301, INVALID_HANDLE = 400,
-    ILLEGAL_STATE = 401, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
+    ILLEGAL_STATE = 401, LOSSY_QUERY = 402, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
     CONTEXT_IS_DESTROYED = 709, HOST_ALREADY_REGISTERED = 712, HOST_NOT_REGISTERED = 713, LAUNCH_FAILED = 719,
     NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
     CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907,
-    CAPTURE_WRONG_THREAD = 908,
+    CAPTURE_WRONG_THREAD = 908, GRAPH_EXEC_UPDATE_FAILURE = 910, GRAPH_RECAPTURE_FAILURE = 918,
 };
 
 #define STREAM_LEGACY ((CUstream)1)
@@ -49,7 +51,10 @@ enum {
 #define MAX_DEVICES 16
 #define MAX_PARAMETERS 64
 
-enum object_kind { OBJECT_STREAM = 1, OBJECT_EVENT, OBJECT_MODULE, OBJECT_LIBRARY, OBJECT_FUNCTION, OBJECT_GRAPH, OBJECT_NODE };
+enum object_kind {
+    OBJECT_STREAM = 1, OBJECT_EVENT, OBJECT_MODULE, OBJECT_LIBRARY, OBJECT_FUNCTION, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXECUTABLE,
+    OBJECT_USER,
+};
 
 /* A thread blocked in the driver. Lives on that thread's stack; whoever wakes it takes it off its list. */
 struct waiter {
@@ -74,19 +79,27 @@ enum op_kind { OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_CALLBACK, OP_RECORD, OP_
  * lock (the engine, or a host thread's queue), so nobody else may free it. */
 enum op_state { QUEUED, ARMED, BUSY };
 
-/* One item of a stream's queue. Owned by the stream from enqueue to pop; a BUSY one outlives even an abandoned stream queue. */
+/* One item of a stream's queue. Owned by the stream from enqueue to pop; a BUSY one outlives even an abandoned stream queue.
+ * A graph's node keeps ops too, as patterns: those are copied into streams and never enqueued themselves. */
 struct op {
     struct op *next;
     struct op *next_holder; /* the stream's next op that needs a hardware queue */
     struct op *next_host;   /* the next one in the context's host queue */
     struct stream *stream;  /* NULL once the stream's queue was abandoned: whoever is BUSY with it frees it */
     struct context *context;
+    struct flight *flight; /* the launch of a graph that this is a part of: a reference */
     uint64_t sequence; /* position in the order of all enqueues of the process */
     enum op_kind kind;
     enum op_state state;
+    bool counted; /* towards the stream's depth */
     union {
-        struct { const struct kernel *kernel; uint64_t end; } kernel;
-        struct { void *to; const void *from; size_t bytes; } copy; /* from == payload when it was pageable host memory */
+        struct {
+            const struct kernel *kernel;
+            uint64_t end;
+            void *function; /* what follows is only told: cuGraphKernelNodeGetParams */
+            unsigned grid[3], block[3], shared_bytes;
+        } kernel;
+        struct { void *to; const void *from; size_t bytes; bool known_to, known_from; } copy; /* from == payload: a snapshot */
         struct { void *to; uint32_t value; unsigned width; size_t count; } fill;
         struct { CUhostFn host; CUstreamCallback callback; CUstream handle; void *user_data; } host;
         struct { struct marker *marker; bool holder; } mark;
@@ -97,12 +110,30 @@ struct op {
     _Alignas(16) unsigned char payload[]; /* kernel arguments, or the snapshot of a pageable source */
 };
 
+/* As in the ABI: zeros for an ordinary edge. */
+struct edge { unsigned char from_port, to_port, type, reserved[5]; };
+
+/* What a node comes after, or the next captured node of a stream will: no node twice. Arrays apart, as the driver's API wants. */
+struct dependencies {
+    struct node **nodes;
+    struct edge *edges;
+    size_t count;
+};
+
+/* Hints that are kept, told and copied; nothing here behaves differently for them. */
+struct attributes {
+    struct { void *base; size_t bytes; float ratio; int hit, miss; } window;
+    int synchronization_policy;
+    unsigned char default_domain, remote_domain;
+    int domain, priority, cooperative;
+};
+
 struct stream {
     struct stream *next, *previous; /* all streams of the context, draining ones included */
     struct context *context;        /* for ever; a context is never freed */
     uint64_t id;                    /* never reused, unlike the handle */
     unsigned flags;
-    int priority;
+    struct attributes attributes; /* the priority is one of them */
     bool legacy, blocking; /* blocking: ordered against the legacy stream */
     bool destroyed;        /* the handle is gone; freed once the queue is empty and nobody waits */
     int references;        /* threads blocked on it */
@@ -115,18 +146,18 @@ struct stream {
     bool legacy_blocked;
     struct stream *marker_next;
     struct capture *capture; /* NULL: not capturing */
-    struct node **dependencies; /* what the next captured node depends on */
-    size_t dependency_count;
+    struct dependencies dependencies; /* what the next captured node depends on */
 };
 
+/* Outlives its handle while a graph's node refers to it. */
 struct event {
+    int references;
     unsigned flags;
     struct context *context;
     uint64_t generation; /* the context's when the event was made */
     struct marker *marker;   /* the last record; NULL: never recorded, or last recorded under capture */
     struct capture *capture; /* last recorded in this capture: a reference */
-    struct node **nodes;     /* ... behind these nodes */
-    size_t node_count;
+    struct dependencies dependencies; /* ... behind these nodes */
 };
 
 struct context {
@@ -187,19 +218,11 @@ struct capture {
     struct stream *origin;
     struct context *context;
     struct graph *graph;
+    bool borrowed; /* the graph was there before, and is never ours to free */
+    struct dependencies excused; /* nodes that need not be joined: the program itself has cut them off */
+    struct recapture *recapture; /* NULL: new nodes are added */
     struct capture *next; /* all captures that have not ended */
 };
-
-struct node {
-    struct graph *graph;
-    int type; /* CUgraphNodeType */
-    struct node **dependencies;
-    size_t dependency_count;
-    struct op *op; /* the work, ready to be copied into a stream; never enqueued itself */
-    bool reached;
-};
-
-struct graph { struct node **nodes; size_t node_count; };
 
 struct allocation {
     uintptr_t base;
@@ -277,6 +300,7 @@ extern const size_t version_count;
 
 /* --- handles.c --- */
 void *object_new(enum object_kind kind, size_t bytes);
+void object_know(void *object, enum object_kind kind); /* makes a handle of what was made otherwise */
 void object_forget(void *handle); /* the handle is unknown from here on; the memory is the caller's to free */
 void *object_find(const void *handle, enum object_kind kind);
 
@@ -298,7 +322,10 @@ void streams_forget(struct context *context);
 /* --- engine.c --- */
 struct op *op_new(enum op_kind kind, size_t payload_bytes);
 void op_free(struct op *op);
+struct op *op_copy(const struct op *pattern);
 CUresult enqueue(struct stream *stream, struct op *op); /* may block while the stream is full; owns op either way */
+CUresult enqueue_room(struct stream *stream);           /* blocks while the stream is full, which may lose it */
+void enqueue_now(struct stream *stream, struct op *op); /* never blocks */
 void make_ready(struct stream *stream);
 void op_done(struct op *op);
 void fault(CUresult code);
@@ -318,6 +345,8 @@ bool queue_blocks(struct stream *stream, const struct op *op);
 
 /* --- hostthread.c --- */
 void host_push(struct op *op);
+bool host_exiting(void);
+void start_quiet_thread(void *(*function)(void *), void *argument);
 void host_wait_idle(struct context *context);
 void host_wait_empty(void);
 
@@ -327,6 +356,10 @@ void marker_release(struct marker *marker);
 void marker_finish(struct marker *marker, uint64_t time);
 CUresult marker_wait(struct marker *marker);
 void event_forget_capture(struct event *event);
+struct event *find_event(CUevent handle);
+void event_release(struct event *event);
+struct op *event_record_op(struct event *event);
+struct op *event_wait_op(const struct event *event); /* NULL: there is nothing to wait for */
 
 /* --- memory.c --- */
 struct allocation *find_allocation(const void *address);
@@ -339,21 +372,29 @@ const struct kernel *find_kernel(const char *name, size_t length);
 void kernel_run(struct op *op);                  /* without the lock */
 bool kernel_is_timed(const struct op *op, uint64_t *duration);
 CUresult kernel_fault(const struct op *op);      /* the sticky error that it raises, or OK */
+void kernel_unpack(struct op *op, void **parameters);
 
-/* --- capture.c, graph.c --- */
+/* --- capture.c --- */
 CUresult capture_forbids_unsafe(void);
 CUresult capture_forbids_query(struct stream *stream);
 CUresult capture_forbids_question(struct stream *stream);
 CUresult capture_forbids_legacy(struct stream *stream);
-CUresult capture_add(struct stream *stream, struct op *op, int type);
+CUresult capture_add(struct stream *stream, struct op *op, int type); /* owns op */
+CUresult capture_add_node(struct stream *stream, struct node *node);  /* owns node */
 CUresult capture_record(struct stream *stream, struct event *event);
 CUresult capture_wait(struct stream *stream, struct event *event);
+CUresult capture_unsupported(struct stream *stream);
 void capture_invalidate(struct capture *capture);
+void capture_excuse(struct capture *capture, struct node *node);
+struct capture *capture_into(const struct graph *graph);
 void capture_forget_stream(struct stream *stream);
 void capture_release(struct capture *capture);
-struct graph *graph_new(void);
-struct node *graph_add(struct graph *graph, int type, struct op *op, struct node **dependencies, size_t count);
-void graph_free(struct graph *graph);
+
+/* --- attributes.c --- */
+void attributes_start(struct attributes *attributes, int priority);
+int clamped_priority(int priority);
+CUresult attribute_get(const struct attributes *attributes, unsigned allowed, int which, void *out);
+CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which, const void *value);
 
 /* --- control.c --- */
 CUresult injected_fault(struct call *call, unsigned long nth);

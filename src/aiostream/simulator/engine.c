@@ -7,6 +7,8 @@
  */
 #include "driver.h"
 
+#include "graph.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -144,7 +146,19 @@ void op_free(struct op *op)
         sim.pending--;
     if ((op->kind == OP_RECORD || op->kind == OP_WAIT_EVENT) && op->u.mark.marker != NULL)
         marker_release(op->u.mark.marker);
+    if (op->flight != NULL)
+        flight_release(op->flight);
     free(op);
+}
+
+/* Of a node's pattern, which refers to nothing that is counted. */
+struct op *op_copy(const struct op *pattern)
+{
+    struct op *op = op_new(pattern->kind, pattern->payload_bytes);
+    op->context = pattern->context;
+    op->u = pattern->u;
+    memcpy(op->payload, pattern->payload, pattern->payload_bytes);
+    return op;
 }
 
 /* Copies and fills were not measured; they travel in the same ring as launches and are counted like them. */
@@ -153,21 +167,24 @@ static bool is_launch(const struct op *op)
     return op->kind == OP_KERNEL || op->kind == OP_COPY || op->kind == OP_FILL;
 }
 
-CUresult enqueue(struct stream *stream, struct op *op)
+CUresult enqueue_room(struct stream *stream)
 {
-    bool blocks = is_launch(op) || (is_holder(op) && op->kind != OP_RECORD);
-    while (blocks && stream->launches >= LAUNCH_DEPTH) {
+    while (stream->launches >= LAUNCH_DEPTH) {
         stream->references++;
         CUresult code = wait_on(&stream->waiters, 0);
         stream->references--;
         if (code == OK && stream->destroyed)
             code = INVALID_HANDLE;
         if (code != OK) {
-            op_free(op);
             stream_release(stream);
             return code;
         }
     }
+    return OK;
+}
+
+void enqueue_now(struct stream *stream, struct op *op)
+{
     op->stream = stream;
     op->context = stream->context;
     op->sequence = ++sim.next_sequence;
@@ -177,12 +194,22 @@ CUresult enqueue(struct stream *stream, struct op *op)
     else
         stream->head = op;
     stream->tail = op;
-    stream->launches += is_launch(op);
+    stream->launches += op->counted;
     if (is_holder(op))
         queue_request(stream, op);
     if (stream->head == op)
         make_ready(stream);
-    return OK;
+}
+
+CUresult enqueue(struct stream *stream, struct op *op)
+{
+    op->counted = is_launch(op);
+    CUresult code = op->counted || (is_holder(op) && op->kind != OP_RECORD) ? enqueue_room(stream) : OK;
+    if (code == OK)
+        enqueue_now(stream, op);
+    else
+        op_free(op);
+    return code;
 }
 
 void op_done(struct op *op)
@@ -196,7 +223,7 @@ void op_done(struct op *op)
     stream->head = op->next;
     if (stream->head == NULL)
         stream->tail = NULL;
-    stream->launches -= is_launch(op);
+    stream->launches -= op->counted;
     if (is_holder(op))
         queue_release(stream, op);
     uint64_t done = stream->head != NULL ? stream->head->sequence - 1 : UINT64_MAX;
@@ -379,9 +406,32 @@ static void start_kernel(struct op *op)
         run_unlocked(op);
 }
 
+/* What a graph's work refers to may have been freed since its node was made: on a GPU that is an illegal address. */
+static bool dangles(const struct op *op)
+{
+    if (op->flight == NULL)
+        return false;
+    switch (op->kind) {
+    case OP_COPY:
+        return (op->u.copy.known_to && check_device_memory((uintptr_t)op->u.copy.to, op->u.copy.bytes) != OK) ||
+               (op->u.copy.known_from && check_device_memory((uintptr_t)op->u.copy.from, op->u.copy.bytes) != OK);
+    case OP_FILL:
+        return check_device_memory((uintptr_t)op->u.fill.to, op->u.fill.count * op->u.fill.width) != OK;
+    case OP_WAIT_VALUE:
+    case OP_WRITE_VALUE:
+        return check_device_memory((uintptr_t)op->u.word.address, op->u.word.width) != OK;
+    default:
+        return false;
+    }
+}
+
 static void start(struct op *op)
 {
     struct marker *marker;
+    if (dangles(op)) {
+        fault(ILLEGAL_ADDRESS);
+        return;
+    }
     switch (op->kind) {
     case OP_KERNEL:
         start_kernel(op);

@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include "api.h"
+#include "graph.h"
 
 #include <stdlib.h>
 
@@ -43,7 +44,7 @@ CUresult marker_wait(struct marker *marker)
 }
 
 /* An event dies with its context: a primary context that is made anew is another generation. */
-static struct event *find_live(CUevent handle)
+struct event *find_event(CUevent handle)
 {
     struct event *event = object_find(handle, OBJECT_EVENT);
     return event != NULL && event->context->active && event->generation == event->context->generation ? event : NULL;
@@ -58,6 +59,7 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags)
         code = NOT_SUPPORTED; /* between processes */
     if (code == OK) {
         struct event *event = object_new(OBJECT_EVENT, sizeof *event);
+        event->references = 1;
         event->flags = flags;
         event->context = context;
         event->generation = context->generation;
@@ -72,9 +74,17 @@ void event_forget_capture(struct event *event)
         return;
     capture_release(event->capture);
     event->capture = NULL;
-    free(event->nodes);
-    event->nodes = NULL;
-    event->node_count = 0;
+    dependencies_clear(&event->dependencies);
+}
+
+void event_release(struct event *event)
+{
+    if (--event->references > 0)
+        return;
+    event_forget_capture(event);
+    if (event->marker != NULL)
+        marker_release(event->marker);
+    free(event);
 }
 
 EXPORT CUresult cuEventDestroy_v2(CUevent handle)
@@ -84,26 +94,13 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     if (event == NULL)
         return leave(INVALID_HANDLE);
     object_forget(event);
-    event_forget_capture(event);
-    if (event->marker != NULL)
-        marker_release(event->marker);
-    free(event);
+    event_release(event);
     return leave(OK);
 }
 
-static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags)
+/* The event stands for this record from here on. */
+struct op *event_record_op(struct event *event)
 {
-    struct event *event = find_live(handle);
-    struct stream *stream;
-    CUresult code = event == NULL ? INVALID_HANDLE : flags > 1 ? INVALID_VALUE : find_stream(stream_handle, &stream);
-    if (code == OK)
-        code = capture_forbids_legacy(stream);
-    if (code == OK && event->context != stream->context)
-        code = INVALID_HANDLE;
-    if (code == OK && stream->capture != NULL)
-        return leave(flags == 1 ? NOT_SUPPORTED : capture_record(stream, event));
-    if (code != OK)
-        return leave(code);
     event_forget_capture(event);
     if (event->marker != NULL)
         marker_release(event->marker);
@@ -111,7 +108,42 @@ static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags)
     event->marker = op->u.mark.marker = marker_new();
     event->marker->references++;
     op->u.mark.holder = event->flags & 1;
-    return leave(enqueue(stream, op));
+    return op;
+}
+
+struct op *event_wait_op(const struct event *event)
+{
+    if (event->marker == NULL || event->marker->done)
+        return NULL;
+    struct op *op = op_new(OP_WAIT_EVENT, 0);
+    op->u.mark.marker = event->marker;
+    event->marker->references++;
+    return op;
+}
+
+/* With the flag for it a captured record or wait is a node that does it at every launch, for events of outside the graph. */
+static CUresult capture_event_node(struct stream *stream, struct event *event, int type)
+{
+    struct node *node = node_new(type);
+    node->event = event;
+    event->references++;
+    return capture_add_node(stream, node);
+}
+
+static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags)
+{
+    struct event *event = find_event(handle);
+    struct stream *stream;
+    CUresult code = event == NULL ? INVALID_HANDLE : flags > 1 ? INVALID_VALUE : find_stream(stream_handle, &stream);
+    if (code == OK)
+        code = capture_forbids_legacy(stream);
+    if (code == OK && event->context != stream->context)
+        code = INVALID_HANDLE;
+    if (code == OK && stream->capture != NULL)
+        return leave(flags == 1 ? capture_event_node(stream, event, NODE_RECORD_EVENT) : capture_record(stream, event));
+    if (code == OK && flags == 1)
+        code = INVALID_VALUE; /* outside of a capture the flag means nothing */
+    return leave(code == OK ? enqueue(stream, event_record_op(event)) : code);
 }
 
 EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream)
@@ -129,41 +161,39 @@ EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned
 EXPORT CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags)
 {
     ENTER(cuStreamWaitEvent, ENQUEUES);
-    struct event *event = find_live(handle);
+    struct event *event = find_event(handle);
     struct stream *stream;
     CUresult code = event == NULL ? INVALID_HANDLE : flags > 1 ? INVALID_VALUE : find_stream(stream_handle, &stream);
     if (code == OK)
         code = capture_forbids_legacy(stream);
     if (code != OK)
         return leave(code);
+    if (stream->capture != NULL && flags == 1)
+        return leave(capture_event_node(stream, event, NODE_WAIT_EVENT));
+    if (flags == 1)
+        return leave(INVALID_VALUE);
     if (event->capture != NULL || stream->capture != NULL)
-        return leave(flags == 1 ? NOT_SUPPORTED : capture_wait(stream, event));
-    if (event->marker == NULL || event->marker->done)
-        return leave(OK);
-    struct op *op = op_new(OP_WAIT_EVENT, 0);
-    op->u.mark.marker = event->marker;
-    event->marker->references++;
-    return leave(enqueue(stream, op));
+        return leave(capture_wait(stream, event));
+    struct op *op = event_wait_op(event);
+    return leave(op != NULL ? enqueue(stream, op) : OK);
 }
 
-/* An event last recorded under capture can be asked nothing, and asking ruins the capture. */
-static CUresult find_event(CUevent handle, struct event **out)
+/* One that was last recorded under capture has no time and cannot be waited for. */
+static CUresult find_free_event(CUevent handle, struct event **out)
 {
-    *out = find_live(handle);
+    *out = find_event(handle);
     if (*out == NULL)
         return INVALID_HANDLE;
-    if ((*out)->capture != NULL) {
-        capture_invalidate((*out)->capture);
-        return CAPTURED_EVENT;
-    }
-    return OK;
+    return (*out)->capture != NULL ? CAPTURED_EVENT : OK;
 }
 
 EXPORT CUresult cuEventQuery(CUevent handle)
 {
     ENTER(cuEventQuery, UNSAFE);
     struct event *event;
-    CUresult code = find_event(handle, &event);
+    CUresult code = find_free_event(handle, &event);
+    if (code == CAPTURED_EVENT)
+        code = INVALID_VALUE; /* so an H200, and the capture goes on */
     if (code == OK && event->marker != NULL && !event->marker->done)
         code = NOT_READY;
     return leave(code);
@@ -173,7 +203,7 @@ EXPORT CUresult cuEventSynchronize(CUevent handle)
 {
     ENTER(cuEventSynchronize, UNSAFE);
     struct event *event;
-    CUresult code = find_event(handle, &event);
+    CUresult code = find_free_event(handle, &event);
     if (code == OK && event->marker != NULL)
         code = marker_wait(event->marker);
     return leave(code);
@@ -183,9 +213,9 @@ EXPORT CUresult cuEventElapsedTime_v2(float *out, CUevent start_handle, CUevent 
 {
     ENTER(cuEventElapsedTime, UNSAFE);
     struct event *start, *end = NULL;
-    CUresult code = out == NULL ? INVALID_VALUE : find_event(start_handle, &start);
+    CUresult code = out == NULL ? INVALID_VALUE : find_free_event(start_handle, &start);
     if (code == OK)
-        code = find_event(end_handle, &end);
+        code = find_free_event(end_handle, &end);
     if (code == OK && (((start->flags | end->flags) & 2) || start->marker == NULL || end->marker == NULL))
         code = INVALID_HANDLE;
     if (code == OK && start->context != end->context)

@@ -41,14 +41,19 @@ static void grow(void)
     free(old);
 }
 
+void object_know(void *object, enum object_kind kind)
+{
+    if ((used + 1) * 2 > space)
+        grow();
+    put((uintptr_t)object, kind);
+}
+
 void *object_new(enum object_kind kind, size_t bytes)
 {
     void *object = calloc(1, bytes);
     if (object == NULL)
         abort();
-    if ((used + 1) * 2 > space)
-        grow();
-    put((uintptr_t)object, kind);
+    object_know(object, kind);
     return object;
 }
 

@@ -77,7 +77,13 @@ static void stop_calling(void)
     atomic_store(&exiting, true);
 }
 
-static void start_thread(struct context *context)
+bool host_exiting(void)
+{
+    return atomic_load(&exiting);
+}
+
+/* A thread that takes no signals, which are for the program's own, and that calls nothing of the user's once the process exits. */
+void start_quiet_thread(void *(*function)(void *), void *argument)
 {
     static bool registered;
     if (!registered) {
@@ -88,11 +94,10 @@ static void start_thread(struct context *context)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    if (pthread_create(&thread, NULL, host_thread, context) != 0)
+    if (pthread_create(&thread, NULL, function, argument) != 0)
         abort();
     pthread_detach(thread);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    context->host_started = true;
 }
 
 void host_push(struct op *op)
@@ -106,7 +111,8 @@ void host_push(struct op *op)
         context->host_head = op;
     context->host_tail = op;
     if (!context->host_started)
-        start_thread(context);
+        start_quiet_thread(host_thread, context);
+    context->host_started = true;
     pthread_cond_signal(&context->host_work);
 }
 

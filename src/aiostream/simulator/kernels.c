@@ -48,7 +48,7 @@ EXPORT CUresult aiostream_sim_register_kernel(const char *name, void (*function)
 }
 
 /* The payload holds the parameters one after another, each aligned to 16. */
-static void unpack(struct op *op, void **parameters)
+void kernel_unpack(struct op *op, void **parameters)
 {
     unsigned char *next = op->payload;
     const struct kernel *kernel = op->u.kernel.kernel;
@@ -108,7 +108,7 @@ static void saxpy(float a, const float *x, float *y, uint32_t count)
 void kernel_run(struct op *op)
 {
     void *parameters[MAX_PARAMETERS];
-    unpack(op, parameters);
+    kernel_unpack(op, parameters);
     const struct kernel *kernel = op->u.kernel.kernel;
     switch (kernel->builtin) {
     case SAXPY:

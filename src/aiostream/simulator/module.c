@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include "api.h"
+#include "graph.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -364,7 +365,7 @@ static const unsigned char *argument_buffer(void **extra, size_t *bytes)
     return buffer;
 }
 
-/* Arguments are copied at the launch, so the caller may let go of them when it returns. NULL: they are not all there. */
+/* Arguments are copied, so the caller may let go of them when it returns. NULL: they are not all there. */
 static struct op *pack(const struct kernel *kernel, void **parameters, void **extra)
 {
     size_t space = 0, buffer_bytes, at = 0;
@@ -393,13 +394,45 @@ static struct op *pack(const struct kernel *kernel, void **parameters, void **ex
     return op;
 }
 
-static bool valid_shape(const CUlaunchConfig *config)
+static bool valid_shape(const unsigned *grid, const unsigned *block)
 {
-    uint64_t threads = (uint64_t)config->block[0] * config->block[1] * config->block[2];
     for (int i = 0; i < 3; i++)
-        if (config->grid[i] == 0 || config->block[i] == 0 || config->block[i] > 1024 || (i > 0 && config->grid[i] > 65535))
+        if (grid[i] == 0 || block[i] == 0 || block[i] > 1024 || (i > 0 && grid[i] > 65535))
             return false;
-    return threads <= 1024 && config->grid[0] <= 0x7fffffffu && config->block[2] <= 64;
+    return (uint64_t)block[0] * block[1] * block[2] <= 1024 && grid[0] <= 0x7fffffffu && block[2] <= 64;
+}
+
+/* NULL: the shape or the arguments will not do. */
+struct op *kernel_op(const struct kernel_params *params, const struct function *function)
+{
+    if (!valid_shape(params->grid, params->block) || (params->parameters != NULL && params->extra != NULL))
+        return NULL;
+    struct op *op = pack(function->kernel, params->parameters, params->extra);
+    if (op == NULL)
+        return NULL;
+    op->u.kernel.function = params->function != NULL ? params->function : params->kernel;
+    memcpy(op->u.kernel.grid, params->grid, sizeof params->grid);
+    memcpy(op->u.kernel.block, params->block, sizeof params->block);
+    op->u.kernel.shared_bytes = params->shared_bytes;
+    return op;
+}
+
+/* The context that a function belongs to; a library's kernel goes with any. */
+static bool fits_context(const struct function *function, const struct context *context)
+{
+    const struct module *module = function->module;
+    return module->context == NULL || (module->context == context && module->generation == context->generation);
+}
+
+/* Where a kernel node runs: in the context named, or its function's own, or the current one. */
+CUresult kernel_context(const struct function *function, CUcontext handle, struct context **out)
+{
+    CUresult code;
+    if (handle == NULL && function->module->context == NULL)
+        code = current_context(out);
+    else
+        code = find_context(handle != NULL ? handle : function->module->context, out);
+    return code == OK && !fits_context(function, *out) ? INVALID_HANDLE : code;
 }
 
 static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **parameters, void **extra)
@@ -408,25 +441,23 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **p
     struct context *context;
     struct stream *stream;
     CUresult code = current_context(&context);
-    if (code == OK && function == NULL)
-        code = INVALID_HANDLE;
-    if (code == OK && function->module->context != NULL &&
-        (function->module->context != context || function->module->generation != context->generation))
+    if (code == OK && (function == NULL || !fits_context(function, context)))
         code = INVALID_HANDLE;
     if (code == OK)
         code = find_stream(config->stream, &stream);
     if (code == OK && stream->context != context)
         code = INVALID_HANDLE;
-    if (code == OK && (!valid_shape(config) || (parameters != NULL && extra != NULL)))
-        code = INVALID_VALUE;
+    struct kernel_params params = {.function = handle, .shared_bytes = config->shared_bytes, .parameters = parameters, .extra = extra};
+    memcpy(params.grid, config->grid, sizeof params.grid);
+    memcpy(params.block, config->block, sizeof params.block);
+    struct op *op = code == OK ? kernel_op(&params, function) : NULL;
     if (code == OK)
-        code = capture_forbids_legacy(stream);
+        code = op != NULL ? capture_forbids_legacy(stream) : INVALID_VALUE;
+    if (code != OK && op != NULL)
+        op_free(op);
     if (code != OK)
         return leave(code);
-    struct op *op = pack(function->kernel, parameters, extra);
-    if (op == NULL)
-        return leave(INVALID_VALUE);
-    return leave(stream->capture != NULL ? capture_add(stream, op, 0) : enqueue(stream, op));
+    return leave(stream->capture != NULL ? capture_add(stream, op, NODE_KERNEL) : enqueue(stream, op));
 }
 
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,

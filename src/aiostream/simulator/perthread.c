@@ -93,14 +93,14 @@ EXPORT CUresult cuStreamGetCaptureInfo_ptsz(CUstream handle, int *status, uint64
     return cuStreamGetCaptureInfo(or_mine(handle), status, id);
 }
 
-EXPORT CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream handle, int *status, uint64_t *id, CUgraph *graph, const
-    CUgraphNode **nodes, size_t *count)
+EXPORT CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream handle, int *status, uint64_t *id, CUgraph *graph,
+    const CUgraphNode **nodes, size_t *count)
 {
     return cuStreamGetCaptureInfo_v2(or_mine(handle), status, id, graph, nodes, count);
 }
 
-EXPORT CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream handle, int *status, uint64_t *id, CUgraph *graph, const
-    CUgraphNode **nodes, const void **edges, size_t *count)
+EXPORT CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream handle, int *status, uint64_t *id, CUgraph *graph,
+    const CUgraphNode **nodes, const void **edges, size_t *count)
 {
     return cuStreamGetCaptureInfo_v3(or_mine(handle), status, id, graph, nodes, edges, count);
 }
@@ -227,8 +227,8 @@ EXPORT CUresult cuMemsetD32Async_ptsz(CUdeviceptr to, unsigned value, size_t cou
     return cuMemsetD32Async(to, value, count, or_mine(stream));
 }
 
-EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned
-    block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters, void **extra)
+EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters, void **extra)
 {
     return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, or_mine(stream), parameters, extra);
 }
@@ -240,4 +240,64 @@ EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f
     CUlaunchConfig mine = *config;
     mine.stream = STREAM_PER_THREAD;
     return cuLaunchKernelEx(&mine, function, parameters, extra);
+}
+
+EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream handle, CUgraph graph_handle, const CUgraphNode *nodes,
+    const void *edges, size_t count, int mode)
+{
+    return cuStreamBeginCaptureToGraph(or_mine(handle), graph_handle, nodes, edges, count, mode);
+}
+
+EXPORT CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream handle, int mode, CUgraph graph_handle, CUrecaptureFn
+    function, void *user_data)
+{
+    return cuStreamBeginRecaptureToGraph(or_mine(handle), mode, graph_handle, function, user_data);
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies_ptsz(CUstream handle, const CUgraphNode *nodes, size_t count,
+    unsigned flags)
+{
+    return cuStreamUpdateCaptureDependencies(or_mine(handle), nodes, count, flags);
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream handle, const CUgraphNode *nodes, const
+    void *edges, size_t count, unsigned flags)
+{
+    return cuStreamUpdateCaptureDependencies_v2(or_mine(handle), nodes, edges, count, flags);
+}
+
+EXPORT CUresult cuStreamGetAttribute_ptsz(CUstream handle, int which, void *out)
+{
+    return cuStreamGetAttribute(or_mine(handle), which, out);
+}
+
+EXPORT CUresult cuStreamSetAttribute_ptsz(CUstream handle, int which, const void *value)
+{
+    return cuStreamSetAttribute(or_mine(handle), which, value);
+}
+
+EXPORT CUresult cuStreamCopyAttributes_ptsz(CUstream to_handle, CUstream from_handle)
+{
+    return cuStreamCopyAttributes(or_mine(to_handle), or_mine(from_handle));
+}
+
+EXPORT CUresult cuStreamBatchMemOp_v2_ptsz(CUstream handle, unsigned count, const union word_params *words,
+    unsigned flags)
+{
+    return cuStreamBatchMemOp_v2(or_mine(handle), count, words, flags);
+}
+
+EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec handle, CUstream stream_handle)
+{
+    return cuGraphUpload(handle, or_mine(stream_handle));
+}
+
+EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec handle, CUstream stream_handle)
+{
+    return cuGraphLaunch(handle, or_mine(stream_handle));
+}
+
+EXPORT CUresult cuLaunchHostFunc_v2_ptsz(CUstream handle, CUhostFn function, void *user_data, unsigned sync_mode)
+{
+    return cuLaunchHostFunc_v2(or_mine(handle), function, user_data, sync_mode);
 }

@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include "api.h"
+#include "graph.h"
 
 #include <stdlib.h>
 
@@ -11,7 +12,7 @@ struct stream *stream_make(struct context *context, unsigned flags, int priority
     stream->context = context;
     stream->id = ++sim.next_id;
     stream->flags = flags;
-    stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    attributes_start(&stream->attributes, priority);
     stream->blocking = !(flags & 1);
     stream->next = context->streams;
     if (stream->next != NULL)
@@ -31,7 +32,7 @@ void stream_release(struct stream *stream)
         context->streams = stream->next;
     if (stream->next != NULL)
         stream->next->previous = stream->previous;
-    free(stream->dependencies);
+    dependencies_clear(&stream->dependencies);
     free(stream);
 }
 
@@ -208,7 +209,7 @@ EXPORT CUresult cuStreamGetPriority(CUstream handle, int *out)
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK)
-        *out = stream->priority;
+        *out = stream->attributes.priority;
     return leave(code);
 }
 
@@ -266,6 +267,17 @@ EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out)
     return cuStreamGetCtx_v2(handle, out, NULL);
 }
 
+/* No stream here has a green context. */
+EXPORT CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *out)
+{
+    ENTER(cuStreamGetGreenCtx, 0);
+    struct stream *stream;
+    CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
+    if (code == OK)
+        *out = NULL;
+    return leave(code);
+}
+
 EXPORT CUresult cuStreamQuery(CUstream handle)
 {
     ENTER(cuStreamQuery, HOST_NOT_READY);
@@ -304,15 +316,21 @@ static CUresult submit(CUstream handle, struct op *op, int node_type)
     return stream->capture != NULL ? capture_add(stream, op, node_type) : enqueue(stream, op);
 }
 
-EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_data)
+/* How the host thread waits for its next task, blocking or spinning, is a matter of microseconds: here it always blocks. */
+EXPORT CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *user_data, unsigned sync_mode)
 {
     ENTER(cuLaunchHostFunc, ENQUEUES);
-    if (function == NULL)
+    if (function == NULL || sync_mode > 1)
         return leave(INVALID_VALUE);
     struct op *op = op_new(OP_HOST, 0);
     op->u.host.host = function;
     op->u.host.user_data = user_data;
-    return leave(submit(handle, op, 3));
+    return leave(submit(handle, op, NODE_HOST));
+}
+
+EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_data)
+{
+    return cuLaunchHostFunc_v2(handle, function, user_data, 0);
 }
 
 EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *user_data, unsigned flags)
@@ -320,10 +338,8 @@ EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, 
     ENTER(cuStreamAddCallback, ENQUEUES);
     struct stream *stream;
     CUresult code = callback == NULL || flags != 0 ? INVALID_VALUE : find_stream(handle, &stream);
-    if (code == OK && stream->capture != NULL) {
-        code = stream->capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_UNSUPPORTED;
-        capture_invalidate(stream->capture);
-    }
+    if (code == OK && stream->capture != NULL)
+        code = capture_unsupported(stream);
     if (code != OK)
         return leave(code);
     struct op *op = op_new(OP_CALLBACK, 0);
@@ -342,50 +358,5 @@ EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, siz
         return leave(INVALID_VALUE);
     if (bytes != 0 && bytes != allocation->bytes)
         return leave(INVALID_VALUE);
-    return leave(submit(handle, op_new(OP_EMPTY, 0), 5));
-}
-
-/* --- memory operations: the gates of tests --- */
-
-static CUresult word_op(enum op_kind kind, CUstream handle, CUdeviceptr address, uint64_t value, unsigned width, unsigned flags)
-{
-    bool valid = kind == OP_WAIT_VALUE ? (flags & ~3u) == 0 : flags <= 1;
-    CUresult code = valid && address % width == 0 ? check_device_memory(address, width) : INVALID_VALUE;
-    struct stream *stream;
-    if (code == OK)
-        code = find_stream(handle, &stream);
-    if (code == OK && stream->capture != NULL)
-        code = NOT_SUPPORTED; /* would be a batch-mem-op node, which is not simulated */
-    if (code != OK)
-        return leave(code);
-    struct op *op = op_new(kind, 0);
-    op->u.word.address = (void *)(uintptr_t)address;
-    op->u.word.value = value;
-    op->u.word.width = width;
-    op->u.word.flags = flags;
-    return leave(submit(handle, op, -1));
-}
-
-EXPORT CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags)
-{
-    ENTER(cuStreamWaitValue32, ENQUEUES);
-    return word_op(OP_WAIT_VALUE, handle, address, value, 4, flags);
-}
-
-EXPORT CUresult cuStreamWaitValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value, unsigned flags)
-{
-    ENTER(cuStreamWaitValue64, ENQUEUES);
-    return word_op(OP_WAIT_VALUE, handle, address, value, 8, flags);
-}
-
-EXPORT CUresult cuStreamWriteValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value, unsigned flags)
-{
-    ENTER(cuStreamWriteValue32, ENQUEUES);
-    return word_op(OP_WRITE_VALUE, handle, address, value, 4, flags);
-}
-
-EXPORT CUresult cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value, unsigned flags)
-{
-    ENTER(cuStreamWriteValue64, ENQUEUES);
-    return word_op(OP_WRITE_VALUE, handle, address, value, 8, flags);
+    return leave(submit(handle, op_new(OP_EMPTY, 0), NODE_EMPTY));
 }

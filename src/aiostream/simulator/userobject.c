@@ -1,0 +1,201 @@
+/* User objects: counted things of the program's that graphs keep alive, and the thread that destroys them.
+ *
+ * A graph, a clone, an executable and a launch in flight each hold references. When the last of all is gone the destructor runs,
+ * once, on a thread of its own: the manual promises no thread, so code that relies on the releasing one must fail here. As in a
+ * host function, CUDA calls in it answer 800.
+ */
+#include "driver.h"
+
+#include "api.h"
+#include "graph.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+
+struct user_object {
+    uint64_t references; /* of everybody */
+    uint64_t owned;      /* of these, the program's own */
+    CUhostFn destroy;
+    void *pointer;
+    struct user_object *next; /* among the dead */
+};
+
+/* Under sim.lock. */
+static struct user_object *first_dead, *last_dead;
+static bool started, running;
+static pthread_cond_t some_died = PTHREAD_COND_INITIALIZER;
+static struct waiter *idle_waiters;
+
+static void *destructor_thread(void *unused)
+{
+    (void)unused;
+    prctl(PR_SET_NAME, "sim-destructor");
+    pthread_mutex_lock(&sim.lock);
+    for (;;) {
+        while (first_dead == NULL || host_exiting())
+            pthread_cond_wait(&some_died, &sim.lock);
+        struct user_object *object = first_dead;
+        first_dead = object->next;
+        running = true;
+        pthread_mutex_unlock(&sim.lock);
+        me.in_host_function = true;
+        object->destroy(object->pointer);
+        me.in_host_function = false;
+        free(object);
+        pthread_mutex_lock(&sim.lock);
+        running = false;
+        sim.pending--;
+        wake(&idle_waiters, UINT64_MAX);
+    }
+    return NULL;
+}
+
+static void bury(struct user_object *object)
+{
+    object_forget(object);
+    object->next = NULL;
+    if (first_dead == NULL)
+        first_dead = object;
+    else
+        last_dead->next = object;
+    last_dead = object;
+    sim.pending++;
+    if (!started)
+        start_quiet_thread(destructor_thread, NULL);
+    started = true;
+    pthread_cond_signal(&some_died);
+}
+
+/* Until every destructor that is due has returned. */
+void user_objects_wait(void)
+{
+    while (first_dead != NULL || running)
+        wait_on(&idle_waiters, 0);
+}
+
+void user_object_retain(struct user_object *object)
+{
+    object->references++;
+}
+
+void user_object_release(struct user_object *object, unsigned count)
+{
+    object->references -= count;
+    if (object->references == 0)
+        bury(object);
+}
+
+static bool valid(unsigned count)
+{
+    return count > 0 && count <= INT_MAX;
+}
+
+EXPORT CUresult cuUserObjectCreate(CUuserObject *out, void *pointer, CUhostFn destroy, unsigned count, unsigned flags)
+{
+    ENTER(cuUserObjectCreate, 0);
+    if (out == NULL || destroy == NULL || !valid(count) || flags != 1) /* CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, the only one */
+        return leave(INVALID_VALUE);
+    struct user_object *object = object_new(OBJECT_USER, sizeof *object);
+    object->references = object->owned = count;
+    object->destroy = destroy;
+    object->pointer = pointer;
+    *out = object;
+    return leave(OK);
+}
+
+EXPORT CUresult cuUserObjectRetain(CUuserObject handle, unsigned count)
+{
+    ENTER(cuUserObjectRetain, 0);
+    struct user_object *object = object_find(handle, OBJECT_USER);
+    if (object == NULL || !valid(count))
+        return leave(object == NULL ? INVALID_HANDLE : INVALID_VALUE);
+    object->references += count;
+    object->owned += count;
+    return leave(OK);
+}
+
+/* To release what belongs to a graph is undefined by the manual, and here an error. */
+EXPORT CUresult cuUserObjectRelease(CUuserObject handle, unsigned count)
+{
+    ENTER(cuUserObjectRelease, 0);
+    struct user_object *object = object_find(handle, OBJECT_USER);
+    if (object == NULL || !valid(count) || count > object->owned)
+        return leave(object == NULL ? INVALID_HANDLE : INVALID_VALUE);
+    object->owned -= count;
+    user_object_release(object, count);
+    return leave(OK);
+}
+
+/* --- references that graphs hold --- */
+
+static struct holding *find_holding(struct graph *graph, const struct user_object *object)
+{
+    for (size_t i = 0; i < graph->holding_count; i++)
+        if (graph->holdings[i].object == object)
+            return &graph->holdings[i];
+    return NULL;
+}
+
+static void hold(struct graph *graph, struct user_object *object, unsigned count)
+{
+    struct holding *holding = find_holding(graph, object);
+    if (holding != NULL) {
+        holding->count += count;
+        return;
+    }
+    graph->holdings = realloc(graph->holdings, (graph->holding_count + 1) * sizeof *graph->holdings);
+    graph->holdings[graph->holding_count++] = (struct holding){object, count};
+}
+
+EXPORT CUresult cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count, unsigned flags)
+{
+    ENTER(cuGraphRetainUserObject, 0);
+    struct graph *graph = object_find(graph_handle, OBJECT_GRAPH);
+    struct user_object *object = object_find(handle, OBJECT_USER);
+    bool move = flags == 1;
+    if (graph == NULL || object == NULL)
+        return leave(INVALID_HANDLE);
+    if (!valid(count) || flags > 1 || (move && count > object->owned))
+        return leave(INVALID_VALUE);
+    if (move)
+        object->owned -= count;
+    else
+        object->references += count;
+    hold(graph, object, count);
+    return leave(OK);
+}
+
+EXPORT CUresult cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count)
+{
+    ENTER(cuGraphReleaseUserObject, 0);
+    struct graph *graph = object_find(graph_handle, OBJECT_GRAPH);
+    struct user_object *object = object_find(handle, OBJECT_USER);
+    if (graph == NULL || object == NULL)
+        return leave(INVALID_HANDLE);
+    struct holding *holding = find_holding(graph, object);
+    if (holding == NULL || !valid(count) || count > holding->count)
+        return leave(INVALID_VALUE);
+    holding->count -= count;
+    if (holding->count == 0)
+        *holding = graph->holdings[--graph->holding_count];
+    user_object_release(object, count);
+    return leave(OK);
+}
+
+void holdings_copy(struct graph *to, const struct graph *from)
+{
+    for (size_t i = 0; i < from->holding_count; i++) {
+        from->holdings[i].object->references += from->holdings[i].count;
+        hold(to, from->holdings[i].object, from->holdings[i].count);
+    }
+}
+
+void holdings_release(struct graph *graph)
+{
+    for (size_t i = 0; i < graph->holding_count; i++)
+        user_object_release(graph->holdings[i].object, graph->holdings[i].count);
+    free(graph->holdings);
+    graph->holdings = NULL;
+    graph->holding_count = 0;
+}
