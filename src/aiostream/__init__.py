@@ -6,8 +6,8 @@ if (_found := _clash.other_distribution()) is not None:
     raise ImportError(_clash.MESSAGE.format(path=_found))
 
 # Modules import downwards only; `tests/test_house.py` holds the order:
-#   stream > capture > event, graph > waiting > hostfunc, attributes, memops > _loops, interop, _ledger > futures, device
-#   > _process > _driver, _points > errors, enums, _native, _clash
+#   pool > stream > capture > event, graph, service > waiting > hostfunc, attributes, memops > _loops, interop, _ledger
+#   > futures, device > _process > _driver, _points > errors, enums, _native, _clash
 from aiostream._ledger import FutureCounts, HandleCounts, PointCounts, Statistics, statistics
 from aiostream.attributes import AccessPolicyWindow, MemSyncDomainMap
 from aiostream.capture import CaptureInfo, CaptureScope, capture_mode, exchange_capture_mode
@@ -50,6 +50,8 @@ from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.graph import ExecutableGraph, Graph, GraphDependency, GraphEdgeData, GraphNode
 from aiostream.memops import DevResource, FlushRemoteWrites, MemoryBarrier, WaitValue, WriteValue
+from aiostream.pool import StreamPool
+from aiostream.service import drain, on_context_failed, wait
 from aiostream.stream import Stream
 
 __version__ = "0.1.0"
@@ -101,6 +103,7 @@ __all__ = [
     "StreamCaptureError",
     "StreamClosedError",
     "StreamFlags",
+    "StreamPool",
     "SynchronizationPolicy",
     "WaitEventFlags",
     "WaitValue",
@@ -108,6 +111,9 @@ __all__ = [
     "WriteValue",
     "WriteValueFlags",
     "capture_mode",
+    "drain",
     "exchange_capture_mode",
+    "on_context_failed",
     "statistics",
+    "wait",
 ]

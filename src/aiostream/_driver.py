@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -112,7 +112,19 @@ def name_of(code: int) -> str:
 
 def error(code: int, call: str, stream: str | None = None, hint: str | None = None) -> errors.CudaError:
     """The exception for a driver code: the one place where codes are translated."""
-    return errors.class_for(code)(code, name_of(code), call, stream, hint)
+    problem = errors.class_for(code)(code, name_of(code), call, stream, hint)
+    if isinstance(problem, errors.ContextFailedError) and _failure_listener is not None:
+        _failure_listener(problem)
+    return problem
+
+
+_failure_listener: Callable[[errors.ContextFailedError], None] | None = None
+
+
+def notice_failures(listener: Callable[[errors.ContextFailedError], None]) -> None:
+    """From now on, tells `listener`, which must not call anybody, of each sticky error for which an exception is made."""
+    global _failure_listener
+    _failure_listener = listener
 
 
 def answer(name: str, *args: Any, stream: str | None = None) -> tuple[int, tuple[Any, ...]]:
