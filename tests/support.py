@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aiostream import Device, Stream, _driver, _kernels, interop
+from aiostream import Device, Event, Stream, _driver, _kernels, _native, interop
 
 spin = _kernels.spin
 LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
@@ -55,6 +55,11 @@ def settle(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
             return False
         time.sleep(0.0005)
     return True
+
+
+def idle_helpers(event: Event) -> int:
+    """How many of the library's private streams wait for nothing, in an event's context."""
+    return _native.idle_helpers(event.context.probe())
 
 
 class Gate:

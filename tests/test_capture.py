@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anyio
 import pytest
 
 from aiostream import Event, Stream, StreamCaptureError, _driver, _native, statistics
@@ -311,6 +312,7 @@ async def test_fifty_captures_in_the_middle_of_the_traffic(where: str) -> None:
             # The watcher looks at least once into every tenth capture: `held` keeps it looking.
             while traffic.arrivals < wanted or (number % 10 == 0 and statistics().watcher_passes < passes + 2):
                 await streams[0].synchronize_async()
+                await anyio.lowlevel.checkpoint()
             nodes.append(end(captured))
         traffic.stopping = True
 

@@ -7,7 +7,7 @@ import pytest
 
 import aiostream
 from aiostream import Event, Stream, StreamClosedError
-from support import Gate, held_stream, spin
+from support import Gate, held_stream, idle_helpers, spin
 
 
 def test_an_event_that_was_never_recorded_is_done() -> None:
@@ -94,15 +94,14 @@ async def test_a_cancelled_wait_gives_its_helper_back_when_the_gpu_has_passed() 
     with Gate() as gate:
         async with held_stream(gate) as stream:
             event.record(stream)
-            idle = len(event.context._idle_helpers)
+            idle = idle_helpers(event)
             with anyio.move_on_after(0.01) as scope:
                 await event.synchronize_async()
             assert scope.cancelled_caught
-            helpers = event.context._idle_helpers
-            assert len(helpers) <= idle, "it is still waiting on the GPU"
+            assert idle_helpers(event) <= idle, "it is still waiting on the GPU"
             lent = max(idle - 1, 0)
             gate.open()
-            while len(helpers) <= lent:
+            while idle_helpers(event) <= lent:
                 await anyio.sleep(0.001)
     event.close()
 
@@ -158,7 +157,7 @@ async def test_a_refused_wait_does_not_hold_up_the_next() -> None:
         held, free = held_stream(shut), held_stream(opened)
         first.record(held)
         second.record(free)
-        simulator.fail("cuLaunchHostFunc", 1)
+        simulator.fail("cuEventRecordWithFlags", 1)
         with pytest.raises(aiostream.CudaError) as caught:
             await first.synchronize_async()
         assert caught.value.code == 1

@@ -15,7 +15,7 @@ import pytest
 
 import aiostream
 from aiostream import ContextFailedError, CudaError, Device, Event, Stream, _driver, _native, statistics
-from support import Gate, held_stream, run_script, spin, succeed
+from support import Gate, held_stream, idle_helpers, run_script, spin, succeed
 
 # 32 awaited streams; the first will meet the fault, the others are busy for much longer than that takes. Hardware queues are
 # few, so the stream that will fault takes its own first.
@@ -206,7 +206,7 @@ def test_an_asyncio_gather_and_a_timeout_over_a_fault(driver_kind: str) -> None:
     script = """
         import asyncio
         from aiostream import ContextFailedError, Stream, _kernels, statistics
-        from support import Gate, spin
+        from support import Gate, settle, spin
         async def main():
             gate = Gate()
             first, second = Stream(), Stream()
@@ -228,8 +228,7 @@ def test_an_asyncio_gather_and_a_timeout_over_a_fault(driver_kind: str) -> None:
                 print(error.code)
             assert given_up.cancelled()
         asyncio.run(main())
-        count = statistics()
-        assert count.balanced and count.futures.cancelled >= 2, count
+        assert settle(lambda: statistics().futures.cancelled >= 1 and statistics().balanced), statistics()
     """
     assert succeed(driver_kind, script) == "gave up\n719\n"
 
@@ -329,7 +328,6 @@ async def test_host_functions_that_come_late_release_what_they_keep(breakable: A
 
 
 @pytest.mark.simulator_only("no GPU lets one choose how late a fault shows")
-@pytest.mark.leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 async def test_a_wait_that_ends_in_a_fault_that_shows_late(breakable: Any, loop_kind: str) -> None:
     breakable.adversary(late_faults=0.2)
@@ -378,14 +376,24 @@ class Things:
     def __init__(self) -> None:
         self.stream, self.event, self.timed = Stream(), Event(), Event(timing=True)
         self.legacy = Stream.legacy()
+        self.plain = Stream(wait="hostfunc")
 
     def close(self) -> None:
-        for thing in (self.stream, self.event, self.timed):
+        for thing in (self.stream, self.event, self.timed, self.plain):
             thing.close()
 
 
 async def _pending_event(things: Things) -> None:
     """Waits for an event that the GPU has not passed yet."""
+    await _pending(things, lambda: things.event.record(things.stream), things.event.synchronize_async)
+
+
+async def _pending_stream(things: Things) -> None:
+    """Waits for a stream that is busy."""
+    await _pending(things, lambda: None, things.stream.synchronize_async)
+
+
+async def _pending(things: Things, prepare: Callable[[], None], wait: Callable[[], Any]) -> None:
     import anyio
 
     async def open_when_pending(pending: int) -> None:
@@ -395,12 +403,12 @@ async def _pending_event(things: Things) -> None:
 
     with Gate() as gate:
         gate.hold(things.stream)
-        things.event.record(things.stream)
+        prepare()
         errors: list[CudaError] = []
         async with anyio.create_task_group() as group:
             group.start_soon(open_when_pending, statistics().futures.pending)
             try:
-                await things.event.synchronize_async()
+                await wait()
             except CudaError as error:
                 errors.append(error)
             group.cancel_scope.cancel()
@@ -414,7 +422,11 @@ def _made(thing: Any) -> None:
 
 REFUSALS: dict[str, tuple[str, Callable[[Things], Any]]] = {
     "completion": ("cuLaunchHostFunc", lambda t: t.stream.completion_future()),
-    "synchronize_async": ("cuLaunchHostFunc", lambda t: t.stream.synchronize_async()),
+    "synchronize_async": ("cuStreamQuery", lambda t: t.stream.synchronize_async()),
+    "synchronize_async-check": ("cuStreamIsCapturing", lambda t: t.stream.synchronize_async()),
+    "synchronize_async-record": ("cuEventRecordWithFlags", _pending_stream),
+    "synchronize_async-look": ("cuEventQuery", _pending_stream),
+    "synchronize_async-hostfunc": ("cuLaunchHostFunc", lambda t: t.plain.synchronize_async()),
     "enqueue_async-check": ("cuStreamIsCapturing", lambda t: t.stream.enqueue_async(lambda _: None)),
     "enqueue_async-health": ("cuStreamQuery", lambda t: t.stream.enqueue_async(lambda _: None)),
     "host-function": ("cuLaunchHostFunc", lambda t: t.stream.launch_host_func(lambda: None)),
@@ -433,7 +445,7 @@ REFUSALS: dict[str, tuple[str, Callable[[Things], Any]]] = {
     "event-query": ("cuEventQuery", lambda t: t.event.query()),
     "event-synchronize": ("cuEventSynchronize", lambda t: t.event.synchronize()),
     "event-wait": ("cuStreamWaitEvent", _pending_event),
-    "event-wait-enqueue": ("cuLaunchHostFunc", _pending_event),
+    "event-wait-enqueue": ("cuEventRecordWithFlags", _pending_event),
     "event-create": ("cuEventCreate", lambda t: _made(Event())),
     "event-create-context": ("cuCtxPushCurrent", lambda t: _made(Event())),
     "elapsed": (
@@ -534,15 +546,16 @@ async def test_a_refused_helper_stream(breakable: Any, loop_kind: str) -> None:
         stream = held_stream(gate)
         event = Event()
         event.record(stream)
-        # How many helpers lie idle is the library's affair: ask for one more than are.
-        stream.context._idle_helpers, idle = [], stream.context._idle_helpers
-        breakable.fail("cuStreamCreate", 2)
-        with pytest.raises(CudaError) as caught:
-            await event.synchronize_async()
-        assert caught.value.code == 2
-        stream.context._idle_helpers = idle
+        for nth in range(1, 9):  # the janitor tries too, when the last is lent, and so do waits that grow old
+            breakable.fail("cuStreamCreate", 2, nth=nth)
         async with anyio.create_task_group() as group:
-            group.start_soon(event.synchronize_async)
+            for _ in range(idle_helpers(event)):
+                group.start_soon(event.synchronize_async)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(CudaError) as caught:
+                await event.synchronize_async()
+            assert caught.value.code == 2
+            breakable.clear_faults()
             group.start_soon(event.synchronize_async)
             gate.open()
         event.close()

@@ -479,7 +479,7 @@ async def test_two_hundred_global_captures_beside_ten_thousand_completions(where
                 stream.launch_host_func(calls.append, number)
                 seen = traffic.arrived
                 while traffic.arrived == seen:
-                    await traffic.streams[0].synchronize_async()
+                    await anyio.lowlevel.checkpoint()
             assert len(capture.graph.nodes) == 2
             capture.graph.instantiate().launch(stream)
         while traffic.arrived < enough:

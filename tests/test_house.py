@@ -41,6 +41,25 @@ LEVELS = {
     "_doctor": 12,
     "__main__": 13,
 }
+# The benchmark's own: it stands above everything but `__main__`, which alone imports it.
+BENCH_LEVELS = {
+    "stats": 0,
+    "loops": 0,
+    "gpu": 0,
+    "peers": 1,
+    "rig": 2,
+    "latency": 3,
+    "footprint": 3,
+    "throughput": 4,
+    "idle": 4,
+    "lag": 4,
+    "pending": 4,
+    "plan": 5,
+    "report": 5,
+    "plot": 6,
+    "goals": 6,
+    "__init__": 7,
+}
 
 
 def runtime_imports(path: Path) -> set[str]:
@@ -71,10 +90,28 @@ def test_modules_import_downwards_only() -> None:
             if imported == "simulator":
                 assert name in {"_demo", "_doctor"}, f"{name} imports the simulator"
                 continue
+            if imported == "bench":
+                assert name == "__main__", f"{name} imports the benchmark"
+                continue
             if name in {"_demo", "_doctor", "__main__"} and imported in aiostream.__all__:
                 continue
             if LEVELS.get(imported, 99) >= LEVELS[name]:
                 wrong.append(f"{name} imports {imported}")
+    assert not wrong
+
+
+def test_the_benchmark_imports_downwards_only() -> None:
+    modules = {path.stem: path for path in (PACKAGE / "bench").glob("*.py")}
+    assert modules.keys() == BENCH_LEVELS.keys(), "a new module needs its level"
+    wrong = []
+    for name, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("aiostream.bench"):
+                continue
+            parts = (node.module or "").split(".")
+            for imported in parts[2:] or [alias.name for alias in node.names]:
+                if BENCH_LEVELS[imported] >= BENCH_LEVELS[name]:
+                    wrong.append(f"bench.{name} imports bench.{imported}")
     assert not wrong
 
 

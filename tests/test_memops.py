@@ -18,6 +18,7 @@ from aiostream import (
     MemoryBarrierType,
     NotSupportedError,
     Stream,
+    StreamCaptureError,
     StreamClosedError,
     WaitValue,
     WaitValueFlags,
@@ -86,10 +87,15 @@ def test_values_are_written_in_order(stream: Stream, words: Words, bits: int) ->
     last = (1 << bits) - 1
     for value in (1, 2, last):
         stream.write_value(words.address + 8, value, bits=bits)
-    stream.write_value(words.address + 16, 7, WriteValueFlags.NO_MEMORY_BARRIER, bits=bits)
     stream.synchronize()
     assert (words.small[2] if bits == 32 else words.large[1]) == last
-    assert words.small[4] == 7
+    try:
+        stream.write_value(words.address + 16, 7, WriteValueFlags.NO_MEMORY_BARRIER, bits=bits)
+    except CudaError as error:  # the manual says that not every device can
+        assert error.code in (1, 801)  # noqa: PT017
+    else:
+        stream.synchronize()
+        assert words.small[4] == 7
 
 
 def test_a_batch_is_done_in_order(stream: Stream, words: Words) -> None:
@@ -185,6 +191,9 @@ def test_managed_memory_is_attached(stream: Stream) -> None:
         stream.attach_mem_async(pointer, 0, flags)
         stream.attach_mem_async(int(pointer), 4096, flags)
     stream.synchronize()
+    with stream.capture() as capture, pytest.raises(StreamCaptureError):
+        stream.attach_mem_async(pointer)
+    capture.graph.close()
     with pytest.raises(CudaError) as caught:
         stream.attach_mem_async(1 << 20)  # no memory of anybody's
     assert caught.value.call == "cuStreamAttachMemAsync"

@@ -37,6 +37,8 @@ async def test_streams_are_lent_in_turn_and_come_back() -> None:
 
 
 async def test_no_more_tasks_have_a_stream_than_there_are() -> None:
+    import anyio
+
     active = peak = 0
     pool = StreamPool(2)
     order: list[int] = []
@@ -48,6 +50,7 @@ async def test_no_more_tasks_have_a_stream_than_there_are() -> None:
                 order.append(number)
                 active += 1
                 peak = max(peak, active)
+                await anyio.lowlevel.checkpoint()
                 await stream.synchronize_async()
                 active -= 1
 

@@ -8,7 +8,7 @@ if (_found := _clash.other_distribution()) is not None:
 # Modules import downwards only; `tests/test_house.py` holds the order:
 #   pool > stream > capture > event, graph, service > waiting > hostfunc, attributes, memops > _loops, interop, _ledger
 #   > futures, device > _process > _driver, _points > errors, enums, _native, _clash
-from aiostream._ledger import FutureCounts, HandleCounts, PointCounts, Statistics, statistics
+from aiostream._ledger import FutureCounts, HandleCounts, PointCounts, Statistics, WaitCounts, statistics
 from aiostream.attributes import AccessPolicyWindow, MemSyncDomainMap
 from aiostream.capture import CaptureInfo, CaptureScope, capture_mode, exchange_capture_mode
 from aiostream.device import Context, Device
@@ -33,6 +33,7 @@ from aiostream.enums import (
     StreamFlags,
     SynchronizationPolicy,
     WaitEventFlags,
+    WaitStrategy,
     WaitValueFlags,
     WriteValueFlags,
 )
@@ -53,6 +54,7 @@ from aiostream.memops import DevResource, FlushRemoteWrites, MemoryBarrier, Wait
 from aiostream.pool import StreamPool
 from aiostream.service import drain, on_context_failed, wait
 from aiostream.stream import Stream
+from aiostream.waiting import default_wait, set_default_wait
 
 __version__ = "0.1.0"
 __all__ = [
@@ -105,15 +107,19 @@ __all__ = [
     "StreamFlags",
     "StreamPool",
     "SynchronizationPolicy",
+    "WaitCounts",
     "WaitEventFlags",
+    "WaitStrategy",
     "WaitValue",
     "WaitValueFlags",
     "WriteValue",
     "WriteValueFlags",
     "capture_mode",
+    "default_wait",
     "drain",
     "exchange_capture_mode",
     "on_context_failed",
+    "set_default_wait",
     "statistics",
     "wait",
 ]

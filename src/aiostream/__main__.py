@@ -1,4 +1,4 @@
-"""The command line: `python -m aiostream demo` and `python -m aiostream doctor`."""
+"""The command line: `python -m aiostream demo`, `doctor` and `bench`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from aiostream import _clash
 LOOPS = ("asyncio", "uvloop", "trio")
 
 
-def _parser(version: str) -> argparse.ArgumentParser:
+def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser, and that of `bench`."""
+    from aiostream import bench
+
     parser = argparse.ArgumentParser(prog="python -m aiostream", description="Await CUDA streams from asyncio and trio.")
     parser.add_argument("--version", action="version", version=f"aiostream-cuda {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -29,7 +32,9 @@ def _parser(version: str) -> argparse.ArgumentParser:
         description="Looks at the driver, the bindings, the loops and the environment, and measures an await. The exit code "
         "is 0, or 1 when there are problems, each printed with what to do.",
     )
-    return parser
+    compare = commands.add_parser("bench", help="compare the ways to wait for the GPU from Python", description=bench.DESCRIPTION)
+    bench.add_arguments(compare)
+    return parser, compare
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,12 +47,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import aiostream
 
-    parser = _parser(aiostream.__version__)
+    parser, compare = _parser(aiostream.__version__)
     options = parser.parse_args(arguments)
     if options.command == "doctor":
         from aiostream import _doctor
 
         return _doctor.run()
+    if options.command == "bench":
+        from aiostream import bench
+
+        return bench.run(compare, options)
     if options.loop != "asyncio" and importlib.util.find_spec(options.loop) is None:
         parser.error(f"--loop {options.loop}: it is not installed; `pip install {options.loop}`")
     from aiostream import _demo

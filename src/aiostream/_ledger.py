@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aiostream import _native, futures
 
-__all__ = ["FutureCounts", "HandleCounts", "PointCounts", "Statistics", "statistics"]
+__all__ = ["FutureCounts", "HandleCounts", "PointCounts", "Statistics", "WaitCounts", "statistics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,35 @@ class HandleCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitCounts:
+    """What the stages of `synchronize_async` have done; a wait by host function alone is counted among the points only."""
+
+    ready: int
+    """There was nothing to wait for."""
+    spun: int
+    """Ended while the waiting task looked itself, before the watcher had it or after."""
+    watched: int
+    """Given to the watcher."""
+    predicted: int
+    """Of the watched ones, those that the watcher looked at closely because it expected their end."""
+    approached: int
+    """Of the predicted ones, those that were given back to their task, which looked itself from then on."""
+    slept: int
+    """Of the watched ones, those that were given a host function beside the stream."""
+    lost: int
+    """Records that are kept for ever: a capture took their event, or their context failed while they slept."""
+    looks: int
+    """How often the watcher has queried an event."""
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """An immutable snapshot of the library's counters, for this process."""
 
     points: PointCounts
     futures: FutureCounts
     handles: HandleCounts
+    waits: WaitCounts
     late_host_functions: int
     """Python host functions that came after the interpreter had begun to end, and were not run."""
     watcher_passes: int
@@ -121,6 +144,16 @@ def _snapshot() -> Statistics:
             destroyed=count[_native.HANDLES_DESTROYED],
             released=count[_native.HANDLES_RELEASED],
             open=count[_native.HANDLES_OPEN],
+        ),
+        waits=WaitCounts(
+            ready=count[_native.WAITS_READY],
+            spun=count[_native.WAITS_SPUN],
+            watched=count[_native.WAITS_WATCHED],
+            predicted=count[_native.WAITS_PREDICTED],
+            approached=count[_native.WAITS_APPROACHED],
+            slept=count[_native.WAITS_SLEPT],
+            lost=count[_native.WAITS_LOST],
+            looks=count[_native.LOOKS],
         ),
         late_host_functions=count[_native.HOST_FUNCTIONS_LATE],
         watcher_passes=count[_native.WATCHER_PASSES],

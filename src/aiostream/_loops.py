@@ -17,8 +17,9 @@ import os
 import select
 import sys
 import threading
+import types
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from types import ModuleType
 from typing import Any, cast
@@ -26,16 +27,33 @@ from typing import Any, cast
 from aiostream import _native, _points, _process
 from aiostream.futures import SettledFuture
 
+
+class _Latest(threading.local):
+    """The asyncio bridge that was used last in this thread: a look-up less for each wait."""
+
+    bridge: weakref.ref[AsyncioBridge] | None = None
+
+
 _lock = threading.Lock()  # guards the creation of bridges and of the dispatcher
 _reader_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[AsyncioBridge]]
 _reader_bridges = weakref.WeakKeyDictionary()  # the loop's selector holds the bridge
 _told_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncioBridge]
 _told_bridges = weakref.WeakKeyDictionary()  # nobody else would hold these
+_latest = _Latest()
 _trio_bridge: Any = None  # a trio.lowlevel.RunVar, made once trio is known to run
+
+
+@types.coroutine
+def _turn() -> Generator[None, None, None]:
+    """Lets asyncio's loop take one turn; what `asyncio.sleep(0)` does, without its overhead."""
+    yield
 
 
 class Bridge:
     """The way from the driver's threads into one loop."""
+
+    must_checkpoint = False  # whether an await that has nothing to wait for must let the loop in all the same
+    pause: Callable[[], Awaitable[None]] = staticmethod(_turn)  # lets the loop take a turn; may raise its cancellation
 
     def __init__(self) -> None:
         self.queue, self._descriptor = _native.queue_open()
@@ -101,6 +119,10 @@ def current_bridge() -> Bridge:
     trio = sys.modules.get("trio")
     if trio is not None and _in_trio(trio):
         return _current_trio_bridge(trio)
+    latest = _latest.bridge
+    known = latest() if latest is not None else None
+    if known is not None and known.serves(asyncio._get_running_loop()):
+        return known
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -110,7 +132,10 @@ def current_bridge() -> Bridge:
         ) from None
     reference = _reader_bridges.get(loop)
     bridge = reference() if reference is not None else _told_bridges.get(loop)
-    return bridge if bridge is not None else _new_asyncio_bridge(loop)
+    if bridge is None:
+        bridge = _new_asyncio_bridge(loop)
+    _latest.bridge = weakref.ref(bridge)
+    return bridge
 
 
 async def checkpoint() -> None:
@@ -136,6 +161,10 @@ class AsyncioBridge(Bridge):
         if loop is None:
             raise RuntimeError("the event loop is gone")
         return loop.create_future()
+
+    def serves(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Whether it is this loop's."""
+        return loop is not None and self._loop() is loop
 
     def tell(self) -> None:
         """By `call_soon_threadsafe`, for loops without `add_reader`."""
@@ -199,8 +228,11 @@ def _current_trio_bridge(trio: ModuleType) -> TrioBridge:
 class TrioBridge(Bridge):
     """One run of trio."""
 
+    must_checkpoint = True
+
     def __init__(self, trio: ModuleType) -> None:
         super().__init__()
+        self.pause = trio.lowlevel.checkpoint
         self._trio = trio
         self._token = trio.lowlevel.current_trio_token()
         try:

@@ -31,17 +31,27 @@ class Point(Protocol):
 registry: dict[int, Point] = {}
 
 
+_UNPROVED = _native.STATUS_UNPROVED
+
+
+def _health_of(probe: int, known: dict[int, int]) -> int:
+    if probe not in known:
+        known[probe] = _native.health(probe)
+    return known[probe]
+
+
 def deliver(backlog: list[int], orphaned: bool = False) -> None:
     """Settles what a queue's drain has brought, and empties `backlog`.
 
-    A host function carries no status, and by the manual it never runs after an error; some drivers were reported to run it all
+    An event of ours that the watcher has seen complete, and a stream callback, bring their status. A host function carries no
+    status, and by the manual it never runs after an error; some drivers were reported to run it all
     the same. So the health of each context is read once per batch, after the firing: what settles as done has succeeded.
 
     A KeyboardInterrupt between any two steps leaves the rest, and the item it struck, on the backlog; every step can be
     repeated.
 
     Args:
-        backlog: ticket, code, ticket, code, ...; see `_native.drain`.
+        backlog: ticket, code, ticket, code, ...; see `_native.drain`. Emptied of what was delivered.
         orphaned: Nobody's loop is listening any more: this is the janitor's thread.
     """
     delivered = 0
@@ -52,11 +62,8 @@ def deliver(backlog: list[int], orphaned: bool = False) -> None:
             code = backlog[position + 1]
             point = registry.get(ticket)
             if point is not None:
-                if code == 0 and not orphaned:
-                    probe = point.probe
-                    if probe not in health:
-                        health[probe] = _native.health(probe)
-                    code = health[probe]
+                if code == _UNPROVED:
+                    code = 0 if orphaned else _health_of(point.probe, health)
                 if code >= 0:
                     point.passed(code, orphaned)
                     registry.pop(ticket, None)

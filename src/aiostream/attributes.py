@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -83,9 +84,16 @@ def _raw_priority(value: Any) -> int:
     return int(value)
 
 
+def _policy(number: int) -> SynchronizationPolicy | None:
+    return None if number == _NEVER_SET else SynchronizationPolicy(number)
+
+
+_NEVER_SET = -1
+
+
 class _Form(NamedTuple):
     field: str  # of the driver's union
-    from_driver: Callable[[Any], Any]
+    from_driver: Callable[[Any], Any]  # is given a plain number where the driver has one
     to_driver: Callable[[Any], Any]
 
 
@@ -93,7 +101,7 @@ _FORMS = {
     StreamAttribute.ACCESS_POLICY_WINDOW: _Form("accessPolicyWindow", _window, _raw_window),
     StreamAttribute.SYNCHRONIZATION_POLICY: _Form(
         "syncPolicy",
-        lambda raw: SynchronizationPolicy(int(raw)),
+        _policy,
         lambda value: _driver.bindings().CUsynchronizationPolicy(int(SynchronizationPolicy(value))),
     ),
     StreamAttribute.PRIORITY: _Form("priority", int, _raw_priority),
@@ -102,7 +110,7 @@ _FORMS = {
     ),
     StreamAttribute.MEM_SYNC_DOMAIN: _Form(
         "memSyncDomain",
-        lambda raw: MemSyncDomain(int(raw)),
+        MemSyncDomain,
         lambda value: _driver.bindings().CUlaunchMemSyncDomain(int(MemSyncDomain(value))),
     ),
 }
@@ -110,9 +118,11 @@ _FORMS = {
 
 def _get(stream: interop.StreamReference, attribute: StreamAttribute) -> Any:
     attribute = StreamAttribute(attribute)
-    interop.refuse_capture(stream, "cuStreamGetAttribute")
     raw = interop.call_on(stream, "cuStreamGetAttribute", _driver.bindings().CUstreamAttrID(int(attribute)))
     form = _FORMS[attribute]
+    if form.field in ("syncPolicy", "memSyncDomain", "priority"):
+        # Straight from the union: the bindings' enumerations raise on what they do not know, such as a policy never set.
+        return form.from_driver(ctypes.c_int.from_address(int(raw.getPtr())).value)
     return form.from_driver(getattr(raw, form.field))
 
 
@@ -139,11 +149,10 @@ class AttributedStream:
         raise NotImplementedError
 
     def get_attribute(self, attribute: StreamAttribute) -> Any:
-        """The value of an attribute (`cuStreamGetAttribute`), in the type that `StreamAttribute` says.
+        """The value of an attribute (`cuStreamGetAttribute`), in the type that `StreamAttribute` says; harmless under capture.
 
         Raises:
             StreamClosedError: The stream is closed.
-            StreamCaptureError: The stream captures; it was not touched.
             CudaError: The driver refused.
         """
         return _get(self.reference, attribute)

@@ -208,6 +208,7 @@ def _end(stream: interop.StreamReference) -> Graph:
     except CudaError:
         if capture is not None and not _still_captures(stream):
             _forget(capture)
+            _let_go_if_lost(capture.graph)
         raise
     existing = capture.graph if capture is not None else None
     try:
@@ -216,6 +217,17 @@ def _end(stream: interop.StreamReference) -> Graph:
         return Graph._made(value, stream.context, owned=True)
     finally:
         _forget(capture)
+
+
+def _let_go_if_lost(graph: Graph | None) -> None:
+    """A capture that fails may take the graph with it into which it went: the driver then no longer knows the handle."""
+    if graph is None:
+        return
+    with contextlib.suppress(StreamClosedError):
+        try:
+            graph._call("cuGraphGetNodes")
+        except CudaError:
+            graph._handle.release()
 
 
 def _of_origin(stream: interop.StreamReference) -> _InProgress | None:
@@ -357,7 +369,8 @@ class CapturingStream:
         Raises:
             StreamClosedError: The stream is closed.
             StreamCaptureError: It began in another thread (908) or on another stream (903): it goes on. Or it was invalidated
-                (901), or has streams that were not joined back (904): it has ended, without a graph.
+                (901), or has streams that were not joined back (904): it has ended, without a graph. One that went into an
+                existing graph may then have destroyed that: it is closed.
             CudaError: The stream does not capture (401).
         """
         return _end(self.reference)

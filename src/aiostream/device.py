@@ -12,6 +12,7 @@ from aiostream.errors import ContextFailedError, CudaError
 __all__ = ["Context", "Device"]
 
 _CONTEXT_IS_DESTROYED = 709
+_LINES = 1024  # streams of a context of which it is remembered how long their waits take
 _HELPERS = 2  # private streams that a context has from the beginning, for waits on events
 _lock = threading.Lock()  # guards the two dicts; never held across a driver call
 _primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
@@ -102,7 +103,9 @@ class Context:
         self._identity = identity
         self._probe_lock = threading.Lock()
         self._probe: int | None = None  # written once under _probe_lock
-        self._idle_helpers: list[int] = []  # private streams that wait for events; any thread: append and pop need no lock
+        # What waits have learnt of each stream, by the driver's id of it, which is never used again as handles are. Any thread,
+        # single dict operations; the oldest go when there are too many.
+        self._lines: dict[int, _native.Line] = {}
 
     @classmethod
     def from_handle(cls, handle: int) -> Context:
@@ -150,47 +153,47 @@ class Context:
         if self._probe is None:
             _process.start()
             idle = self._private_stream()  # before the lock: no lock of ours is held across a driver call
-            for _ in range(_HELPERS):
-                self.add_helper()
-            return self._publish_probe(idle)
+            with self.current():
+                device = int(_driver.call("cuCtxGetDevice"))
+            return self._publish_probe(idle, device)
         return self._probe
 
-    def _publish_probe(self, idle: int) -> int:
+    def _publish_probe(self, idle: int, device: int) -> int:
         with self._probe_lock:
+            first = self._probe is None
             if self._probe is None:
-                self._probe = _native.probe_open(self._handle, idle)
-            else:  # another thread was first
-                self._idle_helpers.append(idle)
-            return self._probe
+                self._probe = _native.probe_open(self._handle, idle, device)
+            probe = self._probe
+        if first:
+            for _ in range(_HELPERS):
+                self.add_helper()
+        else:
+            _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
+        return probe
 
     def health(self) -> int:
         """0, or the driver's code of the failure that has befallen the context; never blocks on work of anybody."""
         return _native.health(self.probe())
 
-    def lend_helper(self) -> int | None:
-        """A private, idle stream, given back with `return_helper`, or `None`. For the library's own use; never blocks.
-
-        Lending the last one has the janitor make another, because making a stream may block until the GPU is idle.
-        """
-        try:
-            helper = self._idle_helpers.pop()
-        except IndexError:
-            return None
-        if not self._idle_helpers:
-            _process.hand_over(self.add_helper)
-        return helper
+    def line(self, stream: int) -> _native.Line:
+        """What waits on the stream of that id share; for the library's own use."""
+        known = self._lines.get(stream)
+        if known is None:
+            while len(self._lines) >= _LINES:
+                self._lines.pop(next(iter(self._lines), stream), None)
+            known = self._lines.setdefault(stream, _native.Line(self.probe(), True))
+        return known
 
     def add_helper(self) -> None:
-        """Makes another helper stream. May block."""
-        self._idle_helpers.append(self._private_stream())
+        """Makes another helper stream, for waits on events. May block until the GPU is idle. For the library's own use."""
+        code = _native.add_helper(self.probe())
+        if code:
+            raise _driver.error(code, "cuStreamCreate")
 
-    def return_helper(self, stream: int, *, idle: bool = True) -> None:
-        """Takes back a helper stream; one on which something may be pending is destroyed, or it would hold up the next."""
-        if idle:
-            self._idle_helpers.append(stream)
-        else:
-            with contextlib.suppress(CudaError), self.current():
-                _driver.call("cuStreamDestroy", _driver.bindings().CUstream(stream))
+    def spare_helper(self) -> None:
+        """Makes one ahead of time; if the driver refuses, whoever needs it will be told."""
+        with contextlib.suppress(CudaError):
+            self.add_helper()
 
     def _private_stream(self) -> int:
         driver = _driver.bindings()

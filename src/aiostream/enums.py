@@ -25,6 +25,7 @@ __all__ = [
     "StreamFlags",
     "SynchronizationPolicy",
     "WaitEventFlags",
+    "WaitStrategy",
     "WaitValueFlags",
     "WriteValueFlags",
 ]
@@ -42,6 +43,21 @@ class WaitEventFlags(enum.IntFlag, boundary=enum.STRICT):
 
     DEFAULT = 0
     EXTERNAL = 1
+
+
+class WaitStrategy(enum.StrEnum):
+    """How `synchronize_async` waits; the strings themselves may be given too."""
+
+    AUTO = "auto"
+    """Looks itself while the end is near, then has the watcher look, closely when the end is expected; an old wait whose end
+    nobody expects sleeps on a host function beside the stream. The fastest, at any number of streams."""
+    HOSTFUNC = "hostfunc"
+    """One host function on the stream itself: no watching, but the stream stands still for it, it holds one of the device's
+    hardware queues while it is pending, and enqueuing it may block on a full stream."""
+    EVENT = "event"
+    """Has the watcher look at an event, and nothing else."""
+    SPIN = "spin"
+    """Looks itself, in every turn of the loop, until the end: the lowest latency for the price of a loop that never sleeps."""
 
 
 # ------------------------------------------------------------------------------------------------ capture and graphs
@@ -185,7 +201,7 @@ class StreamAttribute(enum.IntEnum):
     ACCESS_POLICY_WINDOW = 1
     """An `AccessPolicyWindow`."""
     SYNCHRONIZATION_POLICY = 3
-    """A `SynchronizationPolicy`."""
+    """A `SynchronizationPolicy`; `None` as long as it was never set, and the context's flags say it."""
     PRIORITY = 8
     """An int, clamped as the driver clamps it."""
     MEM_SYNC_DOMAIN_MAP = 9

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from aiostream import _driver, _native, _process, hostfunc, interop, waiting
 from aiostream.device import Context, Device
 from aiostream.errors import StreamClosedError
-from aiostream.futures import Completion, CompletionFuture, SettledFuture
+from aiostream.futures import CompletionFuture
 
 if TYPE_CHECKING:
     from aiostream.stream import Stream
@@ -54,6 +54,9 @@ class Event:
             value = int(_driver.call("cuEventCreate", flags))
         self._timing = timing
         self._handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)
+        # In no order: each wait is on a helper stream of its own.
+        self._line = _native.Line(self._context.probe(), False)
+        self._mode = waiting.mode_of(waiting.default_wait())
         self._captured = False  # last recorded on a capturing stream; any thread, last writer wins as with the record itself
         self._name = f"event {value:#x} of {self._context!r}"
 
@@ -124,8 +127,10 @@ class Event:
     async def synchronize_async(self) -> None:
         """Waits, without blocking the loop, until the GPU has passed the point that is recorded now.
 
-        A later `record` does not prolong the wait: a private stream of the library waits for the present snapshot. (When all
-        of these are lent, a thread makes another first, and the snapshot is that of the moment when it is there.)
+        A later `record` does not prolong the wait: a private stream of the library waits for the present snapshot, and an event
+        of the library's own behind it is looked at as `Stream.synchronize_async` does. (When all private streams are lent, a
+        thread makes another first, and the snapshot is that of the moment when it is there.) Never blocks, also when the event
+        was recorded on a full stream.
 
         Cancellation: raises at once; the GPU goes on.
 
@@ -137,28 +142,8 @@ class Event:
             CudaError: The context has failed.
             RuntimeError: No loop runs here.
         """
-        if self.query():
-            await waiting.checkpoint()
-            return
-        helper = self._context.lend_helper()
-        while helper is None:
-            await waiting.in_thread(self._context.add_helper)
-            helper = self._context.lend_helper()
-        waits = armed = False
-        try:
-            driver = _driver.bindings()
-            waits = True
-            _driver.call("cuStreamWaitEvent", driver.CUstream(helper), driver.CUevent(self.handle), 0, stream=self._name)
-            completion = hostfunc.arm_completion(
-                interop.new_handle(helper, self._context, owned=False), self._context, self._name, make=_OnHelper
-            )
-            assert isinstance(completion, _OnHelper)
-            completion.loan = (self._context, helper)
-            armed = True
-        finally:
-            if not armed:
-                self._context.return_helper(helper, idle=not waits)
-        await waiting.wait_for(completion)
+        self._refuse_captured("cuEventQuery")
+        await waiting.synchronize_event(self._handle, self._context, self._line, self._name, self._mode)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds on the GPU between this event and a later one (`cuEventElapsedTime`).
@@ -215,19 +200,3 @@ class Event:
         handle = getattr(self, "_handle", None)
         if handle is not None and handle.is_open:
             _process.hand_over(handle.close)
-
-
-class _OnHelper(Completion):
-    """A completion on a borrowed private stream, which goes back when the GPU has passed the point."""
-
-    __slots__ = ("loan",)
-
-    def __init__(self, future: SettledFuture, stream: str, call: str, probe: int, result: Any, kept: Any) -> None:
-        super().__init__(future, stream, call, probe, result, kept)
-        self.loan: tuple[Context, int] | None = None
-
-    def passed(self, code: int, orphaned: bool) -> None:
-        super().passed(code, orphaned)
-        loan, self.loan = self.loan, None
-        if loan is not None:
-            loan[0].return_helper(loan[1])

@@ -178,7 +178,9 @@ class Graph:
 
     def __init__(self) -> None:
         _process.start()
-        self._adopt(int(_driver.call("cuGraphCreate", 0)), interop.current_or_default_context(), owned=True)
+        with _driver.relaxed():
+            value = int(_driver.call("cuGraphCreate", 0))
+        self._adopt(value, interop.current_or_default_context(), owned=True)
 
     def _adopt(
         self, value: int, context: Context, *, owned: bool, keep: Any = None, parent: _native.Handle | None = None
@@ -344,7 +346,7 @@ class Graph:
     def _call(self, name: str, *args: Any, node: int | None = None) -> Any:
         """Calls the driver on the graph, or on one of its nodes, pinned."""
         driver = _driver.bindings()
-        with self._pinned() as value:
+        with self._pinned() as value, _driver.relaxed():  # some of these would end a capture that is on
             subject = driver.CUgraph(value) if node is None else driver.CUgraphNode(node)
             return _driver.call(name, subject, *args, stream=self._name)
 
@@ -431,13 +433,15 @@ class ExecutableGraph:
     def launch(self, stream: Any) -> None:
         """Enqueues the whole graph on a stream (`cuGraphLaunch`).
 
-        It may block the calling thread when the stream is full. On a capturing stream it becomes a node of that graph.
+        It may block the calling thread when the stream is full.
 
         Args:
             stream: A `Stream`, or another library's.
 
         Raises:
             StreamClosedError: The graph or the stream is closed.
+            StreamCaptureError: The stream captures; it was not touched. (The driver would end the capture. To have a graph in a
+                graph, add it as a child: `cuGraphAddChildGraphNode`.)
             CudaError: The driver refused.
         """
         self._use(interop.reference_to(stream), _native.graph_launch, "cuGraphLaunch")
@@ -556,7 +560,7 @@ class ExecutableGraph:
         reference = interop.reference_to(stream)
         hostfunc.require_ready(reference)
         self._use(reference, call, name)
-        await waiting.synchronize(reference)
+        await waiting.synchronize(reference, waiting.mode_for(stream))
 
 
 def _update_reason(result: int) -> str:

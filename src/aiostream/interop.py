@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from aiostream import _driver, _native
 from aiostream.device import Context, Device
@@ -18,12 +19,14 @@ LEGACY = 1
 PER_THREAD = 2
 
 
-class StreamReference(NamedTuple):
+@dataclass(slots=True, eq=False)
+class StreamReference:
     """What is needed to use a stream, whoever owns it."""
 
     handle: _native.Handle
     context: Context
     name: str
+    line: _native.Line | None = None  # what waits on it have learnt; any thread may find it, and all find the same
 
 
 @runtime_checkable
@@ -131,6 +134,29 @@ def name_of(handle: int, context: Context) -> str:
 def new_handle(value: int, context: Context, *, owned: bool, parent: _native.Handle | None = None) -> _native.Handle:
     """A native handle of a stream; the special streams belong to the context that is current, so they need theirs."""
     return _native.Handle(_native.HANDLE_STREAM, value, context.handle, owned, value <= PER_THREAD, parent)
+
+
+def line_of(reference: StreamReference) -> _native.Line:
+    """The line of waits that a stream has, shared by all who refer to it. To be asked in the thread that waits."""
+    if reference.line is None:
+        reference.line = _find_line(reference)
+    return reference.line
+
+
+def _find_line(reference: StreamReference) -> _native.Line:
+    handle, context = reference.handle, reference.context
+    if handle.value == PER_THREAD:
+        return _native.Line(context.probe(), False)  # in each thread another stream: their waits have no order
+    if handle.value <= LEGACY:
+        return context.line(LEGACY)
+    # cuStreamGetId would end a capture of the stream. While there is one every wait is refused anyway.
+    if _native.capture_refusal(handle) != 0 or not handle.pin():
+        return _native.Line(context.probe(), True)
+    try:
+        identity = int(_driver.call("cuStreamGetId", _driver.bindings().CUstream(handle.value), stream=reference.name))
+    finally:
+        handle.unpin()
+    return context.line(identity)
 
 
 def reference_to(stream: Any) -> StreamReference:

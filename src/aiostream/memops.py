@@ -128,6 +128,7 @@ def _attach(stream: interop.StreamReference, pointer: Any, length: int, flags: M
     if length < 0:
         raise ValueError(f"a length is not negative: {length}")
     address = _driver.bindings().CUdeviceptr(_address(pointer))
+    interop.refuse_capture(stream, "cuStreamAttachMemAsync")
     interop.call_on(stream, "cuStreamAttachMemAsync", address, length, int(MemAttach(flags)))
 
 
@@ -158,6 +159,7 @@ class MemoryStream:
 
         Raises:
             StreamClosedError: The stream is closed.
+            StreamCaptureError: The stream captures, which the driver cannot do with this; it was not touched.
             CudaError: The driver refused, for example what is no managed memory.
         """
         _attach(self.reference, pointer, length, flags)

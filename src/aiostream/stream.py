@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -13,7 +13,7 @@ from aiostream import _driver, _loops, _native, _process, capture, hostfunc, int
 from aiostream.attributes import AttributedStream
 from aiostream.capture import CapturingStream
 from aiostream.device import Context, Device
-from aiostream.enums import HostFunctionSync, StreamFlags, WaitEventFlags
+from aiostream.enums import HostFunctionSync, StreamFlags, WaitEventFlags, WaitStrategy
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
@@ -39,6 +39,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
             device 0.
         priority: Lower numbers go first; clamped to `Device.stream_priority_range` as the driver does. By default 0.
         non_blocking: Run beside the legacy default stream without the implicit synchronization with it.
+        wait: How `synchronize_async` waits on it, a `WaitStrategy` or its name; by default `default_wait()`.
 
     Creating a stream may block while the GPU is busy: measured on an H200 (driver 580.159, CUDA 13.0), once a context has some 34
     streams the driver makes another only when all work in flight is done. So make a server's streams before it serves.
@@ -51,17 +52,32 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         CudaError: The driver refused (`cuStreamCreateWithPriority`).
     """
 
-    def __init__(self, device: Device | int | None = None, *, priority: int | None = None, non_blocking: bool = True) -> None:
+    def __init__(
+        self,
+        device: Device | int | None = None,
+        *,
+        priority: int | None = None,
+        non_blocking: bool = True,
+        wait: WaitStrategy | str | None = None,
+    ) -> None:
         if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
             raise TypeError(f"a priority is an int, not {type(priority).__name__}")
+        strategy = waiting.strategy(wait)
         _process.start()
         context = interop.current_or_default_context(device)
         with context.current():
             value = int(_driver.call("cuStreamCreateWithPriority", int(non_blocking), priority or 0))
-        self._adopt(value, context, owned=True)
+        self._adopt(value, context, owned=True, wait=strategy)
 
     def _adopt(
-        self, value: int, context: Context, *, owned: bool, keep: Any = None, parent: _native.Handle | None = None
+        self,
+        value: int,
+        context: Context,
+        *,
+        owned: bool,
+        keep: Any = None,
+        parent: _native.Handle | None = None,
+        wait: WaitStrategy | None = None,
     ) -> None:
         self._context = context
         self._owned = owned
@@ -69,6 +85,9 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         self._keep = keep  # the object from which the handle was borrowed
         self._name = interop.name_of(value, context)
         self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
+        self._wait = wait if wait is not None else waiting.default_wait()
+        self._mode = waiting.mode_of(self._wait)
+        self._reference = interop.StreamReference(self._handle, context, self._name)
         context.probe()  # here, where a stream is made anyway, and not in the first wait
 
     @classmethod
@@ -162,7 +181,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
     @property
     def reference(self) -> interop.StreamReference:
         """For the library's own use: what `Event.record` and others need of a stream."""
-        return interop.StreamReference(self._handle, self._context, self._name)
+        return self._reference
 
     @property
     def context(self) -> Context:
@@ -198,6 +217,11 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
     def id(self) -> int:
         """A number that no other stream of this process ever has (`cuStreamGetId`)."""
         return self._constant("cuStreamGetId")
+
+    @property
+    def wait(self) -> WaitStrategy:
+        """How `synchronize_async` waits on it."""
+        return self._wait
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """The protocol by which other libraries take this stream: `(0, handle)`."""
@@ -400,16 +424,17 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         """
         return self._future(_native.KIND_CALLBACK)
 
-    async def synchronize_async(self) -> None:
+    def synchronize_async(self) -> Coroutine[Any, Any, None]:
         """Waits, without blocking the loop, until all work that is on the stream now is done.
 
-        Equals `synchronize()` for the task that calls it. After it returns, the context's health was read: the work succeeded.
-        (`query()` may say `False` for some microseconds more, until the driver's own thread is back from the wake-up.)
+        Equals `synchronize()` for the task that calls it: when it returns, the work has succeeded. How it waits is the stream's
+        `wait`. All strategies but `HOSTFUNC` record an event, which costs the GPU nothing and never blocks, also on a full
+        stream. With `HOSTFUNC`, `query()` may say `False` for some microseconds more, until the driver's own thread is back from
+        the wake-up, and the enqueue may block on a full stream.
 
         Cancellation: raises at once; the GPU goes on.
 
-        Threads: in the thread of a running asyncio or trio loop; always a checkpoint on trio. On a full stream (1,022 launches
-        on an H200) its enqueue may block that thread.
+        Threads: in the thread of a running asyncio or trio loop; always a checkpoint on trio.
 
         Raises:
             RuntimeError: No loop runs here.
@@ -417,8 +442,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
             StreamCaptureError: The stream captures; it was not touched.
             CudaError: The work, or the context, has failed.
         """
-        completion = hostfunc.arm_completion(self._handle, self._context, self._name)
-        await waiting.wait_for(completion)
+        # Not a coroutine function of its own, which would cost each wait one more coroutine.
+        return waiting.synchronize(self._reference, self._mode)
 
     def enqueue_async(self, fn: Callable[Concatenate[Stream, P], T], /, *args: P.args, **kwargs: P.kwargs) -> CompletionFuture[T]:
         """Calls `fn(stream, *args, **kwargs)` now, which enqueues work, and returns a future of its result.

@@ -36,12 +36,6 @@ static void broken(const char *format, ...) {
         if (!(condition)) broken(__VA_ARGS__); \
     } while (0)
 
-static uint64_t now_ns(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
-
 static _Thread_local uint64_t random_state = 88172645463325252ull;
 
 static uint32_t chance(uint32_t of) {
@@ -84,7 +78,7 @@ static uint64_t reserve(struct queue *queue, struct probe *probe, enum point_kin
 }
 
 /* Refuses now and then, as a drain does that runs out of memory or is struck by a KeyboardInterrupt. */
-static bool emit(void *context, uint64_t ticket, int status, bool passed) {
+static bool emit(void *context, uint64_t ticket, int64_t status, bool passed) {
     bool never_refuse = context != NULL;
     if (!never_refuse && chance(400) == 0) return false;
     struct record *record = record_of(ticket);
@@ -94,11 +88,12 @@ static bool emit(void *context, uint64_t ticket, int status, bool passed) {
         REQUIRE(record->may_pass, "ticket %llx was refused by the driver and passed all the same", (unsigned long long)ticket);
         record->passed = 1;
         atomic_fetch_add(&delivered_passed, 1);
-        REQUIRE(status == (record->failed ? ERROR_FAILED : status), "a failed point passed with %d", status);
-        REQUIRE(status == 0 || status == ERROR_FAILED || status == ERROR_REFUSED, "status %d", status);
+        REQUIRE(status == (record->failed ? ERROR_FAILED : status), "a failed point passed with %d", (int)status);
+        bool known = status == 0 || status == STATUS_UNPROVED || status == ERROR_FAILED || status == ERROR_REFUSED;
+        REQUIRE(known, "status %d", (int)status);
     } else {
         REQUIRE(record->failed == 0, "ticket %llx failed twice", (unsigned long long)ticket);
-        REQUIRE(status == ERROR_FAILED, "failed with %d", status);
+        REQUIRE(status == ERROR_FAILED, "failed with %d", (int)status);
         record->failed = 1;
         atomic_fetch_add(&delivered_failed, 1);
     }
@@ -476,7 +471,7 @@ static void stress_points(struct queue *orphans, double seconds, uint64_t seed, 
         loops[i].meets_captures = i == 0;
         pthread_create(&loops[i].thread, NULL, loop, &loops[i]);
     }
-    uint64_t end = now_ns() + (uint64_t)(seconds * 1e9);
+    int64_t end = now_ns() + (int64_t)(seconds * 1e9);
     struct timespec tick = {.tv_nsec = 20000000};
     while (now_ns() < end) nanosleep(&tick, NULL); /* the length of the run; nothing waits for it */
     stop_loops = true;
@@ -531,9 +526,9 @@ static void require_all_queues_back(void) {
 static uint64_t expected[10000];
 static _Atomic int arrived;
 
-static bool emit_in_order(void *context, uint64_t ticket, int status, bool passed) {
+static bool emit_in_order(void *context, uint64_t ticket, int64_t status, bool passed) {
     (void)context;
-    REQUIRE(passed && status == 0, "failed");
+    REQUIRE(passed && status == STATUS_UNPROVED, "failed");
     int number = arrived++;
     REQUIRE(expected[number] == ticket, "arrival %d is another ticket", number);
     return true;
@@ -667,8 +662,8 @@ int main(int count, char **arguments) {
     }
     struct queue *orphans = queue_open();
     REQUIRE(orphans && queue_index(orphans) == 0, "the first queue is not number 0");
-    probes[0] = probe_open(&probes, (void *)(uintptr_t)PROBE_STREAM);
-    probes[1] = probe_open(&probes, (void *)(uintptr_t)(PROBE_STREAM + 1));
+    probes[0] = probe_open(&probes, (void *)(uintptr_t)PROBE_STREAM, 0);
+    probes[1] = probe_open(&probes, (void *)(uintptr_t)(PROBE_STREAM + 1), 1);
     stress_points(orphans, seconds / 2, seed, false);
     stress_points(orphans, seconds / 2, seed + 100, true);
     printf("points: %lld passed, %lld failed first, %lld refused, %lld quarantined, %lld stale, %lld passes of the watcher\n",

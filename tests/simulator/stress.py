@@ -1,7 +1,8 @@
 """Many threads at once against the simulator, through ctypes alone: what the sanitizer builds run (see sanitize.sh).
 
 Every thread makes streams and events, enqueues kernels, copies, host functions, callbacks and gates, waits across threads'
-streams, captures, frees and destroys, while another thread breaks and recovers the driver. Nothing is asserted but that all ends.
+streams, captures, launches graphs, frees and destroys, while another thread breaks and recovers the driver. Nothing is asserted
+but that all ends, and that what graphs held is destroyed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def main(seconds: float, threads: int) -> None:
     simulator.install(devices=2)
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuInit(0)
-    fired = [0, 0]
+    fired, things = [0, 0], [0, 0]
 
     def on_host(_: object) -> None:
         fired[0] += 1
@@ -32,12 +33,46 @@ def main(seconds: float, threads: int) -> None:
     def on_callback(_: object, status: int, __: object) -> None:
         fired[1] += 1
 
-    host, callback = HOST(on_host), CALLBACK(on_callback)
+    def on_destroy(_: object) -> None:
+        things[1] += 1
+
+    host, callback, destroy = HOST(on_host), CALLBACK(on_callback), HOST(on_destroy)
     contexts = [HANDLE(), HANDLE()]
     for device, context in enumerate(contexts):
         assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
     shared_events: list[HANDLE] = []
     end = time.monotonic() + seconds
+
+    def fly(dice: random.Random, streams: list[HANDLE], events: list[HANDLE], memory: HANDLE) -> None:
+        """A fork and join captured, with a thing that its graph holds, launched here and there, updated, dropped in any order."""
+        graph, clone, executable, thing, node = HANDLE(), HANDLE(), HANDLE(), HANDLE(), HANDLE()
+        driver.cuStreamBeginCapture_v2(streams[0], 2)
+        driver.cuLaunchHostFunc(streams[0], host, None)
+        driver.cuEventRecord(events[0], streams[0])
+        driver.cuStreamWaitEvent(streams[1], events[0], 0)
+        driver.cuMemsetD8Async(memory, 3, ctypes.c_size_t(64), streams[1])
+        driver.cuLaunchHostFunc(streams[1], host, None)
+        driver.cuEventRecordWithFlags(events[1], streams[1], 1)
+        driver.cuEventRecord(events[0], streams[1])
+        driver.cuStreamWaitEvent(streams[0], events[0], 0)
+        driver.cuStreamEndCapture(streams[0], ctypes.byref(graph))
+        if not graph:
+            return
+        made = driver.cuUserObjectCreate(ctypes.byref(thing), None, destroy, 1, 1) == 0
+        if made and driver.cuGraphRetainUserObject(graph, thing, 1, 1) == 0:
+            things[0] += 1
+        driver.cuGraphClone(ctypes.byref(clone), graph)
+        driver.cuGraphAddEmptyNode(ctypes.byref(node), clone, None, ctypes.c_size_t(0))
+        driver.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+        info = (ctypes.c_byte * 24)()
+        for _ in range(dice.randrange(4)):
+            driver.cuGraphLaunch(executable, dice.choice(streams))
+            driver.cuGraphExecUpdate_v2(executable, dice.choice([graph, clone]), info)
+        ends = [(driver.cuGraphDestroy, graph), (driver.cuGraphDestroy, clone), (driver.cuGraphExecDestroy, executable)]
+        dice.shuffle(ends)
+        for end_it, handle in ends:
+            while handle and end_it(handle) not in (0, 400):
+                time.sleep(0.001)  # the driver is broken just now, and will recover
 
     def worker(number: int) -> None:
         dice = random.Random(number)
@@ -102,12 +137,8 @@ def main(seconds: float, threads: int) -> None:
                     status = ctypes.c_int()
                     driver.cuStreamIsCapturing(stream, ctypes.byref(status))
                     simulator.pending_work()
-                elif dice.random() < 0.3:
-                    graph = HANDLE()
-                    driver.cuStreamBeginCapture_v2(streams[0], 2)
-                    driver.cuLaunchHostFunc(streams[0], host, None)
-                    driver.cuStreamEndCapture(streams[0], ctypes.byref(graph))
-                    driver.cuGraphDestroy(graph)
+                elif dice.random() < 0.5:
+                    fly(dice, streams, events, memory)
             word.value = 1
             if dice.random() < 0.5:
                 driver.cuStreamSynchronize(dice.choice(streams))
@@ -136,7 +167,11 @@ def main(seconds: float, threads: int) -> None:
         thread.join()
     simulator.recover()
     assert simulator.pending_work() == 0
-    print(f"stress: {fired[0]} host functions, {fired[1]} callbacks, {simulator.calls('cuLaunchKernel')} launches")
+    assert things[0] <= things[1], things  # one may have been made, and not been given to its graph
+    launches = simulator.calls("cuLaunchKernel"), simulator.calls("cuGraphLaunch")
+    print(
+        f"stress: {fired[0]} host functions, {fired[1]} callbacks, {launches} launches of kernels and graphs, {things[1]} things"
+    )
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import pytest
-from simdriver import callback, code, cu, host, in_thread, ok
+from simdriver import callback, code, cu, host, in_thread, ok, raw, run_python
 
 from aiostream import simulator
 
+ADDRESS, SIZE, UINT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
+ADD, SET = 0, 1
 GLOBAL, THREAD_LOCAL, RELAXED = (cu.CUstreamCaptureMode(n) for n in range(3))
 MODES = [GLOBAL, THREAD_LOCAL, RELAXED]
 
@@ -231,3 +234,330 @@ def test_destroying_the_stream_ends_the_capture(kernels):
     other = ok(cu.cuEventCreate(0))
     assert code(cu.cuEventQuery(other)) == 0
     assert simulator.pending_work() == 0
+
+
+def test_a_stream_that_has_been_joined_may_be_destroyed(stream, kernels):
+    event = ok(cu.cuEventCreate(0))
+    for joined in (True, False):
+        other = ok(cu.cuStreamCreate(1))
+        begin(stream, RELAXED)
+        ok(cu.cuEventRecord(event, stream))
+        ok(cu.cuStreamWaitEvent(other, event, 0))
+        ok(kernels.launch("empty", other))
+        ok(cu.cuEventRecord(event, other))
+        ok(cu.cuStreamDestroy(other))
+        assert status(stream) == 1
+        if joined:
+            ok(cu.cuStreamWaitEvent(stream, event, 0))
+        assert end(stream) == (0 if joined else 904)
+
+
+# --- into a graph that exists ---
+
+
+def begin_to(stream, graph, *before, mode=RELAXED) -> int:
+    return code(cu.cuStreamBeginCaptureToGraph(stream, graph, list(before), None, len(before), mode))
+
+
+def dependencies(stream) -> list[int]:
+    info = ok(cu.cuStreamGetCaptureInfo(stream))
+    return [int(node) for node in info[3][: info[-1]]]
+
+
+def change(stream, flags, *nodes) -> int:
+    call = raw("cuStreamUpdateCaptureDependencies", 11030, ADDRESS, ADDRESS, SIZE, UINT)
+    return call(int(stream), (ADDRESS * max(len(nodes), 1))(*[int(node) for node in nodes]), len(nodes), flags)
+
+
+def before(node) -> list[int]:
+    answer = ok(cu.cuGraphNodeGetDependencies(node, 16))
+    return [int(each) for each in answer[0][: answer[-1]]]
+
+
+def all_nodes(graph) -> list:
+    found, count = ok(cu.cuGraphGetNodes(graph, 64))
+    return list(found[:count])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_capture_into_a_graph_gives_that_graph_back(stream, mode):
+    fired, graph = [], ok(cu.cuGraphCreate(0))
+    first = ok(cu.cuGraphAddEmptyNode(graph, [], 0))
+    assert begin_to(stream, graph, first, mode=mode) == 0
+    assert dependencies(stream) == [int(first)]
+    host(stream, lambda: fired.append(1))
+    assert int(ok(cu.cuStreamGetCaptureInfo(stream))[2]) == int(graph)
+    assert code(cu.cuGraphInstantiate(graph, 0)) == 401, "not before the capture has ended"
+    assert code(cu.cuGraphDestroy(graph)) == 1
+    assert code(cu.cuGraphDestroyNode(first)) == 1
+    assert int(ok(cu.cuStreamEndCapture(stream))) == int(graph)
+    assert nodes(graph) == [5, 3]
+    assert before(all_nodes(graph)[1]) == [int(first)]
+    executable = ok(cu.cuGraphInstantiate(graph, 0))
+    ok(cu.cuGraphLaunch(executable, stream))
+    ok(cu.cuStreamSynchronize(stream))
+    assert fired == [1]
+
+
+def test_a_graph_outlives_a_capture_into_it_that_failed(stream):
+    graph = ok(cu.cuGraphCreate(0))
+    assert begin_to(stream, graph) == 0
+    host(stream, lambda: None)
+    assert code(cu.cuStreamQuery(stream)) == 900
+    assert code(cu.cuStreamEndCapture(stream)) == 901
+    assert nodes(graph) == [3]
+    lost = ok(cu.cuStreamCreate(1))
+    assert begin_to(lost, graph) == 0
+    ok(cu.cuStreamDestroy(lost))
+    ok(cu.cuGraphDestroy(graph))
+
+
+def test_what_cannot_be_captured_into(stream):
+    graph, other, second = ok(cu.cuGraphCreate(0)), ok(cu.cuGraphCreate(0)), ok(cu.cuStreamCreate(1))
+    node = ok(cu.cuGraphAddEmptyNode(other, [], 0))
+    assert begin_to(stream, cu.CUgraph(0xDEAD0000)) == 400
+    assert begin_to(stream, graph, node) == 1, "of another graph"
+    assert begin_to(cu.CUstream(1), graph) == 900
+    assert begin_to(stream, graph) == 0
+    assert begin_to(stream, other) == 401
+    assert begin_to(second, graph) == 401, "one capture at a time"
+    assert int(ok(cu.cuStreamEndCapture(stream))) == int(graph)
+
+
+def test_capture_into_a_child_graph_keeps_its_parents(stream):
+    outer, other = ok(cu.cuGraphCreate(0)), ok(cu.cuStreamCreate(1))
+    child = ok(cu.cuGraphAddChildGraphNode(outer, [], 0, ok(cu.cuGraphCreate(0))))
+    inner = ok(cu.cuGraphChildGraphNodeGetGraph(child))
+    assert begin_to(stream, inner) == 0
+    host(stream, lambda: None)
+    assert code(cu.cuGraphDestroy(outer)) == 1
+    assert code(cu.cuGraphDestroyNode(child)) == 1
+    assert code(cu.cuGraphInstantiate(outer, 0)) == 401
+    assert int(ok(cu.cuStreamEndCapture(stream))) == int(inner)
+    assert nodes(inner) == [3]
+    ok(cu.cuGraphDestroy(outer))
+    # A capture that fails takes its graph away, and with it the ground from under a capture into a child graph of that.
+    begin(stream, RELAXED)
+    graph = ok(cu.cuStreamGetCaptureInfo(stream))[2]
+    child = ok(cu.cuGraphAddChildGraphNode(graph, [], 0, ok(cu.cuGraphCreate(0))))
+    assert begin_to(other, ok(cu.cuGraphChildGraphNodeGetGraph(child))) == 0
+    assert code(cu.cuStreamQuery(stream)) == 900
+    assert end(stream) == 901
+    assert status(other) == 0
+    assert code(cu.cuStreamEndCapture(other)) == 401
+
+
+# --- changing what comes before the next node ---
+
+
+def test_dependencies_can_be_added_and_set(stream):
+    begin(stream, RELAXED)
+    host(stream, lambda: None)
+    (first,) = dependencies(stream)
+    graph = ok(cu.cuStreamGetCaptureInfo(stream))[2]
+    extra = ok(cu.cuGraphAddEmptyNode(graph, [], 0))
+    assert change(stream, ADD, extra) == 0
+    assert change(stream, ADD, extra) == 0
+    assert dependencies(stream) == [first, int(extra)]
+    host(stream, lambda: None)
+    second = dependencies(stream)
+    assert before(cu.CUgraphNode(second[0])) == [first, int(extra)]
+    assert change(stream, SET, extra) == 0
+    assert dependencies(stream) == [int(extra)]
+    assert change(stream, SET) == 0
+    host(stream, lambda: None)
+    assert before(cu.CUgraphNode(dependencies(stream)[0])) == []
+    assert change(stream, 2, extra) == 1
+    other = ok(cu.cuGraphAddEmptyNode(ok(cu.cuGraphCreate(0)), [], 0))
+    assert change(stream, ADD, other) == 1
+    assert end(stream) == 0, "what was set aside on purpose need not be joined"
+    assert change(stream, ADD, extra) == 401
+
+
+def test_what_another_stream_left_may_be_set_aside(stream, kernels):
+    other, event = ok(cu.cuStreamCreate(1)), ok(cu.cuEventCreate(0))
+    begin(stream, RELAXED)
+    ok(cu.cuEventRecord(event, stream))
+    ok(cu.cuStreamWaitEvent(other, event, 0))
+    ok(kernels.launch("empty", other))
+    assert change(other, SET) == 0
+    assert end(stream) == 0
+
+
+def test_edge_data_of_dependencies(stream, kernels):
+    begin(stream, RELAXED)
+    ok(kernels.launch("empty", stream))
+    (first,) = dependencies(stream)
+    update = raw("cuStreamUpdateCaptureDependencies", 12030, ADDRESS, ADDRESS, ADDRESS, SIZE, UINT)
+    programmatic = (ctypes.c_ubyte * 8)(1, 0, 1)
+    assert update(int(stream), (ADDRESS * 1)(first), programmatic, 1, SET) == 0
+    ask = raw("cuStreamGetCaptureInfo", 12030, *[ADDRESS] * 7)
+    ask_old = raw("cuStreamGetCaptureInfo", 11030, *[ADDRESS] * 6)
+    state, found, data, count = ctypes.c_int(), ADDRESS(), ctypes.POINTER(ctypes.c_ubyte)(), SIZE()
+    where = [ctypes.addressof(each) for each in (state, found, data, count)]
+    assert ask(int(stream), where[0], None, None, where[1], where[2], where[3]) == 0
+    assert (state.value, count.value, list(data[:3])) == (1, 1, [1, 0, 1])
+    assert ask_old(int(stream), where[0], None, None, where[1], where[3]) == 402
+    assert ask_old(int(stream), where[0], None, None, None, where[3]) == 0
+    ok(kernels.launch("empty", stream))
+    assert end(stream) == 0
+
+
+# --- what else becomes a node ---
+
+
+def test_external_events_become_nodes(stream, gate):
+    event, outside, order = ok(cu.cuEventCreate(0)), ok(cu.cuStreamCreate(1)), []
+    assert code(cu.cuEventRecordWithFlags(event, stream, 1)) == 1, "outside of a capture"
+    assert code(cu.cuStreamWaitEvent(stream, event, 1)) == 1
+    done = ok(cu.cuEventCreate(0))
+    begin(stream, RELAXED)
+    ok(cu.cuStreamWaitEvent(stream, event, 1))
+    host(stream, lambda: order.append("graph"))
+    ok(cu.cuEventRecordWithFlags(done, stream, 1))
+    assert code(cu.cuEventQuery(done)) == 0, "not captured: it stands for nothing yet"
+    graph = ok(cu.cuStreamEndCapture(stream))
+    assert nodes(graph) == [6, 3, 7]
+    executable = ok(cu.cuGraphInstantiate(graph, 0))
+    gate.hold(outside)
+    host(outside, lambda: order.append("outside"))
+    ok(cu.cuEventRecord(event, outside))
+    ok(cu.cuGraphLaunch(executable, stream))
+    assert code(cu.cuEventQuery(done)) == 600
+    gate.open()
+    ok(cu.cuEventSynchronize(done))
+    assert order == ["outside", "graph"]
+
+
+def test_memory_operations_become_nodes(stream, gate):
+    word = ctypes.c_uint32.from_address(gate.address + 8)
+    word.value = 0
+    begin(stream, RELAXED)
+    gate.hold(stream)
+    ok(cu.cuStreamWriteValue32(stream, gate.address + 8, 5, 0))
+    graph = ok(cu.cuStreamEndCapture(stream))
+    assert nodes(graph) == [12, 12]
+    executable = ok(cu.cuGraphInstantiate(graph, 0))
+    ok(cu.cuGraphLaunch(executable, stream))
+    assert word.value == 0
+    gate.open()
+    ok(cu.cuStreamSynchronize(stream))
+    assert word.value == 5
+
+
+def test_a_captured_launch_becomes_a_child_graph(stream):
+    fired, inner = [], ok(cu.cuStreamCreate(1))
+    begin(inner, RELAXED)
+    host(inner, lambda: fired.append(1))
+    executable = ok(cu.cuGraphInstantiate(ok(cu.cuStreamEndCapture(inner)), 0))
+    begin(stream, RELAXED)
+    ok(cu.cuGraphLaunch(executable, stream))
+    ok(cu.cuGraphLaunch(executable, stream))
+    graph = ok(cu.cuStreamEndCapture(stream))
+    assert nodes(graph) == [4, 4]
+    assert nodes(ok(cu.cuGraphChildGraphNodeGetGraph(all_nodes(graph)[0]))) == [3]
+    ok(cu.cuGraphLaunch(ok(cu.cuGraphInstantiate(graph, 0)), stream))
+    ok(cu.cuStreamSynchronize(stream))
+    assert fired == [1, 1]
+
+
+def test_allocations_are_refused_and_the_capture_goes_on(stream):
+    begin(stream, RELAXED)
+    assert code(cu.cuMemAllocAsync(64, stream)) == 801
+    assert end(stream) == 0
+
+
+def test_captured_kernels_have_their_streams_priority(kernels):
+    stream = ok(cu.cuStreamCreateWithPriority(1, -3))
+    begin(stream, RELAXED)
+    ok(kernels.launch("empty", stream))
+    graph = ok(cu.cuStreamEndCapture(stream))
+    priority = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PRIORITY
+    assert int(ok(cu.cuGraphKernelNodeGetAttribute(all_nodes(graph)[0], priority)).priority) == -3
+
+
+def test_a_captured_fork_and_join_replays_as_one(stream, kernels):
+    """As a capture is used: two streams, an event there and an event back, and the graph launched in place of both."""
+    order, other = [], ok(cu.cuStreamCreate(1))
+    there, back = ok(cu.cuEventCreate(0)), ok(cu.cuEventCreate(0))
+    begin(stream, THREAD_LOCAL)
+    host(stream, lambda: order.append("first"))
+    ok(cu.cuEventRecord(there, stream))
+    ok(cu.cuStreamWaitEvent(other, there, 0))
+    kernels.spin(other, 0.002)
+    host(other, lambda: order.append("side"))
+    ok(cu.cuEventRecord(back, other))
+    ok(cu.cuStreamWaitEvent(stream, back, 0))
+    host(stream, lambda: order.append("last"))
+    executable = ok(cu.cuGraphInstantiate(ok(cu.cuStreamEndCapture(stream)), 0))
+    for _ in range(5):
+        ok(cu.cuGraphLaunch(executable, other))
+    ok(cu.cuStreamSynchronize(other))
+    assert order == ["first", "side", "last"] * 5
+
+
+# --- again, into the same graph ---
+
+RECAPTURE = """
+    from aiostream import simulator
+    simulator.install(driver_version=13030)
+    import ctypes
+    from simdriver import HOST, code, cu, host, keep, ok, raw
+
+    V = ctypes.c_void_p
+    ok(cu.cuInit(0))
+    ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
+    stream, relaxed = ok(cu.cuStreamCreate(1)), cu.CUstreamCaptureMode(2)
+    again = raw("cuStreamBeginRecaptureToGraph", 13030, V, ctypes.c_int, V, V, V)
+    asked, answer = [], [0]
+    ASK = ctypes.CFUNCTYPE(ctypes.c_int, V, V, V, V, ctypes.c_int)
+    ask = ASK(lambda data, node, old, new, status: (asked.append((node, status)), answer[0])[1])
+
+    def begin():
+        assert again(int(stream), 2, int(graph), ctypes.cast(ask, V), None) == 0
+
+    order = []
+    old, new = HOST(lambda _: order.append("old")), HOST(lambda _: order.append("new"))
+    same = HOST(lambda _: order.append("same"))
+    put = raw("cuLaunchHostFunc", 10000, V, V, V)
+    give = lambda function: put(int(stream), ctypes.cast(function, V), None)
+    ok(cu.cuStreamBeginCapture(stream, relaxed))
+    give(same), give(old)
+    graph = ok(cu.cuStreamEndCapture(stream))
+
+    begin()
+    assert give(same) == 0 and asked == []
+    assert give(new) == 0 and len(asked) == 1 and asked[0][1] == 0
+    assert int(ok(cu.cuStreamEndCapture(stream))) == int(graph)
+    ok(cu.cuGraphLaunch(ok(cu.cuGraphInstantiate(graph, 0)), stream))
+    ok(cu.cuStreamSynchronize(stream))
+    assert order == ["same", "new"], order
+
+    begin()
+    give(same)
+    finish, out = raw("cuStreamEndCapture", 10000, V, V), V()   # the older bindings do not know 918
+    assert finish(int(stream), ctypes.addressof(out)) == 918    # one too few
+    begin()
+    give(same), give(new)
+    assert give(new) == 918                                # one too many
+    assert code(cu.cuStreamEndCapture(stream)) == 901
+    begin()
+    answer[0] = 1
+    assert give(old) == 918                                # the program said no
+    assert code(cu.cuStreamEndCapture(stream)) == 901
+    print("fine")
+"""
+
+
+def test_recapturing_came_with_cuda_13_3():
+    ran = run_python(RECAPTURE)
+    assert ran.stdout.strip() == "fine", ran.stderr
+    before_it = run_python(
+        """
+        from aiostream import simulator
+        simulator.install()
+        from simdriver import cu
+        print(int(cu.cuGetProcAddress(b"cuStreamBeginRecaptureToGraph", 13000, 1)[0]))
+        """
+    )
+    assert before_it.stdout.strip() == "500", before_it.stderr

@@ -2,7 +2,7 @@
  * Python >= 3.11. Every function here releases the GIL round a driver call; the driver's threads come here only through
  * python_dispatch(), for the user's own Python host functions.
  */
-#include "python.h"
+#include "module.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -11,7 +11,7 @@ struct driver_calls driver;
 
 static _Atomic bool forked; /* set in a forked child, where the driver may not be called */
 
-static bool refuse_in_child(void) {
+bool refuse_in_child(void) {
     if (!atomic_load(&forked)) return false;
     PyErr_SetString(PyExc_RuntimeError, "CUDA cannot be used in a forked child: neither the driver nor aiostream survives fork(). "
                                         "Start worker processes with multiprocessing's 'spawn' or 'forkserver' method.");
@@ -80,6 +80,7 @@ typedef struct {
 } HandleObject;
 
 static PyTypeObject *handle_type;
+static PyObject *line_type;
 
 static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"kind", "value", "context", "owned", "needs_context", "parent", NULL};
@@ -293,7 +294,7 @@ static PyObject *native_event_record(PyObject *self, PyObject *args) {
 
 /* ---------------------------------------------------------------- points and queues */
 
-static struct queue *as_queue(int index) {
+struct queue *as_queue(int index) {
     struct queue *queue = queue_at(index);
     if (!queue) PyErr_Format(PyExc_ValueError, "there is no queue %d", index);
     return queue;
@@ -334,11 +335,11 @@ static bool append_number(PyObject *list, PyObject *number) {
     return failed == 0;
 }
 
-static bool append(void *context, uint64_t ticket, int status, bool passed) {
+static bool append(void *context, uint64_t ticket, int64_t status, bool passed) {
     PyObject *list = context;
     Py_ssize_t length = PyList_Size(list);
     if (append_number(list, PyLong_FromUnsignedLongLong(ticket)) &&
-        append_number(list, PyLong_FromLong(passed ? status : -status)))
+        append_number(list, PyLong_FromLongLong(passed ? status : -status)))
         return true;
     PyList_SetSlice(list, length, PyList_Size(list), NULL);
     return false;
@@ -359,8 +360,9 @@ static PyObject *native_drain(PyObject *self, PyObject *args) {
 static PyObject *native_probe_open(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long context, stream;
-    if (!PyArg_ParseTuple(args, "KK", &context, &stream)) return NULL;
-    struct probe *probe = probe_open((void *)(uintptr_t)context, (void *)(uintptr_t)stream);
+    int device;
+    if (!PyArg_ParseTuple(args, "KKi", &context, &stream, &device)) return NULL;
+    struct probe *probe = probe_open((void *)(uintptr_t)context, (void *)(uintptr_t)stream, device);
     if (!probe) {
         PyErr_SetString(PyExc_RuntimeError, "more CUDA contexts than aiostream can watch in one process (4096)");
         return NULL;
@@ -368,7 +370,7 @@ static PyObject *native_probe_open(PyObject *self, PyObject *args) {
     return PyLong_FromLong(probe_index(probe));
 }
 
-static struct probe *as_probe(int index) {
+struct probe *as_probe(int index) {
     struct probe *probe = probe_at(index);
     if (!probe) PyErr_Format(PyExc_ValueError, "there is no probe %d", index);
     return probe;
@@ -509,6 +511,9 @@ static PyObject *native_bind(PyObject *self, PyObject *addresses) {
         {"cuEventRecordWithFlags", offsetof(struct driver_calls, event_record)},
         {"cuEventSynchronize", offsetof(struct driver_calls, event_synchronize)},
         {"cuEventDestroy", offsetof(struct driver_calls, event_destroy)},
+        {"cuEventCreate", offsetof(struct driver_calls, event_create)},
+        {"cuStreamCreate", offsetof(struct driver_calls, stream_create)},
+        {"cuStreamWaitEvent", offsetof(struct driver_calls, stream_wait_event)},
         {"cuCtxPushCurrent", offsetof(struct driver_calls, ctx_push)},
         {"cuCtxPopCurrent", offsetof(struct driver_calls, ctx_pop)},
         {"cuStreamGetCaptureInfo", offsetof(struct driver_calls, capture_info)},
@@ -619,7 +624,10 @@ static const struct {
     {"KIND_PYTHON_HOST", KIND_PYTHON_HOST}, {"KIND_PYTHON_CALLBACK", KIND_PYTHON_CALLBACK},
     {"KIND_FOREIGN", KIND_FOREIGN}, {"HANDLE_STREAM", HANDLE_STREAM}, {"HANDLE_EVENT", HANDLE_EVENT},
     {"HANDLE_GRAPH", HANDLE_GRAPH}, {"HANDLE_GRAPH_EXEC", HANDLE_GRAPH_EXEC},
-    {"RESULT_CLOSED", RESULT_CLOSED}, {"RESULT_QUARANTINED", RESULT_QUARANTINED}, {"RESULT_CAPTURING", RESULT_CAPTURING},
+    {"RESULT_CLOSED", RESULT_CLOSED}, {"RESULT_NO_HELPER", RESULT_NO_HELPER}, {"RESULT_NO_MEMORY", RESULT_NO_MEMORY},
+    {"STATUS_UNPROVED", STATUS_UNPROVED}, {"WAIT_AUTO", WAIT_AUTO}, {"WAIT_EVENT", WAIT_EVENT}, {"WAIT_SPIN", WAIT_SPIN},
+    {"WAITS_READY", WAITS_READY}, {"WAITS_SPUN", WAITS_SPUN}, {"WAITS_APPROACHED", WAITS_APPROACHED}, {"WAITS_WATCHED", WAITS_WATCHED},
+    {"WAITS_PREDICTED", WAITS_PREDICTED}, {"WAITS_SLEPT", WAITS_SLEPT}, {"WAITS_LOST", WAITS_LOST}, {"LOOKS", LOOKS}, {"RESULT_QUARANTINED", RESULT_QUARANTINED}, {"RESULT_CAPTURING", RESULT_CAPTURING},
     {"POINTS_ARMED", POINTS_ARMED}, {"POINTS_FIRED", POINTS_FIRED}, {"POINTS_LEAKED", POINTS_LEAKED},
     {"POINTS_STALE", POINTS_STALE}, {"POINTS_QUARANTINED", POINTS_QUARANTINED},
     {"HOST_FUNCTIONS_LATE", HOST_FUNCTIONS_LATE}, {"WATCHER_PASSES", WATCHER_PASSES},
@@ -632,7 +640,9 @@ static const struct {
 static int module_exec(PyObject *module) {
     if (!handle_type) handle_type = (PyTypeObject *)PyType_FromSpec(&handle_spec);
     if (!handle_type || PyModule_AddObjectRef(module, "Handle", (PyObject *)handle_type) < 0) return -1;
-    if (PyModule_AddFunctions(module, graph_functions) < 0) return -1;
+    if (!line_type) line_type = PyType_FromSpec(&line_spec);
+    if (!line_type || PyModule_AddObjectRef(module, "Line", line_type) < 0) return -1;
+    if (PyModule_AddFunctions(module, wait_functions) < 0 || PyModule_AddFunctions(module, graph_functions) < 0) return -1;
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) return -1;
     return 0;

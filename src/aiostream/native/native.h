@@ -1,4 +1,4 @@
-/* What the native files share. Only module.c knows Python: nothing in the others takes the GIL or holds a Python object,
+/* What the native files share. Only module.c and module_waits.c know Python: nothing in the others takes the GIL or holds a Python object,
  * because the driver's threads run them.
  *
  * Memory orders: every atomic here is sequentially consistent (C11's default). The few that could be weaker are not on any
@@ -29,6 +29,9 @@ struct driver_calls {
     int (*event_record)(void *event, void *stream, unsigned flags);
     int (*event_synchronize)(void *event);
     int (*event_destroy)(void *event);
+    int (*event_create)(void **event, unsigned flags);
+    int (*stream_create)(void **stream, unsigned flags);
+    int (*stream_wait_event)(void *stream, void *event, unsigned flags);
     int (*ctx_push)(void *context);
     int (*ctx_pop)(void **context);
     int (*capture_info)(void *stream, int *status, uint64_t *id, void **graph, void *nodes, void *count); /* as of CUDA 11.3 */
@@ -49,9 +52,16 @@ extern struct driver_calls driver;
 enum {
     RESULT_CLOSED = -1,      /* the handle was closed or released: nothing was done */
     RESULT_QUARANTINED = -2, /* a capture began between the check and the enqueue: the point is kept for ever */
+    RESULT_NO_HELPER = -3,   /* no helper stream is idle: make one where blocking does no harm, and come again */
+    RESULT_NO_MEMORY = -4,
     RESULT_CAPTURING = -900, /* -900, -901, -906: refused before the stream was touched */
 };
 enum { CUDA_SUCCESS = 0, CUDA_NOT_READY = 600, CUDA_CAPTURE_FIRST = 900, CUDA_CAPTURE_LAST = 908 };
+
+/* What a firing says of its success. A host function brings no status, and by the manual never runs after an error; some
+ * drivers were reported to run it all the same, so whoever delivers reads the context's health after it. */
+enum { STATUS_UNPROVED = 1 << 20 };
+/* A status from 1 << 24 on is the address of a wait that the watcher gives back to its task: the end is near. */
 
 /* Runs a few driver calls so that they can disturb nobody's capture: every query of ours happens between these two. */
 static inline int relaxed_enter(void) {
@@ -73,6 +83,7 @@ enum point_kind {
     KIND_PYTHON_HOST = 2,     /* a user's Python host function, then the ticket */
     KIND_PYTHON_CALLBACK = 3, /* a user's Python stream callback, then the ticket */
     KIND_FOREIGN = 4,         /* a user's native function pointer, then the ticket */
+    KIND_WATCHED = 5,         /* an event of ours that the watcher looks at: the driver is given no ticket */
     KIND_GRAPH_PYTHON = 6,    /* a KIND_PYTHON_HOST that a capture took in: runs at each launch, ends with its user object */
     KIND_GRAPH_FOREIGN = 7,   /* likewise a KIND_FOREIGN; the driver was given the user's own pointer */
 };
@@ -85,6 +96,14 @@ enum counter {
     WATCHER_PASSES,
     HANDLES_CREATED, HANDLES_DESTROYED, HANDLES_RELEASED, HANDLES_OPEN,
     FUTURES_CREATED, FUTURES_DONE, FUTURES_FAILED, FUTURES_CANCELLED, FUTURES_DROPPED,
+    WAITS_READY,     /* nothing to wait for */
+    WAITS_APPROACHED, /* given back to the task because the end was near */
+    WAITS_SPUN,      /* ended in the waiting task's own queries */
+    WAITS_WATCHED,   /* given to the watcher */
+    WAITS_PREDICTED, /* of these, the ones whose end was expected */
+    WAITS_SLEPT,     /* of these, the ones that were given a host function on a helper stream */
+    WAITS_LOST,      /* their record was kept for ever: a capture took the event, or the context failed under a helper */
+    LOOKS,           /* queries by the watcher */
     COUNTERS,
 };
 extern _Atomic int64_t counters[COUNTERS];
@@ -95,11 +114,13 @@ int queue_descriptor(const struct queue *);
 int queue_index(const struct queue *);
 struct queue *queue_at(int index);
 void queue_wake(struct queue *);
+int64_t queue_lag(const struct queue *); /* ns; how long the loop takes these days to come back to what waits for it */
+void queue_note_lag(struct queue *, int64_t lag);
 
 /* Takes everything that has arrived; calls emit(context, ticket, status, passed) for each, oldest first. passed is false
  * when the waiter failed but the driver may still come to the point: what is kept alive for it must stay. An emit that
  * returns false stops the drain and what is left goes back: nothing is lost. */
-typedef bool (*emit_function)(void *context, uint64_t ticket, int status, bool passed);
+typedef bool (*emit_function)(void *context, uint64_t ticket, int64_t status, bool passed);
 bool queue_drain(struct queue *, emit_function, void *context);
 
 /* Reserve, register in Python, arm: a point may fire before the call that arms it has returned. */
@@ -112,13 +133,17 @@ bool point_is_live(uint64_t ticket); /* the driver may still come to it, or its 
 int64_t points_pending(void);
 int64_t points_captured(void); /* of the pending ones, those that live in graphs */
 void points_fail(struct probe *, int status);
+uint64_t point_watch(struct queue *, struct probe *); /* reserve and arm in one: the watcher will fire it; 0: no memory */
+void point_fire(uint64_t ticket, int64_t status);
 
 /* module.c: runs the user's Python function for a ticket behind the exit gate, on the driver's thread. */
 void python_dispatch(uint64_t ticket, int status);
 
-/* ---------------------------------------------------------------- watcher.c: the health of each context */
+/* ---------------------------------------------------------------- watcher.c: the thread, the health of each context */
 
-struct probe *probe_open(void *context, void *private_stream);
+struct probe *probe_open(void *context, void *private_stream, int device);
+void *probe_context(const struct probe *);
+int probe_device(const struct probe *);
 int probe_index(const struct probe *);
 struct probe *probe_at(int index);
 void probe_add_pending(struct probe *); /* may wake the watcher */
@@ -126,6 +151,78 @@ void probe_drop_pending(struct probe *);
 int probe_health(struct probe *); /* 0, or the error that has befallen the context */
 int watcher_start(void);
 void watcher_stop(void);
+void watcher_wake_before(int64_t time); /* wakes it unless it will look about by then anyway */
+int64_t now_ns(void);
+int64_t watcher_oversleep(int64_t delay); /* by how much a sleep of that length is likely to be too long */
+
+/* ---------------------------------------------------------------- waits.c: events of ours, and when to look at them */
+
+struct line; /* a stream, as far as its waits are concerned; counted by its owner and by each wait on it */
+struct wait;
+enum wait_mode { WAIT_AUTO = 0, WAIT_EVENT = 1, WAIT_SPIN = 2 };
+struct begun { /* what wait_begin answers: one of the three is set, or none if there was nothing to wait for */
+    int refusal;
+    uint64_t ticket;       /* the watcher has it */
+    struct wait *spinning; /* the caller queries it with wait_poll, until wait_poll gives it to the watcher */
+};
+struct line *line_new(struct probe *, bool ordered);
+void line_unref(struct line *);
+void wait_begin(struct line *, void *stream, void *event, struct queue *, enum wait_mode, struct begun *);
+bool wait_poll(struct wait *, struct queue *, struct begun *); /* false: go on spinning */
+void wait_drop(struct wait *);                                 /* nobody spins any more */
+bool waits_arrived(void);
+int64_t waits_look(int64_t now); /* the watcher's pass; when to come again */
+void waits_fail(struct probe *, int status);
+void waits_predict(bool enabled);
+
+/* ---------------------------------------------------------------- forecast.c: how long the waits of a line take */
+
+struct forecast { /* guarded by the line's lock */
+    int64_t mean, deviation; /* ns; the deviation is the mean absolute one */
+    int samples;
+    int outliers; /* in a row */
+    int64_t lead; /* ns; how long before the expected end the waiter is called */
+    int streak;   /* waits in a row that did not end long before they were expected */
+};
+struct outlook { /* what a forecast says for one wait, in ns after its beginning */
+    bool good;     /* there is something to expect */
+    bool trusted;  /* for so long that looking meanwhile is hardly worth it */
+    int64_t mean, spread, lead;
+};
+void forecast_learn(struct forecast *, int64_t duration);
+void forecast_approached(struct forecast *, bool late, int64_t slack);
+struct outlook forecast_outlook(const struct forecast *);
+
+/* ---------------------------------------------------------------- sleeper.c: helper streams, and waits that sleep */
+
+void *helper_take(struct probe *); /* NULL: none is idle */
+int helper_make(struct probe *, void **stream); /* may block until the GPU is idle */
+void helper_put(struct probe *, void *stream, bool idle); /* one that is not idle is destroyed */
+int helper_count(struct probe *);
+enum sleep_state {
+    SLEEP_NONE,
+    SLEEP_REQUESTED, /* on the sleeper's list, or in its hands */
+    SLEEP_ARMED,     /* the host function is pending */
+    SLEEP_DONE,      /* it has run */
+    SLEEP_REFUSED,   /* the driver refused, or nobody wanted it any more */
+};
+struct sleep {
+    struct probe *probe; /* these three by the watcher, before sleeper_try */
+    void *event;
+    void (*reached)(struct sleep *); /* runs on the driver's thread */
+    void *stream;                    /* by the sleeper; the watcher reads it in a final state */
+    _Atomic int state;               /* REQUESTED and NONE by the watcher, ARMED and REFUSED by the sleeper, DONE by the driver's thread */
+    _Atomic bool unwanted;           /* by the watcher */
+    struct sleep *next;              /* under the sleeper's lock */
+};
+/* Has `reached` run behind an event, on a helper stream, enqueued by the sleeper's own thread because that may block. false:
+ * as many as may be are pending already. */
+bool sleeper_try(struct sleep *);
+void sleeper_release(struct sleep *); /* in a final state: DONE or REFUSED */
+void sleeper_forget(struct sleep *);  /* it will never end: its context has failed */
+void sleeper_limit(int pending);
+int sleeper_start(void);
+void sleeper_stop(void);
 
 /* ---------------------------------------------------------------- handles.c: who may still use a stream or event */
 

@@ -35,10 +35,11 @@ struct slot {
     host_function foreign;   /* these three are written before the slot is armed; read by its own firing; KIND_FOREIGN only */
     void *foreign_data;
     int sync_mode;           /* of cuLaunchHostFunc_v2; -1 leaves it to the driver */
-    _Atomic int fire_status; /* written by the one that sets FIRED, before it pushes */
+    _Atomic int64_t fire_status; /* written by the one that sets FIRED, before it pushes */
     _Atomic int fail_status; /* written by the watcher before it sets FAILED */
     uint32_t index;
-    _Atomic uint8_t kind; /* written before the slot is armed; points_fail reads it at any time, and then goes by the word */
+    _Atomic uint8_t kind; /* written before the slot is armed; points_fail may read it at any time, and is proved right by its
+                             transition */
 };
 
 /* A multi-producer stack that is drained whole, with the eventfd that wakes its consumer. Queues are recycled, never freed,
@@ -48,6 +49,8 @@ struct queue {
     _Atomic(struct slot *) head; /* pushed by any thread; taken whole by the consumer, or by whoever sees `closed` */
     _Atomic int64_t refs;
     _Atomic bool closed; /* set once by the owner, then the stack is drained; a pusher reads it after its push */
+    _Atomic int64_t pushed;  /* when its stack stopped being empty; by that pusher */
+    _Atomic int64_t lag;     /* a running mean; by the owner's thread, read by any */
     int eventfd;
     int index;
     struct queue *next_free; /* under table_lock */
@@ -103,6 +106,13 @@ void queue_wake(struct queue *queue) {
     while (write(queue->eventfd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
+int64_t queue_lag(const struct queue *queue) { return atomic_load(&((struct queue *)queue)->lag); }
+
+void queue_note_lag(struct queue *queue, int64_t lag) {
+    int64_t mean = atomic_load(&queue->lag);
+    atomic_store(&queue->lag, mean + (lag - mean) / 4);
+}
+
 static void queue_unref(struct queue *queue) {
     if (atomic_fetch_sub(&queue->refs, 1) != 1) return;
     pthread_mutex_lock(&table_lock);
@@ -130,7 +140,9 @@ static void hand_to_orphans(struct queue *queue) {
 /* Push, then read `closed`; the closer sets `closed`, then drains: whichever comes second sees the other (both sequentially
  * consistent), so no ticket stays behind on a queue that nobody reads. */
 static void queue_push(struct queue *queue, struct slot *slot) {
+    int64_t now = now_ns();
     bool was_empty = stack_push(queue, slot, slot);
+    if (was_empty) atomic_store(&queue->pushed, now);
     if (atomic_load(&queue->closed)) hand_to_orphans(queue);
     else if (was_empty) queue_wake(queue);
 }
@@ -242,7 +254,7 @@ bool point_is_live(uint64_t ticket) {
 
 /* The GPU has come to the point. On a driver thread: no GIL, no allocation. The last thing it does is to count itself out
  * of the queue, which may be recycled from then on. */
-static void point_fire(uint64_t ticket, int status) {
+void point_fire(uint64_t ticket, int64_t status) {
     struct slot *slot = slot_at(ticket);
     int before;
     /* The watcher and the consumer may move the slot between the two attempts: then they are made again. */
@@ -268,7 +280,7 @@ static void point_fire(uint64_t ticket, int status) {
     atomic_fetch_add(&counters[POINTS_STALE], 1);
 }
 
-static void on_host_function(void *data) { point_fire((uint64_t)(uintptr_t)data, CUDA_SUCCESS); }
+static void on_host_function(void *data) { point_fire((uint64_t)(uintptr_t)data, STATUS_UNPROVED); }
 
 static void on_callback(void *stream, int status, void *data) {
     (void)stream;
@@ -278,7 +290,7 @@ static void on_callback(void *stream, int status, void *data) {
 static void on_python_host_function(void *data) {
     uint64_t ticket = (uint64_t)(uintptr_t)data;
     if (awaits_firing(ticket)) python_dispatch(ticket, CUDA_SUCCESS);
-    point_fire(ticket, CUDA_SUCCESS);
+    point_fire(ticket, STATUS_UNPROVED);
 }
 
 static void on_python_callback(void *stream, int status, void *data) {
@@ -294,7 +306,7 @@ static void on_foreign(void *data) {
         struct slot *slot = slot_at(ticket);
         slot->foreign(slot->foreign_data);
     }
-    point_fire(ticket, CUDA_SUCCESS);
+    point_fire(ticket, STATUS_UNPROVED);
 }
 
 /* In a graph: at each launch. The ticket stays armed. */
@@ -439,6 +451,16 @@ int point_arm(uint64_t ticket, void *stream) {
     return CUDA_SUCCESS; /* it has fired already, so it was no node */
 }
 
+uint64_t point_watch(struct queue *queue, struct probe *probe) {
+    uint64_t ticket = point_reserve(queue, probe, KIND_WATCHED);
+    if (!ticket) return 0;
+    int before;
+    probe_add_pending(probe);
+    atomic_fetch_add(&counters[POINTS_ARMED], 1);
+    transition(slot_at(ticket), ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
+    return ticket;
+}
+
 /* ------------------------------------------------------------------------------------------------ the consumer */
 
 static struct slot *reversed(struct slot *slot) {
@@ -465,7 +487,7 @@ static bool consume(struct slot *slot, emit_function emit, void *context) {
     uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
     int before = word & 0xff;
     if (before & FIRED) {
-        int status = before & FAILED && slot->fail_status ? slot->fail_status : slot->fire_status;
+        int64_t status = before & FAILED && slot->fail_status ? slot->fail_status : slot->fire_status;
         if (!emit(context, ticket, status, true)) return false;
         consumer_release(slot);
         return true;
@@ -483,6 +505,8 @@ bool queue_drain(struct queue *queue, emit_function emit, void *context) {
     uint64_t ignored;
     while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
     struct slot *slot = reversed(atomic_exchange(&queue->head, NULL));
+    /* Of a few together: a single one may have come to a loop that slept, whose slow waking says nothing of its turns. */
+    if (slot && slot->next && slot->next->next) queue_note_lag(queue, now_ns() - atomic_load(&queue->pushed));
     while (slot) {
         struct slot *next = slot->next;
         if (!consume(slot, emit, context)) {
@@ -510,6 +534,7 @@ void points_fail(struct probe *probe, int status) {
             uint64_t word = atomic_load(&slot->word);
             if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || slot->probe != probe) continue;
             if (in_graph(slot)) continue; /* nobody waits for it, and its destructor comes all the same */
+            if (slot->kind == KIND_WATCHED) continue; /* the driver has no ticket of it: the watcher fires it with the status */
             uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
             int before;
             atomic_store(&slot->fail_status, status);

@@ -1,22 +1,30 @@
-/* The watcher: one native thread that reads the health of each context while anything is pending.
+/* The watcher: one native thread that looks at the events of waits, and reads the health of each context while anything is
+ * pending.
  *
  * After a sticky error no host function ever runs, so a waiter that only its host function could wake would hang for ever.
  * The fault shows at the same moment on every stream of the process, also on an idle one that nobody else knows; the watcher
  * therefore queries a private stream of ours per context, and never a user's, which might be capturing or destroyed.
  */
-#include "native.h"
-
+#define _GNU_SOURCE /* ppoll */
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { MAX_PROBES = 4096, PERIOD_MS = 10, IDLE_PASSES_BEFORE_PARKING = 4 };
+#include "native.h"
+
+enum { MAX_PROBES = 4096, IDLE_PASSES_BEFORE_PARKING = 4 };
+static const int64_t PERIOD = 15000000; /* ns between two looks at the contexts' health */
+static const int64_t TOO_SHORT = 12000; /* ns: a shorter pause is spent awake, because falling asleep takes as long */
+static const int64_t NEVER = INT64_MAX;
 
 struct probe {
     void *stream; /* private and always idle; written by probe_open, then constant */
     void *context;
+    int device;
     _Atomic int64_t pending; /* points armed and neither fired nor failed; any thread */
     int index;
 };
@@ -28,11 +36,12 @@ static pthread_mutex_t probe_lock = PTHREAD_MUTEX_INITIALIZER; /* for probe_open
 static _Atomic int64_t pending_total;
 static _Atomic bool parked;   /* written by the watcher; read by whoever arms a point */
 static _Atomic bool stopping; /* written by watcher_stop; read by the watcher */
+static _Atomic int64_t asleep_until; /* written by the watcher, 0 while awake; read by whoever hands it a wait */
 static bool running;          /* under probe_lock */
 static int wake_descriptor = -1;
 static pthread_t thread;
 
-struct probe *probe_open(void *context, void *private_stream) {
+struct probe *probe_open(void *context, void *private_stream, int device) {
     pthread_mutex_lock(&probe_lock);
     struct probe *probe = NULL;
     int number = probe_count;
@@ -40,6 +49,7 @@ struct probe *probe_open(void *context, void *private_stream) {
         probe = &probes[number];
         probe->context = context;
         probe->stream = private_stream;
+        probe->device = device;
         probe->index = number;
         atomic_store(&probe_count, number + 1);
     }
@@ -48,6 +58,8 @@ struct probe *probe_open(void *context, void *private_stream) {
 }
 
 int probe_index(const struct probe *probe) { return probe->index; }
+int probe_device(const struct probe *probe) { return probe->device; }
+void *probe_context(const struct probe *probe) { return probe->context; }
 struct probe *probe_at(int index) { return index < 0 || index >= probe_count ? NULL : &probes[index]; }
 
 static void wake(void) {
@@ -76,40 +88,107 @@ int probe_health(struct probe *probe) {
     return status;
 }
 
-static void look(void) {
+int64_t now_ns(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000ll + time.tv_nsec;
+}
+
+static void look_at_health(void) {
     int count = probe_count;
     for (int i = 0; i < count; i++) {
         if (atomic_load(&probes[i].pending) == 0) continue;
         int status = probe_health(&probes[i]);
-        if (status != CUDA_SUCCESS && !atomic_load(&stopping)) points_fail(&probes[i], status);
+        if (status == CUDA_SUCCESS || atomic_load(&stopping)) continue;
+        waits_fail(&probes[i], status);
+        points_fail(&probes[i], status);
     }
     atomic_fetch_add(&counters[WATCHER_PASSES], 1);
 }
 
-/* Returns when woken or after the timeout; -1 waits for ever. */
-static void doze(int timeout_ms) {
-    struct pollfd descriptor = {.fd = wake_descriptor, .events = POLLIN};
-    if (poll(&descriptor, 1, timeout_ms) > 0) {
-        uint64_t ignored;
-        if (read(wake_descriptor, &ignored, sizeof ignored) < 0) return;
+/* ------------------------------------------------------------------------------------------------ sleeping */
+
+/* How much too long sleeps were, by the power of two of their length: a processor that has idled for long wakes slowly. The
+ * watcher's alone. */
+static struct {
+    int64_t mean, deviation;
+} lateness[40];
+
+static int bucket_of(int64_t delay) {
+    int bucket = 0;
+    while (delay > 1 && bucket < 39) delay >>= 1, bucket++;
+    return bucket;
+}
+
+static void learn_lateness(int64_t delay, int64_t late) {
+    int bucket = bucket_of(delay);
+    int64_t error = late - lateness[bucket].mean;
+    lateness[bucket].mean += error / 8;
+    lateness[bucket].deviation += ((error < 0 ? -error : error) - lateness[bucket].deviation) / 8;
+}
+
+int64_t watcher_oversleep(int64_t delay) {
+    if (delay < TOO_SHORT) return 0;
+    int bucket = bucket_of(delay);
+    int64_t late = lateness[bucket].mean + 2 * lateness[bucket].deviation;
+    return late < 10000 ? 10000 : late > 500000 ? 500000 : late;
+}
+
+/* Publish, then look for arrivals; who hands over a wait pushes it, then reads what is published: one of the two sees the
+ * other (both sequentially consistent). */
+static void doze_until(int64_t time) {
+    int64_t now = now_ns();
+    int64_t delay = time == NEVER ? NEVER : time - now;
+    if (delay < TOO_SHORT) {
+        while (now_ns() < time && !waits_arrived())
+#if defined(__x86_64__)
+            __builtin_ia32_pause()
+#endif
+                ;
+        return;
     }
+    atomic_store(&asleep_until, time);
+    if (!waits_arrived() && !atomic_load(&stopping)) {
+        struct pollfd descriptor = {.fd = wake_descriptor, .events = POLLIN};
+        struct timespec timeout = {.tv_sec = delay / 1000000000, .tv_nsec = delay % 1000000000};
+        if (ppoll(&descriptor, 1, time == NEVER ? NULL : &timeout, NULL) > 0) {
+            uint64_t ignored;
+            while (read(wake_descriptor, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
+        } else if (time != NEVER) {
+            learn_lateness(delay, now_ns() - time);
+        }
+    }
+    atomic_store(&asleep_until, 0);
+}
+
+void watcher_wake_before(int64_t time) {
+    if (atomic_load(&asleep_until) > time) wake();
 }
 
 static void *watch(void *unused) {
     (void)unused;
+    relaxed_enter();                 /* for good: no query of this thread may disturb anybody's capture */
+    prctl(PR_SET_TIMERSLACK, 1UL);   /* ns; 50 us by default, which is the length of a short wait */
     int idle_passes = 0;
+    int64_t next_health = 0;
     while (!atomic_load(&stopping)) {
-        if (atomic_load(&pending_total) > 0) {
+        int64_t now = now_ns();
+        int64_t next = waits_look(now);
+        if (atomic_load(&pending_total) > 0 || next != NEVER) {
             idle_passes = 0;
-            look();
-        } else if (++idle_passes > IDLE_PASSES_BEFORE_PARKING) {
+            if (now >= next_health) {
+                look_at_health();
+                next_health = now + PERIOD;
+            }
+            doze_until(next < next_health ? next : next_health);
+        } else if (++idle_passes <= IDLE_PASSES_BEFORE_PARKING) {
+            doze_until(now + PERIOD);
+        } else {
             atomic_store(&parked, true);
-            if (atomic_load(&pending_total) == 0 && !atomic_load(&stopping)) doze(-1);
+            if (atomic_load(&pending_total) == 0) doze_until(NEVER);
             atomic_store(&parked, false);
             idle_passes = 0;
-            continue;
         }
-        doze(PERIOD_MS);
     }
     return NULL;
 }
@@ -122,12 +201,14 @@ int watcher_start(void) {
         stopping = false;
         error = wake_descriptor < 0 ? errno : pthread_create(&thread, NULL, watch, NULL);
         running = error == 0;
+        if (running) error = sleeper_start();
     }
     pthread_mutex_unlock(&probe_lock);
     return error;
 }
 
 void watcher_stop(void) {
+    sleeper_stop();
     pthread_mutex_lock(&probe_lock);
     if (running) {
         stopping = true;

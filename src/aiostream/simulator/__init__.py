@@ -1,8 +1,8 @@
 """A CUDA driver for machines without a GPU.
 
 `install()` loads a shared library that calls itself `libcuda.so.1`. From then on the real `cuda.bindings`, and everything that
-stands on it, runs on that library unchanged: streams, events, host functions, memory, capture and a handful of kernels behave
-as they did on an H200, faults included. What is not simulated answers `CUDA_ERROR_NOT_SUPPORTED` (801) and is listed by
+stands on it, runs on that library unchanged: streams, events, host functions, memory, capture, graphs and a handful of kernels
+behave as they did on an H200, faults included. What is not simulated answers `CUDA_ERROR_NOT_SUPPORTED` (801) and is listed by
 `unsupported_calls()`; nothing pretends. It is a driver and not a runtime: libraries built on libcudart do not run on it.
 
     from aiostream import simulator
@@ -337,6 +337,6 @@ def register_kernel(name: str, address: int, *, parameters: Sequence[int]) -> No
 
 
 def pending_work() -> int:
-    """How many items are queued on all streams or running, on the devices and on the host threads."""
+    """How many items are queued on all streams or running, on the devices and on the host threads, destructors included."""
     count: int = _driver().aiostream_sim_pending()
     return count

@@ -13,6 +13,7 @@ void capture_release(struct capture *capture)
     if (--capture->references > 0 || !capture->ended)
         return;
     dependencies_clear(&capture->excused);
+    dependencies_clear(&capture->left);
     free(capture);
 }
 
@@ -88,6 +89,15 @@ struct capture *capture_into(const struct graph *graph)
     return NULL;
 }
 
+struct capture *capture_inside(const struct graph *graph)
+{
+    for (struct capture *capture = sim.captures; capture != NULL; capture = capture->next)
+        for (const struct graph *at = capture->graph; at != NULL; at = at->owner != NULL ? at->owner->graph : NULL)
+            if (at == graph)
+                return capture;
+    return NULL;
+}
+
 /* A node that the program has cut off itself need not be joined. */
 void capture_excuse(struct capture *capture, struct node *node)
 {
@@ -146,7 +156,8 @@ CUresult capture_add(struct stream *stream, struct op *op, int type)
     if (type == NODE_COPY)
         node->copy = (struct copy_params){copy_end_at(op->u.copy.from), copy_end_at(op->u.copy.to), op->u.copy.bytes, 1, 1};
     if (type == NODE_FILL)
-        node->fill = (struct fill_params){(uintptr_t)op->u.fill.to, 0, op->u.fill.value, op->u.fill.width, op->u.fill.count, 1, NULL};
+        node->fill = (struct fill_params){.to = (uintptr_t)op->u.fill.to, .value = op->u.fill.value, .width = op->u.fill.width,
+                                          .count = op->u.fill.count, .height = 1};
     return capture_add_node(stream, node);
 }
 
@@ -326,6 +337,9 @@ static bool joined(const struct capture *capture)
             for (size_t i = 0; stream->capture == capture && i < stream->dependencies.count; i++)
                 if (stream->dependencies.nodes[i]->mark != mark)
                     return false;
+    for (size_t i = 0; i < capture->left.count; i++)
+        if (capture->left.nodes[i]->mark != mark)
+            return false;
     return true;
 }
 
@@ -355,20 +369,32 @@ static void end(struct capture *capture)
     capture_release(capture);
 }
 
-/* A stream that is destroyed, or lost to a fault, takes its capture with it. */
+/* What was captured and is not wanted. Whoever captures into a child graph of it loses that capture. */
+static void discard(struct capture *capture)
+{
+    struct graph *graph = capture->graph;
+    capture->graph = NULL;
+    if (capture->borrowed)
+        return;
+    while (capture_inside(graph) != NULL)
+        capture_forget_stream(capture_inside(graph)->origin);
+    graph_free(graph);
+}
+
+/* For a stream that is destroyed. Where the capture began, it ends with the stream; another leaves its work to be joined. */
 void capture_forget_stream(struct stream *stream)
 {
     struct capture *capture = stream->capture;
     if (capture == NULL)
         return;
-    capture_invalidate(capture);
     if (capture->origin != stream) {
+        for (size_t i = 0; i < stream->dependencies.count; i++)
+            dependencies_add(&capture->left, stream->dependencies.nodes[i], NULL);
         detach(stream);
         return;
     }
-    if (!capture->borrowed)
-        graph_free(capture->graph);
-    capture->graph = NULL;
+    capture_invalidate(capture);
+    discard(capture);
     end(capture);
 }
 
@@ -392,8 +418,8 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
     if (code == OK && capture->recapture != NULL)
         code = recapture_end(capture);
     *out = code == OK ? capture->graph : NULL;
-    if (code != OK && !capture->borrowed)
-        graph_free(capture->graph);
+    if (code != OK)
+        discard(capture);
     capture->graph = NULL;
     end(capture);
     return leave(code);

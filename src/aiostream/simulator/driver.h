@@ -73,7 +73,9 @@ struct marker {
     struct stream *blocked; /* streams whose head waits for this, linked by marker_next */
 };
 
-enum op_kind { OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_CALLBACK, OP_RECORD, OP_WAIT_EVENT, OP_WAIT_VALUE, OP_WRITE_VALUE, OP_FREE, OP_EMPTY };
+enum op_kind {
+    OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_CALLBACK, OP_RECORD, OP_WAIT_EVENT, OP_WAIT_VALUE, OP_WRITE_VALUE, OP_FREE, OP_EMPTY,
+};
 
 /* QUEUED: not looked at yet. ARMED: at the head, waiting for a timer or a memory word. BUSY: somebody works on it without the
  * lock (the engine, or a host thread's queue), so nobody else may free it. */
@@ -220,6 +222,7 @@ struct capture {
     struct graph *graph;
     bool borrowed; /* the graph was there before, and is never ours to free */
     struct dependencies excused; /* nodes that need not be joined: the program itself has cut them off */
+    struct dependencies left;    /* where streams stood that were destroyed: still to be joined, if they have not been */
     struct recapture *recapture; /* NULL: new nodes are added */
     struct capture *next; /* all captures that have not ended */
 };
@@ -387,6 +390,7 @@ CUresult capture_unsupported(struct stream *stream);
 void capture_invalidate(struct capture *capture);
 void capture_excuse(struct capture *capture, struct node *node);
 struct capture *capture_into(const struct graph *graph);
+struct capture *capture_inside(const struct graph *graph); /* or into a child graph of it, however deep */
 void capture_forget_stream(struct stream *stream);
 void capture_release(struct capture *capture);
 

@@ -55,7 +55,8 @@ static const struct { CUresult code; const char *name, *text; } errors[] = {
     {908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "attempt to terminate a thread-local capture sequence from another thread"},
     {909, "CUDA_ERROR_TIMEOUT", "wait operation timed out"},
     {910, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE",
-     "the graph update was not performed because it included changes which violated constraints specific to instantiated graph update"},
+     "the graph update was not performed because it included changes which violated constraints specific to instantiated graph "
+     "update"},
     {911, "CUDA_ERROR_EXTERNAL_DEVICE", "an async error has occured in external entity outside of CUDA"},
     {918, "CUDA_ERROR_GRAPH_RECAPTURE_FAILURE", "the graph could not be recaptured"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},

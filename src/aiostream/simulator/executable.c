@@ -1,4 +1,4 @@
-/* Executables: graphs made ready to launch. A private copy of the graph, which keeps its nodes' names, and may get new parameters. */
+/* Executables: graphs made ready to launch. Private copies, whose nodes answer to the originals' names and may be changed. */
 #include "driver.h"
 
 #include "api.h"
@@ -34,7 +34,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, uint64_t flags, in
     *result = INSTANTIATE_ERROR;
     if (out == NULL || graph == NULL || (flags & ~(uint64_t)(AUTO_FREE | UPLOAD | DEVICE_LAUNCH | NODE_PRIORITY)))
         return graph == NULL ? INVALID_HANDLE : INVALID_VALUE;
-    if (capture_into(graph) != NULL)
+    if (capture_inside(graph) != NULL)
         return ILLEGAL_STATE; /* not before the capture has ended */
     if (flags & DEVICE_LAUNCH)
         return flags & AUTO_FREE ? INVALID_VALUE : NOT_SUPPORTED;
@@ -186,7 +186,7 @@ CUresult node_can_become(const struct node *old, const struct node *new, int *re
     return *result == UPDATED ? OK : GRAPH_EXEC_UPDATE_FAILURE;
 }
 
-/* --- pairing the nodes of two graphs, as the manual has it for updates: from the last nodes backwards, in the order of edges --- */
+/* --- pairing the nodes of two graphs, as the manual has it for updates: from the last nodes back, in the order of edges --- */
 
 struct pairing {
     struct graph *old, *new;

@@ -230,7 +230,7 @@ EXPORT CUresult cuGraphDestroy(CUgraph handle)
 {
     ENTER(cuGraphDestroy, 0);
     struct graph *graph = object_find(handle, OBJECT_GRAPH);
-    if (graph == NULL || graph->owner != NULL || capture_into(graph) != NULL)
+    if (graph == NULL || graph->owner != NULL || capture_inside(graph) != NULL)
         return leave(graph == NULL ? INVALID_HANDLE : INVALID_VALUE);
     graph_free(graph);
     return leave(OK);
@@ -264,7 +264,7 @@ EXPORT CUresult cuGraphDestroyNode(CUgraphNode handle)
 {
     ENTER(cuGraphDestroyNode, 0);
     struct node *node = object_find(handle, OBJECT_NODE);
-    if (node == NULL || capture_into(node->graph) != NULL)
+    if (node == NULL || capture_into(node->graph) != NULL || (node->child != NULL && capture_inside(node->child) != NULL))
         return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE); /* of a graph that is captured into, no node may go */
     struct graph *graph = node->graph;
     size_t kept = 0;

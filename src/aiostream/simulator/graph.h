@@ -56,6 +56,8 @@ _Static_assert(sizeof(struct copy_params) == 200 && sizeof(union word_params) ==
 
 /* --- ours --- */
 
+#define MOST_WORDS 256 /* a batch of memory operations has fewer */
+
 /* Belongs to its graph. Handles of nodes in an executable's private copy are never given out. */
 struct node {
     struct graph *graph; /* NULL: not yet in one */

@@ -106,7 +106,7 @@ EXPORT CUresult cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr address, ui
 EXPORT CUresult cuStreamBatchMemOp_v2(CUstream handle, unsigned count, const union word_params *words, unsigned flags)
 {
     ENTER(cuStreamBatchMemOp, ENQUEUES);
-    if (count == 0 || count > 256 || words == NULL || flags != 0)
+    if (count == 0 || count >= MOST_WORDS || words == NULL || flags != 0)
         return leave(INVALID_VALUE);
     return enqueue_words(handle, words, count);
 }

@@ -447,7 +447,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **p
         code = find_stream(config->stream, &stream);
     if (code == OK && stream->context != context)
         code = INVALID_HANDLE;
-    struct kernel_params params = {.function = handle, .shared_bytes = config->shared_bytes, .parameters = parameters, .extra = extra};
+    struct kernel_params params = {handle, .shared_bytes = config->shared_bytes, .parameters = parameters, .extra = extra};
     memcpy(params.grid, config->grid, sizeof params.grid);
     memcpy(params.block, config->block, sizeof params.block);
     struct op *op = code == OK ? kernel_op(&params, function) : NULL;

@@ -126,7 +126,7 @@ static CUresult make_child(struct node *node, CUgraph handle, int ownership)
     struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (graph == NULL || ownership < 0 || ownership > 1)
         return graph == NULL ? INVALID_HANDLE : INVALID_VALUE;
-    if (ownership == 1 && (graph->owner != NULL || capture_into(graph) != NULL))
+    if (ownership == 1 && (graph->owner != NULL || capture_inside(graph) != NULL))
         return INVALID_VALUE;
     node->child = ownership == 1 ? graph : graph_copy(graph, false);
     node->child->owner = node;
@@ -146,7 +146,7 @@ static CUresult make_event(struct node *node, CUevent handle, CUgreenCtx green)
 static CUresult make_words(struct node *node, const struct words_params *params)
 {
     CUresult code = chosen_context(params->context, &node->context);
-    if (code == OK && (params->flags != 0 || params->count == 0 || params->count > 256 || params->words == NULL))
+    if (code == OK && (params->flags != 0 || params->count == 0 || params->count >= MOST_WORDS || params->words == NULL))
         code = INVALID_VALUE;
     return code == OK ? word_ops(params->words, params->count, node) : code;
 }
@@ -420,7 +420,7 @@ EXPORT CUresult cuGraphNodeGetParams(CUgraphNode node, struct node_params *out)
 static CUresult set(CUgraphNode handle, const struct node_params *params)
 {
     struct node *node = object_find(handle, OBJECT_NODE), *with;
-    if (node == NULL || node->type != params->type)
+    if (node == NULL || node->type != params->type || (node->child != NULL && capture_inside(node->child) != NULL))
         return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
     CUresult code = node_make(params->type, params, &with);
     if (code == OK)

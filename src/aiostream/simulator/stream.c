@@ -349,14 +349,26 @@ EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, 
     return leave(submit(handle, op, -1));
 }
 
-/* Stream association changes nothing where, as here, host and device may touch managed memory at the same time. */
+/* Managed memory, all of an allocation; or pageable memory, which the devices here say that they can use. */
+static bool can_attach(const struct stream *stream, CUdeviceptr address, size_t bytes, unsigned flags)
+{
+    const struct allocation *allocation = find_allocation((void *)(uintptr_t)address);
+    if ((flags != 1 && flags != 2 && flags != 4) || address == 0 || (flags == 4 && stream->legacy))
+        return false;
+    if (allocation == NULL)
+        return bytes != 0;
+    return allocation->kind == MEMORY_MANAGED && address == allocation->base && (bytes == 0 || bytes == allocation->bytes);
+}
+
+/* Stream association changes nothing where, as here, host and device may touch memory at the same time. */
 EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes, unsigned flags)
 {
     ENTER(cuStreamAttachMemAsync, ENQUEUES);
-    struct allocation *allocation = find_allocation((void *)(uintptr_t)address);
-    if (allocation == NULL || allocation->kind != MEMORY_MANAGED || (flags != 1 && flags != 2 && flags != 4))
-        return leave(INVALID_VALUE);
-    if (bytes != 0 && bytes != allocation->bytes)
-        return leave(INVALID_VALUE);
+    struct stream *stream;
+    CUresult code = find_stream(handle, &stream);
+    if (code == OK && !can_attach(stream, address, bytes, flags))
+        code = INVALID_VALUE;
+    if (code != OK)
+        return leave(code);
     return leave(submit(handle, op_new(OP_EMPTY, 0), NODE_EMPTY));
 }

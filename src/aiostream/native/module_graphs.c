@@ -1,6 +1,6 @@
 /* Executable graphs: launches, uploads and updates. Native because they may block on a full stream, and because the bindings
  * drop what the driver says of a refused update. */
-#include "python.h"
+#include "module.h"
 
 struct use {
     struct handle *executable;
@@ -10,6 +10,8 @@ struct use {
 /* The nodes' context must not be another than the thread's: the stream's is made current, whatever kind of stream it is. */
 static int do_use(struct handle *stream, void *argument) {
     struct use *use = argument;
+    int refusal = capture_refusal(handle_value(stream)); /* the driver would end the capture */
+    if (refusal) return refusal;
     if (!handle_pin(use->executable)) return RESULT_CLOSED;
     void *popped, *context = handle_context(stream);
     int status = driver.ctx_push(context);

@@ -1,0 +1,245 @@
+"""`python -m aiostream bench`: the ways to wait for the GPU from Python, side by side in one process.
+
+The peers take turns in several rounds, so that whatever drifts hits all alike; what is reported is medians with their spread.
+The results are written after every setting, so that a run that was interrupted leaves what it had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+LOOPS = ("uvloop", "asyncio", "trio")
+MEASURES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import")
+DESCRIPTION = (
+    "Compares the ways to wait for the GPU from Python: latency, throughput, CPU, the GPU's idle time, the loop's lag, memory; "
+    "and says whether this library reaches its goals. With AIOSTREAM_SIMULATOR=1 it runs on the simulator, and then its figures "
+    "say nothing about a GPU."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's options."""
+    parser.add_argument("--measures", default="all", help="some of: all, %(metavar)s (default: all)", metavar=",".join(MEASURES))
+    parser.add_argument("--loops", help="some of: uvloop, asyncio, trio (default: uvloop; goals also compare trio with asyncio)")
+    parser.add_argument("--peers", help="only these peers in the tables, by name, separated by commas (--list names them)")
+    parser.add_argument("--list", action="store_true", help="list the peers and how long each measure takes, and measure nothing")
+    parser.add_argument("--quick", action="store_true", help="as little of everything as shows that it works: seconds")
+    parser.add_argument("--for", dest="limit", type=float, metavar="SECONDS", help="begin nothing new after so long")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="where the results go (default: by date, here)")
+    parser.add_argument("--append", action="store_true", help="add to the results that the output file has already")
+    parser.add_argument("--show", type=Path, metavar="FILE.json", help="print the tables of a results file, and measure nothing")
+    parser.add_argument("--plot", type=Path, metavar="FILE.json", help="draw a results file as PNG and SVG, and measure nothing")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark with options of its own command line, and returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m aiostream bench", description=DESCRIPTION)
+    add_arguments(parser)
+    return run(parser, parser.parse_args(arguments))
+
+
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Does what the options say, and returns the exit code."""
+    if options.show or options.plot:
+        return _reuse(parser, options)
+    from aiostream import CudaError, NoDriverError
+
+    measures = _chosen(parser, "--measures", options.measures, MEASURES)
+    loops = _chosen(parser, "--loops", options.loops, LOOPS) if options.loops else ["uvloop"]
+    try:
+        return _measure(parser, options, measures, loops)
+    except (CudaError, NoDriverError) as error:
+        print(f"The benchmark did not get through: {error}", file=sys.stderr)
+        return 1
+
+
+def _chosen(parser: argparse.ArgumentParser, option: str, value: str, known: Sequence[str]) -> list[str]:
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    if "all" in names:
+        return list(known)
+    for name in names:
+        if name not in known:
+            parser.error(f"{option}: there is no {name!r}; choose from {', '.join(known)}")
+    return names
+
+
+def _reuse(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    from aiostream.bench import goals, plot, report
+
+    try:
+        results = report.read(options.show or options.plot)
+        if options.show:
+            results["goals"] = goals.judge(results["cells"])
+            print(report.tables(results))
+            return 0
+        for path in plot.draw(results, options.plot):
+            print(path)
+    except (OSError, ValueError, plot.UnavailableError) as error:
+        parser.error(str(error))
+    return 0
+
+
+def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measures: list[str], loops: list[str]) -> int:
+    from aiostream.bench import goals, peers, plan, report
+    from aiostream.bench.rig import Rig
+
+    known = list(peers.all_peers())
+    names = _chosen(parser, "--peers", options.peers, known) if options.peers else known
+    wanted = loops if "goals" not in measures or options.quick else list(dict.fromkeys([*loops, "asyncio", "trio"]))
+    progress = Progress(options.limit)
+    rig = Rig(wanted, None if options.list or "goals" in measures else names, simulator=_on_simulator(), say=progress.note)
+    if options.list:
+        _list(rig, loops, names)
+        return 0
+    progress.note(f"trying out {len(rig.peers)} peers on {', '.join(wanted)}")
+    rig.try_out()
+    loops = [loop for loop in loops if loop in rig.loops] or list(rig.loops[:1])
+    work: list[tuple[str, Any]] = []
+    if "goals" in measures:
+        measures = [measure for measure in measures if measure != "memory"]  # the goals measure just that
+    for measure in measures:
+        of_measure = rig.loops if measure == "goals" else loops
+        able = [peer.name for peer in rig.taking_part(names if measure != "goals" else known, of_measure[0])]
+        work += [(measure, job) for job in plan.jobs(measure, of_measure, able, quick=options.quick)]
+    path = options.output or Path(f"aiostream-bench-{datetime.datetime.now():%Y%m%d-%H%M%S}.json")
+    asked = {"measures": measures, "loops": loops, "quick": options.quick}
+    earlier = report.read(path) if options.append and path.exists() else None
+    results = report.describe(rig, asked, earlier)
+    if earlier is not None:
+        now = {_name(measure, job) for measure, job in work}
+        rig.not_run[:0] = [entry for entry in earlier["not_run"] if entry["peer"] not in now]
+    progress.begin([job.seconds() for _, job in work])
+    try:
+        for measure, job in work:
+            if progress.over():
+                rig.leave_out(_name(measure, job), "", f"--for {options.limit:g} was over")
+                continue
+            progress.next(measure, job.title, job.seconds())
+            try:
+                cells = [{"set": measure, **cell} for cell in job.run(rig)]
+            except Exception as error:  # one setting that cannot be measured does not cost the others
+                rig.leave_out(_name(measure, job), "", error)
+                continue
+            progress.done(cells)
+            report.add(results, cells)
+            results["goals"] = goals.judge(results["cells"]) if any(cell["set"] == "goals" for cell in results["cells"]) else []
+            results["not_run"] = _unique(rig.not_run)
+            report.write(results, path)
+    except KeyboardInterrupt:
+        progress.note("interrupted")
+    finally:
+        results["not_run"] = _unique(rig.not_run)
+        report.write(results, path)
+    print(f"\n{report.tables(results)}\n\nResults: {path}")
+    _draw_if_possible(results, path)
+    rig.close()
+    return 0
+
+
+def _name(measure: str, job: Any) -> str:
+    return f"{measure}: {job.title}"
+
+
+def _on_simulator() -> bool:
+    from aiostream import _driver, simulator
+
+    _driver.bindings()
+    return simulator.installed()
+
+
+def _unique(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({(entry["peer"], entry["loop"], entry["reason"]): entry for entry in entries}.values())
+
+
+def _list(rig: Any, loops: list[str], names: list[str]) -> None:
+    from aiostream.bench import plan
+
+    for peer in rig.peers.values():
+        print(f"{peer.name:24}{peer.summary}")
+    print()
+    for measure in plan.MEASURES:
+        on = ["uvloop", "asyncio", "trio"] if measure == "goals" else loops
+        seconds = sum(job.seconds() for job in plan.jobs(measure, on, names, quick=False))
+        print(f"{measure:12}about {clock(seconds)} min on {', '.join(on)}")
+
+
+def _draw_if_possible(results: dict[str, Any], path: Path) -> None:
+    from aiostream.bench import plot
+
+    try:
+        drawn = plot.draw(results, path)
+    except plot.UnavailableError as reason:
+        print(f"No plot: {reason}")
+    else:
+        for picture in drawn:
+            print(f"Plot: {picture}")
+
+
+class Progress:
+    """Says what is being measured, and about how long the rest will take, by how the estimates have held so far."""
+
+    def __init__(self, limit: float | None) -> None:
+        self._limit = limit
+        self._started = time.monotonic()
+        self._number = self._count = 0
+        self._left = self._estimated = 0.0
+        self._began = 0.0
+
+    def note(self, text: str) -> None:
+        """Prints a line."""
+        print(text, flush=True)
+
+    def begin(self, estimates: Sequence[float]) -> None:
+        """Says how much there is to do."""
+        self._count, self._left, self._began = len(estimates), sum(estimates), time.monotonic()
+        self.note(f"{self._count} settings, about {clock(self._left)} min")
+
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self._limit is not None and time.monotonic() - self._started > self._limit
+
+    def next(self, measure: str, title: str, estimate: float) -> None:
+        """Says what comes now."""
+        self._number += 1
+        gone = time.monotonic() - self._began
+        scale = gone / self._estimated if self._estimated > 5 else 1.0
+        rest = clock(scale * self._left)
+        self._left, self._estimated = self._left - estimate, self._estimated + estimate
+        self.note(f"[{self._number}/{self._count}, {clock(gone)}, about {rest} left] {measure}: {title}")
+
+    def done(self, cells: Sequence[dict[str, Any]]) -> None:
+        """Says what was found, in a line for each loop."""
+        by_loop: dict[str, list[str]] = {}
+        for cell in cells:
+            by_loop.setdefault(cell["loop"], []).append(f"{cell['peer']} {short(cell)}")
+        for loop, found in by_loop.items():
+            self.note(f"    {loop}: {'; '.join(found)}" if loop else f"    {'; '.join(found)}")
+
+
+def short(cell: dict[str, Any]) -> str:
+    """A cell's figure in a few characters."""
+    measure = cell["measure"]
+    if measure == "latency":
+        return f"{cell['median_us']:.1f} us, {cell['cpu_percent']:.3g} %"
+    if measure == "throughput":
+        return f"{cell['per_second']:,.0f}/s, {cell['cores']:.2f} cores"
+    if measure == "idle":
+        return f"{cell['added_us']:.1f} us" if "added_us" in cell else "none in time"
+    if measure == "lag":
+        return f"p99 {cell['p99_us']:.0f} us"
+    if measure == "pending":
+        return f"{cell['pending']:,}: {cell['cpu_us']:.1f} us"
+    if measure == "memory":
+        return f"{cell['by']} {cell['bytes']:.0f} bytes"
+    return f"{cell['median_ms']:.1f} ms"
+
+
+def clock(seconds: float) -> str:
+    """`4:10`."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"

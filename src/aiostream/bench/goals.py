@@ -1,0 +1,267 @@
+"""The goals, judged from the cells of a results file: what was measured, what it should be, and how sure that is."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aiostream.bench import stats
+from aiostream.bench.idle import added
+from aiostream.bench.lag import PLAIN
+from aiostream.bench.latency import duration
+from aiostream.bench.plan import AUTO, HOSTFUNC, LENGTHS, MS, STEADY, THREADS, TRIO_THROUGHPUT, UNPREDICTED, US
+from aiostream.bench.rig import Row
+
+# Kernel length -> (latency, CPU) of steady work as ratios to to_thread's; below, the latency of varying work, and by how much
+# more CPU it may cost.
+STEADY_GOALS = {
+    100 * US: (0.55, 0.5),
+    300 * US: (0.6, 0.35),
+    1 * MS: (0.85, 0.2),
+    5 * MS: (0.8, 0.07),
+    20 * MS: (0.85, 0.05),
+    100 * MS: (0.75, 0.04),
+}
+VARYING_LATENCY, VARYING_CPU = 1.0, 2.5
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One goal and what became of it.
+
+    Attributes:
+        group: Which part of the goals.
+        what: What was measured, against what.
+        measured: The figure; `None` when something was not measured.
+        low: The lower end of its 95 % interval.
+        high: The upper end.
+        relation: "<=" or ">=".
+        bound: The goal.
+        unit: "x" for ratios.
+        samples: How many values, of the smaller of the sides that are compared.
+        verdict: "met", "missed" or "not measured".
+        sure: Whether the whole interval is on the same side of the goal as the figure.
+    """
+
+    group: str
+    what: str
+    measured: float | None
+    low: float | None
+    high: float | None
+    relation: str
+    bound: float
+    unit: str
+    samples: int
+    verdict: str
+    sure: bool
+
+
+def judge(cells: Sequence[Row]) -> list[dict[str, Any]]:
+    """The goals' table, of the cells that were measured for the goals."""
+    judged = _Judge([cell for cell in cells if cell.get("set") == "goals"])
+    judged.short()
+    judged.steady()
+    judged.unpredictable()
+    judged.throughput()
+    judged.beside()
+    judged.pending()
+    judged.trio()
+    return [asdict(goal) for goal in judged.goals]
+
+
+class _Judge:
+    def __init__(self, cells: list[Row]) -> None:
+        self._cells = cells
+        self.goals: list[Goal] = []
+        loops = {cell["loop"] for cell in cells if cell["measure"] == "lag"} or {cell["loop"] for cell in cells}
+        self._main = "uvloop" if "uvloop" in loops else next(iter(sorted(loops)), "uvloop")
+        self._thread = next((name for name in THREADS if self._find("latency", name)), THREADS[0])
+
+    def _find(self, measure: str, peer: str, **keys: Any) -> Row | None:
+        wanted = {"measure": measure, "peer": peer, "loop": self._main, **keys}
+        return next((cell for cell in self._cells if all(cell.get(key) == value for key, value in wanted.items())), None)
+
+    def _add(self, group: str, what: str, value: Any, relation: str, bound: float, unit: str = "x") -> None:
+        """`value` is (figure, (low, high), samples), or `None`."""
+        if value is None:
+            self.goals.append(Goal(group, what, None, None, None, relation, bound, unit, 0, "not measured", False))
+            return
+        figure, (low, high), samples = value
+        met, *ends = (number <= bound if relation == "<=" else number >= bound for number in (figure, low, high))
+        figure, low, high = (round(number, 4) for number in (figure, low, high))
+        verdict, sure = "met" if met else "missed", all(end == met for end in ends)
+        self.goals.append(Goal(group, what, figure, low, high, relation, bound, unit, samples, verdict, sure))
+
+    # -------------------------------------------------------------------------------------------- latency
+
+    def short(self) -> None:
+        """A kernel of 20 us."""
+        ours, bounds = self._latency(AUTO, 20 * US), (("blocking", 1.3), ("cupy", 0.3), (self._thread, 0.4))
+        for peer, bound in bounds:
+            self._add("20 us kernel", f"latency / {peer}", _latency_ratio(ours, self._latency(peer, 20 * US)), "<=", bound)
+
+    def steady(self) -> None:
+        """Steady work, and work that varies."""
+        for load in ("steady", "varying"):
+            for length in STEADY:
+                latency, cpu = STEADY_GOALS[length]
+                if load == "varying":
+                    latency, cpu = VARYING_LATENCY, VARYING_CPU * cpu
+                ours, theirs = self._latency(AUTO, length, load), self._latency(self._thread, length, load)
+                what = f"{duration(length)} / {self._thread}"
+                self._add(f"{load} work", f"latency, {what}", _latency_ratio(ours, theirs), "<=", latency)
+                self._add(f"{load} work", f"CPU, {what}", _cpu_ratio(ours, theirs), "<=", round(cpu, 4))
+
+    def unpredictable(self) -> None:
+        """Work of which nothing can be known."""
+        ours, plain, without = (self._latency(peer, 0, "unpredictable") for peer in (AUTO, HOSTFUNC, UNPREDICTED))
+        group = "unpredictable work"
+        self._add(group, "latency, 50 us to 50 ms / host function", _latency_ratio(ours, plain), "<=", 1.0)
+        self._add(group, "CPU, 50 us to 50 ms / unpredicted stages", _cpu_ratio(ours, without), "<=", 1.5)
+        lone, plain = (self._latency(peer, 100 * MS, "fresh") for peer in (AUTO, HOSTFUNC))
+        self._add(group, "latency, a lone 100 ms / host function", _latency_ratio(lone, plain), "<=", 1.1)
+        self._add(group, "CPU, a lone 100 ms", _cpu_percent(lone), "<=", 1.2, "%")
+
+    def _latency(self, peer: str, length: int, load: str = "steady", loop: str | None = None) -> Row | None:
+        return self._find("latency", peer, length_ns=length, load=load, loop=loop or self._main)
+
+    # -------------------------------------------------------------------------------------------- throughput
+
+    def throughput(self) -> None:
+        """Many streams."""
+        setting = {"streams": 128, "length_ns": 5 * MS, "neighbours": 0}
+        ours = self._find("throughput", AUTO, **setting)
+        for peer, bound in (("polling", 1.0), (HOSTFUNC, 14.0), (self._thread, 3.0)):
+            rate = _window_ratio(ours, self._find("throughput", peer, **setting), "per_second")
+            self._add("128 streams x 5 ms", f"completions per second / {peer}", rate, ">=", bound)
+        self._add("128 streams x 5 ms", "cores busy", _windows(ours, "cores"), "<=", 1.1, "cores")
+        setting = {"streams": 64, "length_ns": 0, "neighbours": 0}
+        ours = self._find("throughput", AUTO, **setting)
+        polling, cupy = (self._find("throughput", peer, **setting) for peer in ("polling", "cupy"))
+        group = "64 tasks x empty kernels"
+        self._add(group, "completions per second / polling", _window_ratio(ours, polling, "per_second"), ">=", 0.9)
+        self._add(group, "CPU per completion / polling", _window_ratio(ours, polling, "cpu_us"), "<=", 1.3)
+        self._add(group, "completions per second / cupy", _window_ratio(ours, cupy, "per_second"), ">=", 2.7)
+        setting = {"streams": 126, "length_ns": 500 * US, "neighbours": 2}
+        ours, polling = (self._find("throughput", peer, **setting) for peer in (AUTO, "polling"))
+        group = "126 x 0.5 ms beside 2 x 1.2 s"
+        self._add(group, "completions per second / polling", _window_ratio(ours, polling, "per_second"), ">=", 1.0)
+        self._add(group, "CPU / polling", _window_ratio(ours, polling, "cores"), "<=", 1.3)
+
+    # -------------------------------------------------------------------------------------------- what it does to others
+
+    def beside(self) -> None:
+        """The GPU's idle time, and the loop's lag."""
+        settings = [(AUTO, length, False) for length in (100 * US, 1 * MS, 20 * MS)]
+        settings += [(AUTO, 60 * MS, True), (UNPREDICTED, 60 * MS, True)]
+        for peer, length, busy in settings:
+            cell = self._find("idle", peer, length_ns=length, python_busy=busy)
+            what = f"after {duration(length)}{', Python busy' if busy else ''}, {peer.removeprefix('aiostream ')}"
+            self._add("GPU idle added", what, _idle(cell), "<=", 2.0, "us")
+        ours, plain = (self._find("lag", peer) for peer in (AUTO, PLAIN))
+        self._add("loop lag, 64 x 5 ms", "p99 less that of plain futures", _lag(ours, plain), "<=", 0.2, "ms")
+
+    def pending(self) -> None:
+        """Many waits at once."""
+        many, few = (self._find("pending", AUTO, pending=count) for count in (10_000, 100))
+        ratio = None
+        if many and few:
+            ours, theirs = many["costs_us"], few["costs_us"]
+            interval = stats.bootstrap(stats.ratio_of_medians, ours, theirs)
+            ratio = (stats.ratio_of_medians(ours, theirs), interval, min(len(ours), len(theirs)))
+        self._add("10,000 pending waits", "CPU per completion / at 100 pending", ratio, "<=", 1.2)
+        for by, words in (("traced", "Python's allocators"), ("rss", "resident")):
+            ours_cell = self._find("memory", AUTO, by=by, loop="asyncio")
+            plain_cell = self._find("memory", PLAIN, by=by, loop="asyncio")
+            value = None
+            if ours_cell and plain_cell:
+                ours, theirs = ours_cell["values"], plain_cell["values"]
+                value = (_difference(ours, theirs), stats.bootstrap(_difference, ours, theirs), len(ours))
+            self._add("10,000 pending waits", f"beyond task and future, {words}", value, "<=", 512, "bytes")
+
+    # -------------------------------------------------------------------------------------------- trio
+
+    def trio(self) -> None:
+        """Trio against asyncio with its own loop."""
+        for streams, length in TRIO_THROUGHPUT:
+            setting = {"streams": streams, "length_ns": length, "neighbours": 0}
+            ours, theirs = (self._find("throughput", AUTO, loop=loop, **setting) for loop in ("trio", "asyncio"))
+            what = f"completions per second, {streams} x {duration(length)} / asyncio"
+            self._add("trio", what, _window_ratio(ours, theirs, "per_second"), ">=", 0.6)
+        for length in LENGTHS:
+            ours, theirs = (self._latency(AUTO, length, loop=loop) for loop in ("trio", "asyncio"))
+            value = None
+            if ours and theirs:
+                groups = [[latency / 1e3 for latency in cell["latency_ns"]] for cell in (ours, theirs)]
+                value = (_difference(*groups), stats.bootstrap(_difference, *groups), min(map(len, groups)))
+            self._add("trio", f"latency, {duration(length)}, less asyncio's", value, "<=", 30, "us")
+
+
+# ------------------------------------------------------------------------------------------------ figures of cells
+
+
+def _difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return statistics.median(ours) - statistics.median(theirs)
+
+
+def _latency_ratio(ours: Row | None, theirs: Row | None) -> Any:
+    if not ours or not theirs:
+        return None
+    first, second = ours["latency_ns"], theirs["latency_ns"]
+    interval = stats.bootstrap(stats.ratio_of_medians, first, second)
+    return stats.ratio_of_medians(first, second), interval, min(len(first), len(second))
+
+
+def _cpu_ratio(ours: Row | None, theirs: Row | None) -> Any:
+    """Of the shares of a core: each side's CPU divided by the time that it waited."""
+    if not ours or not theirs or not sum(theirs["cpu_ns"]):
+        return None
+    walls = theirs["wall_ns"] / theirs["samples"] / (ours["wall_ns"] / ours["samples"])
+    low, high = stats.bootstrap(stats.ratio_of_means, ours["cpu_ns"], theirs["cpu_ns"])
+    figure = walls * stats.ratio_of_means(ours["cpu_ns"], theirs["cpu_ns"])
+    return figure, (walls * low, walls * high), min(ours["samples"], theirs["samples"])
+
+
+def _cpu_percent(cell: Row | None) -> Any:
+    if not cell:
+        return None
+    scale = 100 * cell["samples"] / cell["wall_ns"]
+    low, high = stats.bootstrap(statistics.fmean, cell["cpu_ns"])
+    return scale * statistics.fmean(cell["cpu_ns"]), (scale * low, scale * high), cell["samples"]
+
+
+def _windows(cell: Row | None, key: str) -> Any:
+    if not cell:
+        return None
+    values = [window[key] for window in cell["windows"]]
+    return statistics.median(values), stats.median_interval(values), len(values)
+
+
+def _window_ratio(ours: Row | None, theirs: Row | None, key: str) -> Any:
+    """Of the medians of windows that were taken in turn."""
+    if not ours or not theirs:
+        return None
+    groups = [[window[key] for window in cell["windows"] if window[key]] for cell in (ours, theirs)]
+    if not all(groups):
+        return None
+    return stats.ratio_of_medians(*groups), stats.bootstrap(stats.ratio_of_medians, *groups), min(map(len, groups))
+
+
+def _idle(cell: Row | None) -> Any:
+    if not cell or not cell["with_ns"] or not cell["without_ns"]:
+        return None
+    groups = cell["with_ns"], cell["without_ns"]
+    return added(*groups), stats.bootstrap(added, *groups), min(map(len, groups))
+
+
+def _lag(ours: Row | None, plain: Row | None) -> Any:
+    if not ours or not plain:
+        return None
+
+    def tails(first: Sequence[float], second: Sequence[float]) -> float:
+        return (stats.percentile(first, 99) - stats.percentile(second, 99)) / 1e6
+
+    groups = ours["lag_ns"], plain["lag_ns"]
+    return tails(*groups), stats.bootstrap(tails, *groups), min(map(len, groups))

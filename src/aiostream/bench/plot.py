@@ -1,0 +1,113 @@
+"""Draws a results file: latency and CPU by the kernel's length, completions per second by the number of streams."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiostream.bench.latency import duration
+from aiostream.bench.report import machine
+from aiostream.bench.rig import Row
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, and a mark for each besides.
+STYLES: dict[str, dict[str, Any]] = {
+    "aiostream auto": {"color": "#D55E00", "marker": "o", "linewidth": 2.8, "zorder": 5},
+    "aiostream hostfunc": {"color": "#E69F00", "marker": "s"},
+    "to_thread": {"color": "#0072B2", "marker": "^"},
+    "to_thread bindings": {"color": "#0072B2", "marker": "^", "linestyle": "--"},
+    "blocking event": {"color": "#56B4E9", "marker": "v"},
+    "cupy": {"color": "#CC79A7", "marker": "D"},
+    "ctypes": {"color": "#777777", "marker": "P"},
+    "polling": {"color": "#009E73", "marker": "X"},
+    "blocking": {"color": "#000000", "marker": ".", "linestyle": ":"},
+}
+BUSIEST = 5_000_000  # ns: the kernels of the panel of streams, or the longest that were measured
+LOOPS = ("uvloop", "asyncio", "trio")  # the first that was measured is drawn
+
+
+class UnavailableError(Exception):
+    """matplotlib is not installed, or there is nothing to draw."""
+
+
+def draw(results: dict[str, Any], path: Path) -> list[Path]:
+    """Draws the figure beside the results file, as PNG and as SVG.
+
+    Args:
+        results: What the file holds.
+        path: The file; the pictures have its name with endings of their own.
+
+    Returns:
+        The pictures' paths.
+
+    Raises:
+        UnavailableError: matplotlib is not installed, or there is nothing to draw.
+    """
+    try:
+        matplotlib: Any = importlib.import_module("matplotlib")
+        figures: Any = importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise UnavailableError("matplotlib is not installed: pip install 'aiostream-cuda[bench]', then bench --plot") from error
+    cells = [cell for cell in results["cells"] if cell["set"] in ("latency", "throughput") and cell["peer"] in STYLES]
+    loop = next((loop for loop in LOOPS if any(cell["loop"] == loop for cell in cells)), None)
+    if loop is None:
+        raise UnavailableError("there are no cells of the measures latency and throughput in it")
+    cells = [cell for cell in cells if cell["loop"] == loop]
+    # The figure's text becomes outlines, and its marks are named by a constant: the same results give the same file everywhere.
+    with matplotlib.rc_context(
+        {"font.size": 10, "svg.hashsalt": "aiostream", "axes.spines.top": False, "axes.spines.right": False}
+    ):
+        figure = figures.Figure(figsize=(14, 5.6), layout="constrained")
+        _fill(figure, cells, results, loop)
+        pictures = [path.with_suffix(".png"), path.with_suffix(".svg")]
+        figure.savefig(pictures[0], dpi=150)
+        figure.savefig(pictures[1], metadata={"Date": None})
+    return pictures
+
+
+def _fill(figure: Any, cells: Sequence[Row], results: dict[str, Any], loop: str) -> None:
+    where = f"{machine(results['environment'])}, {loop}; {results['date'][:10]}"
+    if results["simulator"]:
+        where = f"ON THE SIMULATOR: these figures say nothing about a GPU. {where}"
+    figure.suptitle(f"Waiting for the GPU from Python\n{where}", fontsize=11)
+    latency, cpu, rate = figure.subplots(1, 3)
+    waits = [cell for cell in cells if cell["measure"] == "latency" and not cell["python_busy"]]
+    _lines(latency, waits, "length_ns", lambda cell: (cell["median_us"], cell["low_us"], cell["high_us"]))
+    _axes(latency, waits, "length_ns", duration, "kernel", "us from the kernel's end to resumption (median)")
+    _lines(cpu, waits, "length_ns", lambda cell: (max(cell["cpu_percent"], 0.01),) * 3)
+    _axes(cpu, waits, "length_ns", duration, "kernel", "process's CPU while waiting, % of one core")
+    lengths = {cell["length_ns"] for cell in cells if cell["measure"] == "throughput"}
+    length = BUSIEST if BUSIEST in lengths else max(lengths, default=0)
+    busy = [cell for cell in cells if cell["measure"] == "throughput" and cell["length_ns"] == length]
+    _lines(rate, busy, "streams", lambda cell: (cell["per_second"], cell["low"], cell["high"]))
+    _axes(rate, busy, "streams", str, f"streams, each with kernels of {duration(length)}", "completions per second (median)")
+    handles = {line.get_label(): line for panel in (latency, rate) for line in panel.get_lines()}
+    names = [name for name in STYLES if name in handles]
+    figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=len(names), frameon=False)
+
+
+def _lines(panel: Any, cells: Sequence[Row], key: str, figures: Callable[[Row], tuple[float, float, float]]) -> None:
+    """A line for each peer, with the 95 % interval of each median behind it."""
+    for name, style in STYLES.items():
+        some = sorted((cell for cell in cells if cell["peer"] == name), key=lambda cell: float(cell[key]))
+        if not some:
+            continue
+        across = [cell[key] for cell in some]
+        middle, low, high = zip(*map(figures, some), strict=True)
+        panel.plot(across, middle, label=name, markersize=5, **{"linewidth": 1.5, **style})
+        panel.fill_between(across, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _axes(panel: Any, cells: Sequence[Row], key: str, text: Callable[[int], str], across: str, up: str) -> None:
+    """Both logarithmic; every setting that was measured has its mark."""
+    settings = sorted({cell[key] for cell in cells})
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xticks(settings, [text(setting) for setting in settings], fontsize=9, rotation=45 if key == "length_ns" else 0)
+    panel.minorticks_off()
+    panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    panel.grid(axis="y", color="#dddddd", linewidth=0.7)
+    panel.set_axisbelow(True)
+    panel.set_xlabel(across)
+    panel.set_ylabel(up)

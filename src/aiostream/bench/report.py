@@ -1,0 +1,282 @@
+"""The results as a file and as tables."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiostream
+from aiostream import Device, _driver
+from aiostream.bench.latency import LOADS, duration
+from aiostream.bench.rig import Rig, Row
+
+FORMAT = 1
+SIMULATED = "Measured on the simulator, which has no GPU: these figures say nothing about one."
+PACKAGES = ("cuda-bindings", "anyio", "uvloop", "trio", "torch", "numpy", "numba", "numba-cuda")
+KEYS = ("set", "measure", "loop", "peer", "load", "length_ns", "python_busy", "streams", "neighbours", "pending", "by")
+
+
+def describe(rig: Rig, options: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Any]:
+    """The results to begin with: where and with what is measured, and what an earlier run has left.
+
+    Args:
+        rig: The peers.
+        options: What was asked for.
+        earlier: The results to which these are added.
+    """
+    results: dict[str, Any] = {"format": FORMAT, "simulator": rig.simulator}
+    if rig.simulator:
+        results["note"] = SIMULATED
+    results["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    results["runs"] = [*(earlier["runs"] if earlier else ()), {"date": results["date"], **options}]
+    results["environment"] = _environment()
+    results["peers"] = {name: peer.summary for name, peer in rig.peers.items()}
+    results["not_run"] = []
+    results["goals"] = []
+    results["cells"] = earlier["cells"] if earlier else []
+    return results
+
+
+def _environment() -> dict[str, Any]:
+    cuda = _driver.driver_version()
+    found: dict[str, Any] = {
+        "gpu": Device(0).name,
+        "driver": _driver_release(),
+        "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "aiostream": aiostream.__version__,
+        "python": platform.python_version(),
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "CUDA_DEVICE_MAX_CONNECTIONS": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
+    }
+    cupy = [name for name in ("cupy", "cupy-cuda12x", "cupy-cuda13x") if _version(name)]
+    return {**found, **{name: _version(name) for name in (*PACKAGES, *cupy)}}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _driver_release() -> str | None:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    return next((word for word in text.split() if word[:1].isdigit() and "." in word), None)
+
+
+def _cpu_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
+
+
+def key_of(cell: Row) -> tuple[Any, ...]:
+    """What a cell is of: a later one of the same key replaces it."""
+    return tuple(cell.get(key) for key in KEYS)
+
+
+def add(results: dict[str, Any], cells: Iterable[Row]) -> None:
+    """Adds cells, and replaces those of the same key."""
+    known = {key_of(cell): cell for cell in results["cells"]}
+    known.update((key_of(cell), cell) for cell in cells)
+    results["cells"] = list(known.values())
+
+
+def write(results: dict[str, Any], path: Path) -> None:
+    """Writes the file: one line for each cell, and whole or not at all, for the run may be killed at any time."""
+    head = json.dumps({key: value for key, value in results.items() if key not in ("cells", "goals")}, indent=1)
+    lines = [head[: head.rindex("}")].rstrip()]
+    for key in ("goals", "cells"):
+        rows = ",\n  ".join(json.dumps(row, separators=(",", ":")) for row in results[key])
+        lines.append(f' "{key}": [\n  {rows}\n ]' if rows else f' "{key}": []')
+    whole = ",\n".join(lines) + "\n}\n"
+    partial = path.with_suffix(path.suffix + ".part")
+    partial.write_text(whole)
+    partial.replace(path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Reads such a file.
+
+    Raises:
+        ValueError: It is none.
+    """
+    results = json.loads(path.read_text())
+    if not isinstance(results, dict) or results.get("format") != FORMAT:
+        raise ValueError(f"{path} is no results file of this version (format {FORMAT})")
+    return results
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Everything as text."""
+    environment = results["environment"]
+    parts = [f"{machine(environment)}, cuda-bindings {environment['cuda-bindings']}; {results['date']}"]
+    if results["simulator"]:
+        parts.append(SIMULATED)
+    for of_goals in (False, True):
+        cells = [cell for cell in results["cells"] if (cell["set"] == "goals") == of_goals]
+        if cells and of_goals:
+            parts.append("The settings of the goals:")
+        parts += _latency(cells) + _throughput(cells) + _idle(cells) + _lag(cells) + _small(cells)
+    if results["goals"]:
+        parts.append(_goals(results["goals"]))
+    if results["not_run"]:
+        lines = [
+            f"  {entry['peer']}{' on ' + entry['loop'] if entry['loop'] else ''}: {entry['reason']}"
+            for entry in results["not_run"]
+        ]
+        parts.append("\n".join(["Not run:", *lines]))
+    return "\n\n".join(parts)
+
+
+def machine(environment: dict[str, Any]) -> str:
+    """The GPU, its driver and the host, in one line."""
+    driver = f"driver {environment['driver']}, " if environment["driver"] else ""
+    cuda = f"{driver}CUDA {environment['cuda']}"
+    return f"{environment['gpu']}, {cuda}, {environment['cores']} cores, Python {environment['python']}"
+
+
+def grid(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table: the first column to the left, the others to the right."""
+    widths = [max(len(row[at]) for row in (header, *rows)) for at in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        first, *others = (
+            f"{text:<{width}}" if at == 0 else f"{text:>{width}}"
+            for at, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        return "  ".join((first, *others)).rstrip()
+
+    return "\n".join([title, line(header), "-" * len(line(header)), *map(line, rows)])
+
+
+def _matrix(title: str, cells: Sequence[Row], column: Any, text: Any) -> str:
+    """Peers down, settings across."""
+    columns = list(dict.fromkeys(column(cell) for cell in cells))
+    peers = list(dict.fromkeys(cell["peer"] for cell in cells))
+    known = {(cell["peer"], column(cell)): text(cell) for cell in cells}
+    rows = [[peer, *(known.get((peer, name), "-") for name in columns)] for peer in peers]
+    return grid(title, ["", *columns], rows)
+
+
+def _by_loop(cells: Sequence[Row], **keys: Any) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for cell in cells:
+        if all(cell.get(key) == value for key, value in keys.items()):
+            found.setdefault(cell["loop"], []).append(cell)
+    return found
+
+
+def _latency(cells: Sequence[Row]) -> list[str]:
+    parts = []
+    for load, busy in (*((load, False) for load in LOADS), ("steady", True)):
+        for loop, some in _by_loop(cells, measure="latency", load=load, python_busy=busy).items():
+            title = f"Latency over the kernel's length in us (95 % interval of the median), CPU in % of a core; {load}, {loop}"
+            title += ", another Python thread computing" if busy else ""
+            parts.append(_matrix(title, some, _latency_column, _latency_text))
+    return parts
+
+
+def _latency_column(cell: Row) -> str:
+    return duration(cell["length_ns"]) if cell["length_ns"] else "50 us to 50 ms"
+
+
+def _latency_text(cell: Row) -> str:
+    return f"{cell['median_us']:.0f} ({cell['low_us']:.0f}-{cell['high_us']:.0f}) {cell['cpu_percent']:.3g}%"
+
+
+def _throughput(cells: Sequence[Row]) -> list[str]:
+    parts = []
+    settings = dict.fromkeys((cell["length_ns"], cell["neighbours"]) for cell in cells if cell["measure"] == "throughput")
+    for length, neighbours in settings:
+        for loop, some in _by_loop(cells, measure="throughput", length_ns=length, neighbours=neighbours).items():
+            title = f"Completions per second, and CPU us of each; kernels of {duration(length)}, by streams; {loop}"
+            title += f"; beside {neighbours} x 1.2 s" if neighbours else ""
+            parts.append(_matrix(title, some, lambda cell: str(cell["streams"]), _throughput_text))
+    return parts
+
+
+def _throughput_text(cell: Row) -> str:
+    return f"{cell['per_second']:,.0f} / {cell['cpu_us']:.3g}" if cell["cpu_us"] is not None else "0"
+
+
+def _idle(cells: Sequence[Row]) -> list[str]:
+    parts = []
+    for loop, some in _by_loop(cells, measure="idle").items():
+        title = f"GPU idle added on the awaited stream in us (95 % interval), after a kernel of; {loop}"
+        parts.append(_matrix(title, some, _idle_column, _idle_text))
+    return parts
+
+
+def _idle_column(cell: Row) -> str:
+    return f"{duration(cell['length_ns'])}{', Python busy' if cell['python_busy'] else ''}"
+
+
+def _idle_text(cell: Row) -> str:
+    if "added_us" not in cell:
+        return f"none of {cell['late']} in time"
+    return f"{cell['added_us']:.1f} ({cell['low_us']:.1f}-{cell['high_us']:.1f})"
+
+
+def _lag(cells: Sequence[Row]) -> list[str]:
+    parts = []
+    for loop, some in _by_loop(cells, measure="lag").items():
+        header = ["", "p50", "p99", "p99.9", "wake-ups/s", "samples"]
+        rows = [
+            [
+                cell["peer"],
+                *(f"{cell[key]:.0f}" for key in ("p50_us", "p99_us", "p999_us")),
+                f"{cell['wake_ups_per_second']:,}",
+                f"{cell['samples']:,}",
+            ]
+            for cell in some
+        ]
+        title = f"Loop lag in us beside {some[0]['streams']} streams x {duration(some[0]['length_ns'])}; {loop}"
+        parts.append(grid(title, header, rows))
+    return parts
+
+
+def _small(cells: Sequence[Row]) -> list[str]:
+    parts = []
+    for loop, some in _by_loop(cells, measure="pending").items():
+        title = f"CPU us per completion with so many pending; {loop}"
+        parts.append(_matrix(title, some, lambda cell: f"{cell['pending']:,}", lambda cell: f"{cell['cpu_us']:.1f}"))
+    memory = [cell for cell in cells if cell["measure"] == "memory"]
+    if memory:
+        title = f"Bytes for each of {memory[0]['pending']:,} pending waits, task and future included; asyncio"
+        parts.append(_matrix(title, memory, lambda cell: cell["by"], lambda cell: f"{cell['bytes']:,.0f}"))
+    imports = [cell for cell in cells if cell["measure"] == "import"]
+    if imports:
+        rows = [[cell["peer"], f"{cell['median_ms']:.1f}"] for cell in imports]
+        parts.append(grid("Import time in ms", ["", "median"], rows))
+    return parts
+
+
+def _goals(goals: Sequence[Row]) -> str:
+    header = ["Goal", "measured", "95 % interval", "goal", "", "samples"]
+    rows: list[list[str]] = []
+    for goal in goals:
+        unit = goal["unit"] if goal["unit"] in ("x", "%") else f" {goal['unit']}"
+        measured = "-" if goal["measured"] is None else f"{goal['measured']:.3g}{unit}"
+        interval = "-" if goal["measured"] is None else f"{goal['low']:.3g} to {goal['high']:.3g}"
+        bound = f"{goal['relation']} {goal['bound']:.4g}{unit}"
+        verdict = goal["verdict"] if goal["sure"] or goal["measured"] is None else f"{goal['verdict']}?"
+        rows.append([f"{goal['group']}: {goal['what']}", measured, interval, bound, verdict, str(goal["samples"])])
+    counts = {verdict: sum(goal["verdict"] == verdict for goal in goals) for verdict in ("met", "missed", "not measured")}
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    return f"{grid('Goals', header, rows)}\n{summary} (with a question mark: the interval has the goal within it)"

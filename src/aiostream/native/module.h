@@ -1,0 +1,21 @@
+/* What the files that know Python share: module.c, module_waits.c and module_graphs.c. */
+#ifndef AIOSTREAM_MODULE_H
+#define AIOSTREAM_MODULE_H
+
+#include <Python.h>
+
+#include "native.h"
+
+bool refuse_in_child(void); /* true, with an exception set, in a forked child */
+struct handle *as_handle(PyObject *);
+struct queue *as_queue(int index);
+struct probe *as_probe(int index);
+
+/* One driver call on a pinned handle, without the GIL, in its context, under RELAXED. */
+typedef int (*handle_operation)(struct handle *, void *argument);
+int operate(struct handle *, handle_operation, void *argument);
+
+extern PyType_Spec line_spec;
+extern PyMethodDef wait_functions[], graph_functions[];
+
+#endif

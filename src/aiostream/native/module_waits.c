@@ -1,0 +1,185 @@
+/* The Python face of waits.c and sleeper.c: the type Line, and the functions that carry out a wait. */
+#include "module.h"
+
+/* ---------------------------------------------------------------- Line */
+
+typedef struct {
+    PyObject_HEAD
+    struct line *line;
+} LineObject;
+
+
+static PyObject *Line_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"probe", "ordered", NULL};
+    int number, ordered;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ip", names, &number, &ordered)) return NULL;
+    struct probe *probe = as_probe(number);
+    if (!probe) return NULL;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    LineObject *self = (LineObject *)allocate(type, 0);
+    if (!self) return NULL;
+    self->line = line_new(probe, ordered);
+    if (self->line) return (PyObject *)self;
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+}
+
+static void Line_dealloc(PyObject *object) {
+    LineObject *self = (LineObject *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->line) line_unref(self->line);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* Tickets are from 1 << 24 on and addresses of waits even more so; codes and refusals are small: one number tells all. */
+static PyObject *from_begun(const struct begun *begun) {
+    if (begun->spinning) return PyLong_FromLongLong(-(long long)(uintptr_t)begun->spinning);
+    if (begun->ticket) return PyLong_FromUnsignedLongLong(begun->ticket);
+    return PyLong_FromLong(begun->refusal);
+}
+
+struct beginning {
+    struct line *line;
+    struct queue *queue;
+    enum wait_mode mode;
+    struct begun *begun;
+};
+
+static int do_begin(struct handle *stream, void *argument) {
+    struct beginning *beginning = argument;
+    wait_begin(beginning->line, handle_value(stream), NULL, beginning->queue, beginning->mode, beginning->begun);
+    return 0;
+}
+
+static int do_begin_event(struct handle *event, void *argument) {
+    struct beginning *beginning = argument;
+    wait_begin(beginning->line, NULL, handle_value(event), beginning->queue, beginning->mode, beginning->begun);
+    return 0;
+}
+
+/* begin(handle, queue, mode): what the handle's stream or event has reached now. */
+static PyObject *Line_begin_any(PyObject *object, PyObject *const *args, Py_ssize_t count, handle_operation operation) {
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "a handle, a queue and a mode are needed");
+    struct handle *handle = as_handle(args[0]);
+    struct queue *queue = handle ? as_queue((int)PyLong_AsLong(args[1])) : NULL;
+    long mode = queue ? PyLong_AsLong(args[2]) : -1;
+    if (!queue || (mode == -1 && PyErr_Occurred())) return NULL;
+    struct begun begun = {0};
+    struct beginning beginning = {((LineObject *)object)->line, queue, mode, &begun};
+    Py_BEGIN_ALLOW_THREADS
+    int result = operate(handle, operation, &beginning);
+    if (result) begun.refusal = result;
+    Py_END_ALLOW_THREADS
+    return from_begun(&begun);
+}
+
+static PyObject *Line_begin(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return Line_begin_any(self, args, count, do_begin);
+}
+static PyObject *Line_begin_event(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return Line_begin_any(self, args, count, do_begin_event);
+}
+
+static PyMethodDef line_methods[] = {
+    {"begin", (PyCFunction)(void (*)(void))Line_begin, METH_FASTCALL, "Begins a wait for a stream's present end."},
+    {"begin_event", (PyCFunction)(void (*)(void))Line_begin_event, METH_FASTCALL, "Begins a wait for an event's present record."},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot line_slots[] = {
+    {Py_tp_new, Line_new},         {Py_tp_dealloc, Line_dealloc},
+    {Py_tp_methods, line_methods}, {Py_tp_doc, "A stream, as far as waits on it are concerned; it learns how long they take."},
+    {0, NULL},
+};
+PyType_Spec line_spec = {"aiostream._native.Line", sizeof(LineObject), 0, Py_TPFLAGS_DEFAULT, line_slots};
+
+static struct wait *as_wait(PyObject *number) {
+    long long address = PyLong_AsLongLong(number);
+    return address == -1 && PyErr_Occurred() ? NULL : (struct wait *)(uintptr_t)-address;
+}
+
+/* wait_poll(wait, queue): the same number again: not yet. Else 0, an error, or the ticket that the watcher has from now on. */
+static PyObject *native_wait_poll(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "a wait and a queue are needed");
+    struct wait *wait = as_wait(args[0]);
+    struct queue *queue = wait ? as_queue((int)PyLong_AsLong(args[1])) : NULL;
+    if (!queue || refuse_in_child()) return NULL;
+    struct begun begun = {.spinning = wait};
+    bool over;
+    Py_BEGIN_ALLOW_THREADS
+    int mode = relaxed_enter();
+    over = wait_poll(wait, queue, &begun);
+    relaxed_leave(mode);
+    Py_END_ALLOW_THREADS
+    return over ? from_begun(&begun) : Py_NewRef(args[0]);
+}
+
+static PyObject *native_wait_drop(PyObject *self, PyObject *number) {
+    (void)self;
+    struct wait *wait = as_wait(number);
+    if (!wait) return NULL;
+    wait_drop(wait);
+    Py_RETURN_NONE;
+}
+
+/* The same for the wait that record.spinning names, which is None afterwards: in one step, because a KeyboardInterrupt may come
+ * between any two steps of Python, and whoever was interrupted starts again. */
+static PyObject *native_wait_release(PyObject *self, PyObject *record) {
+    (void)self;
+    PyObject *number = PyObject_GetAttrString(record, "spinning");
+    if (!number) return NULL;
+    struct wait *wait = number == Py_None ? NULL : as_wait(number);
+    Py_DECREF(number);
+    if (PyErr_Occurred() || (wait && PyObject_SetAttrString(record, "spinning", Py_None) < 0)) return NULL;
+    if (wait) wait_drop(wait);
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_add_helper(PyObject *self, PyObject *args) {
+    (void)self;
+    int index, status;
+    if (!PyArg_ParseTuple(args, "i", &index) || refuse_in_child()) return NULL;
+    struct probe *probe = as_probe(index);
+    if (!probe) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    void *stream;
+    status = helper_make(probe, &stream);
+    if (status == CUDA_SUCCESS) helper_put(probe, stream, true);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(status);
+}
+
+static PyObject *native_idle_helpers(PyObject *self, PyObject *args) {
+    (void)self;
+    int index;
+    if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
+    struct probe *probe = as_probe(index);
+    return probe ? PyLong_FromLong(helper_count(probe)) : NULL;
+}
+
+static PyObject *native_predict(PyObject *self, PyObject *enabled) {
+    (void)self;
+    waits_predict(PyObject_IsTrue(enabled));
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_sleepers(PyObject *self, PyObject *args) {
+    (void)self;
+    int limit;
+    if (!PyArg_ParseTuple(args, "i", &limit)) return NULL;
+    sleeper_limit(limit);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef wait_functions[] = {
+    {"wait_poll", (PyCFunction)(void (*)(void))native_wait_poll, METH_FASTCALL, "Queries a spinning wait."},
+    {"wait_drop", native_wait_drop, METH_O, "Nobody spins on a wait any more."},
+    {"wait_release", native_wait_release, METH_O, "wait_drop() of record.spinning, which is None afterwards."},
+    {"add_helper", native_add_helper, METH_VARARGS, "Makes a context another helper stream; may block. The driver's code."},
+    {"idle_helpers", native_idle_helpers, METH_VARARGS, "How many helper streams of a context are idle."},
+    {"predict", native_predict, METH_O, "Whether the watcher expects what it has seen before; for benchmarks and tests."},
+    {"sleepers", native_sleepers, METH_VARARGS, "How many host functions on helper streams may be pending for each device."},
+    {NULL, NULL, 0, NULL},
+};
