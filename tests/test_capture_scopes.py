@@ -23,9 +23,10 @@ from aiostream import (
     Stream,
     StreamCaptureError,
     StreamClosedError,
+    WaitEventFlags,
     statistics,
 )
-from support import spin
+from support import Gate, spin
 
 MODES = list(CaptureMode)
 PROGRAMMATIC = GraphEdgeData(from_port=1, type=GraphDependencyType.PROGRAMMATIC)
@@ -328,6 +329,7 @@ def test_dependencies_can_be_added_and_replaced(stream: Stream) -> None:
 
 
 def test_annotated_dependencies(stream: Stream) -> None:
+    assert GraphEdgeData() == GraphEdgeData(0, 0, GraphDependencyType.DEFAULT) != PROGRAMMATIC
     with stream.capture() as capture:
         spin(stream, 0)
         (plain,) = stream.capture_info().dependencies
@@ -339,6 +341,27 @@ def test_annotated_dependencies(stream: Stream) -> None:
             with pytest.raises(TypeError):
                 stream.update_capture_dependencies(wrong if isinstance(wrong, list) else [wrong])
     capture.graph.close()
+
+
+def test_external_events_become_nodes(stream: Stream) -> None:
+    """Waited for at each launch, and not joined to the capture."""
+    other, event = Stream(), Event()
+    with stream.capture_executable() as capture:
+        stream.wait_event(event, WaitEventFlags.EXTERNAL)
+        (dependency,) = stream.capture_info().dependencies
+        assert dependency.node.type is GraphNodeType.WAIT_EVENT
+    with Gate() as gate:
+        gate.hold(other)
+        event.record(other)
+        capture.executable.launch(stream)
+        assert not stream.query()
+        gate.open()
+        stream.synchronize()
+    with pytest.raises(CudaError):
+        stream.wait_event(event, WaitEventFlags.EXTERNAL)  # no capture
+    capture.executable.close()
+    event.close()
+    other.close()
 
 
 # ------------------------------------------------------------------------------------------------ into an existing graph

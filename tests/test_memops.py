@@ -11,6 +11,7 @@ import pytest
 from aiostream import (
     CudaError,
     Device,
+    DevResourceType,
     FlushRemoteWrites,
     GraphNodeType,
     MemAttach,
@@ -203,7 +204,7 @@ def test_managed_memory_is_attached(stream: Stream) -> None:
 
 def test_a_streams_share_of_the_device(stream: Stream) -> None:
     try:
-        resource = stream.dev_resource()
+        resource = stream.dev_resource(DevResourceType.SM)
     except NotSupportedError as error:
         pytest.skip(str(error))
     assert resource.sm_count > 0

@@ -56,7 +56,6 @@ MINIMUM = {
     "cuGraphNodeGetDependencies": 12030,
     "cuGraphNodeGetDependentNodes": 12030,
     "cuStreamGetCtx_v2": 12050,
-    "cuStreamGetDevice": 12080,
     "cuStreamGetDevResource": 13010,
     "cuLaunchHostFunc_v2": 13020,
     "cuStreamBeginRecaptureToGraph": 13030,
