@@ -338,6 +338,12 @@ class TrioFuture:
         else:
             self._callbacks.append(callback)
 
+    def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
+        """Forgets a callback; how often it was there. One that is already on its way is called all the same."""
+        before = len(self._callbacks)
+        self._callbacks = [each for each in self._callbacks if each != callback]
+        return before - len(self._callbacks)
+
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._wait().__await__()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from aiostream import _loops, _native, _points, _process, hostfunc, interop
 from aiostream.enums import WaitStrategy
@@ -100,6 +101,12 @@ class _Watched(Completion):
 def mode_of(wait: WaitStrategy) -> int:
     """What `synchronize` and `synchronize_event` take: looking a strategy up in each wait would take longer than all else."""
     return _MODES[wait]
+
+
+def mode_for(stream: Any) -> int:
+    """The mode of anybody's stream: what ours was made with, the default for another library's."""
+    wait = getattr(stream, "wait", None)  # cuda.core's have a method of that name
+    return mode_of(wait if isinstance(wait, WaitStrategy) else default_wait())
 
 
 async def synchronize(reference: interop.Reference, mode: int) -> None:
