@@ -11,7 +11,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 NATIVE = TESTS.parent / "src" / "aiostream" / "native"
-# The compiled files of the library that are not Python's. module.c and module_waits.c are the ones that are.
+# The compiled files of the library that are not Python's. module.c and its companions are the ones that are.
 DRIVER_SIDE = ["points.c", "watcher.c", "waits.c", "forecast.c", "sleeper.c", "handles.c"]
 SANITIZERS = {
     "thread": (["-fsanitize=thread"], {"TSAN_OPTIONS": "halt_on_error=1:exitcode=66:second_deadlock_stack=1"}),
@@ -82,7 +82,8 @@ def test_only_the_module_knows_python() -> None:
     sources = sorted(NATIVE.glob("*.[ch]"))
     assert {path.name for path in sources} >= {*DRIVER_SIDE, "module.c", "module_waits.c", "native.h"}
     knowing = [path.name for path in sources if re.search(r'#\s*include\s*[<"](Python|structmember)\.h', path.read_text())]
-    assert knowing == ["module.h"], "module.c and module_waits.c include that"
+    assert knowing == ["module.h"], "module.c and its companions include that"
+    assert not [name for name in DRIVER_SIDE if "module.h" in (NATIVE / name).read_text()]
 
 
 def test_nothing_that_the_driver_calls_needs_python(tmp_path: Path) -> None:

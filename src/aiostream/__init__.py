@@ -6,14 +6,41 @@ if (_found := _clash.other_distribution()) is not None:
     raise ImportError(_clash.MESSAGE.format(path=_found))
 
 # Modules import downwards only; `tests/test_house.py` holds the order:
-#   stream > event > waiting > hostfunc > interop, _ledger, _loops > futures > device > _process > _points > _driver
-#   > errors, enums, _native, _clash
+#   pool > stream > capture > event, graph, service > waiting > hostfunc, attributes, memops > _loops, interop, _ledger
+#   > futures, device > _process > _driver, _points > errors, enums, _native, _clash
 from aiostream._ledger import FutureCounts, HandleCounts, PointCounts, Statistics, WaitCounts, statistics
+from aiostream.attributes import AccessPolicyWindow, MemSyncDomainMap
+from aiostream.capture import CaptureInfo, CaptureScope, capture_mode, exchange_capture_mode
 from aiostream.device import Context, Device
-from aiostream.enums import StreamFlags, WaitEventFlags, WaitStrategy
+from aiostream.enums import (
+    AccessProperty,
+    CaptureMode,
+    CaptureStatus,
+    DebugDotFlags,
+    DependencyUpdate,
+    DevResourceType,
+    GraphDependencyType,
+    GraphInstantiateResult,
+    GraphNodeType,
+    GraphUpdateResult,
+    HostFunctionSync,
+    InstantiateFlags,
+    MemAttach,
+    MemoryBarrierType,
+    MemSyncDomain,
+    RecaptureStatus,
+    StreamAttribute,
+    StreamFlags,
+    SynchronizationPolicy,
+    WaitEventFlags,
+    WaitStrategy,
+    WaitValueFlags,
+    WriteValueFlags,
+)
 from aiostream.errors import (
     ContextFailedError,
     CudaError,
+    GraphUpdateError,
     NoDriverError,
     NotSupportedError,
     OutOfMemoryError,
@@ -22,32 +49,77 @@ from aiostream.errors import (
 )
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
+from aiostream.graph import ExecutableGraph, Graph, GraphDependency, GraphEdgeData, GraphNode
+from aiostream.memops import DevResource, FlushRemoteWrites, MemoryBarrier, WaitValue, WriteValue
+from aiostream.pool import StreamPool
+from aiostream.service import drain, on_context_failed, wait
 from aiostream.stream import Stream
 from aiostream.waiting import default_wait, set_default_wait
 
 __version__ = "0.1.0"
 __all__ = [
+    "AccessPolicyWindow",
+    "AccessProperty",
+    "CaptureInfo",
+    "CaptureMode",
+    "CaptureScope",
+    "CaptureStatus",
     "CompletionFuture",
     "Context",
     "ContextFailedError",
     "CudaError",
+    "DebugDotFlags",
+    "DependencyUpdate",
+    "DevResource",
+    "DevResourceType",
     "Device",
     "Event",
+    "ExecutableGraph",
+    "FlushRemoteWrites",
     "FutureCounts",
+    "Graph",
+    "GraphDependency",
+    "GraphDependencyType",
+    "GraphEdgeData",
+    "GraphInstantiateResult",
+    "GraphNode",
+    "GraphNodeType",
+    "GraphUpdateError",
+    "GraphUpdateResult",
     "HandleCounts",
+    "HostFunctionSync",
+    "InstantiateFlags",
+    "MemAttach",
+    "MemSyncDomain",
+    "MemSyncDomainMap",
+    "MemoryBarrier",
+    "MemoryBarrierType",
     "NoDriverError",
     "NotSupportedError",
     "OutOfMemoryError",
     "PointCounts",
+    "RecaptureStatus",
     "Statistics",
     "Stream",
+    "StreamAttribute",
     "StreamCaptureError",
     "StreamClosedError",
     "StreamFlags",
+    "StreamPool",
+    "SynchronizationPolicy",
     "WaitCounts",
     "WaitEventFlags",
     "WaitStrategy",
+    "WaitValue",
+    "WaitValueFlags",
+    "WriteValue",
+    "WriteValueFlags",
+    "capture_mode",
     "default_wait",
+    "drain",
+    "exchange_capture_mode",
+    "on_context_failed",
     "set_default_wait",
     "statistics",
+    "wait",
 ]

@@ -6,9 +6,11 @@ loaded is the process's driver for good.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import threading
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -35,7 +37,37 @@ _NATIVE_CALLS = {
     "cuStreamWaitEvent": 3020,
     "cuCtxPushCurrent": 4000,
     "cuCtxPopCurrent": 4000,
+    "cuStreamGetCaptureInfo": 11030,
+    "cuUserObjectCreate": 11030,
+    "cuUserObjectRelease": 11030,
+    "cuGraphRetainUserObject": 11030,
+    "cuGraphReleaseUserObject": 11030,
+    "cuGraphLaunch": 10000,
+    "cuGraphUpload": 11010,
+    "cuGraphExecUpdate": 12000,
+    "cuGraphDestroy": 10000,
+    "cuGraphExecDestroy": 10000,
 }
+# What came after CUDA 12.0, with the version whose driver has it, for the error of an older one.
+MINIMUM = {
+    "cuStreamBeginCaptureToGraph": 12030,
+    "cuStreamGetCaptureInfo": 12030,  # in the form that tells the data of edges; so the next three
+    "cuStreamUpdateCaptureDependencies": 12030,
+    "cuGraphNodeGetDependencies": 12030,
+    "cuGraphNodeGetDependentNodes": 12030,
+    "cuStreamGetCtx_v2": 12050,
+    "cuStreamGetDevResource": 13010,
+    "cuLaunchHostFunc_v2": 13020,
+    "cuStreamBeginRecaptureToGraph": 13030,
+}
+_EDGE_DATA_FORMS = {
+    "cuStreamGetCaptureInfo": "_v3",
+    "cuStreamUpdateCaptureDependencies": "_v2",
+    "cuGraphNodeGetDependencies": "_v2",
+    "cuGraphNodeGetDependentNodes": "_v2",
+}
+# The same as _NATIVE_CALLS, but only newer drivers have it.
+_NEWER_NATIVE_CALLS = {"cuLaunchHostFunc_v2": ("cuLaunchHostFunc", MINIMUM["cuLaunchHostFunc_v2"])}
 _NO_DRIVER = (
     "No CUDA driver was found ({reason}). Install NVIDIA's driver, or run without a GPU on the simulator: set the environment "
     "variable AIOSTREAM_SIMULATOR=1, or call aiostream.simulator.install() before anything else uses CUDA."
@@ -82,7 +114,35 @@ def name_of(code: int) -> str:
 
 def error(code: int, call: str, stream: str | None = None, hint: str | None = None) -> errors.CudaError:
     """The exception for a driver code: the one place where codes are translated."""
-    return errors.class_for(code)(code, name_of(code), call, stream, hint)
+    problem = errors.class_for(code)(code, name_of(code), call, stream, hint)
+    if isinstance(problem, errors.ContextFailedError) and _failure_listener is not None:
+        _failure_listener(problem)
+    return problem
+
+
+_failure_listener: Callable[[errors.ContextFailedError], None] | None = None
+
+
+def notice_failures(listener: Callable[[errors.ContextFailedError], None]) -> None:
+    """From now on, tells `listener`, which must not call anybody, of each sticky error for which an exception is made."""
+    global _failure_listener
+    _failure_listener = listener
+
+
+def answer(name: str, *args: Any, stream: str | None = None) -> tuple[int, tuple[Any, ...]]:
+    """Calls the driver through the bindings, and gives what it answers: its code, and the outputs.
+
+    Raises:
+        NotSupportedError: The bindings or the driver do not have the function.
+    """
+    function = getattr(bindings(), name, None)
+    if function is None:
+        raise not_there(name, stream, "the installed cuda-bindings do not have it")
+    try:
+        code, *outputs = function(*args)
+    except RuntimeError as problem:  # the bindings' FunctionNotFoundError
+        raise too_old(name, stream) from problem
+    return int(code), tuple(outputs)
 
 
 def call(name: str, *args: Any, stream: str | None = None) -> Any:
@@ -100,19 +160,64 @@ def call(name: str, *args: Any, stream: str | None = None) -> Any:
         CudaError: The driver refused.
         NotSupportedError: The bindings or the driver do not have the function.
     """
-    module = bindings()
-    function = getattr(module, name, None)
-    if function is None:
-        raise errors.NotSupportedError(801, name_of(801), name, stream, "The installed cuda-bindings do not have it")
-    try:
-        code, *outputs = function(*args)
-    except RuntimeError as problem:  # the bindings' FunctionNotFoundError: the driver is older than the function
-        raise errors.NotSupportedError(801, name_of(801), name, stream, "The driver does not have it") from problem
-    if int(code) != 0:
-        raise error(int(code), name, stream)
+    code, outputs = answer(name, *args, stream=stream)
+    if code != 0:
+        raise error(code, name, stream)
     if not outputs:
         return None
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def annotated(name: str) -> str:
+    """The bindings' name for the form of a function that knows the data of edges: those of 12 number it, those of 13 do not."""
+    numbered = name + _EDGE_DATA_FORMS[name]
+    return numbered if hasattr(bindings(), numbered) else name
+
+
+def not_there(name: str, stream: str | None, why: str) -> errors.NotSupportedError:
+    """The error for a function that this driver, or these bindings, are too old for."""
+    needed = MINIMUM.get(name) or MINIMUM.get(name.rpartition("_v")[0])
+    hint = f"It needs a driver of CUDA {_spelled(needed)} or newer; {why}" if needed else f"The driver may be too old: {why}"
+    return errors.NotSupportedError(801, name_of(801), name, stream, hint)
+
+
+def supports(name: str) -> bool:
+    """Whether this driver is new enough for a function of `MINIMUM`."""
+    return driver_version() >= MINIMUM[name]
+
+
+def too_old(name: str, stream: str | None) -> errors.NotSupportedError:
+    """The error for a function that this driver does not have."""
+    return not_there(name, stream, f"this one is of CUDA {_spelled(driver_version())}")
+
+
+def _spelled(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+@contextlib.contextmanager
+def relaxed() -> Iterator[None]:
+    """Lets this thread do, for a `with` block, what might end a capture of its own or, GLOBAL, of another thread."""
+    mode = call("cuThreadExchangeStreamCaptureMode", bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", mode)
+
+
+def core_stream(handle: int) -> Any:
+    """A `cuda.core.Stream` on a handle, which it does not own.
+
+    Raises:
+        ImportError: cuda.core is not installed.
+    """
+    try:
+        module = importlib.import_module("cuda.core")
+        if not hasattr(module, "Stream"):  # before 1.0
+            module = importlib.import_module("cuda.core.experimental")
+    except ImportError as problem:
+        raise ImportError("cuda.core is not installed: pip install cuda-core") from problem
+    return module.Stream.from_handle(handle)
 
 
 def driver_version() -> int:
@@ -122,13 +227,20 @@ def driver_version() -> int:
 
 def native_addresses() -> dict[str, int]:
     """The raw addresses that native code calls."""
-    return {name: _address(name, version) for name, version in _NATIVE_CALLS.items()}
+    addresses = {name: _address(name, version) for name, version in _NATIVE_CALLS.items()}
+    for name, (plain, version) in _NEWER_NATIVE_CALLS.items():
+        addresses[name] = _find(plain, version) if driver_version() >= version else 0
+    return addresses
+
+
+def _find(name: str, version: int) -> int:
+    # 1, CU_GET_PROC_ADDRESS_LEGACY_STREAM: what stream 0 means to us does not depend on how the bindings were configured.
+    found = call("cuGetProcAddress", name.encode(), version, 1)
+    return int(found[0] if isinstance(found, tuple) else found)
 
 
 def _address(name: str, version: int) -> int:
-    # 1, CU_GET_PROC_ADDRESS_LEGACY_STREAM: what stream 0 means to us does not depend on how the bindings were configured.
-    found = call("cuGetProcAddress", name.encode(), version, 1)
-    address = int(found[0] if isinstance(found, tuple) else found)
+    address = _find(name, version)
     if not address:
         raise errors.NotSupportedError(801, name_of(801), name, None, "aiostream needs a driver of CUDA 12 or newer")
     return address

@@ -17,6 +17,8 @@ class PointCounts:
     fired: int
     pending: int
     """Armed now; counted one by one, and not from the other numbers."""
+    captured: int
+    """Of the pending ones, the host functions that live in graphs: pending until no graph can call them any more."""
     leaked: int
     """The driver can no longer prove that the GPU has passed: what was kept alive for them is kept for ever."""
     quarantined: int
@@ -115,6 +117,7 @@ def statistics() -> Statistics:
 
 
 def _snapshot() -> Statistics:
+    captured = _native.captured()
     pending_points = _native.pending()
     pending_futures = futures.pending_futures()
     count = _native.counters()
@@ -123,6 +126,7 @@ def _snapshot() -> Statistics:
             armed=count[_native.POINTS_ARMED],
             fired=count[_native.POINTS_FIRED],
             pending=pending_points,
+            captured=captured,
             leaked=count[_native.POINTS_LEAKED],
             quarantined=count[_native.POINTS_QUARANTINED],
             stale=count[_native.POINTS_STALE],

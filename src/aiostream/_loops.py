@@ -117,11 +117,13 @@ def current_bridge() -> Bridge:
         RuntimeError: No asyncio or trio loop runs here.
     """
     trio = sys.modules.get("trio")
-    if trio is not None and _in_trio(trio):
+    loop = asyncio._get_running_loop()
+    # A task of asyncio's own is no place of trio's, and asking for one is quicker than asking trio.
+    if trio is not None and (loop is None or asyncio.current_task(loop) is None) and _in_trio(trio):
         return _current_trio_bridge(trio)
     latest = _latest.bridge
     known = latest() if latest is not None else None
-    if known is not None and known.serves(asyncio._get_running_loop()):
+    if known is not None and known.serves(loop):
         return known
     try:
         loop = asyncio.get_running_loop()
@@ -335,6 +337,12 @@ class TrioFuture:
             self._token.run_sync_soon(_run_callback, callback, self)
         else:
             self._callbacks.append(callback)
+
+    def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
+        """Forgets a callback; how often it was there. One that is already on its way is called all the same."""
+        before = len(self._callbacks)
+        self._callbacks = [each for each in self._callbacks if each != callback]
+        return before - len(self._callbacks)
 
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._wait().__await__()

@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = [
     "ContextFailedError",
     "CudaError",
+    "GraphUpdateError",
     "NoDriverError",
     "NotSupportedError",
     "OutOfMemoryError",
@@ -54,6 +55,16 @@ class NotSupportedError(CudaError):
     """The driver, or the device, cannot do this (codes 801, 500 and 36)."""
 
 
+class GraphUpdateError(CudaError):
+    """An executable graph could not take another graph's parameters (code 910); it stays as it was.
+
+    Attributes:
+        result: Why: a `GraphUpdateResult`, as its number.
+    """
+
+    result: int = 1
+
+
 class ContextFailedError(CudaError):
     """A sticky error: the context is lost, and with it every CUDA call of this process.
 
@@ -62,7 +73,7 @@ class ContextFailedError(CudaError):
 
 
 class StreamClosedError(RuntimeError):
-    """The stream (or event) was closed, or its handle was given away with `into_raw()`."""
+    """The stream (or event, or graph) was closed, or its handle was given away with `into_raw()`."""
 
 
 class NoDriverError(RuntimeError):
@@ -78,6 +89,7 @@ _CLASSES: dict[int, type[CudaError]] = {
     36: NotSupportedError,
     500: NotSupportedError,
     801: NotSupportedError,
+    910: GraphUpdateError,
     **dict.fromkeys(range(900, 909), StreamCaptureError),
     **dict.fromkeys(_STICKY, ContextFailedError),
 }

@@ -59,6 +59,10 @@ class CompletionFuture(Protocol[T_co]):
         """Calls `callback(future)` in the loop, soon after the future is done, also if it is done already."""
         ...
 
+    def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
+        """Forgets a callback, before the future is done; how often it was there."""
+        ...
+
 
 class SettledFuture(Protocol):
     """What `Completion` needs of a loop's future."""

@@ -3,6 +3,10 @@
 A completion's host function is native and only pushes its ticket. A user's own host function is Python: native code enters the
 interpreter for it behind the exit gate, `_run` calls it, and its ticket then goes to the janitor, which drops the callable and
 its arguments where destructors may call the driver.
+
+On a capturing stream a user's host function becomes a node of the graph. Native code gives the graph a user object, and the
+ticket goes to the janitor when the driver destroys that: when no graph, clone, executable or launch in flight can call the
+function any more.
 """
 
 from __future__ import annotations
@@ -11,8 +15,9 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from aiostream import _driver, _loops, _native, _points, _process
+from aiostream import _driver, _loops, _native, _points, _process, interop
 from aiostream.device import Context
+from aiostream.enums import HostFunctionSync
 from aiostream.errors import StreamClosedError
 from aiostream.futures import Completion, Keep
 
@@ -33,7 +38,10 @@ def raise_for(result: int, call: str, stream: str) -> None:
     if result == _native.RESULT_CLOSED:
         raise StreamClosedError(f"{stream} is closed: its handle was destroyed or given away")
     if result == _native.RESULT_QUARANTINED:
-        hint = "another thread began to capture the stream during the call; what was enqueued may have become a node of the graph"
+        hint = (
+            "Another thread began or ended a capture of the stream during the call; what was enqueued may have become a node of "
+            "the graph, and will do nothing"
+        )
         raise _driver.error(900, call, stream, hint)
     if result <= _native.RESULT_CAPTURING:
         raise _driver.error(-result, call, stream, "The stream is capturing; the call was refused and the capture goes on")
@@ -55,6 +63,20 @@ def _arm(handle: _native.Handle, ticket: int, point: _points.Point, pinned: bool
             if not _native.is_live(ticket):
                 _points.registry.pop(ticket, None)
     return result
+
+
+def require_ready(reference: interop.Reference) -> None:
+    """Refuses what a completion behind a stream's work would be refused for, before that work is enqueued.
+
+    Raises:
+        RuntimeError: No loop runs here.
+        StreamClosedError: The stream is closed.
+        StreamCaptureError: It captures.
+        ContextFailedError: Its context has failed.
+    """
+    _loops.current_bridge()
+    raise_for(_native.capture_refusal(reference.handle), "cuStreamIsCapturing", reference.name)
+    raise_for(reference.context.health(), "cuStreamQuery", reference.name)
 
 
 def arm_completion(
@@ -132,7 +154,8 @@ def leak(kept: Any) -> None:
 class HostFunction:
     """A user's callable on its way through the stream.
 
-    `function` and `arguments` are read once by the driver's thread, and dropped by the janitor after the ticket has arrived.
+    `function` and `arguments` are read by the driver's thread, once or, in a graph, at each launch; and dropped by the janitor
+    after the ticket has arrived.
     """
 
     __slots__ = ("arguments", "function", "probe", "stream", "takes_status")
@@ -156,7 +179,7 @@ class HostFunction:
             _process.report_unraisable(error, self.function)
 
     def passed(self, code: int, orphaned: bool) -> None:
-        """It has run (or the interpreter is ending): drops the callable and its arguments, in the janitor's thread."""
+        """It has run for the last time (or the interpreter is ending): drops everything, in the janitor's thread."""
         self.function = None
         self.arguments = ()
 
@@ -171,13 +194,21 @@ def _run(ticket: int, code: int) -> None:
 
 
 def launch(
-    handle: _native.Handle, context: Context, stream: str, function: Callable[..., object], arguments: tuple[Any, ...]
+    handle: _native.Handle,
+    context: Context,
+    stream: str,
+    function: Callable[..., object],
+    arguments: tuple[Any, ...],
+    sync_mode: HostFunctionSync | None = None,
 ) -> None:
     """Enqueues a Python callable, or a ctypes function pointer with at most one argument, as a host function."""
+    mode = -1 if sync_mode is None else int(HostFunctionSync(sync_mode))
+    if mode >= 0 and not _driver.supports("cuLaunchHostFunc_v2"):
+        raise _driver.too_old("cuLaunchHostFunc_v2", stream)
     if isinstance(function, _FunctionPointer):
-        _launch_foreign(handle, context, stream, function, arguments)
+        _launch_foreign(handle, context, stream, function, arguments, mode)
     else:
-        _launch_python(handle, context, stream, function, arguments, _native.KIND_PYTHON_HOST)
+        _launch_python(handle, context, stream, function, arguments, _native.KIND_PYTHON_HOST, mode)
 
 
 def add_callback(
@@ -194,17 +225,21 @@ def _launch_python(
     function: Callable[..., object],
     arguments: tuple[Any, ...],
     kind: int,
+    sync_mode: int = -1,
 ) -> None:
     if not callable(function):
         raise TypeError(f"a host function must be callable, not {type(function).__name__}")
     probe = context.probe()
     ticket = _native.reserve(_process.ORPHANS, probe, kind)
+    _native.set_sync_mode(ticket, sync_mode)
     _native.set_dispatcher(_run)
     point = HostFunction(function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream, probe)
     raise_for(_arm(handle, ticket, point), CALLS[kind], stream)
 
 
-def _launch_foreign(handle: _native.Handle, context: Context, stream: str, function: Any, arguments: tuple[Any, ...]) -> None:
+def _launch_foreign(
+    handle: _native.Handle, context: Context, stream: str, function: Any, arguments: tuple[Any, ...], sync_mode: int
+) -> None:
     address = ctypes.cast(function, ctypes.c_void_p).value
     if not address:
         raise ValueError("the ctypes function pointer is NULL")
@@ -214,6 +249,7 @@ def _launch_foreign(handle: _native.Handle, context: Context, stream: str, funct
     probe = context.probe()
     ticket = _native.reserve(_process.ORPHANS, probe, _native.KIND_FOREIGN)
     _native.set_foreign(ticket, address, data)
+    _native.set_sync_mode(ticket, sync_mode)
     point = HostFunction(function, arguments, False, stream, probe)  # keeps the pointer's owner and the data alive; never run()
     raise_for(_arm(handle, ticket, point), CALLS[_native.KIND_FOREIGN], stream)
 

@@ -6,24 +6,28 @@ stream itself; older objects are known by the attribute that their library docum
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from aiostream import _driver, _native
 from aiostream.device import Context, Device
+from aiostream.errors import StreamClosedError
 
 LEGACY = 1
 PER_THREAD = 2
 
 
 @dataclass(slots=True, eq=False)
-class StreamReference:
-    """What is needed to use a stream, whoever owns it."""
+class Reference:
+    """What is needed to use a stream, or to wait for an event, whoever owns it."""
 
     handle: _native.Handle
     context: Context
     name: str
     line: _native.Line | None = None  # what waits on it have learnt; any thread may find it, and all find the same
+    is_event: bool = False
 
 
 @runtime_checkable
@@ -31,7 +35,7 @@ class HasReference(Protocol):
     """Our own `Stream`, which stands above this module."""
 
     @property
-    def reference(self) -> StreamReference:
+    def reference(self) -> Reference:
         """The stream's handle and context."""
         ...
 
@@ -83,6 +87,31 @@ def event_handle(event: Any) -> int:
     )
 
 
+def graph_handle(graph: Any, executable: bool = False) -> int:
+    """The driver's handle of anybody's graph, or executable graph, as an int.
+
+    Raises:
+        TypeError: It is nothing that names such a graph.
+    """
+    if isinstance(graph, int) and not isinstance(graph, bool):
+        return graph
+    wanted, attribute, method = ("CUgraphExec", "graphExec", "raw_cuda_graph_exec") if executable else _GRAPH_NAMES
+    raw = getattr(graph, method, None)  # torch
+    if raw is not None:
+        return int(raw())
+    found = graph if type(graph).__name__ == wanted else getattr(graph, "handle", None)  # cuda.bindings; cuda.core
+    if type(found).__name__ == wanted:
+        return int(found)  # type: ignore[arg-type]  # as its type's name says
+    pointer = getattr(graph, attribute, None)  # cupy
+    if isinstance(pointer, int):
+        return pointer
+    kind = "an executable graph" if executable else "a graph"
+    raise TypeError(f"{kind} is needed (of aiostream, cuda.core, torch or cupy, or a handle), not {type(graph).__name__}")
+
+
+_GRAPH_NAMES = ("CUgraph", "graph", "raw_cuda_graph")
+
+
 def context_of(handle: int) -> Context:
     """The context in which a stream lives; for the legacy and per-thread streams, the current one or device 0's."""
     if handle <= PER_THREAD:
@@ -108,14 +137,14 @@ def new_handle(value: int, context: Context, *, owned: bool, parent: _native.Han
     return _native.Handle(_native.HANDLE_STREAM, value, context.handle, owned, value <= PER_THREAD, parent)
 
 
-def line_of(reference: StreamReference) -> _native.Line:
+def line_of(reference: Reference) -> _native.Line:
     """The line of waits that a stream has, shared by all who refer to it. To be asked in the thread that waits."""
     if reference.line is None:
         reference.line = _find_line(reference)
     return reference.line
 
 
-def _find_line(reference: StreamReference) -> _native.Line:
+def _find_line(reference: Reference) -> _native.Line:
     handle, context = reference.handle, reference.context
     if handle.value == PER_THREAD:
         return _native.Line(context.probe(), False)  # in each thread another stream: their waits have no order
@@ -131,10 +160,47 @@ def _find_line(reference: StreamReference) -> _native.Line:
     return context.line(identity)
 
 
-def reference_to(stream: Any) -> StreamReference:
-    """A `StreamReference` to anybody's stream; one of ours is shared, and so refuses when it is closed."""
+def reference_to(stream: Any) -> Reference:
+    """A `Reference` to anybody's stream; one of ours is shared, and so refuses when it is closed."""
     if isinstance(stream, HasReference):
         return stream.reference
     value = stream_handle(stream)
     context = context_of(value)
-    return StreamReference(new_handle(value, context, owned=False), context, name_of(value, context))
+    return Reference(new_handle(value, context, owned=False), context, name_of(value, context))
+
+
+@contextlib.contextmanager
+def pinned(reference: Reference) -> Iterator[int]:
+    """Keeps a stream's handle valid for a `with` block.
+
+    Raises:
+        StreamClosedError: The stream is closed.
+    """
+    if not reference.handle.pin():
+        raise StreamClosedError(f"{reference.name} is closed: its handle was destroyed or given away")
+    try:
+        yield reference.handle.value
+    finally:
+        reference.handle.unpin()
+
+
+def call_on(reference: Reference, name: str, *args: Any) -> Any:
+    """Calls the driver through the bindings on a stream, pinned, in its context if it is a special one."""
+    with pinned(reference) as value:
+        scope = reference.context.current() if value <= PER_THREAD else contextlib.nullcontext()
+        with scope:
+            return _driver.call(name, _driver.bindings().CUstream(value), *args, stream=reference.name)
+
+
+def refuse_capture(reference: Reference, name: str) -> None:
+    """Refuses, before the stream is touched, a question that might end its capture.
+
+    Raises:
+        StreamCaptureError: It captures; the capture goes on.
+    """
+    with pinned(reference):
+        code = _native.capture_refusal(reference.handle)
+    if code < 0:
+        raise _driver.error(-code, name, reference.name, "The stream is capturing; the call was refused and the capture goes on")
+    if code > 0:
+        raise _driver.error(code, name, reference.name)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from aiostream import _driver, _loops, _native, _process, hostfunc, interop, waiting
+from aiostream import _driver, _loops, _native, _process, capture, hostfunc, interop, waiting
+from aiostream.attributes import AttributedStream
+from aiostream.capture import CapturingStream
 from aiostream.device import Context, Device
-from aiostream.enums import StreamFlags, WaitEventFlags, WaitStrategy
+from aiostream.enums import HostFunctionSync, StreamFlags, WaitEventFlags, WaitStrategy
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
+from aiostream.memops import MemoryStream
 
 __all__ = ["Stream"]
 
@@ -23,7 +27,7 @@ T = TypeVar("T")
 _NOT_READY = 600
 
 
-class Stream:
+class Stream(CapturingStream, AttributedStream, MemoryStream):
     """A CUDA stream that coroutines can await.
 
     Work is put on it by whoever launches it: torch, cupy, numba, cuda.core and the bindings take it as it is or by its handle
@@ -83,7 +87,7 @@ class Stream:
         self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
-        self._reference = interop.StreamReference(self._handle, context, self._name)
+        self._reference = interop.Reference(self._handle, context, self._name)
         context.probe()  # here, where a stream is made anyway, and not in the first wait
 
     @classmethod
@@ -146,6 +150,17 @@ class Stream:
         parent = self._handle
         return self._made(self._handle.value, self._context, owned=False, keep=self, parent=parent)
 
+    def core(self) -> Any:
+        """A `cuda.core.Stream` on the same handle; it does not own it, and keeps this object alive.
+
+        Raises:
+            ImportError: cuda.core is not installed.
+            StreamClosedError: The stream is closed.
+        """
+        stream = _driver.core_stream(self.handle)
+        weakref.finalize(stream, lambda _: None, self).atexit = False
+        return stream
+
     # -------------------------------------------------------------------------------------------- what it is
 
     @property
@@ -164,7 +179,7 @@ class Stream:
         return not self._handle.is_open
 
     @property
-    def reference(self) -> interop.StreamReference:
+    def reference(self) -> interop.Reference:
         """For the library's own use: what `Event.record` and others need of a stream."""
         return self._reference
 
@@ -179,6 +194,16 @@ class Stream:
         return self._context.device
 
     @property
+    def green_context(self) -> int | None:
+        """The handle of the green context in which it was created, a `CUgreenCtx`; else `None` (`cuStreamGetCtx_v2`).
+
+        Raises:
+            NotSupportedError: The driver is older than CUDA 12.5.
+        """
+        _, green = self._call("cuStreamGetCtx_v2")
+        return int(green) or None
+
+    @property
     def flags(self) -> StreamFlags:
         """How it was created (`cuStreamGetFlags`)."""
         return StreamFlags(self._constant("cuStreamGetFlags"))
@@ -186,7 +211,7 @@ class Stream:
     @property
     def priority(self) -> int:
         """Its priority, after clamping (`cuStreamGetPriority`)."""
-        return self._constant("cuStreamGetPriority")
+        return int(self._call("cuStreamGetPriority"))  # no constant: set_attribute changes it; and harmless under capture
 
     @property
     def id(self) -> int:
@@ -230,6 +255,8 @@ class Stream:
         """
         code = self._handle.close()
         self._keep = None
+        if self._owned:
+            capture.forget(self.reference)
         hostfunc.raise_for(code, "cuStreamDestroy", self._name)
 
     def shutdown(self) -> None:
@@ -441,7 +468,7 @@ class Stream:
         if inspect.iscoroutinefunction(fn):
             raise TypeError("enqueue_async takes a plain function that enqueues work and returns; it cannot await")
         _loops.current_bridge()
-        with self._pinned():
+        with interop.pinned(self.reference):
             hostfunc.raise_for(_native.capture_refusal(self._handle), "cuStreamIsCapturing", self._name)
             hostfunc.raise_for(self._context.health(), "cuStreamQuery", self._name)
             work = (fn, args, kwargs)
@@ -453,7 +480,7 @@ class Stream:
             completion = hostfunc.arm_completion(self._handle, self._context, self._name, result=result, kept=work, pinned=True)
             return cast("CompletionFuture[T]", completion.future)
 
-    def launch_host_func(self, fn: Callable[..., object], /, *args: Any) -> None:
+    def launch_host_func(self, fn: Callable[..., object], /, *args: Any, sync_mode: HostFunctionSync | None = None) -> None:
         """Enqueues a function that the driver calls, on a thread of its own, when the GPU gets there (`cuLaunchHostFunc`).
 
         A Python function runs with the GIL on the driver's thread: while it waits for the GIL and runs, this stream stands
@@ -464,15 +491,24 @@ class Stream:
         It is not called once the context has failed, nor once the interpreter is ending. An exception goes to
         `sys.unraisablehook`, and the stream goes on. The callable and its arguments are released by a thread of the library.
 
+        On a capturing stream it becomes a node of the graph, and is called at each launch. Callable and arguments then live as
+        long as the graph, its clones and executables, and launches in flight.
+
         It may block the calling thread when the stream is full.
+
+        Args:
+            fn: A callable, or a ctypes function pointer.
+            *args: What it is called with.
+            sync_mode: How the GPU waits for it; needs a driver of CUDA 13.2.
 
         Raises:
             TypeError: `fn` is not callable.
             StreamClosedError: The stream is closed.
-            StreamCaptureError: The stream captures.
+            StreamCaptureError: Its capture was invalidated; or it is the legacy stream, while another one captures.
+            NotSupportedError: The driver is too old for `sync_mode`.
             CudaError: The driver refused.
         """
-        hostfunc.launch(self._handle, self._context, self._name, fn, args)
+        hostfunc.launch(self._handle, self._context, self._name, fn, args, sync_mode)
 
     def add_callback(self, fn: Callable[..., object], /, *args: Any) -> None:
         """Enqueues `fn(error, *args)`, which the driver calls also after a failure (`cuStreamAddCallback`).
@@ -507,18 +543,6 @@ class Stream:
         with contextlib.suppress(CudaError):
             self.close()
 
-    @contextlib.contextmanager
-    def _pinned(self) -> Iterator[int]:
-        if not self._handle.pin():
-            raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
-        try:
-            yield self._handle.value
-        finally:
-            self._handle.unpin()
-
     def _call(self, name: str, *args: Any) -> Any:
         """Calls the driver through the bindings on this stream, pinned, in its context if it is a special one."""
-        with self._pinned() as value:
-            scope = self._context.current() if value <= interop.PER_THREAD else contextlib.nullcontext()
-            with scope:
-                return _driver.call(name, _driver.bindings().CUstream(value), *args, stream=self._name)
+        return interop.call_on(self.reference, name, *args)

@@ -1,4 +1,4 @@
-/* Handles: who may still use a stream or an event.
+/* Handles: who may still use a stream, an event or a graph.
  *
  * Each call pins the handle for as long as the driver may look at it. close() refuses new uses, and whoever is the last user
  * destroys the driver's object; release() (into_raw) refuses new uses and waits for the last one. All in one word, so that a
@@ -40,6 +40,7 @@ struct handle *handle_new(enum handle_kind kind, void *value, void *context, boo
 
 void handle_free(struct handle *handle) { free(handle); }
 void *handle_value(const struct handle *handle) { return handle->value; }
+void *handle_context(const struct handle *handle) { return handle->context; }
 
 bool handle_is_open(const struct handle *handle) {
     if (atomic_load(&((struct handle *)handle)->word) & (CLOSING | RELEASED | DESTROYED)) return false;
@@ -63,10 +64,21 @@ int handle_enter_context(const struct handle *handle, bool *entered) {
 
 void handle_leave_context(bool entered) { leave(entered); }
 
+static int call_destructor(struct handle *handle) {
+    switch (handle->kind) {
+    case HANDLE_STREAM: return driver.stream_destroy(handle->value);
+    case HANDLE_EVENT: return driver.event_destroy(handle->value);
+    case HANDLE_GRAPH: return driver.graph_destroy(handle->value);
+    default: return driver.graph_exec_destroy(handle->value);
+    }
+}
+
 static int destroy(struct handle *handle) {
     if (!handle->owned) return CUDA_SUCCESS;
     bool entered = enter(handle->context);
-    int status = handle->kind == HANDLE_STREAM ? driver.stream_destroy(handle->value) : driver.event_destroy(handle->value);
+    int mode = relaxed_enter(); /* an executable graph gives memory back, which would end somebody's capture */
+    int status = call_destructor(handle);
+    relaxed_leave(mode);
     leave(entered);
     atomic_fetch_add(&counters[HANDLES_DESTROYED], 1);
     atomic_fetch_sub(&counters[HANDLES_OPEN], 1);

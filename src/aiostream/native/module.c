@@ -172,7 +172,7 @@ static PyGetSetDef handle_properties[] = {
 static PyType_Slot handle_slots[] = {
     {Py_tp_new, Handle_new},         {Py_tp_dealloc, Handle_dealloc},
     {Py_tp_methods, handle_methods}, {Py_tp_getset, handle_properties},
-    {Py_tp_doc, "Counts the uses of a driver's stream or event, so that nobody destroys it under another."},
+    {Py_tp_doc, "Counts the uses of a driver's stream, event or graph, so that nobody destroys it under another."},
     {0, NULL},
 };
 static PyType_Spec handle_spec = {"aiostream._native.Handle", sizeof(HandleObject), 0, Py_TPFLAGS_DEFAULT, handle_slots};
@@ -407,6 +407,15 @@ static PyObject *native_set_foreign(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *native_set_sync_mode(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long ticket;
+    int mode;
+    if (!PyArg_ParseTuple(args, "Ki", &ticket, &mode)) return NULL;
+    point_set_sync_mode(ticket, mode);
+    Py_RETURN_NONE;
+}
+
 static PyObject *native_is_live(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long ticket;
@@ -456,6 +465,11 @@ static PyObject *native_pending(PyObject *self, PyObject *unused) {
     return PyLong_FromLongLong(points_pending());
 }
 
+static PyObject *native_captured(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    return PyLong_FromLongLong(points_captured());
+}
+
 static PyObject *native_count(PyObject *self, PyObject *args) {
     (void)self;
     int counter, amount;
@@ -502,6 +516,17 @@ static PyObject *native_bind(PyObject *self, PyObject *addresses) {
         {"cuStreamWaitEvent", offsetof(struct driver_calls, stream_wait_event)},
         {"cuCtxPushCurrent", offsetof(struct driver_calls, ctx_push)},
         {"cuCtxPopCurrent", offsetof(struct driver_calls, ctx_pop)},
+        {"cuStreamGetCaptureInfo", offsetof(struct driver_calls, capture_info)},
+        {"cuUserObjectCreate", offsetof(struct driver_calls, user_object_create)},
+        {"cuUserObjectRelease", offsetof(struct driver_calls, user_object_release)},
+        {"cuGraphRetainUserObject", offsetof(struct driver_calls, graph_retain_user_object)},
+        {"cuGraphReleaseUserObject", offsetof(struct driver_calls, graph_release_user_object)},
+        {"cuGraphLaunch", offsetof(struct driver_calls, graph_launch)},
+        {"cuGraphUpload", offsetof(struct driver_calls, graph_upload)},
+        {"cuGraphExecUpdate", offsetof(struct driver_calls, graph_update)},
+        {"cuGraphDestroy", offsetof(struct driver_calls, graph_destroy)},
+        {"cuGraphExecDestroy", offsetof(struct driver_calls, graph_exec_destroy)},
+        {"cuLaunchHostFunc_v2", offsetof(struct driver_calls, launch_host_func_v2)},
     };
     struct driver_calls bound;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -566,6 +591,7 @@ static PyMethodDef functions[] = {
     {"health", native_health, METH_VARARGS, "0, or the error that has befallen a probe's context."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
     {"set_foreign", native_set_foreign, METH_VARARGS, "The native function that a KIND_FOREIGN ticket runs."},
+    {"set_sync_mode", native_set_sync_mode, METH_VARARGS, "How the GPU waits for a ticket's host function: needs _v2."},
     {"abandon", native_abandon, METH_VARARGS, "Gives back a ticket that was reserved and not armed."},
     {"is_live", native_is_live, METH_VARARGS, "Whether the driver may still come to a ticket, or its consumer has yet to."},
     {"arm", native_arm, METH_VARARGS, "Enqueues a ticket's host function; 0, a driver code, or a negative refusal."},
@@ -577,6 +603,7 @@ static PyMethodDef functions[] = {
     {"event_synchronize", native_event_synchronize, METH_O, "cuEventSynchronize."},
     {"counters", native_counters, METH_NOARGS, "All counters, in the order of native.h."},
     {"pending", native_pending, METH_NOARGS, "The points that are armed now, counted one by one."},
+    {"captured", native_captured, METH_NOARGS, "Of these, the host functions that live in graphs."},
     {"count", native_count, METH_VARARGS, "Adds to a counter."},
     {"retire", native_retire, METH_VARARGS, "Sets a record's state and counts it, in one step."},
     {"set_dispatcher", native_set_dispatcher, METH_O, "What runs a user's Python host function: f(ticket, status)."},
@@ -596,6 +623,7 @@ static const struct {
     {"KIND_HOST_FUNCTION", KIND_HOST_FUNCTION}, {"KIND_CALLBACK", KIND_CALLBACK},
     {"KIND_PYTHON_HOST", KIND_PYTHON_HOST}, {"KIND_PYTHON_CALLBACK", KIND_PYTHON_CALLBACK},
     {"KIND_FOREIGN", KIND_FOREIGN}, {"HANDLE_STREAM", HANDLE_STREAM}, {"HANDLE_EVENT", HANDLE_EVENT},
+    {"HANDLE_GRAPH", HANDLE_GRAPH}, {"HANDLE_GRAPH_EXEC", HANDLE_GRAPH_EXEC},
     {"RESULT_CLOSED", RESULT_CLOSED}, {"RESULT_NO_HELPER", RESULT_NO_HELPER}, {"RESULT_NO_MEMORY", RESULT_NO_MEMORY},
     {"STATUS_UNPROVED", STATUS_UNPROVED}, {"WAIT_AUTO", WAIT_AUTO}, {"WAIT_EVENT", WAIT_EVENT}, {"WAIT_SPIN", WAIT_SPIN},
     {"WAITS_READY", WAITS_READY}, {"WAITS_SPUN", WAITS_SPUN}, {"WAITS_APPROACHED", WAITS_APPROACHED}, {"WAITS_WATCHED", WAITS_WATCHED},
@@ -614,7 +642,7 @@ static int module_exec(PyObject *module) {
     if (!handle_type || PyModule_AddObjectRef(module, "Handle", (PyObject *)handle_type) < 0) return -1;
     if (!line_type) line_type = PyType_FromSpec(&line_spec);
     if (!line_type || PyModule_AddObjectRef(module, "Line", line_type) < 0) return -1;
-    if (PyModule_AddFunctions(module, wait_functions) < 0) return -1;
+    if (PyModule_AddFunctions(module, wait_functions) < 0 || PyModule_AddFunctions(module, graph_functions) < 0) return -1;
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) return -1;
     return 0;

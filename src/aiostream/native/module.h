@@ -1,4 +1,4 @@
-/* What the files that know Python share: module.c and module_waits.c. */
+/* What the files that know Python share: module.c, module_waits.c and module_graphs.c. */
 #ifndef AIOSTREAM_MODULE_H
 #define AIOSTREAM_MODULE_H
 
@@ -16,6 +16,6 @@ typedef int (*handle_operation)(struct handle *, void *argument);
 int operate(struct handle *, handle_operation, void *argument);
 
 extern PyType_Spec line_spec;
-extern PyMethodDef wait_functions[];
+extern PyMethodDef wait_functions[], graph_functions[];
 
 #endif

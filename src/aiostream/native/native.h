@@ -34,6 +34,17 @@ struct driver_calls {
     int (*stream_wait_event)(void *stream, void *event, unsigned flags);
     int (*ctx_push)(void *context);
     int (*ctx_pop)(void **context);
+    int (*capture_info)(void *stream, int *status, uint64_t *id, void **graph, void *nodes, void *count); /* as of CUDA 11.3 */
+    int (*user_object_create)(void **object, void *data, host_function, unsigned references, unsigned flags);
+    int (*user_object_release)(void *object, unsigned references);
+    int (*graph_retain_user_object)(void *graph, void *object, unsigned references, unsigned flags);
+    int (*graph_release_user_object)(void *graph, void *object, unsigned references);
+    int (*graph_launch)(void *executable, void *stream);
+    int (*graph_upload)(void *executable, void *stream);
+    int (*graph_update)(void *executable, void *graph, void *result);
+    int (*graph_destroy)(void *graph);
+    int (*graph_exec_destroy)(void *executable);
+    int (*launch_host_func_v2)(void *stream, host_function, void *data, unsigned mode); /* NULL where the driver is too old */
 };
 extern struct driver_calls driver;
 
@@ -73,6 +84,8 @@ enum point_kind {
     KIND_PYTHON_CALLBACK = 3, /* a user's Python stream callback, then the ticket */
     KIND_FOREIGN = 4,         /* a user's native function pointer, then the ticket */
     KIND_WATCHED = 5,         /* an event of ours that the watcher looks at: the driver is given no ticket */
+    KIND_GRAPH_PYTHON = 6,    /* a KIND_PYTHON_HOST that a capture took in: runs at each launch, ends with its user object */
+    KIND_GRAPH_FOREIGN = 7,   /* likewise a KIND_FOREIGN; the driver was given the user's own pointer */
 };
 
 enum counter {
@@ -113,10 +126,12 @@ bool queue_drain(struct queue *, emit_function, void *context);
 /* Reserve, register in Python, arm: a point may fire before the call that arms it has returned. */
 uint64_t point_reserve(struct queue *, struct probe *, enum point_kind);
 void point_set_foreign(uint64_t ticket, host_function, void *data);
+void point_set_sync_mode(uint64_t ticket, int mode); /* of cuLaunchHostFunc_v2, which must be there */
 void point_abandon(uint64_t ticket); /* reserved but never armed */
 int point_arm(uint64_t ticket, void *stream);
 bool point_is_live(uint64_t ticket); /* the driver may still come to it, or its consumer has yet to */
 int64_t points_pending(void);
+int64_t points_captured(void); /* of the pending ones, those that live in graphs */
 void points_fail(struct probe *, int status);
 uint64_t point_watch(struct queue *, struct probe *); /* reserve and arm in one: the watcher will fire it; 0: no memory */
 void point_fire(uint64_t ticket, int64_t status);
@@ -212,10 +227,11 @@ void sleeper_stop(void);
 /* ---------------------------------------------------------------- handles.c: who may still use a stream or event */
 
 struct handle;
-enum handle_kind { HANDLE_STREAM = 0, HANDLE_EVENT = 1 };
+enum handle_kind { HANDLE_STREAM = 0, HANDLE_EVENT = 1, HANDLE_GRAPH = 2, HANDLE_GRAPH_EXEC = 3 };
 struct handle *handle_new(enum handle_kind, void *value, void *context, bool owned, bool needs_context, struct handle *parent);
 void handle_free(struct handle *); /* the record only, never the driver's object */
 void *handle_value(const struct handle *);
+void *handle_context(const struct handle *);
 bool handle_pin(struct handle *);
 void handle_unpin(struct handle *); /* the last user of a closed handle destroys it */
 int handle_close(struct handle *);

@@ -32,12 +32,14 @@ struct slot {
     _Atomic(struct queue *) queue; /* written by reserve, constant until the slot is free again; a stale firing may read
                                       it at any time, but uses it only if its transition succeeds */
     _Atomic(struct probe *) probe; /* likewise */
-    host_function foreign;   /* written before the slot is armed; read by its own firing; KIND_FOREIGN only */
+    host_function foreign;   /* these three are written before the slot is armed; read by its own firing; KIND_FOREIGN only */
     void *foreign_data;
+    int sync_mode;           /* of cuLaunchHostFunc_v2; -1 leaves it to the driver */
     _Atomic int64_t fire_status; /* written by the one that sets FIRED, before it pushes */
     _Atomic int fail_status; /* written by the watcher before it sets FAILED */
     uint32_t index;
-    _Atomic uint8_t kind; /* written by reserve; points_fail may read it at any time, and is proved right by its transition */
+    _Atomic uint8_t kind; /* written before the slot is armed; points_fail may read it at any time, and is proved right by its
+                             transition */
 };
 
 /* A multi-producer stack that is drained whole, with the eventfd that wakes its consumer. Queues are recycled, never freed,
@@ -196,6 +198,7 @@ uint64_t point_reserve(struct queue *queue, struct probe *probe, enum point_kind
     slot->probe = probe;
     slot->kind = kind;
     slot->foreign = NULL;
+    slot->sync_mode = -1;
     uint64_t generation = atomic_load(&slot->word) >> 8;
     if (generation == 0) generation = 1; /* so that no ticket is 0 */
     atomic_store(&slot->word, generation << 8 | RESERVED);
@@ -207,6 +210,10 @@ void point_set_foreign(uint64_t ticket, host_function function, void *data) {
     slot->foreign = function;
     slot->foreign_data = data;
 }
+
+void point_set_sync_mode(uint64_t ticket, int mode) { slot_at(ticket)->sync_mode = mode; }
+
+static bool in_graph(const struct slot *slot) { return slot->kind == KIND_GRAPH_PYTHON || slot->kind == KIND_GRAPH_FOREIGN; }
 
 /* Changes the flags of `ticket` if it is still that ticket's slot: clears `clear`, sets `set`. Fails, and says so, when the
  * generation is another, or any of `unless` is set, or not all of `when` are. *before gets the flags as they were. */
@@ -264,7 +271,7 @@ void point_fire(uint64_t ticket, int64_t status) {
             atomic_store(&slot->fire_status, status);
             atomic_fetch_add(&counters[POINTS_FIRED], 1);
             if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
-            else probe_drop_pending(slot->probe);
+            else if (!in_graph(slot)) probe_drop_pending(slot->probe);
             queue_push(queue, slot);
             queue_unref(queue);
             return;
@@ -302,6 +309,15 @@ static void on_foreign(void *data) {
     point_fire(ticket, STATUS_UNPROVED);
 }
 
+/* In a graph: at each launch. The ticket stays armed. */
+static void on_graph_host_function(void *data) {
+    uint64_t ticket = (uint64_t)(uintptr_t)data;
+    if (awaits_firing(ticket)) python_dispatch(ticket, CUDA_SUCCESS);
+}
+
+/* The user object's destructor: nothing will call the function any more. On whatever thread the driver likes. */
+static void on_graph_released(void *data) { point_fire((uint64_t)(uintptr_t)data, CUDA_SUCCESS); }
+
 /* ------------------------------------------------------------------------------------------------ arming */
 
 int capture_refusal(void *stream) {
@@ -312,14 +328,21 @@ int capture_refusal(void *stream) {
     return capturing ? RESULT_CAPTURING - (capturing - 1) : 0; /* 1 active: -900; 2 invalidated: -901 */
 }
 
+static int launch(const struct slot *slot, void *stream, host_function function, void *data) {
+    if (slot->sync_mode >= 0) return driver.launch_host_func_v2(stream, function, data, slot->sync_mode);
+    return driver.launch_host_func(stream, function, data);
+}
+
 static int enqueue(struct slot *slot, uint64_t ticket, void *stream) {
     void *data = (void *)(uintptr_t)ticket;
     switch (slot->kind) {
     case KIND_CALLBACK: return driver.stream_add_callback(stream, on_callback, data, 0);
     case KIND_PYTHON_CALLBACK: return driver.stream_add_callback(stream, on_python_callback, data, 0);
-    case KIND_PYTHON_HOST: return driver.launch_host_func(stream, on_python_host_function, data);
-    case KIND_FOREIGN: return driver.launch_host_func(stream, on_foreign, data);
-    default: return driver.launch_host_func(stream, on_host_function, data);
+    case KIND_PYTHON_HOST: return launch(slot, stream, on_python_host_function, data);
+    case KIND_FOREIGN: return launch(slot, stream, on_foreign, data);
+    case KIND_GRAPH_PYTHON: return launch(slot, stream, on_graph_host_function, data);
+    case KIND_GRAPH_FOREIGN: return launch(slot, stream, slot->foreign, slot->foreign_data);
+    default: return launch(slot, stream, on_host_function, data);
     }
 }
 
@@ -343,11 +366,66 @@ static void disarm(struct slot *slot, uint64_t ticket) {
     queue_unref(queue);
 }
 
-/* Called without the GIL, under RELAXED. On any answer but 0 and RESULT_QUARANTINED the ticket is gone. */
+enum { NO_DESTRUCTOR_SYNC = 1, MOVE_REFERENCE = 1 };
+
+struct capture {
+    int status; /* CUstreamCaptureStatus: none, active, invalidated */
+    uint64_t id; /* these two only while it is active */
+    void *graph;
+};
+
+static int capture_of(void *stream, struct capture *capture) {
+    *capture = (struct capture){0};
+    return driver.capture_info(stream, &capture->status, &capture->id, &capture->graph, NULL, NULL);
+}
+
+/* Makes a host function a node of the graph that the stream captures into. The graph is given the owner before the node, so
+ * that no node is ever without; from then on the user object's destructor alone ends the point, also when a later step fails
+ * (the ticket is then still live, and its consumer drops it). */
+static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
+    struct capture capture, after;
+    void *object;
+    int before;
+    int status = capture_of(stream, &capture);
+    if (status == CUDA_SUCCESS && capture.status != 1) status = RESULT_CAPTURING; /* it has just ended: the caller may try again */
+    if (status == CUDA_SUCCESS)
+        status = driver.user_object_create(&object, (void *)(uintptr_t)ticket, on_graph_released, 1, NO_DESTRUCTOR_SYNC);
+    if (status != CUDA_SUCCESS) {
+        point_abandon(ticket);
+        return status;
+    }
+    slot->kind = slot->kind == KIND_FOREIGN ? KIND_GRAPH_FOREIGN : KIND_GRAPH_PYTHON;
+    atomic_fetch_add(&counters[POINTS_ARMED], 1);
+    transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
+    status = driver.graph_retain_user_object(capture.graph, object, 1, MOVE_REFERENCE);
+    if (status != CUDA_SUCCESS) {
+        driver.user_object_release(object, 1);
+        return status;
+    }
+    status = enqueue(slot, ticket, stream);
+    if (status != CUDA_SUCCESS) {
+        driver.graph_release_user_object(capture.graph, object, 1);
+        return status;
+    }
+    if (capture_of(stream, &after) != CUDA_SUCCESS || after.status == 2) return CUDA_SUCCESS; /* the graph will be destroyed */
+    if (after.status == 1 && after.id == capture.id) return CUDA_SUCCESS;
+    /* Another thread ended the capture meanwhile: what was enqueued may be plain work of the stream, which no graph keeps. The
+     * ticket is never used again, so a firing does nothing; what was given to it is kept for ever. */
+    if (!transition(slot, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, &before)) return CUDA_SUCCESS;
+    atomic_fetch_add(&counters[POINTS_QUARANTINED], 1);
+    atomic_fetch_add(&counters[POINTS_LEAKED], 1);
+    queue_unref(slot->queue);
+    return RESULT_QUARANTINED;
+}
+
+static bool may_be_captured(const struct slot *slot) { return slot->kind == KIND_PYTHON_HOST || slot->kind == KIND_FOREIGN; }
+
+/* Called without the GIL, under RELAXED. On any answer but 0 and RESULT_QUARANTINED the ticket is gone, or about to be. */
 int point_arm(uint64_t ticket, void *stream) {
     struct slot *slot = slot_at(ticket);
     int before;
     int refusal = capture_refusal(stream);
+    if (refusal == RESULT_CAPTURING && may_be_captured(slot)) return point_capture(slot, ticket, stream);
     if (refusal) {
         point_abandon(ticket);
         return refusal;
@@ -455,6 +533,7 @@ void points_fail(struct probe *probe, int status) {
             struct slot *slot = &chunk[j];
             uint64_t word = atomic_load(&slot->word);
             if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || slot->probe != probe) continue;
+            if (in_graph(slot)) continue; /* nobody waits for it, and its destructor comes all the same */
             if (slot->kind == KIND_WATCHED) continue; /* the driver has no ticket of it: the watcher fires it with the status */
             uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
             int before;
@@ -467,16 +546,20 @@ void points_fail(struct probe *probe, int status) {
     }
 }
 
-/* Counted slot by slot, and not from the counters, so that the ledger checks one against the other. */
-int64_t points_pending(void) {
+static int64_t count_pending(bool captured_only) {
     int64_t pending = 0;
     uint32_t chunk_total = atomic_load(&chunk_count);
     for (uint32_t i = 0; i < chunk_total; i++) {
         struct slot *chunk = atomic_load(&chunks[i]);
         for (int j = 0; j < CHUNK_SLOTS; j++) {
             uint64_t word = atomic_load(&chunk[j].word);
-            if (word & ARMED && !(word & (FIRED | FAILED | QUARANTINED | DISARMED))) pending++;
+            if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED | DISARMED)) continue;
+            if (!captured_only || in_graph(&chunk[j])) pending++;
         }
     }
     return pending;
 }
+
+/* Counted slot by slot, and not from the counters, so that the ledger checks one against the other. */
+int64_t points_pending(void) { return count_pending(false); }
+int64_t points_captured(void) { return count_pending(true); }

@@ -1,0 +1,446 @@
+"""Capture: how a stream begins, steers and ends one; the scopes that always end it; the modes of threads.
+
+The driver keeps the state. What it does not keep is noted here for captures that go on: the `Graph` object that a capture
+into an existing graph gives back at its end, and what was lent of a graph that no longer is once its capture has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from aiostream import _driver, _native, interop
+from aiostream.enums import CaptureMode, CaptureStatus, DependencyUpdate, InstantiateFlags, RecaptureStatus
+from aiostream.errors import CudaError, StreamClosedError
+from aiostream.graph import ExecutableGraph, Graph, GraphDependency, GraphNode, as_driver_dependencies, dependencies_of
+
+__all__ = ["CaptureInfo", "CaptureScope", "capture_mode", "exchange_capture_mode"]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureInfo:
+    """What `Stream.capture_info` tells. While the stream does not capture, or no longer validly, it is the status alone."""
+
+    status: CaptureStatus
+    id: int | None = None
+    """A number that no other capture of this process has."""
+    graph: Graph | None = None
+    """The graph that is being captured into, borrowed until the capture ends; the same `Graph` that was captured into."""
+    dependencies: tuple[GraphDependency, ...] = ()
+    """What the next captured operation will depend on."""
+
+
+# ------------------------------------------------------------------------------------------------ captures that go on
+
+
+class _InProgress:
+    """What is noted of one capture. Made by whoever begins it or asks for it; ended by whoever ends it."""
+
+    def __init__(self, identity: int | None, origin: tuple[Any, ...] | None, graph: Graph | None, keep: Any = None) -> None:
+        self.identity = identity  # the driver's number of it
+        self.origin = origin  # the stream on which it began, if that is known
+        self.graph = graph  # captured into, and pinned
+        self.keep = keep  # what the driver may call meanwhile
+        self.lent: _native.Handle | None = None  # of a graph that is the driver's until the end
+
+    def end(self) -> None:
+        if self.lent is not None:
+            self.lent.close()
+        if self.graph is not None:
+            self.graph._handle.unpin()
+
+
+_in_progress: list[_InProgress] = []  # any thread; appends, removals and copies are single list operations
+
+
+def _origin_of(stream: interop.Reference) -> tuple[Any, ...]:
+    thread = threading.get_ident() if stream.handle.value == interop.PER_THREAD else 0
+    return stream.handle.value, stream.context, thread
+
+
+def _find(identity: int | None, origin: tuple[Any, ...] | None) -> _InProgress | None:
+    for capture in list(_in_progress):
+        if (identity is not None and capture.identity == identity) or (origin is not None and capture.origin == origin):
+            return capture
+    return None
+
+
+def _forget(capture: _InProgress | None) -> None:
+    if capture is None:
+        return
+    try:
+        _in_progress.remove(capture)
+    except ValueError:
+        return  # another thread was first
+    capture.end()
+
+
+def forget(stream: interop.Reference) -> None:
+    """The stream is gone, and with it the capture that it began."""
+    if _in_progress:
+        _forget(_find(None, _origin_of(stream)))
+
+
+# ------------------------------------------------------------------------------------------------ begin
+
+
+def _begin(stream: interop.Reference, mode: CaptureMode) -> None:
+    interop.call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
+    forget(stream)  # of a capture that ended unseen
+
+
+def _begin_to_graph(stream: interop.Reference, graph: Any, dependencies: Iterable[Any], mode: CaptureMode) -> None:
+    nodes, edges = as_driver_dependencies(dependencies)
+    driver = _driver.bindings()
+    with _into(stream, Graph.borrow(graph)) as value:
+        handle = driver.CUgraph(value)
+        interop.call_on(stream, "cuStreamBeginCaptureToGraph", handle, nodes, edges, len(nodes), _as_driver_mode(mode))
+
+
+def _begin_recapture(
+    stream: interop.Reference,
+    graph: Any,
+    callback: Callable[[GraphNode, RecaptureStatus], object] | None,
+    mode: CaptureMode,
+) -> None:
+    if not _driver.supports("cuStreamBeginRecaptureToGraph"):
+        raise _driver.too_old("cuStreamBeginRecaptureToGraph", stream.name)
+    driver = _driver.bindings()
+    existing = Graph.borrow(graph)
+    native = _as_native_callback(callback, existing)
+    address = ctypes.cast(native, ctypes.c_void_p).value or 0 if native is not None else 0
+    with _into(stream, existing, native) as value:
+        handle = driver.CUgraph(value)
+        function = driver.CUgraphRecaptureCallback(address)
+        interop.call_on(stream, "cuStreamBeginRecaptureToGraph", _as_driver_mode(mode), handle, function, 0)
+
+
+@contextlib.contextmanager
+def _into(stream: interop.Reference, graph: Graph, keep: Any = None) -> Iterator[int]:
+    """Pins a graph, begins in the block to capture into it, and notes that."""
+    if not graph._handle.pin():
+        raise StreamClosedError(f"{graph!r} is closed")
+    try:
+        yield graph._handle.value
+        forget(stream)
+    except BaseException:
+        graph._handle.unpin()
+        raise
+    _in_progress.append(_InProgress(_ask(stream)[1], _origin_of(stream), graph, keep))
+
+
+_RecaptureCallback = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
+)
+_REFUSED = 1  # CUDA_ERROR_INVALID_VALUE: anything but success makes the recapture fail
+
+
+def _as_native_callback(callback: Callable[[GraphNode, RecaptureStatus], object] | None, graph: Graph) -> Any:
+    if callback is None:
+        return None
+    if not callable(callback):
+        raise TypeError(f"the callback must be callable, not {type(callback).__name__}")
+
+    def ask(_data: int, node: int, _original: int, _new: int, status: int) -> int:
+        # ctypes reports an exception to sys.unraisablehook and returns 0, which would accept: so refuse here.
+        try:
+            return 0 if callback(GraphNode(graph, node), RecaptureStatus(status)) else _REFUSED
+        except BaseException as error:
+            _native.write_unraisable(error, callback)
+            return _REFUSED
+
+    return _RecaptureCallback(ask)
+
+
+def _as_driver_mode(mode: CaptureMode) -> Any:
+    return _driver.bindings().CUstreamCaptureMode(int(CaptureMode(mode)))
+
+
+# ------------------------------------------------------------------------------------------------ ask, steer, end
+
+
+def _ask(stream: interop.Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
+    name = _driver.annotated("cuStreamGetCaptureInfo")
+    status, identity, graph, nodes, edges, _ = interop.call_on(stream, name)
+    status = CaptureStatus(int(status))
+    return status, int(identity) if status is CaptureStatus.ACTIVE else None, int(graph), nodes, edges
+
+
+def _status(stream: interop.Reference) -> CaptureStatus:
+    return CaptureStatus(int(interop.call_on(stream, "cuStreamIsCapturing")))
+
+
+def _info(stream: interop.Reference) -> CaptureInfo:
+    now, identity, value, nodes, edges = _ask(stream)
+    if identity is None:
+        return CaptureInfo(now)
+    graph = _lent_graph(stream, identity, value)
+    return CaptureInfo(now, identity, graph, dependencies_of(graph, nodes, edges))
+
+
+def _lent_graph(stream: interop.Reference, identity: int, value: int) -> Graph:
+    capture = _find(identity, None)
+    if capture is None:
+        capture = _InProgress(identity, None, None)
+        _in_progress.append(capture)
+    if capture.graph is not None:
+        return capture.graph
+    if capture.lent is None:
+        capture.lent = _native.Handle(_native.HANDLE_GRAPH, value, stream.context.handle, False, False)
+    return Graph._made(value, stream.context, owned=False, parent=capture.lent)
+
+
+def _update_dependencies(stream: interop.Reference, dependencies: Iterable[Any], mode: DependencyUpdate) -> None:
+    nodes, edges = as_driver_dependencies(dependencies)
+    name = _driver.annotated("cuStreamUpdateCaptureDependencies")
+    interop.call_on(stream, name, nodes, edges, len(nodes), int(DependencyUpdate(mode)))
+
+
+def _end(stream: interop.Reference) -> Graph:
+    capture = _of_origin(stream)
+    try:
+        value = int(interop.call_on(stream, "cuStreamEndCapture"))
+    except CudaError:
+        if capture is not None and not _still_captures(stream):
+            _forget(capture)
+            _let_go_if_lost(capture.graph)
+        raise
+    existing = capture.graph if capture is not None else None
+    try:
+        if existing is not None and existing._handle.value == value:
+            return existing
+        return Graph._made(value, stream.context, owned=True)
+    finally:
+        _forget(capture)
+
+
+def _let_go_if_lost(graph: Graph | None) -> None:
+    """A capture that fails may take the graph with it into which it went: the driver then no longer knows the handle."""
+    if graph is None:
+        return
+    with contextlib.suppress(StreamClosedError):
+        try:
+            graph._call("cuGraphGetNodes")
+        except CudaError:
+            graph._handle.release()
+
+
+def _of_origin(stream: interop.Reference) -> _InProgress | None:
+    if not _in_progress:
+        return None
+    with contextlib.suppress(CudaError):
+        return _find(_ask(stream)[1], _origin_of(stream))
+    return None
+
+
+def _still_captures(stream: interop.Reference) -> bool:
+    try:
+        return _status(stream) is not CaptureStatus.NONE
+    except (CudaError, StreamClosedError):
+        return False
+
+
+# ------------------------------------------------------------------------------------------------ scopes
+
+
+class CaptureScope:
+    """What `with stream.capture() as capture:` gives; the product is on it once the block has ended."""
+
+    def __init__(self, stream: interop.Reference, mode: CaptureMode, flags: InstantiateFlags | None) -> None:
+        self._stream = stream
+        self._mode = CaptureMode(mode)
+        self._flags = None if flags is None else InstantiateFlags(flags)  # None: the graph is wanted
+        self._graph: Graph | None = None
+        self._executable: ExecutableGraph | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """What was captured, the caller's own. Raises `RuntimeError` before the block has ended, and if that failed."""
+        if self._graph is None:
+            raise RuntimeError("there is no graph: the capture goes on, or has failed, or was one of capture_executable()")
+        return self._graph
+
+    @property
+    def executable(self) -> ExecutableGraph:
+        """Its executable form, of `capture_executable()`; `RuntimeError` likewise."""
+        if self._executable is None:
+            raise RuntimeError("there is no executable graph: the capture goes on, or has failed, or was one of capture()")
+        return self._executable
+
+    def __enter__(self) -> CaptureScope:
+        _begin(self._stream, self._mode)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if error is not None:
+            with contextlib.suppress(CudaError, StreamClosedError):  # the body's error says what went wrong first
+                _end(self._stream).close()
+            return
+        graph = _end(self._stream)
+        if self._flags is None:
+            self._graph = graph
+            return
+        try:
+            self._executable = graph.instantiate(self._flags)
+        finally:
+            graph.close()
+
+
+# ------------------------------------------------------------------------------------------------ what a Stream has of this
+
+
+class CapturingStream:
+    """The captures of a `Stream`, which inherits them from here."""
+
+    @property
+    def reference(self) -> interop.Reference:
+        """The stream, which has it."""
+        raise NotImplementedError
+
+    def begin_capture(self, mode: CaptureMode = CaptureMode.GLOBAL) -> None:
+        """From now on work that is put on the stream is collected in a graph instead (`cuStreamBeginCapture`).
+
+        Other streams join the capture by waiting for an event that was recorded on it, and must be joined back before its end.
+        `capture` does this for a block, and always ends it. Meanwhile the waits, `query` and `synchronize` refuse.
+
+        Args:
+            mode: What else is forbidden meanwhile, and to whom. Unless it is `RELAXED`, this thread must end the capture.
+
+        Raises:
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: It is the legacy stream, which cannot capture.
+            CudaError: It captures already (401).
+        """
+        _begin(self.reference, mode)
+
+    def begin_capture_to_graph(
+        self, graph: Any, dependencies: Iterable[Any] = (), *, mode: CaptureMode = CaptureMode.GLOBAL
+    ) -> None:
+        """The same into an existing graph (`cuStreamBeginCaptureToGraph`), which `end_capture` then gives back.
+
+        Args:
+            graph: A `Graph`, or another library's. It stays valid until the capture ends, also if it is closed before.
+            dependencies: What the first operation depends on: nodes of the graph, as `GraphNode` or `GraphDependency`.
+            mode: As of `begin_capture`.
+
+        Raises:
+            StreamClosedError: The stream or the graph is closed.
+            StreamCaptureError: It is the legacy stream, which cannot capture.
+            NotSupportedError: The driver is older than CUDA 12.3.
+            CudaError: It captures already, or a dependency is no node of the graph.
+        """
+        _begin_to_graph(self.reference, graph, dependencies, mode)
+
+    def begin_recapture_to_graph(
+        self,
+        graph: Any,
+        callback: Callable[[GraphNode, RecaptureStatus], object] | None = None,
+        *,
+        mode: CaptureMode = CaptureMode.GLOBAL,
+    ) -> None:
+        """Captures a graph of the same shape once more, into its own nodes (`cuStreamBeginRecaptureToGraph`).
+
+        Its host functions are released first. If it fails, the graph is in no defined state and should be closed.
+
+        Args:
+            graph: A `Graph`, or another library's.
+            callback: Called for each node whose parameters differ; what it returns says whether to accept them. Its exception
+                goes to `sys.unraisablehook`, and refuses.
+            mode: As of `begin_capture`.
+
+        Raises:
+            StreamClosedError: The stream or the graph is closed.
+            NotSupportedError: The driver is older than CUDA 13.3.
+            CudaError: The driver refused.
+        """
+        _begin_recapture(self.reference, graph, callback, mode)
+
+    def end_capture(self) -> Graph:
+        """Ends the capture, and gives what it has collected (`cuStreamEndCapture`).
+
+        Returns:
+            The graph, the caller's own; for a capture into an existing graph that same `Graph`.
+
+        Raises:
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: It began in another thread (908) or on another stream (903): it goes on. Or it was invalidated
+                (901), or has streams that were not joined back (904): it has ended, without a graph. One that went into an
+                existing graph may then have destroyed that: it is closed.
+            CudaError: The stream does not capture (401).
+        """
+        return _end(self.reference)
+
+    def capture(self, mode: CaptureMode = CaptureMode.GLOBAL) -> CaptureScope:
+        """Captures a block: `with stream.capture() as capture: ...`, then `capture.graph`.
+
+        The capture always ends, also on an exception or a cancellation, which wins; the stream can be used on. In the block,
+        in place of waits, other streams can be awaited, as long as the thread stays the same.
+
+        Raises:
+            CudaError: As `begin_capture` on the way in, and as `end_capture` on the way out.
+        """
+        return CaptureScope(self.reference, mode, None)
+
+    def capture_executable(
+        self, mode: CaptureMode = CaptureMode.GLOBAL, flags: InstantiateFlags = InstantiateFlags.DEFAULT
+    ) -> CaptureScope:
+        """The same with the graph made executable: `capture.executable`. Errors also as of `Graph.instantiate`."""
+        return CaptureScope(self.reference, mode, flags)
+
+    def capture_status(self) -> CaptureStatus:
+        """Whether the stream captures (`cuStreamIsCapturing`); harmless to the capture.
+
+        Raises:
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: It is the legacy stream, while a blocking stream captures (906).
+        """
+        return _status(self.reference)
+
+    def capture_info(self) -> CaptureInfo:
+        """Its capture's status, id, graph and present dependencies (`cuStreamGetCaptureInfo`); harmless, errors likewise."""
+        return _info(self.reference)
+
+    def update_capture_dependencies(self, dependencies: Iterable[Any], *, mode: DependencyUpdate = DependencyUpdate.ADD) -> None:
+        """Says what the next captured operation depends on (`cuStreamUpdateCaptureDependencies`).
+
+        Args:
+            dependencies: Nodes of the graph that is being captured, as `GraphNode` or `GraphDependency`.
+            mode: Beside those that it depends on already, or in their place.
+
+        Raises:
+            StreamClosedError: The stream is closed.
+            CudaError: The stream does not capture (401), or a dependency is no node of the graph.
+        """
+        _update_dependencies(self.reference, dependencies, mode)
+
+
+# ------------------------------------------------------------------------------------------------ the modes of threads
+
+
+def exchange_capture_mode(mode: CaptureMode) -> CaptureMode:
+    """Sets the calling thread's capture mode, and tells which it had (`cuThreadExchangeStreamCaptureMode`).
+
+    `capture_mode` does this for a block. The mode says which captures, of this thread and of others, forbid it potentially unsafe
+    calls: see `CaptureMode`. It is not the mode of a capture, which `Stream.begin_capture` is given.
+
+    Threads: concerns the calling thread alone.
+    """
+    return CaptureMode(int(_driver.call("cuThreadExchangeStreamCaptureMode", _as_driver_mode(mode))))
+
+
+@contextlib.contextmanager
+def capture_mode(mode: CaptureMode) -> Iterator[CaptureMode]:
+    """Sets the calling thread's capture mode for a `with` block, and puts the previous one back; `as` gives the previous one.
+
+    Do not await within it: the loop's other tasks would run in this mode too.
+    """
+    before = exchange_capture_mode(mode)
+    try:
+        yield before
+    finally:
+        exchange_capture_mode(before)

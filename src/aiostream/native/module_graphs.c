@@ -1,0 +1,86 @@
+/* Executable graphs: launches, uploads and updates. Native because they may block on a full stream, and because the bindings
+ * drop what the driver says of a refused update. */
+#include "module.h"
+
+struct use {
+    struct handle *executable;
+    int (*call)(void *executable, void *stream);
+};
+
+/* The nodes' context must not be another than the thread's: the stream's is made current, whatever kind of stream it is. */
+static int do_use(struct handle *stream, void *argument) {
+    struct use *use = argument;
+    int refusal = capture_refusal(handle_value(stream)); /* the driver would end the capture */
+    if (refusal) return refusal;
+    if (!handle_pin(use->executable)) return RESULT_CLOSED;
+    void *popped, *context = handle_context(stream);
+    int status = driver.ctx_push(context);
+    if (status == CUDA_SUCCESS) {
+        status = use->call(handle_value(use->executable), handle_value(stream));
+        driver.ctx_pop(&popped);
+    }
+    handle_unpin(use->executable);
+    return status;
+}
+
+static PyObject *use_from_python(PyObject *args, int (*call)(void *, void *)) {
+    PyObject *executable, *stream;
+    if (!PyArg_ParseTuple(args, "OO", &executable, &stream)) return NULL;
+    struct use use = {.executable = as_handle(executable), .call = call};
+    struct handle *stream_handle = use.executable ? as_handle(stream) : NULL;
+    if (!stream_handle) return NULL;
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = operate(stream_handle, do_use, &use);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(result);
+}
+
+static PyObject *native_graph_launch(PyObject *self, PyObject *args) {
+    (void)self;
+    return use_from_python(args, driver.graph_launch);
+}
+
+static PyObject *native_graph_upload(PyObject *self, PyObject *args) {
+    (void)self;
+    return use_from_python(args, driver.graph_upload);
+}
+
+struct update {
+    struct handle *graph;
+    struct {
+        int result;
+        void *node;
+        void *from;
+    } said; /* CUgraphExecUpdateResultInfo */
+};
+
+static int do_update(struct handle *executable, void *argument) {
+    struct update *update = argument;
+    if (!handle_pin(update->graph)) return RESULT_CLOSED;
+    int status = driver.graph_update(handle_value(executable), handle_value(update->graph), &update->said);
+    handle_unpin(update->graph);
+    return status;
+}
+
+static PyObject *native_graph_update(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *executable, *graph;
+    if (!PyArg_ParseTuple(args, "OO", &executable, &graph)) return NULL;
+    struct handle *handle = as_handle(executable);
+    struct update update = {.graph = handle ? as_handle(graph) : NULL};
+    if (!update.graph) return NULL;
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = operate(handle, do_update, &update);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("iiKK", result, update.said.result, (unsigned long long)(uintptr_t)update.said.node,
+                         (unsigned long long)(uintptr_t)update.said.from);
+}
+
+PyMethodDef graph_functions[] = {
+    {"graph_launch", native_graph_launch, METH_VARARGS, "cuGraphLaunch of an executable graph's handle on a stream's."},
+    {"graph_upload", native_graph_upload, METH_VARARGS, "cuGraphUpload, likewise."},
+    {"graph_update", native_graph_update, METH_VARARGS, "cuGraphExecUpdate: (code, result, node, node it comes from)."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,302 @@
+"""Attributes in Python's values, and what a stream tells of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import aiostream
+from aiostream import (
+    AccessPolicyWindow,
+    AccessProperty,
+    CaptureMode,
+    CaptureStatus,
+    CudaError,
+    Device,
+    MemSyncDomain,
+    MemSyncDomainMap,
+    NotSupportedError,
+    Stream,
+    StreamAttribute,
+    StreamCaptureError,
+    StreamClosedError,
+    SynchronizationPolicy,
+    _driver,
+)
+from support import succeed
+
+WINDOW = StreamAttribute.ACCESS_POLICY_WINDOW
+
+
+@pytest.fixture
+def stream() -> Any:
+    with Stream().sync_scope() as made:
+        yield made
+    made.close()
+
+
+@pytest.fixture
+def memory() -> Any:
+    with Device(0).primary_context.current():
+        pointer = _driver.call("cuMemAlloc", 1 << 16)
+    yield int(pointer)
+    with Device(0).primary_context.current():
+        _driver.call("cuMemFree", pointer)
+
+
+def test_enumerations_have_the_drivers_values() -> None:
+    """Each member that these bindings know has the number that they give it."""
+    driver = _driver.bindings()
+    named = {
+        "AccessProperty": ("CUaccessProperty", "CU_ACCESS_PROPERTY_"),
+        "CaptureMode": ("CUstreamCaptureMode", "CU_STREAM_CAPTURE_MODE_"),
+        "CaptureStatus": ("CUstreamCaptureStatus", "CU_STREAM_CAPTURE_STATUS_"),
+        "DebugDotFlags": ("CUgraphDebugDot_flags", "CU_GRAPH_DEBUG_DOT_FLAGS_"),
+        "DependencyUpdate": ("CUstreamUpdateCaptureDependencies_flags", "CU_STREAM_{}_CAPTURE_DEPENDENCIES"),
+        "DevResourceType": ("CUdevResourceType", "CU_DEV_RESOURCE_TYPE_"),
+        "GraphDependencyType": ("CUgraphDependencyType", "CU_GRAPH_DEPENDENCY_TYPE_"),
+        "GraphInstantiateResult": ("CUgraphInstantiateResult", "CUDA_GRAPH_INSTANTIATE_"),
+        "GraphNodeType": ("CUgraphNodeType", "CU_GRAPH_NODE_TYPE_"),
+        "GraphUpdateResult": ("CUgraphExecUpdateResult", "CU_GRAPH_EXEC_UPDATE_"),
+        "HostFunctionSync": ("CUhostTaskSyncMode", "CU_HOST_TASK_"),
+        "InstantiateFlags": ("CUgraphInstantiate_flags", "CUDA_GRAPH_INSTANTIATE_FLAG_"),
+        "MemAttach": ("CUmemAttach_flags", "CU_MEM_ATTACH_"),
+        "MemSyncDomain": ("CUlaunchMemSyncDomain", "CU_LAUNCH_MEM_SYNC_DOMAIN_"),
+        "MemoryBarrierType": ("CUstreamMemoryBarrier_flags", "CU_STREAM_MEMORY_BARRIER_TYPE_"),
+        "RecaptureStatus": ("CUgraphRecaptureStatus", "CU_GRAPH_RECAPTURE_"),
+        "StreamAttribute": ("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_"),
+        "StreamFlags": ("CUstream_flags", "CU_STREAM_"),
+        "SynchronizationPolicy": ("CUsynchronizationPolicy", "CU_SYNC_POLICY_"),
+        "WaitEventFlags": ("CUevent_wait_flags", "CU_EVENT_WAIT_"),
+        "WaitValueFlags": ("CUstreamWaitValue_flags", "CU_STREAM_WAIT_VALUE_"),
+        "WriteValueFlags": ("CUstreamWriteValue_flags", "CU_STREAM_WRITE_VALUE_"),
+    }
+    from aiostream import enums
+
+    theirs_only = [name for name in enums.__all__ if name not in named]
+    assert theirs_only in ([], ["WaitStrategy"])
+    compared = 0
+    for name, (driver_name, pattern) in named.items():
+        theirs = getattr(driver, driver_name, None)
+        ours = getattr(aiostream, name)
+        for member in ours if theirs is not None else ():
+            full = pattern.format(member.name) if "{}" in pattern else pattern + member.name
+            found = getattr(theirs, full, None)
+            if found is None and (member == 0 or name in {"DevResourceType"}):
+                continue  # a name of ours for no flag, or newer than these bindings
+            assert found is not None, f"{name}.{member.name}"
+            assert int(found) == int(member), f"{name}.{member.name}"
+            compared += 1
+    assert compared > 90
+
+
+def test_what_a_new_stream_has(stream: Stream) -> None:
+    assert stream.get_attribute(StreamAttribute.SYNCHRONIZATION_POLICY) in (None, SynchronizationPolicy.AUTO)
+    assert stream.get_attribute(StreamAttribute.PRIORITY) == stream.priority == 0
+    assert stream.get_attribute(StreamAttribute.MEM_SYNC_DOMAIN) is MemSyncDomain.DEFAULT
+    assert stream.get_attribute(StreamAttribute.MEM_SYNC_DOMAIN_MAP) == MemSyncDomainMap(0, 1)
+    assert stream.get_attribute(WINDOW).size == 0
+
+
+def test_each_attribute_can_be_set(stream: Stream, memory: int) -> None:
+    _, greatest = Device(0).stream_priority_range
+    values: dict[StreamAttribute, list[Any]] = {
+        StreamAttribute.SYNCHRONIZATION_POLICY: list(SynchronizationPolicy),
+        StreamAttribute.PRIORITY: [greatest, 0],
+        StreamAttribute.MEM_SYNC_DOMAIN: list(MemSyncDomain),
+        StreamAttribute.MEM_SYNC_DOMAIN_MAP: [MemSyncDomainMap(1, 0), MemSyncDomainMap(0, 1)],
+        WINDOW: [
+            AccessPolicyWindow(memory, 4096, 0.5, AccessProperty.PERSISTING, AccessProperty.STREAMING),
+            AccessPolicyWindow(memory, 0),
+        ],
+    }
+    assert set(values) == set(StreamAttribute)
+    for attribute, each in values.items():
+        for value in each:
+            stream.set_attribute(attribute, value)
+            got = stream.get_attribute(attribute)
+            assert type(got) is type(value)
+            if attribute is WINDOW:  # the driver may align it, and need not keep one of no size
+                assert value.size == 0 or (got.hit_ratio, got.hit, got.miss) == (value.hit_ratio, value.hit, value.miss)
+            else:
+                assert got == value
+
+
+def test_priorities_are_clamped(stream: Stream) -> None:
+    least, greatest = Device(0).stream_priority_range
+    for asked, got in ((greatest - 10, greatest), (least + 10, least), (0, 0)):
+        stream.set_attribute(StreamAttribute.PRIORITY, asked)
+        assert stream.get_attribute(StreamAttribute.PRIORITY) == stream.priority == got
+        with Stream(priority=asked).sync_scope() as other:
+            assert other.priority == got
+        other.close()
+
+
+def test_wrong_values_are_refused_before_the_driver_is_asked(stream: Stream) -> None:
+    wrong: list[tuple[type[Exception], StreamAttribute, Any]] = [
+        (TypeError, WINDOW, 5),
+        (TypeError, WINDOW, None),
+        (TypeError, StreamAttribute.MEM_SYNC_DOMAIN_MAP, (0, 1)),
+        (TypeError, StreamAttribute.PRIORITY, "high"),
+        (TypeError, StreamAttribute.PRIORITY, True),
+        (ValueError, StreamAttribute.SYNCHRONIZATION_POLICY, 77),
+        (ValueError, StreamAttribute.MEM_SYNC_DOMAIN, 2),
+        (ValueError, 99, 1),  # type: ignore[list-item]
+    ]
+    for kind, attribute, value in wrong:
+        with pytest.raises(kind):
+            stream.set_attribute(attribute, value)
+    for values in ((-1, 0), (0, -1), (0, 0, 1.5), (0, 0, -0.1)):
+        with pytest.raises(ValueError, match="hit_ratio"):
+            AccessPolicyWindow(*values)
+    with pytest.raises(ValueError, match="99"):
+        stream.get_attribute(99)  # type: ignore[arg-type]
+
+
+def test_what_the_driver_refuses(stream: Stream) -> None:
+    with pytest.raises(CudaError) as caught:
+        stream.set_attribute(WINDOW, AccessPolicyWindow(0, 1 << 40, 1.0, AccessProperty.PERSISTING))
+    assert caught.value.call == "cuStreamSetAttribute"
+    assert caught.value.code == 1
+
+
+def test_attributes_are_copied(stream: Stream) -> None:
+    source = Stream()
+    source.set_attribute(StreamAttribute.SYNCHRONIZATION_POLICY, SynchronizationPolicy.BLOCKING_SYNC)
+    stream.copy_attributes(source)
+    assert stream.get_attribute(StreamAttribute.SYNCHRONIZATION_POLICY) is SynchronizationPolicy.BLOCKING_SYNC
+    source.set_attribute(StreamAttribute.SYNCHRONIZATION_POLICY, SynchronizationPolicy.YIELD)
+    stream.copy_attributes(source.handle)
+    assert stream.get_attribute(StreamAttribute.SYNCHRONIZATION_POLICY) is SynchronizationPolicy.YIELD
+    source.close()
+    with pytest.raises(StreamClosedError):
+        stream.copy_attributes(source)
+    with pytest.raises(StreamClosedError):
+        source.copy_attributes(stream)
+    with pytest.raises(TypeError):
+        stream.copy_attributes("stream")
+
+
+@pytest.mark.parametrize("mode", list(CaptureMode))
+def test_a_capture_is_not_disturbed_by_questions(stream: Stream, mode: CaptureMode) -> None:
+    with stream.capture(mode) as capture:
+        for attribute in StreamAttribute:
+            stream.get_attribute(attribute)
+        stream.set_attribute(StreamAttribute.PRIORITY, 0)
+        if _driver.driver_version() >= 13010:
+            with pytest.raises(StreamCaptureError):
+                stream.dev_resource()
+        assert stream.priority == 0
+        assert stream.green_context is None
+        assert stream.context is not None
+        assert stream.capture_status() is CaptureStatus.ACTIVE
+    capture.graph.close()
+
+
+def test_an_ordinary_stream_has_no_green_context(stream: Stream) -> None:
+    assert stream.green_context is None
+    assert Stream.legacy().green_context is None
+    closed = Stream()
+    closed.close()
+    for ask in (lambda: closed.green_context, lambda: closed.get_attribute(WINDOW), lambda: closed.dev_resource()):
+        with pytest.raises((StreamClosedError, NotSupportedError)):
+            ask()
+
+
+def test_a_green_contexts_stream_tells_of_it() -> None:
+    driver = _driver.bindings()
+    device = _driver.call("cuDeviceGet", 0)
+    try:
+        resource = _driver.call("cuDeviceGetDevResource", device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+        groups = _driver.call("cuDevSmResourceSplitByCount", 1, resource, 0, 8)[0]
+    except NotSupportedError as error:
+        pytest.skip(f"this driver has no green contexts: {error}")
+    description = _driver.call("cuDevResourceGenerateDesc", groups, 1)
+    flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM.value
+    green = _driver.call("cuGreenCtxCreate", description, device, flags)
+    raw = _driver.call("cuGreenCtxStreamCreate", green, 1, 0)
+    stream = Stream.from_raw(int(raw))
+    assert stream.green_context == int(green)
+    stream.synchronize()
+    stream.close()
+
+
+def test_a_cuda_core_stream_on_the_same_handle(stream: Stream) -> None:
+    core = pytest.importorskip("cuda.core")
+    import gc
+    import weakref
+
+    theirs = stream.core()
+    assert isinstance(theirs, core.Stream)
+    assert int(theirs.handle) == stream.handle
+    assert Stream.borrow(theirs) == stream
+    with stream.context.current():
+        theirs.sync()
+    mine = Stream()
+    seen, kept = weakref.ref(mine), mine.core()
+    del mine
+    gc.collect()
+    assert seen() is not None, "the stream was dropped under cuda.core's"
+    del kept
+    gc.collect()
+    assert seen() is None
+    closed = Stream()
+    closed.close()
+    with pytest.raises(StreamClosedError):
+        closed.core()
+
+
+@pytest.mark.simulator_only("plays a newer driver")
+def test_what_newer_drivers_can() -> None:
+    """Sync modes of host functions, and recaptures, on a driver of CUDA 13.3."""
+    if not hasattr(_driver.bindings(), "cuStreamBeginRecaptureToGraph"):
+        pytest.skip("these bindings are older")
+    script = """
+        from aiostream import simulator
+        simulator.install(driver_version=13030)
+        import aiostream
+        from aiostream import HostFunctionSync, RecaptureStatus, Stream
+        from support import spin, settle
+        stream, calls = Stream(), []
+        spin(stream, 0)
+        for mode in HostFunctionSync:
+            stream.launch_host_func(calls.append, mode.name, sync_mode=mode)
+        with stream.capture() as capture:
+            spin(stream, 0)
+            stream.launch_host_func(calls.append, "captured", sync_mode=HostFunctionSync.SPINWAIT)
+        stream.synchronize()
+        graph = capture.graph
+        asked = []
+        def accept(node, status):
+            asked.append((node.graph is graph, node.type.name, status))
+            return True
+        stream.begin_recapture_to_graph(graph, accept)
+        spin(stream, 0)
+        stream.launch_host_func(calls.append, "again")
+        assert stream.end_capture() is graph
+        assert [each[:2] for each in asked] == [(True, "HOST")], asked
+        with graph.instantiate() as executable:
+            executable.launch(stream)
+            stream.synchronize()
+        print(*calls)
+        assert settle(lambda: aiostream.statistics().points.captured == 1)
+        try:
+            with_failure = stream.begin_recapture_to_graph(graph, lambda node, status: False)
+            spin(stream, 0)
+            stream.launch_host_func(calls.append, "refused")
+        except aiostream.CudaError as error:
+            print("refused", error.name)
+        try:
+            stream.end_capture()
+        except aiostream.CudaError as error:
+            print("ended", error.code)
+        graph.close()
+        stream.synchronize()
+        assert settle(lambda: aiostream.statistics().points.pending == 0), aiostream.statistics()
+        print("done")
+    """
+    out = succeed("simulator", script)
+    assert out.splitlines()[0] == "BLOCKING SPINWAIT again"
+    assert out.splitlines()[1].startswith("refused")
+    assert out.splitlines()[-1] == "done"

@@ -1,0 +1,492 @@
+"""How captures begin, are steered and end: always, whatever happens in them, and with the driver's own errors."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import aiostream
+from aiostream import (
+    CaptureMode,
+    CaptureStatus,
+    CudaError,
+    DependencyUpdate,
+    Event,
+    Graph,
+    GraphDependency,
+    GraphDependencyType,
+    GraphEdgeData,
+    GraphNodeType,
+    InstantiateFlags,
+    Stream,
+    StreamCaptureError,
+    StreamClosedError,
+    WaitEventFlags,
+    statistics,
+)
+from support import Gate, spin
+
+MODES = list(CaptureMode)
+PROGRAMMATIC = GraphEdgeData(from_port=1, type=GraphDependencyType.PROGRAMMATIC)
+
+
+@pytest.fixture
+def stream() -> Any:
+    with_kernel = Stream()
+    spin(with_kernel, 0)  # loads the kernel's module, which no capture would survive
+    yield with_kernel
+    assert with_kernel.closed or with_kernel.capture_status() is CaptureStatus.NONE
+    with_kernel.close()
+
+
+def in_thread(function: Any, stream: Stream) -> Any:
+    """Calls a function in another thread, where the stream's context is current; returns what it returned or raised."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        with stream.context.current():
+            try:
+                outcome.append(function())
+            except Exception as error:
+                outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return outcome[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_capture_collects_work_that_then_runs_any_number_of_times(stream: Stream, mode: CaptureMode) -> None:
+    calls: list[int] = []
+    stream.begin_capture(mode)
+    assert stream.capture_status() is CaptureStatus.ACTIVE
+    spin(stream, 0)
+    stream.launch_host_func(calls.append, 1)
+    spin(stream, 0)
+    with stream.end_capture() as graph:
+        assert stream.capture_status() is CaptureStatus.NONE
+        assert sorted(node.type for node in graph.nodes) == [GraphNodeType.KERNEL, GraphNodeType.KERNEL, GraphNodeType.HOST]
+        assert calls == []
+        with graph.instantiate() as executable:
+            for _ in range(3):
+                executable.launch(stream)
+            stream.synchronize()
+    assert calls == [1, 1, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_scopes(stream: Stream, mode: CaptureMode) -> None:
+    with stream.capture(mode) as capture:
+        with pytest.raises(RuntimeError, match="no graph"):
+            _ = capture.graph
+        spin(stream, 0)
+    assert len(capture.graph.nodes) == 1
+    with pytest.raises(RuntimeError, match="no executable"):
+        _ = capture.executable
+    capture.graph.close()
+    with stream.capture_executable(mode, InstantiateFlags.AUTO_FREE_ON_LAUNCH) as capture:
+        spin(stream, 0)
+    with pytest.raises(RuntimeError, match="no graph"):
+        _ = capture.graph
+    capture.executable.launch(stream)
+    stream.synchronize()
+    capture.executable.close()
+
+
+@pytest.mark.parametrize("executable", [False, True])
+def test_an_exception_ends_the_capture_and_wins(stream: Stream, executable: bool) -> None:
+    before = statistics().handles
+    scope = stream.capture_executable() if executable else stream.capture()
+    with pytest.raises(KeyError, match="mine"), scope as capture:
+        spin(stream, 0)
+        raise KeyError("mine")
+    assert stream.capture_status() is CaptureStatus.NONE
+    after = statistics().handles
+    assert (after.open, after.created - before.created) == (before.open, 1)
+    with pytest.raises(RuntimeError):
+        _ = capture.graph
+    stream.synchronize()
+
+
+async def test_a_cancellation_ends_the_capture_and_the_stream_serves(stream: Stream) -> None:
+    import anyio
+
+    other = Stream()
+    with anyio.CancelScope() as scope:
+        with stream.capture(CaptureMode.GLOBAL):
+            spin(stream, 0)
+            await other.synchronize_async()  # others can be awaited meanwhile
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+            raise AssertionError("not cancelled")
+    assert scope.cancelled_caught
+    assert stream.capture_status() is CaptureStatus.NONE
+    await stream.synchronize_async()
+    other.close()
+
+
+def test_the_bodys_error_wins_over_the_captures(stream: Stream) -> None:
+    other = Stream()
+    with pytest.raises(ValueError, match="body"), stream.capture():
+        event = Event()
+        event.record(stream)
+        other.wait_event(event)
+        spin(other, 0)  # never joined back
+        raise ValueError("body")
+    assert stream.capture_status() is other.capture_status() is CaptureStatus.NONE
+    event.close()
+    other.close()
+
+
+def test_a_body_that_ends_the_capture_itself(stream: Stream) -> None:
+    with pytest.raises(CudaError) as caught, stream.capture():
+        stream.end_capture().close()
+    assert (caught.value.code, caught.value.call) == (401, "cuStreamEndCapture")
+    with pytest.raises(ValueError, match="later"), stream.capture():
+        stream.end_capture().close()
+        raise ValueError("later")
+
+
+def test_a_body_that_closes_the_stream() -> None:
+    for ending in (Stream.close, Stream.into_raw):
+        stream = Stream()
+        handle = None
+        with pytest.raises((StreamClosedError, CudaError)), stream.capture(CaptureMode.RELAXED):
+            handle = ending(stream)
+        if handle:
+            again = Stream.from_raw(handle)
+            again.end_capture().close()
+            again.close()
+
+
+# ------------------------------------------------------------------------------------------------ the driver's own errors
+
+
+def code_of(function: Any, *args: Any, **options: Any) -> tuple[type[CudaError], int, str]:
+    with pytest.raises(CudaError) as caught:
+        function(*args, **options)
+    return type(caught.value), caught.value.code, caught.value.call
+
+
+def test_what_cannot_begin_or_end(stream: Stream) -> None:
+    assert code_of(stream.end_capture) == (CudaError, 401, "cuStreamEndCapture")
+    assert code_of(Stream.legacy().begin_capture) == (StreamCaptureError, 900, "cuStreamBeginCapture")
+    assert code_of(Stream.legacy().begin_capture_to_graph, Graph())[:2] == (StreamCaptureError, 900)
+    stream.begin_capture()
+    assert code_of(stream.begin_capture) == (CudaError, 401, "cuStreamBeginCapture")
+    assert stream.capture_status() is CaptureStatus.ACTIVE
+    stream.end_capture().close()
+    with pytest.raises(ValueError, match="7 is not a valid CaptureMode"):
+        stream.begin_capture(7)  # type: ignore[arg-type]
+    stream.close()
+    for call in (
+        stream.begin_capture,
+        stream.end_capture,
+        stream.capture_status,
+        stream.capture_info,
+        stream.capture().__enter__,
+    ):
+        with pytest.raises(StreamClosedError):
+            call()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_thread_may_end_a_relaxed_capture_only(stream: Stream, mode: CaptureMode) -> None:
+    stream.begin_capture(mode)
+    outcome = in_thread(stream.end_capture, stream)
+    if mode is CaptureMode.RELAXED:
+        outcome.close()
+        return
+    assert isinstance(outcome, StreamCaptureError)
+    assert outcome.code == 908
+    assert stream.capture_status() is CaptureStatus.ACTIVE
+    stream.end_capture().close()
+
+
+def test_unjoined_and_unmatched(stream: Stream) -> None:
+    other, event = Stream(), Event()
+
+    def fork() -> None:
+        stream.begin_capture()
+        event.record(stream)
+        other.wait_event(event)
+        spin(other, 0)
+
+    fork()
+    assert code_of(stream.end_capture) == (StreamCaptureError, 904, "cuStreamEndCapture")
+    assert stream.capture_status() is other.capture_status() is CaptureStatus.NONE
+    fork()
+    assert code_of(other.end_capture) == (StreamCaptureError, 903, "cuStreamEndCapture")
+    assert code_of(stream.end_capture)[:2] == (StreamCaptureError, 901)
+    assert stream.capture_status() is other.capture_status() is CaptureStatus.NONE
+    fork()
+    event.record(other)
+    stream.wait_event(event)
+    with stream.end_capture() as graph:
+        assert len(graph.nodes) == 1
+    event.close()
+    other.close()
+
+
+def test_an_invalidated_capture_is_told_and_must_be_ended(stream: Stream) -> None:
+    driver = aiostream._driver.bindings()
+    stream.begin_capture()
+    driver.cuStreamQuery(driver.CUstream(stream.handle))  # what aiostream never does
+    assert stream.capture_status() is CaptureStatus.INVALIDATED
+    info = stream.capture_info()
+    assert (info.status, info.id, info.graph, info.dependencies) == (CaptureStatus.INVALIDATED, None, None, ())
+    assert code_of(stream.launch_host_func, print)[:2] == (StreamCaptureError, 901)
+    assert code_of(stream.end_capture) == (StreamCaptureError, 901, "cuStreamEndCapture")
+    assert stream.capture_info().status is CaptureStatus.NONE
+    with pytest.raises(StreamCaptureError), stream.capture():
+        driver.cuStreamQuery(driver.CUstream(stream.handle))
+    stream.synchronize()
+
+
+def test_the_legacy_stream_says_so_while_a_blocking_stream_captures() -> None:
+    blocking, legacy = Stream(non_blocking=False), Stream.legacy()
+    blocking.begin_capture()
+    assert code_of(legacy.capture_status) == (StreamCaptureError, 906, "cuStreamIsCapturing")
+    assert code_of(legacy.capture_info)[:2] == (StreamCaptureError, 906)
+    assert code_of(legacy.launch_host_func, print)[:2] == (StreamCaptureError, 906)
+    blocking.end_capture().close()
+    assert legacy.capture_status() is CaptureStatus.NONE
+    blocking.close()
+
+
+# ------------------------------------------------------------------------------------------------ asking and steering
+
+
+def test_capture_info_lends_the_graph_until_the_end(stream: Stream) -> None:
+    assert stream.capture_info() == aiostream.CaptureInfo(CaptureStatus.NONE)
+    stream.begin_capture()
+    empty = stream.capture_info()
+    assert empty.status is CaptureStatus.ACTIVE
+    assert empty.dependencies == ()
+    spin(stream, 0)
+    info = stream.capture_info()
+    assert info.id == empty.id
+    assert info.graph is not None
+    assert info.graph == empty.graph
+    (dependency,) = info.dependencies
+    assert dependency.node.type is GraphNodeType.KERNEL
+    assert dependency.edge_data == GraphEdgeData()
+    assert info.graph.nodes == (dependency.node,)
+    with pytest.raises(ValueError, match="borrowed"):
+        info.graph.into_raw()
+    graph = stream.end_capture()
+    assert graph == info.graph
+    assert info.graph.closed
+    for stale in (lambda: info.graph.nodes, lambda: dependency.node.type, lambda: dependency.node.handle):
+        with pytest.raises(StreamClosedError):
+            stale()
+    assert len(graph.nodes) == 1
+    stream.begin_capture()
+    assert stream.capture_info().id != info.id
+    stream.end_capture().close()
+    graph.close()
+
+
+def test_a_joined_stream_tells_of_the_same_capture(stream: Stream) -> None:
+    other, event = Stream(), Event()
+    with stream.capture() as capture:
+        spin(stream, 0)
+        event.record(stream)
+        other.wait_event(event)
+        mine, others = stream.capture_info(), other.capture_info()
+        assert (mine.id, mine.graph, mine.dependencies) == (others.id, others.graph, others.dependencies)
+        event.record(other)
+        stream.wait_event(event)
+    assert others.graph is not None
+    assert others.graph.closed
+    capture.graph.close()
+    event.close()
+    other.close()
+
+
+def test_dependencies_can_be_added_and_replaced(stream: Stream) -> None:
+    with stream.capture() as capture:
+        spin(stream, 0)
+        (first,) = stream.capture_info().dependencies
+        stream.update_capture_dependencies([], mode=DependencyUpdate.SET)
+        assert stream.capture_info().dependencies == ()
+        spin(stream, 0)
+        (second,) = stream.capture_info().dependencies
+        assert second != first
+        stream.update_capture_dependencies([first.node])
+        assert set(stream.capture_info().dependencies) == {first, second}
+        spin(stream, 0)
+        (third,) = stream.capture_info().dependencies
+    with capture.graph as graph:
+        assert set(graph.root_nodes) == {graph.nodes[0], graph.nodes[1]}
+        last = next(node for node in graph.nodes if node == third.node)
+        assert {dependency.node.handle for dependency in last.dependencies} == {first.node._handle, second.node._handle}
+        assert [dependency.node for dependency in graph.nodes[0].dependents] == [last]
+    assert code_of(stream.update_capture_dependencies, [])[:2] == (CudaError, 401)
+
+
+def test_annotated_dependencies(stream: Stream) -> None:
+    assert GraphEdgeData() == GraphEdgeData(0, 0, GraphDependencyType.DEFAULT) != PROGRAMMATIC
+    with stream.capture() as capture:
+        spin(stream, 0)
+        (plain,) = stream.capture_info().dependencies
+        stream.update_capture_dependencies([GraphDependency(plain.node, PROGRAMMATIC)], mode=DependencyUpdate.SET)
+        assert stream.capture_info().dependencies == (GraphDependency(plain.node, PROGRAMMATIC),)
+        stream.update_capture_dependencies([plain], mode=DependencyUpdate.SET)
+        assert stream.capture_info().dependencies == (plain,)
+        for wrong in (3.5, "node", [None]):
+            with pytest.raises(TypeError):
+                stream.update_capture_dependencies(wrong if isinstance(wrong, list) else [wrong])
+    capture.graph.close()
+
+
+def test_external_events_become_nodes(stream: Stream) -> None:
+    """Waited for at each launch, and not joined to the capture."""
+    other, event = Stream(), Event()
+    with stream.capture_executable() as capture:
+        stream.wait_event(event, WaitEventFlags.EXTERNAL)
+        (dependency,) = stream.capture_info().dependencies
+        assert dependency.node.type is GraphNodeType.WAIT_EVENT
+    with Gate() as gate:
+        gate.hold(other)
+        event.record(other)
+        capture.executable.launch(stream)
+        assert not stream.query()
+        gate.open()
+        stream.synchronize()
+    with pytest.raises(CudaError):
+        stream.wait_event(event, WaitEventFlags.EXTERNAL)  # no capture
+    capture.executable.close()
+    event.close()
+    other.close()
+
+
+# ------------------------------------------------------------------------------------------------ into an existing graph
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_capture_into_a_graph_gives_that_very_graph_back(stream: Stream, mode: CaptureMode) -> None:
+    graph = Graph()
+    for number in range(3):
+        before = statistics().handles.created
+        stream.begin_capture_to_graph(graph, graph.nodes[-1:], mode=mode)
+        info = stream.capture_info()
+        assert info.graph is graph
+        assert [dependency.node for dependency in info.dependencies] == list(graph.nodes[-1:])
+        spin(stream, 0)
+        assert stream.end_capture() is graph
+        assert statistics().handles.created == before
+        assert len(graph.nodes) == number + 1
+    assert len(graph.root_nodes) == 1
+    with graph.instantiate() as executable:
+        executable.launch(stream)
+        stream.synchronize()
+    graph.close()
+
+
+def test_capture_into_a_graph_with_annotated_dependencies(stream: Stream) -> None:
+    graph = Graph()
+    stream.begin_capture_to_graph(graph)
+    spin(stream, 0)
+    stream.end_capture()
+    (node,) = graph.nodes
+    dependency = GraphDependency(node, PROGRAMMATIC)
+    stream.begin_capture_to_graph(graph, [dependency])
+    assert stream.capture_info().dependencies == (dependency,)
+    stream.update_capture_dependencies([], mode=DependencyUpdate.SET)
+    assert stream.end_capture() is graph
+    graph.close()
+
+
+def test_a_graph_that_is_closed_while_it_is_captured_into_lives_until_the_end(stream: Stream) -> None:
+    graph = Graph()
+    open_before = statistics().handles.open
+    stream.begin_capture_to_graph(graph)
+    graph.close()
+    spin(stream, 0)
+    assert statistics().handles.open == open_before
+    assert stream.end_capture() is graph
+    assert graph.closed
+    assert statistics().handles.open == open_before - 1
+    with pytest.raises(StreamClosedError):
+        stream.begin_capture_to_graph(graph)
+    assert stream.capture_status() is CaptureStatus.NONE
+
+
+@pytest.mark.parametrize("how", ["unjoined", "invalidated"])
+def test_a_capture_into_a_graph_that_fails(stream: Stream, how: str) -> None:
+    """The driver may take the graph with it: then it is closed. Or it is left to its owner."""
+    other, event, graph = Stream(), Event(), Graph()
+    stream.begin_capture_to_graph(graph)
+    event.record(stream)
+    other.wait_event(event)
+    spin(other, 0)
+    if how == "invalidated":
+        driver = aiostream._driver.bindings()
+        driver.cuStreamQuery(driver.CUstream(stream.handle))
+    assert code_of(stream.end_capture)[1] == {"unjoined": 904, "invalidated": 901}[how]
+    assert graph.closed or len(graph.nodes) >= 0
+    graph.close()
+    for thing in (event, other):
+        thing.close()
+
+
+def test_a_node_of_another_graph_is_no_dependency(stream: Stream) -> None:
+    graph, foreign = Graph(), Graph()
+    stream.begin_capture_to_graph(foreign)
+    spin(stream, 0)
+    stream.end_capture()
+    assert code_of(stream.begin_capture_to_graph, graph, foreign.nodes)[1] == 1
+    assert stream.capture_status() is CaptureStatus.NONE
+    graph.close()
+    foreign.close()
+
+
+def test_a_stream_that_is_closed_in_its_capture_lets_go_of_the_graph() -> None:
+    graph, open_before = Graph(), statistics().handles.open
+    stream = Stream()
+    stream.begin_capture_to_graph(graph, mode=CaptureMode.RELAXED)
+    stream.close()
+    graph.close()
+    assert statistics().handles.open == open_before - 1
+
+
+# ------------------------------------------------------------------------------------------------ the modes of threads
+
+
+def test_a_threads_mode_is_pushed_and_popped() -> None:
+    with aiostream.capture_mode(CaptureMode.RELAXED) as before:
+        assert before is CaptureMode.GLOBAL
+        with pytest.raises(KeyError), aiostream.capture_mode(CaptureMode.THREAD_LOCAL) as inner:
+            assert inner is CaptureMode.RELAXED
+            raise KeyError
+        assert aiostream.exchange_capture_mode(CaptureMode.RELAXED) is CaptureMode.RELAXED
+    assert aiostream.exchange_capture_mode(CaptureMode.GLOBAL) is CaptureMode.GLOBAL
+    with pytest.raises(ValueError, match="not a valid CaptureMode"):
+        aiostream.exchange_capture_mode(5)  # type: ignore[arg-type]
+
+
+def test_a_relaxed_thread_may_do_what_a_global_capture_forbids(stream: Stream) -> None:
+    driver = aiostream._driver.bindings()
+
+    def allocate() -> int:
+        code, pointer = driver.cuMemAlloc(64)
+        if int(code) == 0:
+            driver.cuMemFree(pointer)
+        return int(code)
+
+    def relaxed() -> int:
+        with aiostream.capture_mode(CaptureMode.RELAXED):
+            return allocate()
+
+    with stream.capture(CaptureMode.GLOBAL) as capture:
+        assert in_thread(relaxed, stream) == 0
+        with stream.context.current():
+            assert relaxed() == 0
+        spin(stream, 0)
+    capture.graph.close()
+    with pytest.raises(StreamCaptureError), stream.capture(CaptureMode.GLOBAL):
+        assert in_thread(allocate, stream) == 900

@@ -1,0 +1,496 @@
+"""Graphs and their executable form: made, asked, launched, awaited, updated, shared with other libraries, and ended."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiostream import (
+    CaptureMode,
+    CaptureStatus,
+    CudaError,
+    DebugDotFlags,
+    ExecutableGraph,
+    Graph,
+    GraphNodeType,
+    GraphUpdateError,
+    GraphUpdateResult,
+    InstantiateFlags,
+    NotSupportedError,
+    Stream,
+    StreamCaptureError,
+    StreamClosedError,
+    _driver,
+    statistics,
+)
+from support import Gate, settle, spin
+
+
+@pytest.fixture
+def stream() -> Any:
+    with_kernel = Stream()
+    spin(with_kernel, 0)
+    yield with_kernel
+    with_kernel.close()
+
+
+def captured(stream: Stream, kernels: int = 1, seconds: float = 0.0) -> Graph:
+    with stream.capture() as capture:
+        for _ in range(kernels):
+            spin(stream, seconds)
+    return capture.graph
+
+
+def executable_of(stream: Stream, kernels: int = 1) -> ExecutableGraph:
+    with captured(stream, kernels) as graph:
+        return graph.instantiate()
+
+
+# ------------------------------------------------------------------------------------------------ graphs
+
+
+def test_an_empty_graph_can_be_launched(stream: Stream) -> None:
+    with Graph() as graph:
+        assert graph.nodes == graph.root_nodes == ()
+        assert int(graph) == graph.handle != 0
+        with graph.instantiate() as executable:
+            executable.launch(stream)
+            stream.synchronize()
+    assert graph.closed
+    assert executable.closed
+    assert "closed" in repr(graph)
+    assert "closed" in repr(executable)
+
+
+def test_nodes_know_their_neighbours(stream: Stream) -> None:
+    graph = captured(stream, 3)
+    (root,) = graph.root_nodes
+    order = [root]
+    while order[-1].dependents:
+        (next_one,) = order[-1].dependents
+        order.append(next_one.node)
+    assert len(order) == 3
+    assert set(order) == set(graph.nodes)
+    for before, after in itertools.pairwise(order):
+        assert [dependency.node for dependency in after.dependencies] == [before]
+    assert root.dependencies == ()
+    assert {node.type for node in order} == {GraphNodeType.KERNEL}
+    assert root.graph is graph
+    assert int(root) == root.handle
+    assert "GraphNode" in repr(root)
+    graph.close()
+    for gone in (lambda: root.type, lambda: root.handle, lambda: root.dependencies, lambda: graph.nodes, lambda: graph.handle):
+        with pytest.raises(StreamClosedError):
+            gone()
+
+
+def test_edited_through_the_driver(stream: Stream) -> None:
+    """The bindings' own functions take the handle; what they add is found."""
+    driver = _driver.bindings()
+    with Graph() as graph:
+        (code, node) = driver.cuGraphAddEmptyNode(driver.CUgraph(int(graph)), [], 0)
+        assert int(code) == 0
+        assert [node.type for node in graph.nodes] == [GraphNodeType.EMPTY]
+        assert int(graph.nodes[0]) == int(node)
+
+
+def test_a_clone_is_a_graph_of_its_own(stream: Stream) -> None:
+    graph = captured(stream, 2)
+    clone = graph.clone()
+    assert clone != graph
+    assert len(clone.nodes) == 2
+    assert not set(clone.nodes) & set(graph.nodes)
+    graph.close()
+    with clone, clone.instantiate() as executable:
+        executable.launch(stream)
+        stream.synchronize()
+
+
+def test_debug_dot(stream: Stream, tmp_path: Path) -> None:
+    with captured(stream, 2) as graph:
+        text = graph.debug_dot()
+        assert text.lstrip().startswith("digraph")
+        assert "->" in text
+        assert graph.debug_dot(tmp_path / "graph.dot", DebugDotFlags.HANDLES) == (tmp_path / "graph.dot").read_text()
+        with pytest.raises(CudaError):
+            graph.debug_dot(tmp_path / "not" / "there.dot")
+
+
+def test_whose_a_graph_is(stream: Stream) -> None:
+    before = statistics().handles
+    handle = captured(stream).into_raw()
+    assert statistics().handles.released == before.released + 1
+    borrowed = Graph.borrow(handle)
+    assert len(borrowed.nodes) == 1
+    with pytest.raises(ValueError, match="belongs to somebody else"):
+        borrowed.into_raw()
+    borrowed.close()
+    owned = Graph.from_raw(handle)
+    assert owned == borrowed
+    assert hash(owned) == hash(borrowed)
+    assert Graph.borrow(owned) is owned
+    executable = owned.instantiate()
+    raw = executable.into_raw()
+    with pytest.raises(StreamClosedError):
+        executable.into_raw()
+    again = ExecutableGraph.from_raw(raw)
+    assert ExecutableGraph.borrow(again) is again
+    lent = ExecutableGraph.borrow(raw)
+    lent.launch(stream)
+    with pytest.raises(ValueError, match="belongs to somebody else"):
+        lent.into_raw()
+    lent.close()
+    stream.synchronize()
+    again.close()
+    owned.close()
+    owned.close()
+    for cls in (Graph, ExecutableGraph):
+        for wrong, kind in ((0, ValueError), (True, TypeError), ("text", TypeError)):
+            with pytest.raises(kind):
+                cls.from_raw(wrong)
+        with pytest.raises(TypeError, match="graph is needed"):
+            cls.borrow(object())
+    with pytest.raises(TypeError, match="comes from"):
+        ExecutableGraph()
+
+
+def test_dropped_graphs_are_destroyed_in_the_background(stream: Stream) -> None:
+    before = statistics().handles
+    graph = captured(stream)
+    executable = graph.instantiate()
+    executable.launch(stream)
+    del graph, executable
+    gc.collect()
+    assert settle(lambda: statistics().handles.open == before.open)
+    assert statistics().handles.destroyed == before.destroyed + 2
+    stream.synchronize()
+
+
+def test_a_structure_that_cannot_be_executed_is_named() -> None:
+    driver = _driver.bindings()
+    with Graph() as graph:
+        handle = driver.CUgraph(int(graph))
+        _, first = driver.cuGraphAddEmptyNode(handle, [], 0)
+        _, second = driver.cuGraphAddEmptyNode(handle, [first], 1)
+        edges = [[second], [first]]
+        if hasattr(driver, "cuGraphAddDependencies_v2"):
+            (code,) = driver.cuGraphAddDependencies(handle, *edges, 1)
+        else:
+            (code,) = driver.cuGraphAddDependencies(handle, *edges, None, 1)
+        if int(code) != 0:
+            return  # this driver refuses the cycle at once
+        with pytest.raises(CudaError, match="cuGraphInstantiateWithParams") as caught:
+            graph.instantiate()
+        assert caught.value.code == 1
+
+
+def test_instantiate_flags(stream: Stream) -> None:
+    with captured(stream) as graph:
+        for flags in (InstantiateFlags.AUTO_FREE_ON_LAUNCH, InstantiateFlags.USE_NODE_PRIORITY):
+            with graph.instantiate(flags) as executable:
+                driver = _driver.bindings()
+                code, told = driver.cuGraphExecGetFlags(driver.CUgraphExec(int(executable)))
+                assert (int(code), int(told)) == (0, int(flags))
+        with graph.instantiate(InstantiateFlags.UPLOAD, upload_stream=stream) as executable:
+            executable.launch(stream)
+            stream.synchronize()
+
+
+# ------------------------------------------------------------------------------------------------ launches
+
+
+async def test_an_awaited_launch(stream: Stream) -> None:
+    calls: list[int] = []
+    with stream.capture_executable() as capture:
+        spin(stream, 0.002)
+        stream.launch_host_func(calls.append, 1)
+    executable = capture.executable
+    await executable.upload_and_wait(stream)
+    assert calls == []
+    await executable.launch_and_wait(stream)
+    assert calls == [1]
+    future = executable.launch_async(stream)
+    assert await future is None
+    assert calls == [1, 1]
+    assert await executable.upload_async(stream) is None
+    executable.close()
+
+
+async def test_many_launches_in_flight(stream: Stream) -> None:
+    calls: list[int] = []
+    with stream.capture_executable() as capture:
+        spin(stream, 0)
+        stream.launch_host_func(calls.append, 1)
+    with Gate() as gate:
+        gate.hold(stream)
+        futures = [capture.executable.launch_async(stream) for _ in range(50)]
+        assert not any(future.done() for future in futures)
+        assert calls == []
+        gate.open()
+        for number, future in enumerate(futures):
+            await future
+            assert len(calls) > number
+    assert len(calls) == 50
+    capture.executable.close()
+
+
+async def test_a_cancelled_wait_leaves_the_launch(stream: Stream) -> None:
+    import anyio
+
+    calls: list[int] = []
+    with stream.capture_executable() as capture:
+        stream.launch_host_func(calls.append, 1)
+    with Gate() as gate:
+        gate.hold(stream)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await capture.executable.launch_and_wait(stream)
+        assert scope.cancelled_caught
+        assert calls == []
+        gate.open()
+        await stream.synchronize_async()
+    assert calls == [1]
+    capture.executable.close()
+
+
+async def test_an_executable_that_is_closed_in_flight_still_finishes(stream: Stream) -> None:
+    calls: list[int] = []
+    for ending in (ExecutableGraph.close, lambda _: None):
+        with stream.capture_executable() as capture:
+            spin(stream, 0)
+            stream.launch_host_func(calls.append, 1)
+        with Gate() as gate:
+            gate.hold(stream)
+            future = capture.executable.launch_async(stream)
+            ending(capture.executable)
+            del capture
+            gc.collect()
+            gate.open()
+            await future
+    assert calls == [1, 1]
+
+
+async def test_launches_are_refused_before_anything_is_enqueued(stream: Stream) -> None:
+    executable, closed_stream = executable_of(stream), Stream()
+    closed_stream.close()
+    armed = statistics().points.armed
+    calls: list[Any] = [
+        getattr(executable, name + ending) for name in ("launch", "upload") for ending in ("", "_async", "_and_wait")
+    ]
+    for call in calls:
+
+        async def try_on(stream: Any, call: Any = call) -> None:
+            result = call(stream)
+            if result is not None:
+                await result
+
+        with pytest.raises(StreamClosedError):
+            await try_on(closed_stream)
+        with pytest.raises(TypeError):
+            await try_on("stream")
+        with stream.capture() as capture:
+            with pytest.raises(StreamCaptureError):
+                await try_on(stream)
+            spin(stream, 0)
+        with capture.graph as graph:
+            assert [node.type for node in graph.nodes] == [GraphNodeType.KERNEL]
+    executable.close()
+    for call in (executable.launch, executable.upload, executable.launch_async):
+        with pytest.raises(StreamClosedError, match="executable graph"):
+            call(stream)
+    with pytest.raises(StreamClosedError, match="executable graph"):
+        await executable.launch_and_wait(stream)
+    assert statistics().points.armed == armed
+
+
+def test_without_a_loop_only_the_plain_launch_works(stream: Stream) -> None:
+    executable = executable_of(stream)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        executable.launch_async(stream)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        executable.launch_and_wait(stream).send(None)
+    executable.launch(stream)
+    executable.upload(stream)
+    stream.synchronize()
+    executable.close()
+
+
+def test_launches_from_a_thread_without_a_context(stream: Stream) -> None:
+    executable = executable_of(stream)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            executable.upload(stream)
+            for target in (stream, Stream.per_thread(), Stream.legacy(), stream.handle):
+                executable.launch(target)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failures
+    stream.synchronize()
+    Stream.legacy().synchronize()
+    executable.close()
+
+
+# ------------------------------------------------------------------------------------------------ updates
+
+
+def test_an_update_takes_over_the_parameters(stream: Stream) -> None:
+    calls: list[str] = []
+
+    def graph_that_says(word: str) -> Graph:
+        with stream.capture() as capture:
+            spin(stream, 0)
+            stream.launch_host_func(calls.append, word)
+        return capture.graph
+
+    with graph_that_says("old") as old, graph_that_says("new") as new, old.instantiate() as executable:
+        executable.launch(stream)
+        executable.update(new)
+        executable.launch(stream)
+        executable.update(old.handle)
+        executable.launch(stream)
+        stream.synchronize()
+    assert calls == ["old", "new", "old"]
+
+
+def test_an_update_that_does_not_fit_says_why_and_changes_nothing(stream: Stream) -> None:
+    calls: list[int] = []
+    with stream.capture_executable() as capture:
+        spin(stream, 0)
+        stream.launch_host_func(calls.append, 1)
+    executable = capture.executable
+    with captured(stream, 3) as longer, pytest.raises(GraphUpdateError, match="TOPOLOGY_CHANGED") as caught:
+        executable.update(longer)
+    assert caught.value.code == 910
+    assert caught.value.call == "cuGraphExecUpdate"
+    assert GraphUpdateResult(caught.value.result) is GraphUpdateResult.ERROR_TOPOLOGY_CHANGED
+    with captured(stream, 2) as other, pytest.raises(GraphUpdateError) as caught:
+        executable.update(other)
+    assert GraphUpdateResult(caught.value.result) is GraphUpdateResult.ERROR_NODE_TYPE_CHANGED
+    executable.launch(stream)
+    stream.synchronize()
+    assert calls == [1]
+    gone = captured(stream)
+    gone.close()
+    with pytest.raises(StreamClosedError):
+        executable.update(gone)
+    executable.close()
+    with captured(stream) as graph, pytest.raises(StreamClosedError):
+        executable.update(graph)
+
+
+@pytest.mark.parametrize("mode", list(CaptureMode))
+def test_nothing_that_is_done_with_graphs_ends_a_capture(stream: Stream, mode: CaptureMode) -> None:
+    """In the very thread that captures: the driver forbids much of it there, unless the thread is RELAXED."""
+    other, graph = Stream(), captured(stream, 2)
+    doomed = graph.clone(), graph.instantiate()
+    dropped = [graph.clone(), graph.instantiate()]
+    open_before = statistics().handles.open
+    with stream.capture(mode) as capture:
+        spin(stream, 0)
+        for each in doomed:
+            each.close()
+        dropped.clear()
+        assert settle(lambda: statistics().handles.open == open_before - 4)
+        with Graph() as empty, empty.instantiate():
+            pass
+        with graph.clone() as clone, clone.instantiate() as executable:
+            assert len(clone.nodes[0].dependencies) + len(clone.nodes[1].dependencies) == 1
+            executable.upload(other)
+            executable.launch(other)
+            executable.update(graph)
+            other.synchronize()
+        graph.debug_dot()
+        assert stream.capture_status() is CaptureStatus.ACTIVE
+    assert len(capture.graph.nodes) == 1
+    capture.graph.close()
+    graph.close()
+    other.close()
+
+
+# ------------------------------------------------------------------------------------------------ captures again
+
+
+def test_what_the_driver_is_too_old_for_is_named(stream: Stream) -> None:
+    graph = captured(stream)
+    if _driver.driver_version() < 13030:
+        with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.3 or newer"):
+            stream.begin_recapture_to_graph(graph)
+    if _driver.driver_version() < 13020:
+        with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.2 or newer"):
+            stream.launch_host_func(print, sync_mode=1)
+    if _driver.driver_version() < 13010:
+        with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.1 or newer"):
+            stream.dev_resource()
+    graph.close()
+
+
+# ------------------------------------------------------------------------------------------------ other libraries
+
+
+class Fake:
+    """An object with the attributes that a library's graph has."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+def test_graphs_of_other_libraries(stream: Stream) -> None:
+    driver = _driver.bindings()
+    graph = captured(stream)
+    executable = graph.instantiate()
+    raw, raw_executable = driver.CUgraph(int(graph)), driver.CUgraphExec(int(executable))
+    torch = Fake(raw_cuda_graph=lambda: int(graph), raw_cuda_graph_exec=lambda: int(executable))
+    cupy = Fake(graph=int(graph), graphExec=int(executable))
+    for thing in (raw, int(graph), torch, cupy, Fake(handle=raw)):
+        borrowed = Graph.borrow(thing)
+        assert borrowed == graph
+        assert len(borrowed.nodes) == 1
+        executable.update(thing)
+    for thing in (raw_executable, int(executable), torch, cupy, Fake(handle=raw_executable)):
+        ExecutableGraph.borrow(thing).launch(stream)
+    stream.synchronize()
+    for wrong in (Fake(handle=raw_executable), raw_executable, stream, True, None):
+        with pytest.raises(TypeError):
+            Graph.borrow(wrong)
+    for wrong in (Fake(handle=raw), raw, stream, True, None):
+        with pytest.raises(TypeError):
+            ExecutableGraph.borrow(wrong)
+    executable.close()
+    graph.close()
+
+
+def test_graphs_of_cuda_core(stream: Stream) -> None:
+    pytest.importorskip("cuda.core.graph")
+    from cuda.core import Device as CoreDevice
+    from cuda.core.graph import GraphDefinition
+
+    with stream.context.current():
+        CoreDevice(0).set_current()
+        definition = GraphDefinition()
+        definition.empty()
+        graph = Graph.borrow(definition)
+        assert [node.type for node in graph.nodes] == [GraphNodeType.EMPTY]
+        with graph.instantiate() as executable:
+            executable.launch(stream.core())
+        stream.begin_capture_to_graph(definition, definition.nodes())
+        assert [dependency.node for dependency in stream.capture_info().dependencies] == list(graph.nodes)
+        spin(stream, 0)
+        assert stream.end_capture() == graph
+        assert len(graph.nodes) == 2
+        ready = definition.instantiate()
+        borrowed = ExecutableGraph.borrow(ready)
+        borrowed.launch(stream)
+        stream.synchronize()
+        del borrowed, graph
+        ready.close()

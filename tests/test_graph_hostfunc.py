@@ -1,0 +1,515 @@
+"""P14 in graphs: host functions that a capture took in live as long as anything may call them, and no longer."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+import weakref
+from typing import Any
+
+import pytest
+
+from aiostream import CaptureMode, CudaError, Event, Graph, GraphNodeType, Stream, StreamCaptureError, simulator, statistics
+from support import Gate, settle, spin, succeed
+
+
+class Owner:
+    """Counts its calls; can be seen to live and die."""
+
+    def __init__(self, deaths: list[int] | None = None) -> None:
+        self.calls = 0
+        self.arguments: Any = None
+        self.deaths = deaths
+
+    def __call__(self, *arguments: Any) -> None:
+        self.calls += 1
+        self.arguments = arguments
+
+    def __del__(self) -> None:
+        if self.deaths is not None:
+            self.deaths.append(threading.get_ident())
+
+
+@pytest.fixture
+def stream() -> Any:
+    with_kernel = Stream()
+    spin(with_kernel, 0)
+    yield with_kernel
+    with_kernel.close()
+
+
+@pytest.fixture
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What went to `sys.unraisablehook`, as (exception's type, its text, object)."""
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: seen.append((args.exc_type, str(args.exc_value), args.object)))
+    return seen
+
+
+def captured_owner(stream: Stream, *arguments: Any) -> tuple[Graph, weakref.ref[Owner]]:
+    """A graph that calls an owner of which nobody else knows."""
+    owner = Owner()
+    with stream.capture() as capture:
+        stream.launch_host_func(owner, *arguments)
+    return capture.graph, weakref.ref(owner)
+
+
+def is_gone(owner: weakref.ref[Owner]) -> bool:
+    return settle(lambda: gc.collect() >= 0 and owner() is None)
+
+
+def calls_of(owner: weakref.ref[Owner]) -> int:
+    living = owner()
+    assert living is not None, "freed early"
+    return living.calls
+
+
+async def test_ten_thousand_replays(stream: Stream) -> None:
+    """Replayed in flights of 100, each launch awaited with those before it."""
+    graph, owner = captured_owner(stream, "argument", 5)
+    executable = graph.instantiate()
+    graph.close()
+    for flight in range(100):
+        for _ in range(100):
+            executable.launch(stream)
+        await stream.synchronize_async()
+        assert calls_of(owner) == (flight + 1) * 100
+    living = owner()
+    assert living is not None
+    assert living.arguments == ("argument", 5)
+    del living
+    executable.close()
+    assert is_gone(owner)
+
+
+def test_graphs_are_dropped_while_launches_are_in_flight(stream: Stream) -> None:
+    """Two hundred graphs, dropped in all ways with launches held on the GPU: every launch calls its owner, which then dies."""
+    counts: list[int] = []
+
+    class Counting(Owner):
+        def __del__(self) -> None:
+            counts.append(self.calls)
+
+    for number in range(10):
+        with Gate() as gate:
+            gate.hold(stream)
+            for each in range(20):
+                with stream.capture() as capture:
+                    stream.launch_host_func(Counting())
+                graph = capture.graph
+                executable = (graph.clone() if each % 2 else graph).instantiate()
+                for _ in range(3):
+                    executable.launch(stream)
+                if each % 3 == 0:
+                    executable.close()
+                if each % 5 == 0:
+                    graph.close()
+                del graph, executable, capture
+            gc.collect()
+            assert len(counts) == number * 20, "an owner was freed under a launch"
+            gate.open()
+            stream.synchronize()
+        assert settle(lambda wanted=(number + 1) * 20: len(counts) == wanted), "an owner was lost"
+    assert counts == [3] * 200
+
+
+def test_it_lives_as_long_as_any_graph_that_may_call_it(stream: Stream) -> None:
+    graph, owner = captured_owner(stream)
+    clone, executable = graph.clone(), graph.instantiate()
+    graph.close()
+    del graph
+    gc.collect()
+    copy = clone.instantiate()
+    clone.close()
+    executable.launch(stream)
+    executable.close()
+    copy.launch(stream)
+    stream.synchronize()
+    assert calls_of(owner) == 2
+    copy.close()
+    assert is_gone(owner)
+
+
+def test_it_lives_in_a_child_graph(stream: Stream) -> None:
+    """A graph that was launched into a capture, or added as a child."""
+    from aiostream import _driver
+
+    driver = _driver.bindings()
+    child, owner = captured_owner(stream)
+    with Graph() as parent:
+        (code, _) = driver.cuGraphAddChildGraphNode(driver.CUgraph(int(parent)), [], 0, driver.CUgraph(int(child)))
+        assert int(code) == 0
+        child.close()
+        assert [node.type for node in parent.nodes] == [GraphNodeType.GRAPH]
+        executable = parent.instantiate()
+    executable.launch(stream)
+    stream.synchronize()
+    assert calls_of(owner) == 1
+    executable.close()
+    assert is_gone(owner)
+
+
+def test_an_update_replaces_the_owners(stream: Stream) -> None:
+    first, first_owner = captured_owner(stream)
+    second, second_owner = captured_owner(stream)
+    executable = first.instantiate()
+    first.close()
+    with Gate() as gate:
+        gate.hold(stream)
+        executable.launch(stream)
+        executable.update(second)
+        second.close()
+        executable.launch(stream)
+        gc.collect()
+        assert first_owner() is not None, "freed under a launch"
+        gate.open()
+        stream.synchronize()
+    assert is_gone(first_owner)
+    assert calls_of(second_owner) == 1
+    executable.close()
+    assert is_gone(second_owner)
+
+
+def test_a_graph_that_is_never_launched(stream: Stream) -> None:
+    graph, owner = captured_owner(stream)
+    before = statistics().points
+    assert before.captured == before.pending == 1
+    assert calls_of(owner) == 0
+    graph.close()
+    assert is_gone(owner)
+    assert settle(lambda: statistics().points.fired == before.fired + 1)
+
+
+@pytest.mark.parametrize("how", ["exception", "invalidated", "unjoined"])
+def test_a_capture_that_fails_frees_what_it_took_in(stream: Stream, how: str) -> None:
+    owner = Owner()
+    seen = weakref.ref(owner)
+    other, event = Stream(), Event()
+    error = ValueError if how == "exception" else StreamCaptureError
+    with pytest.raises(error), stream.capture():
+        stream.launch_host_func(owner)
+        del owner
+        if how == "exception":
+            raise ValueError("body")
+        if how == "invalidated":
+            from aiostream import _driver
+
+            driver = _driver.bindings()
+            driver.cuStreamQuery(driver.CUstream(stream.handle))
+        if how == "unjoined":
+            event.record(stream)
+            other.wait_event(event)
+            other.launch_host_func(print, "never")
+    assert is_gone(seen)
+    event.close()
+    other.close()
+
+
+def test_a_stream_that_joined_the_capture(stream: Stream) -> None:
+    other, event, order = Stream(), Event(), []
+    with stream.capture_executable() as capture:
+        stream.launch_host_func(order.append, 1)
+        event.record(stream)
+        other.wait_event(event)
+        other.launch_host_func(order.append, 2)
+        event.record(other)
+        stream.wait_event(event)
+        stream.launch_host_func(order.append, 3)
+    for _ in range(5):
+        capture.executable.launch(stream)
+    stream.synchronize()
+    assert order == [1, 2, 3] * 5
+    capture.executable.close()
+    event.close()
+    other.close()
+
+
+@pytest.mark.parametrize("mode", list(CaptureMode))
+def test_it_is_released_by_the_janitor(stream: Stream, mode: CaptureMode) -> None:
+    """On no thread of the driver's, and on no loop's; a destructor may use CUDA."""
+    deaths: list[int] = []
+    with stream.capture_executable(mode) as capture:
+        stream.launch_host_func(Owner(deaths))
+    capture.executable.launch(stream)
+    stream.synchronize()
+    capture.executable.close()
+    assert settle(lambda: len(deaths) == 1)
+    assert set(deaths) == {thread.ident for thread in threading.enumerate() if thread.name == "aiostream-janitor"}
+
+
+def test_an_exception_is_reported_at_each_launch_and_the_graph_goes_on(stream: Stream, unraisable: list[Any]) -> None:
+    after: list[int] = []
+
+    def fail() -> None:
+        raise KeyError("again")
+
+    with stream.capture_executable() as capture:
+        stream.launch_host_func(fail)
+        stream.launch_host_func(after.append, 1)
+    for _ in range(3):
+        capture.executable.launch(stream)
+    stream.synchronize()
+    assert settle(lambda: len(unraisable) == 3)
+    assert unraisable == [(KeyError, "'again'", fail)] * 3
+    assert after == [1, 1, 1]
+    capture.executable.close()
+
+
+def test_native_functions_are_captured_raw(stream: Stream) -> None:
+    """The driver is given the user's own pointer and data; both are kept alive as long as the graph."""
+    from aiostream import _driver
+
+    library = ctypes.CDLL(None)
+    semaphore = (ctypes.c_char * 64)()
+    value = ctypes.c_int(-1)
+    assert library.sem_init(semaphore, 0, 0) == 0
+    with stream.capture() as capture:
+        stream.launch_host_func(library.sem_post, semaphore)
+    driver = _driver.bindings()
+    code, parameters = driver.cuGraphHostNodeGetParams(driver.CUgraphNode(int(capture.graph.nodes[0])))
+    assert int(code) == 0
+    assert int(parameters.fn) == ctypes.cast(library.sem_post, ctypes.c_void_p).value
+    assert int(parameters.userData) == ctypes.addressof(semaphore)
+    with capture.graph as graph, graph.instantiate() as executable:
+        for _ in range(1000):
+            executable.launch(stream)
+        stream.synchronize()
+    library.sem_getvalue(semaphore, ctypes.byref(value))
+    assert value.value == 1000
+
+
+def test_a_native_functions_data_is_kept_as_long_as_the_graph(stream: Stream) -> None:
+    class Data(ctypes.Structure):
+        _fields_ = (("value", ctypes.c_int),)
+
+    seen: list[int] = []
+    function = ctypes.CFUNCTYPE(None, ctypes.POINTER(Data))(lambda data: seen.append(data.contents.value))
+    data = Data(42)
+    kept = weakref.ref(data), weakref.ref(function)
+    with stream.capture_executable() as capture:
+        stream.launch_host_func(function, data)
+    del data, function
+    gc.collect()
+    for _ in range(3):
+        capture.executable.launch(stream)
+    stream.synchronize()
+    assert seen == [42] * 3
+    assert all(reference() is not None for reference in kept)
+    capture.executable.close()
+    assert settle(lambda: gc.collect() >= 0 and all(reference() is None for reference in kept))
+
+
+def test_from_many_threads_into_many_captures() -> None:
+    """Threads that capture, launch and drop, each on its stream, while the others do: every call comes, every owner goes."""
+    rounds, threads = 20, 4
+    streams = [Stream() for _ in range(threads)]
+    owners: list[weakref.ref[Owner]] = []
+    failures: list[BaseException] = []
+    calls: list[int] = []
+
+    def work(stream: Stream) -> None:
+        try:
+            with stream.context.current():
+                for _ in range(rounds):
+                    owner = Owner()
+                    owners.append(weakref.ref(owner))
+                    with stream.capture_executable(CaptureMode.THREAD_LOCAL) as capture:
+                        stream.launch_host_func(owner)
+                        stream.launch_host_func(calls.append, 1)
+                    for _ in range(5):
+                        capture.executable.launch(stream)
+                    stream.synchronize()
+                    assert owner.calls == 5
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(stream,)) for stream in streams]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures, failures
+    assert len(calls) == rounds * threads * 5
+    assert settle(lambda: gc.collect() >= 0 and all(owner() is None for owner in owners))
+    for stream in streams:
+        stream.close()
+
+
+def test_a_cycle_through_the_graph_ends_with_its_closing(stream: Stream) -> None:
+    graph, owner = captured_owner(stream)
+    living = owner()
+    assert living is not None
+    living.graph = graph  # type: ignore[attr-defined]
+    del living
+    gc.collect()
+    assert owner() is not None
+    graph.close()
+    del graph
+    assert is_gone(owner)
+
+
+REFUSALS = {
+    "cuUserObjectCreate": (2, 0),
+    "cuGraphRetainUserObject": (2, 1),
+    "cuLaunchHostFunc": (2, 1),
+    "cuStreamGetCaptureInfo": (999, 0),
+}
+
+
+@pytest.mark.simulator_only("has a driver call fail on command")
+@pytest.mark.parametrize("call", REFUSALS)
+def test_a_refused_step_leaves_nothing_behind(stream: Stream, call: str) -> None:
+    code, armed = REFUSALS[call]
+    owner = Owner()
+    seen = weakref.ref(owner)
+    before = statistics().points
+    with stream.capture() as capture:
+        simulator.fail(call, code)
+        with pytest.raises(CudaError) as caught:
+            stream.launch_host_func(owner)
+        assert caught.value.code == code
+        del caught, owner
+        assert is_gone(seen)
+        ran: list[int] = []
+        stream.launch_host_func(ran.append, 1)
+    assert settle(lambda: statistics().points.fired == before.fired + armed)
+    assert statistics().points.armed == before.armed + armed + 1
+    with capture.graph as graph, graph.instantiate() as executable:
+        assert [node.type for node in graph.nodes] == [GraphNodeType.HOST]
+        executable.launch(stream)
+        stream.synchronize()
+    assert ran == [1]
+
+
+@pytest.mark.leaks(1)
+def test_a_capture_that_another_thread_ends_in_between_is_quarantined(stream: Stream) -> None:
+    """What was enqueued may be plain work of the stream, which no graph keeps: its record is kept for ever and does nothing."""
+    from aiostream import _driver, _native
+
+    addresses = _driver.native_addresses()
+    signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    truth = signature(addresses["cuLaunchHostFunc"])
+    graphs: list[Graph] = []
+
+    def end_first(asked: int, function: int, data: int) -> int:
+        graphs.append(stream.end_capture())
+        return truth(asked, function, data)
+
+    lying = signature(end_first)
+    called: list[int] = []
+    stream.begin_capture(CaptureMode.RELAXED)
+    _native.bind({**addresses, "cuLaunchHostFunc": ctypes.cast(lying, ctypes.c_void_p).value or 0})
+    try:
+        with pytest.raises(StreamCaptureError, match="began or ended a capture"):
+            stream.launch_host_func(called.append, 1)
+    finally:
+        _native.bind(addresses)
+    stream.synchronize()
+    graphs[0].close()
+    assert called in ([], [1])
+    assert statistics().balanced
+
+
+def test_graphs_in_use_at_exit(driver_kind: str) -> None:
+    """The interpreter ends with graphs alive, launches in flight and a captured Python function: at once, and cleanly."""
+    script = """
+        from aiostream import Stream
+        from support import Gate, spin
+        stream, calls = Stream(), []
+        spin(stream, 0)
+        with stream.capture_executable() as capture:
+            spin(stream, 0)
+            stream.launch_host_func(calls.append, 1)
+        graphs = [capture.executable]
+        for _ in range(100):
+            capture.executable.launch(stream)
+        print("end")
+    """
+    assert succeed(driver_kind, script) == "end\n"
+
+
+# ------------------------------------------------------------------------------------------ captures in the middle of everything
+
+
+class Completions:
+    """Two tasks and a thread that ask for completions of streams of their own until told to stop."""
+
+    def __init__(self) -> None:
+        self.streams = [Stream() for _ in range(2)]
+        self.arrived = 0
+        self.stopping = False
+
+    async def run(self, stream: Stream) -> None:
+        while not self.stopping:
+            futures = [stream.completion_future() for _ in range(10)]
+            await stream.synchronize_async()
+            for future in futures:
+                await future
+            self.arrived += len(futures)
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+async def test_two_hundred_global_captures_beside_ten_thousand_completions(where: str) -> None:
+    """None is invalidated and none is lost, while the janitor destroys graphs and streams in the background."""
+    import anyio
+
+    stream, traffic = Stream(), Completions()
+    for each in (stream, *traffic.streams):
+        spin(each, 0)
+    calls: list[int] = []
+    failures: list[BaseException] = []
+    enough = 10_000
+
+    def capture_once(number: int) -> None:
+        with stream.capture(CaptureMode.GLOBAL) as capture:
+            spin(stream, 0)
+            stream.launch_host_func(calls.append, number)
+            seen = traffic.arrived
+            if where == "elsewhere":
+                assert settle(lambda: traffic.arrived > seen or traffic.stopping), "nothing arrives during the capture"
+        assert len(capture.graph.nodes) == 2
+        capture.graph.instantiate().launch(stream)  # both dropped here: the janitor destroys them during the next captures
+
+    async def capture_here() -> None:
+        for number in range(200):
+            with stream.capture(CaptureMode.GLOBAL) as capture:
+                spin(stream, 0)
+                stream.launch_host_func(calls.append, number)
+                seen = traffic.arrived
+                while traffic.arrived == seen:
+                    await anyio.lowlevel.checkpoint()
+            assert len(capture.graph.nodes) == 2
+            capture.graph.instantiate().launch(stream)
+        while traffic.arrived < enough:
+            await anyio.lowlevel.checkpoint()
+        traffic.stopping = True
+
+    def in_thread() -> None:
+        try:
+            with stream.context.current():
+                for number in range(200):
+                    capture_once(number)
+            assert settle(lambda: traffic.arrived >= enough, 60)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            traffic.stopping = True
+
+    thread = threading.Thread(target=in_thread, name="aiostream-test-capture")
+    async with anyio.create_task_group() as group:
+        for each in traffic.streams:
+            group.start_soon(traffic.run, each)
+        if where == "here":
+            group.start_soon(capture_here)
+        else:
+            thread.start()
+    if where == "elsewhere":
+        thread.join()
+    assert not failures, failures
+    assert traffic.arrived >= enough
+    await stream.synchronize_async()
+    assert calls == list(range(200))
+    for each in (stream, *traffic.streams):
+        each.close()

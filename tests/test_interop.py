@@ -1,0 +1,110 @@
+"""Other libraries' streams and events, wherever one is taken: the real objects of cuda.core, and what the others' look like."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from aiostream import Event, Stream, _driver
+from support import Gate, spin
+
+
+class Fake:
+    """An object with the attributes that a library's has."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+def shapes_of_a_stream(handle: int) -> list[Any]:
+    driver = _driver.bindings()
+    return [
+        handle,
+        driver.CUstream(handle),
+        Fake(__cuda_stream__=lambda: (0, handle)),
+        Fake(__cuda_stream__=(0, handle)),
+        Fake(cuda_stream=handle),  # torch
+        Fake(ptr=handle),  # cupy
+        Fake(handle=ctypes.c_void_p(handle)),  # numba
+        Fake(handle=driver.CUstream(handle)),
+    ]
+
+
+def shapes_of_an_event(handle: int) -> list[Any]:
+    driver = _driver.bindings()
+    return [
+        handle,
+        driver.CUevent(handle),
+        Fake(cuda_event=handle),  # torch
+        Fake(ptr=handle),  # cupy
+        Fake(handle=ctypes.c_void_p(handle)),  # numba
+        Fake(handle=driver.CUevent(handle)),  # cuda.core
+    ]
+
+
+async def test_streams_of_other_libraries() -> None:
+    """Each shape, in each place that takes a stream."""
+    stream = Stream()
+    with stream.capture_executable() as capture:
+        pass
+    for shape in shapes_of_a_stream(stream.handle):
+        assert Stream.borrow(shape) == stream
+        event = Event()
+        event.record(shape)
+        await event.synchronize_async()
+        event.close()
+        stream.copy_attributes(shape)
+        capture.executable.upload(shape)
+        await capture.executable.launch_and_wait(shape)
+        await capture.executable.launch_async(shape)
+    capture.executable.close()
+    stream.close()
+
+
+def test_events_of_other_libraries() -> None:
+    with Gate() as gate:
+        producer, consumer, event = Stream(), Stream(), Event()
+        gate.hold(producer)
+        event.record(producer)
+        for shape in shapes_of_an_event(event.handle):
+            consumer.wait_event(shape)
+        assert not consumer.query()
+        gate.open()
+        consumer.synchronize()
+    for wrong in ("event", None, True, 1.5, Fake(handle=None)):
+        with pytest.raises(TypeError, match="event is needed"):
+            consumer.wait_event(wrong)
+    for thing in (event, producer, consumer):
+        thing.close()
+
+
+async def test_streams_of_cuda_core() -> None:
+    core = pytest.importorskip("cuda.core")
+    mine = Stream()
+    spin(mine, 0)
+    with mine.context.current():
+        device = core.Device(0)
+        device.set_current()
+        theirs = device.create_stream()
+        borrowed = Stream.borrow(theirs)
+        assert borrowed.handle == int(theirs.handle)
+        with Gate() as gate:
+            gate.hold(theirs)
+            future = borrowed.completion_future()
+            assert not future.done()
+            mine.wait_event(theirs.record())
+            assert not mine.query()
+            gate.open()
+            await future
+            await mine.synchronize_async()
+        view = mine.core()
+        theirs.wait(view)
+        view.sync()
+        event = view.record()
+        event.sync()
+        await borrowed.synchronize_async()
+        borrowed.close()
+        theirs.close()
+    mine.close()

@@ -1,0 +1,212 @@
+"""StreamPool: fair, bounded, and never losing a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiostream import CaptureStatus, Stream, StreamClosedError, StreamPool, statistics
+from support import Gate, spin
+
+
+async def together(*functions: Any) -> None:
+    import anyio
+
+    async with anyio.create_task_group() as group:
+        for function in functions:
+            group.start_soon(function)
+
+
+async def test_streams_are_lent_in_turn_and_come_back() -> None:
+    async with StreamPool(3) as pool:
+        seen = []
+        for _ in range(7):
+            async with pool.stream() as stream:
+                assert pool.idle == 2
+                seen.append(stream.handle)
+                spin(stream, 0)
+                await stream.synchronize_async()
+            assert stream.closed
+            assert pool.idle == 3
+        assert len(set(seen)) == 3
+        assert seen[:3] == seen[3:6]
+        assert pool.size == 3
+    assert pool.closed
+    assert "closed" in repr(pool)
+
+
+async def test_no_more_tasks_have_a_stream_than_there_are() -> None:
+    import anyio
+
+    active = peak = 0
+    pool = StreamPool(2)
+    order: list[int] = []
+
+    def task(number: int) -> Any:
+        async def run() -> None:
+            nonlocal active, peak
+            async with pool.stream() as stream:
+                order.append(number)
+                active += 1
+                peak = max(peak, active)
+                await anyio.lowlevel.checkpoint()
+                await stream.synchronize_async()
+                active -= 1
+
+        return run
+
+    await together(*(task(number) for number in range(20)))
+    assert peak == 2
+    assert sorted(order) == list(range(20))
+    assert pool.idle == 2
+    await pool.aclose()
+
+
+async def test_those_who_wait_are_served_in_order() -> None:
+    import anyio
+
+    pool, order = StreamPool(1), []
+    held = await pool.acquire()
+
+    def waiter(number: int) -> Any:
+        async def run() -> None:
+            async with pool.stream():
+                order.append(number)
+
+        return run
+
+    async with anyio.create_task_group() as group:
+        for number in range(5):
+            group.start_soon(waiter(number))
+            while len(pool._waiting) <= number:
+                await anyio.lowlevel.checkpoint()
+        pool.release(held)
+    assert order == [0, 1, 2, 3, 4]
+    pool.close()
+
+
+async def test_a_cancelled_waiter_takes_nothing() -> None:
+    import anyio
+
+    pool = StreamPool(1)
+    held = await pool.acquire()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await pool.acquire()
+    assert scope.cancelled_caught
+    with anyio.move_on_after(0.01) as scope:
+        await pool.acquire()
+    assert scope.cancelled_caught
+    pool.release(held)
+    assert pool.idle == 1
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        async with pool.stream():
+            await anyio.lowlevel.checkpoint()
+    assert pool.idle == 1
+    # Cancelled in the very turn in which a stream was handed over: it goes on to the next.
+    held = await pool.acquire()
+    got: list[Stream] = []
+
+    async def unlucky(scope: Any) -> None:
+        with scope:
+            stream = await pool.acquire()  # asyncio may be too late to cancel it
+            pool.release(stream)
+
+    async def lucky() -> None:
+        async with pool.stream() as stream:
+            got.append(stream)
+
+    async with anyio.create_task_group() as group:
+        scope = anyio.CancelScope()
+        group.start_soon(unlucky, scope)
+        while not pool._waiting:
+            await anyio.lowlevel.checkpoint()
+        group.start_soon(lucky)
+        while len(pool._waiting) < 2:
+            await anyio.lowlevel.checkpoint()
+        pool.release(held)
+        scope.cancel()
+    assert len(got) == 1
+    assert pool.idle == 1
+    pool.close()
+
+
+async def test_what_was_lent_cannot_harm_the_pool() -> None:
+    async with StreamPool(1) as pool:
+        stream = await pool.acquire()
+        stream.close()
+        pool.release(stream)
+        with pytest.raises(ValueError, match="given back before"):
+            pool.release(stream)
+        other = Stream()
+        with pytest.raises(ValueError, match="not lent"):
+            pool.release(other)
+        other.close()
+        async with pool.stream() as stream:
+            with pytest.raises(ValueError, match="borrowed"):
+                stream.into_raw()
+            assert stream.capture_status() is CaptureStatus.NONE
+        with pytest.raises(StreamClosedError):
+            stream.query()
+
+
+async def test_its_end_awaits_the_work() -> None:
+    with Gate() as gate:
+        pool = StreamPool(2)
+        async with pool.stream() as stream:
+            gate.hold(stream)
+            future = stream.completion_future()
+        assert not future.done()
+        gate.open()
+        await pool.aclose()
+        await future
+    with pytest.raises(StreamClosedError):
+        await pool.acquire()
+    with pytest.raises(StreamClosedError):
+        async with pool:
+            pass
+    await pool.aclose()
+    pool.close()
+
+
+async def test_closing_with_streams_lent_and_tasks_waiting() -> None:
+    import anyio
+
+    open_before = statistics().handles.open
+    pool, refused = StreamPool(2), []
+    first, second = await pool.acquire(), await pool.acquire()
+
+    async def late() -> None:
+        try:
+            await pool.acquire()
+        except StreamClosedError as error:
+            refused.append(str(error))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(late)
+        while not pool._waiting:
+            await anyio.lowlevel.checkpoint()
+        pool.close()
+    assert refused == ["the pool was closed"]
+    await first.synchronize_async()
+    pool.release(first)
+    pool.release(second)
+    assert statistics().handles.open == open_before
+
+
+async def test_an_error_of_the_body_wins() -> None:
+    with pytest.raises(KeyError):
+        async with StreamPool(1) as pool, pool.stream() as stream:
+            spin(stream, 0)
+            raise KeyError
+    assert pool.closed
+
+
+def test_a_pool_has_a_size() -> None:
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match="at least one"):
+            StreamPool(wrong)
+    pool = StreamPool(1, priority=0, non_blocking=False)
+    pool.close()

@@ -1,0 +1,232 @@
+"""Waiting for several completions, draining the process, and being told of a lost context."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+import aiostream
+from aiostream import CudaError, Stream, statistics
+from support import Gate, settle, succeed
+
+
+async def test_waiting_for_all() -> None:
+    with Gate() as gate:
+        stream = Stream()
+        gate.hold(stream)
+        futures = [stream.completion_future() for _ in range(5)]
+        done, pending = await aiostream.wait(futures, timeout=0)
+        assert (done, pending) == (set(), set(futures))
+        gate.open()
+        assert await aiostream.wait(futures) == (set(futures), set())
+        assert await aiostream.wait(iter(futures)) == (set(futures), set())
+    stream.close()
+
+
+async def test_waiting_for_the_first() -> None:
+    with Gate() as gate:
+        held, free = Stream(), Stream()
+        gate.hold(held)
+        never, soon = held.completion_future(), free.completion_future()
+        for _ in range(3):
+            done, pending = await aiostream.wait([never, soon], return_when="FIRST_COMPLETED")
+            assert (done, pending) == ({soon}, {never})
+        gate.open()
+        await never
+    held.close()
+    free.close()
+
+
+@pytest.mark.simulator_only("lets a future fail on its own")
+async def test_waiting_for_the_first_exception() -> None:
+    from aiostream import simulator
+
+    with Gate() as gate:
+        held, free = Stream(), Stream()
+        gate.hold(held)
+        never, fine = held.completion_future(), free.completion_future()
+        failing = held.enqueue_async(lambda _: None)
+        # A future of this loop that fails, without a lost context.
+        failing.set_exception(CudaError(1, "CUDA_ERROR_INVALID_VALUE", "test"))  # type: ignore[attr-defined]
+        done, pending = await aiostream.wait([never, fine, failing], return_when="FIRST_EXCEPTION")
+        assert failing in done
+        assert never in pending
+        done, pending = await aiostream.wait([never, fine], timeout=0.01, return_when="FIRST_EXCEPTION")
+        assert (done, pending) == ({fine}, {never})
+        assert simulator.installed()
+        gate.open()
+        await never
+    held.close()
+    free.close()
+
+
+async def test_a_cancelled_wait_leaves_the_futures() -> None:
+    import anyio
+
+    with Gate() as gate:
+        stream = Stream()
+        gate.hold(stream)
+        future = stream.completion_future()
+        with anyio.move_on_after(0.01) as scope:
+            await aiostream.wait([future])
+        assert scope.cancelled_caught
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await aiostream.wait([future], timeout=5)
+        assert scope.cancelled_caught
+        assert not future.done()
+        gate.open()
+        await future
+    stream.close()
+
+
+async def test_a_cancelled_future_is_done() -> None:
+    with Gate() as gate:
+        stream = Stream()
+        gate.hold(stream)
+        first, second = stream.completion_future(), stream.completion_future()
+        first.cancel()
+        done, pending = await aiostream.wait([first, second], return_when="FIRST_COMPLETED")
+        assert (done, pending) == ({first}, {second})
+        gate.open()
+        done, pending = await aiostream.wait([first, second], return_when="FIRST_EXCEPTION")
+        assert (done, pending) == ({first, second}, set())
+    stream.close()
+
+
+async def test_wrong_waits_are_refused() -> None:
+    stream = Stream()
+    future = stream.completion_future()
+    with pytest.raises(ValueError, match="nothing to wait for"):
+        await aiostream.wait([])
+    with pytest.raises(ValueError, match="return_when"):
+        await aiostream.wait([future], return_when="SOMETIME")  # type: ignore[arg-type]
+    await future
+    stream.close()
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_tasks_can_be_waited_for_too() -> None:
+    stream = Stream()
+    task = asyncio.ensure_future(stream.synchronize_async())
+    future = stream.completion_future()
+    assert await aiostream.wait([task, future]) == ({task, future}, set())
+    stream.close()
+
+
+# ------------------------------------------------------------------------------------------------ drain
+
+
+async def test_drain_waits_for_everything() -> None:
+    import anyio
+
+    calls: list[int] = []
+    with Gate() as gate:
+        stream = Stream()
+        gate.hold(stream)
+        futures = [stream.completion_future(), stream.enqueue_async(lambda _: 5)]
+        stream.launch_host_func(calls.append, 1)
+        stream.add_callback(lambda _: calls.append(2))
+        assert await aiostream.drain(0) is False
+        assert await aiostream.drain(0.01) is False
+        assert calls == []
+        with anyio.move_on_after(0.01) as scope:
+            await aiostream.drain()
+        assert scope.cancelled_caught
+        gate.open()
+        assert await aiostream.drain(30) is True
+        assert calls == [1, 2]
+        assert all(future.done() for future in futures)
+    assert await aiostream.drain() is True
+    assert await aiostream.drain(0) is True
+    stream.close()
+
+
+async def test_drain_does_not_wait_for_graphs() -> None:
+    stream = Stream()
+    with stream.capture() as capture:
+        stream.launch_host_func(print, "never")
+    assert statistics().points.pending == statistics().points.captured == 1
+    assert await aiostream.drain(30) is True
+    capture.graph.close()
+    stream.close()
+
+
+async def test_drain_waits_for_other_threads() -> None:
+    with Gate() as gate:
+        stream = Stream()
+        gate.hold(stream)
+        thread = threading.Thread(target=lambda: asyncio.run(stream.synchronize_async()))
+        thread.start()
+        assert settle(lambda: statistics().futures.pending == 1 or statistics().points.pending == 1)
+        assert await aiostream.drain(0.01) is False
+        gate.open()
+        assert await aiostream.drain(30) is True
+        thread.join()
+    stream.close()
+
+
+# ------------------------------------------------------------------------------------------------ a lost context
+
+
+def test_listeners_are_told_once(driver_kind: str) -> None:
+    """In a thread of the library, with an error of their own, though nobody awaits the failed future."""
+    script = """
+        import asyncio, threading
+        import aiostream
+        from aiostream import Stream, _kernels
+        from support import settle
+        told = []
+        def tell(error):
+            told.append((type(error).__name__, error.code, threading.current_thread().name))
+        aiostream.on_context_failed(tell)
+        quiet = aiostream.on_context_failed(lambda error: told.append("not this one"))
+        quiet()
+        quiet()
+        def broken(error):
+            raise ValueError("listener")
+        import sys
+        hooked = []
+        sys.unraisablehook = lambda args: hooked.append(str(args.exc_value))
+        aiostream.on_context_failed(broken)
+        stream = Stream()
+        async def main():
+            future = stream.completion_future()
+            await future
+            assert not told
+            _kernels.launch(stream, "trap")
+            try:
+                await stream.completion_future()  # refused at once if the fault has shown already
+            except aiostream.ContextFailedError as error:
+                print("failed", error.code)
+        asyncio.run(main())
+        assert settle(lambda: len(told) == 1), told
+        for _ in range(3):
+            try:
+                stream.synchronize()
+            except aiostream.ContextFailedError:
+                pass
+        late = []
+        aiostream.on_context_failed(late.append)
+        assert settle(lambda: len(late) == 1)
+        print(*told[0], len(told), late[0].code, *hooked)
+    """
+    lines = succeed(driver_kind, script).splitlines()
+    assert lines[0] == "failed 719"
+    assert lines[1] == "ContextFailedError 719 aiostream-janitor 1 719 listener"
+
+
+def test_a_listener_must_be_callable() -> None:
+    with pytest.raises(TypeError, match="must be callable"):
+        aiostream.on_context_failed(5)  # type: ignore[arg-type]
+    aiostream.on_context_failed(print)()
+
+
+def test_time_is_measured_by_the_loop() -> None:
+    """A drain without anything pending returns at once, whatever the timeout."""
+    began = time.monotonic()
+    assert asyncio.run(aiostream.drain(60)) is True
+    assert time.monotonic() - began < 30
