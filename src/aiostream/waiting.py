@@ -139,6 +139,8 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
         else:
             # It may have fired already, but it is delivered by this very thread, and not before the next await.
             watched = _points.registry[answer] = _Watched(bridge.new_future(), reference)
+            # The registry holds this task by its future. If the task held the bridge, none of them would ever die with its loop.
+            del bridge
             try:
                 await watched.future  # type: ignore[misc]  # SettledFuture says what Completion needs; it can be awaited
             except BaseException:
@@ -148,6 +150,7 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
             if watched.spinning is None or watched.spinning == 0:
                 return
             answer = watched.spinning  # given back: it is looked at before anything else, its end may have come
+            bridge = _loops.current_bridge()
         answer = _native.wait_poll(answer, bridge.queue)
     if answer != 0:
         hostfunc.raise_for(answer, "cuEventQuery" if reference.is_event else "cuStreamQuery", reference.name)
