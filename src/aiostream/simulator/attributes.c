@@ -27,7 +27,7 @@ int clamped_priority(int priority)
 
 void attributes_start(struct attributes *attributes, int priority)
 {
-    *attributes = (struct attributes){.synchronization_policy = 1, .remote_domain = 1, .priority = clamped_priority(priority)};
+    *attributes = (struct attributes){.synchronization_policy = -1, .remote_domain = 1, .priority = clamped_priority(priority)};
 }
 
 CUresult attribute_get(const struct attributes *attributes, unsigned allowed, int which, void *out)
@@ -50,7 +50,7 @@ CUresult attribute_get(const struct attributes *attributes, unsigned allowed, in
 
 static CUresult set_window(struct attributes *attributes, const struct window *window)
 {
-    bool properties = window->hit >= 0 && window->hit <= 2 && window->miss >= 0 && window->miss <= 1; /* a miss cannot persist */
+    bool properties = window->miss >= 0 && window->miss <= 1; /* a miss cannot persist; of a hit an H200 takes anything */
     if (!properties || !(window->ratio >= 0 && window->ratio <= 1) || window->bytes > LARGEST_WINDOW)
         return INVALID_VALUE;
     attributes->window.base = window->base;

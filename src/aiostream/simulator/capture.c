@@ -194,8 +194,11 @@ CUresult capture_wait(struct stream *stream, struct event *event)
         capture_invalidate(into);
         return CAPTURE_ISOLATION; /* work outside the capture */
     }
-    if (from->ended)
-        return CAPTURED_EVENT;
+    if (from->ended) { /* a point of a graph by now, and none of any stream */
+        if (into != NULL)
+            capture_invalidate(into);
+        return INVALID_VALUE;
+    }
     if (from->invalid)
         return CAPTURE_INVALIDATED;
     if (into != NULL && into != from) {

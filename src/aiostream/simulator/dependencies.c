@@ -22,8 +22,9 @@ bool edges_plain(const struct dependencies *dependencies)
     return true;
 }
 
-/* Edge data has a meaning behind kernels alone; programmatic edges lead to kernels too. `to` NULL: not known yet. What an edge
- * allows to overlap may overlap and need not: here nothing does. */
+/* Edge data has a meaning behind kernels alone. Port 1 is where a kernel lets its dependants begin, which they can by programmatic
+ * edges only; port 2, where all of it has begun, takes either type. Programmatic edges lead to kernels too. `to` NULL: not known
+ * yet. What an edge allows to overlap may overlap and need not: here nothing does. */
 bool edge_fits(const struct edge *edge, const struct node *from, const struct node *to)
 {
     if (edge_is_plain(edge))
@@ -33,7 +34,7 @@ bool edge_fits(const struct edge *edge, const struct node *from, const struct no
             return false;
     bool programmatic = edge->type == 1;
     return from->type == NODE_KERNEL && edge->from_port <= 2 && edge->to_port == 0 && edge->type <= 1 &&
-           (!programmatic || ((edge->from_port == 1 || edge->from_port == 2) && (to == NULL || to->type == NODE_KERNEL)));
+           (programmatic ? edge->from_port != 0 && (to == NULL || to->type == NODE_KERNEL) : edge->from_port != 1);
 }
 
 void dependencies_clear(struct dependencies *dependencies)
@@ -166,9 +167,9 @@ static CUresult take_away(CUgraph handle, const CUgraphNode *from, const CUgraph
         if (find_ends(graph, from[i], to[i], &first, &second) != OK)
             return leave(INVALID_VALUE);
         size_t at = find_edge(first, second);
-        const struct edge *edge = edges != NULL ? &edges[i] : &plain;
-        if (at == second->before.count || memcmp(&second->before.edges[at], edge, sizeof *edge) != 0)
-            return leave(INVALID_VALUE);
+        bool there = at < second->before.count;
+        if (!there || (edges != NULL && memcmp(&second->before.edges[at], &edges[i], sizeof *edges) != 0))
+            return leave(INVALID_VALUE); /* without edge data, whatever the edge has will do */
     }
     for (size_t i = 0; i < count; i++) {
         find_ends(graph, from[i], to[i], &first, &second);

@@ -48,6 +48,7 @@ enum {
 #define STREAM_LEGACY ((CUstream)1)
 #define STREAM_PER_THREAD ((CUstream)2)
 #define LAUNCH_DEPTH 1022 /* launches queued on one stream before the next one blocks its caller: measured on an H200 */
+#define GRAPH_DEPTH 1020  /* the same before a launch of a graph does, however much it launches */
 #define MAX_DEVICES 16
 #define MAX_PARAMETERS 64
 
@@ -268,6 +269,7 @@ struct thread_state {
     size_t stream_count;
     int capture_mode;
     bool in_host_function;
+    struct { struct user_object *first, *last; } dead; /* destroyed when the call that let go of them is over */
 };
 extern _Thread_local struct thread_state me;
 
@@ -327,7 +329,7 @@ struct op *op_new(enum op_kind kind, size_t payload_bytes);
 void op_free(struct op *op);
 struct op *op_copy(const struct op *pattern);
 CUresult enqueue(struct stream *stream, struct op *op); /* may block while the stream is full; owns op either way */
-CUresult enqueue_room(struct stream *stream);           /* blocks while the stream is full, which may lose it */
+CUresult enqueue_room(struct stream *stream, unsigned depth); /* blocks while the stream is full, which may lose it */
 void enqueue_now(struct stream *stream, struct op *op); /* never blocks */
 void make_ready(struct stream *stream);
 void op_done(struct op *op);
@@ -399,6 +401,9 @@ void attributes_start(struct attributes *attributes, int priority);
 int clamped_priority(int priority);
 CUresult attribute_get(const struct attributes *attributes, unsigned allowed, int which, void *out);
 CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which, const void *value);
+
+/* --- userobject.c --- */
+void user_objects_destroy(void); /* this thread's dead; without the lock */
 
 /* --- control.c --- */
 CUresult injected_fault(struct call *call, unsigned long nth);

@@ -147,7 +147,7 @@ void op_free(struct op *op)
     if ((op->kind == OP_RECORD || op->kind == OP_WAIT_EVENT) && op->u.mark.marker != NULL)
         marker_release(op->u.mark.marker);
     if (op->flight != NULL)
-        flight_release(op->flight);
+        flight_land(op->flight);
     free(op);
 }
 
@@ -167,9 +167,9 @@ static bool is_launch(const struct op *op)
     return op->kind == OP_KERNEL || op->kind == OP_COPY || op->kind == OP_FILL;
 }
 
-CUresult enqueue_room(struct stream *stream)
+CUresult enqueue_room(struct stream *stream, unsigned depth)
 {
-    while (stream->launches >= LAUNCH_DEPTH) {
+    while (stream->launches >= depth) {
         stream->references++;
         CUresult code = wait_on(&stream->waiters, 0);
         stream->references--;
@@ -204,7 +204,7 @@ void enqueue_now(struct stream *stream, struct op *op)
 CUresult enqueue(struct stream *stream, struct op *op)
 {
     op->counted = is_launch(op);
-    CUresult code = op->counted || (is_holder(op) && op->kind != OP_RECORD) ? enqueue_room(stream) : OK;
+    CUresult code = op->counted || (is_holder(op) && op->kind != OP_RECORD) ? enqueue_room(stream, LAUNCH_DEPTH) : OK;
     if (code == OK)
         enqueue_now(stream, op);
     else

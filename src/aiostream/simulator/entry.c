@@ -68,6 +68,8 @@ CUresult enter(enum call_id id, unsigned rules)
 CUresult leave(CUresult code)
 {
     pthread_mutex_unlock(&sim.lock);
+    if (me.dead.first != NULL)
+        user_objects_destroy();
     return code;
 }
 

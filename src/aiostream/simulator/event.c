@@ -142,7 +142,7 @@ static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags)
     if (code == OK && stream->capture != NULL)
         return leave(flags == 1 ? capture_event_node(stream, event, NODE_RECORD_EVENT) : capture_record(stream, event));
     if (code == OK && flags == 1)
-        code = INVALID_VALUE; /* outside of a capture the flag means nothing */
+        code = ILLEGAL_STATE; /* outside of a capture the flag means nothing */
     return leave(code == OK ? enqueue(stream, event_record_op(event)) : code);
 }
 
@@ -171,20 +171,27 @@ EXPORT CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsign
     if (stream->capture != NULL && flags == 1)
         return leave(capture_event_node(stream, event, NODE_WAIT_EVENT));
     if (flags == 1)
-        return leave(INVALID_VALUE);
+        return leave(ILLEGAL_STATE);
     if (event->capture != NULL || stream->capture != NULL)
         return leave(capture_wait(stream, event));
     struct op *op = event_wait_op(event);
     return leave(op != NULL ? enqueue(stream, op) : OK);
 }
 
-/* One that was last recorded under capture has no time and cannot be waited for. */
+/* One that was last recorded under capture has no time and cannot be waited for. To ask for it ruins a capture that is going well;
+ * of any other, nothing is left to be ruined, and the event is just none that could be asked. */
 static CUresult find_free_event(CUevent handle, struct event **out)
 {
     *out = find_event(handle);
     if (*out == NULL)
         return INVALID_HANDLE;
-    return (*out)->capture != NULL ? CAPTURED_EVENT : OK;
+    struct capture *capture = (*out)->capture;
+    if (capture == NULL)
+        return OK;
+    if (capture->ended || capture->invalid)
+        return INVALID_VALUE;
+    capture_invalidate(capture);
+    return CAPTURED_EVENT;
 }
 
 EXPORT CUresult cuEventQuery(CUevent handle)
@@ -192,8 +199,6 @@ EXPORT CUresult cuEventQuery(CUevent handle)
     ENTER(cuEventQuery, UNSAFE);
     struct event *event;
     CUresult code = find_free_event(handle, &event);
-    if (code == CAPTURED_EVENT)
-        code = INVALID_VALUE; /* so an H200, and the capture goes on */
     if (code == OK && event->marker != NULL && !event->marker->done)
         code = NOT_READY;
     return leave(code);

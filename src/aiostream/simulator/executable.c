@@ -8,7 +8,7 @@
 
 /* As in the ABI. */
 enum { AUTO_FREE = 1, UPLOAD = 2, DEVICE_LAUNCH = 4, NODE_PRIORITY = 8 };
-enum { INSTANTIATED = 0, INSTANTIATE_ERROR = 1, INVALID_STRUCTURE = 2 };
+enum { INSTANTIATED = 0, INSTANTIATE_ERROR = 1, INVALID_STRUCTURE = 2, OPERATION_NOT_SUPPORTED = 3 };
 enum {
     UPDATED = 0, UPDATE_ERROR = 1, TOPOLOGY_CHANGED = 2, TYPE_CHANGED = 3, PARAMETERS_CHANGED = 5, FUNCTION_CHANGE = 7,
     ATTRIBUTES_CHANGED = 8,
@@ -28,16 +28,31 @@ static void executable_free(struct executable *executable)
     free(executable);
 }
 
+/* The first node that no kernel could launch, or NULL. The executable can be launched from the host all the same. */
+static struct node *not_for_devices(const struct graph *graph)
+{
+    for (size_t i = 0; i < graph->node_count; i++) {
+        struct node *node = graph->nodes[i], *inner = node->type == NODE_CHILD ? not_for_devices(node->child) : NULL;
+        if (node->type != NODE_KERNEL && node->type != NODE_COPY && node->type != NODE_FILL && node->type != NODE_CHILD)
+            return node;
+        if (inner != NULL)
+            return inner;
+    }
+    return NULL;
+}
+
 static CUresult instantiate(CUgraphExec *out, CUgraph handle, uint64_t flags, int *result)
 {
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     *result = INSTANTIATE_ERROR;
     if (out == NULL || graph == NULL || (flags & ~(uint64_t)(AUTO_FREE | UPLOAD | DEVICE_LAUNCH | NODE_PRIORITY)))
         return graph == NULL ? INVALID_HANDLE : INVALID_VALUE;
-    if (capture_inside(graph) != NULL)
-        return ILLEGAL_STATE; /* not before the capture has ended */
-    if (flags & DEVICE_LAUNCH)
-        return flags & AUTO_FREE ? INVALID_VALUE : NOT_SUPPORTED;
+    if ((flags & DEVICE_LAUNCH) && (flags & AUTO_FREE))
+        return INVALID_VALUE;
+    if ((flags & DEVICE_LAUNCH) && not_for_devices(graph) != NULL) {
+        *result = OPERATION_NOT_SUPPORTED;
+        return NOT_SUPPORTED;
+    }
     struct executable *executable = object_new(OBJECT_EXECUTABLE, sizeof *executable);
     executable->graph = graph_copy(graph, true);
     executable->id = executable->graph->id;
@@ -55,7 +70,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, uint64_t flags, in
 
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags)
 {
-    ENTER(cuGraphInstantiateWithFlags, 0);
+    ENTER(cuGraphInstantiateWithFlags, UNSAFE);
     int result;
     return leave(flags & UPLOAD ? INVALID_VALUE : instantiate(out, graph, flags, &result));
 }
@@ -82,7 +97,7 @@ static struct node *offender(struct graph *graph)
 
 EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph_handle, struct instantiate_params *params)
 {
-    ENTER(cuGraphInstantiateWithParams, 0);
+    ENTER(cuGraphInstantiateWithParams, UNSAFE);
     struct stream *stream;
     CUresult code = params == NULL ? INVALID_VALUE : OK;
     if (code == OK && (params->flags & UPLOAD))
@@ -92,7 +107,10 @@ EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph_han
         code = instantiate(out, graph_handle, params->flags, &result);
     if (params != NULL) {
         params->result = result;
-        params->error = result == INVALID_STRUCTURE ? offender(object_find(graph_handle, OBJECT_GRAPH)) : NULL;
+        struct graph *graph = object_find(graph_handle, OBJECT_GRAPH);
+        params->error = result == INVALID_STRUCTURE         ? offender(graph)
+                        : result == OPERATION_NOT_SUPPORTED ? not_for_devices(graph)
+                                                            : NULL;
     }
     return leave(code);
 }
@@ -100,7 +118,7 @@ EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph_han
 /* What is in flight finishes: its ops are in the streams, and what they refer to, the flight keeps. */
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec handle)
 {
-    ENTER(cuGraphExecDestroy, 0);
+    ENTER(cuGraphExecDestroy, UNSAFE);
     struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     if (executable == NULL)
         return leave(INVALID_HANDLE);
@@ -191,6 +209,7 @@ CUresult node_can_become(const struct node *old, const struct node *new, int *re
 struct pairing {
     struct graph *old, *new;
     struct node **partner; /* of the old graph's nodes, by place */
+    struct node **queue;   /* the old graph's nodes in the order in which they found theirs: ends first */
     bool *taken;           /* of the new graph's nodes, by place */
     int result;
     struct node *error, *error_from; /* in the new graph */
@@ -219,8 +238,8 @@ static bool mismatch(struct pairing *pairing, int result, struct node *error, st
     return false;
 }
 
-/* Pairs what the two come after; `queue` collects the old graph's nodes whose turn that is. */
-static bool pair_before(struct pairing *pairing, struct node *old, struct node *new, struct node **queue, size_t *queued)
+/* Pairs what the two come after; the queue collects the old graph's nodes whose turn that is. */
+static bool pair_before(struct pairing *pairing, struct node *old, struct node *new, size_t *queued)
 {
     if (old->before.count != new->before.count)
         return mismatch(pairing, TOPOLOGY_CHANGED, new, NULL);
@@ -235,7 +254,7 @@ static bool pair_before(struct pairing *pairing, struct node *old, struct node *
             continue;
         pairing->partner[first->place] = second;
         pairing->taken[second->place] = true;
-        queue[(*queued)++] = first;
+        pairing->queue[(*queued)++] = first;
     }
     return true;
 }
@@ -245,7 +264,7 @@ static bool pair(struct pairing *pairing)
     size_t count = pairing->old->node_count, queued = 0;
     if (count != pairing->new->node_count)
         return mismatch(pairing, TOPOLOGY_CHANGED, NULL, NULL);
-    struct node **queue = malloc((count + 1) * sizeof *queue), **ends = malloc((count + 1) * sizeof *ends);
+    struct node **queue = pairing->queue, **ends = malloc((count + 1) * sizeof *ends);
     queued = find_ends(pairing->old, queue);
     size_t new_ends = find_ends(pairing->new, ends);
     bool fine = true;
@@ -256,10 +275,9 @@ static bool pair(struct pairing *pairing)
         pairing->taken[ends[i]->place] = true;
     }
     for (size_t i = 0; fine && i < queued; i++)
-        fine = pair_before(pairing, queue[i], pairing->partner[queue[i]->place], queue, &queued);
+        fine = pair_before(pairing, queue[i], pairing->partner[queue[i]->place], &queued);
     if (fine && queued != count) /* what no end comes after: cycles, which an executable has not */
         fine = mismatch(pairing, TOPOLOGY_CHANGED, NULL, NULL);
-    free(queue);
     free(ends);
     return fine;
 }
@@ -272,9 +290,10 @@ static bool update(struct pairing *pairing, bool apply)
     size_t count = pairing->old->node_count;
     pairing->partner = calloc(count + 1, sizeof *pairing->partner);
     pairing->taken = calloc(pairing->new->node_count + 1, sizeof *pairing->taken);
+    pairing->queue = malloc((count + 1) * sizeof *pairing->queue);
     bool fine = pair(pairing);
     for (size_t i = 0; fine && i < count; i++) {
-        struct node *old = pairing->old->nodes[i], *new = pairing->partner[i];
+        struct node *old = pairing->queue[i], *new = pairing->partner[old->place];
         int result;
         if (old->type != new->type) {
             fine = mismatch(pairing, TYPE_CHANGED, new, NULL);
@@ -291,6 +310,7 @@ static bool update(struct pairing *pairing, bool apply)
     }
     free(pairing->partner);
     free(pairing->taken);
+    free(pairing->queue);
     if (fine && apply) {
         holdings_release(pairing->old);
         holdings_copy(pairing->old, pairing->new);
@@ -344,7 +364,7 @@ static CUresult find(CUgraphExec handle, CUgraphNode node_handle, int type, stru
         return INVALID_HANDLE;
     if (type >= 0 && named->type != type)
         return INVALID_VALUE;
-    *out = graph_find_copy((*executable)->graph, named->id);
+    *out = graph_find_copy((*executable)->graph, named->id, true);
     return *out != NULL ? OK : INVALID_VALUE;
 }
 

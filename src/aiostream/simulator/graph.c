@@ -175,15 +175,15 @@ struct graph *graph_copy(const struct graph *graph, bool hidden)
     return copy;
 }
 
-/* The node, here or in a child graph, that was made as a copy of the one with this id. */
-struct node *graph_find_copy(const struct graph *graph, uint64_t original)
+/* The node, here or if `deep` in a child graph, that was made as a copy of the one with this id. */
+struct node *graph_find_copy(const struct graph *graph, uint64_t original, bool deep)
 {
     for (size_t i = 0; i < graph->node_count; i++) {
         struct node *node = graph->nodes[i], *inner = NULL;
         if (node->original == original)
             return node;
-        if (node->child != NULL)
-            inner = graph_find_copy(node->child, original);
+        if (deep && node->child != NULL)
+            inner = graph_find_copy(node->child, original, true);
         if (inner != NULL)
             return inner;
     }
@@ -230,8 +230,10 @@ EXPORT CUresult cuGraphDestroy(CUgraph handle)
 {
     ENTER(cuGraphDestroy, 0);
     struct graph *graph = object_find(handle, OBJECT_GRAPH);
-    if (graph == NULL || graph->owner != NULL || capture_inside(graph) != NULL)
+    if (graph == NULL || graph->owner != NULL)
         return leave(graph == NULL ? INVALID_HANDLE : INVALID_VALUE);
+    if (capture_inside(graph) != NULL)
+        return leave(ILLEGAL_STATE); /* not before the capture has ended */
     graph_free(graph);
     return leave(OK);
 }
@@ -253,7 +255,7 @@ EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode handle, CUg
     const struct graph *clone = object_find(clone_handle, OBJECT_GRAPH);
     if (node == NULL || clone == NULL)
         return leave(INVALID_HANDLE);
-    struct node *found = graph_find_copy(clone, node->id);
+    struct node *found = graph_find_copy(clone, node->id, false); /* a child graph's copies are not found, on an H200 neither */
     if (found == NULL || out == NULL)
         return leave(INVALID_VALUE);
     *out = found;
@@ -264,8 +266,10 @@ EXPORT CUresult cuGraphDestroyNode(CUgraphNode handle)
 {
     ENTER(cuGraphDestroyNode, 0);
     struct node *node = object_find(handle, OBJECT_NODE);
-    if (node == NULL || capture_into(node->graph) != NULL || (node->child != NULL && capture_inside(node->child) != NULL))
-        return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE); /* of a graph that is captured into, no node may go */
+    if (node == NULL)
+        return leave(INVALID_HANDLE);
+    if (capture_into(node->graph) != NULL || (node->child != NULL && capture_inside(node->child) != NULL))
+        return leave(ILLEGAL_STATE); /* of a graph that is captured into, no node may go */
     struct graph *graph = node->graph;
     size_t kept = 0;
     for (size_t i = 0; i < graph->node_count; i++) {

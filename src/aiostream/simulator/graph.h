@@ -139,7 +139,7 @@ struct node *node_copy(const struct node *node, bool hidden); /* its work, not i
 void node_refill(struct node *node, struct node *with); /* takes over the work of `with`, and frees it */
 void node_add_op(struct node *node, struct op *op);
 CUresult graph_link(struct graph *graph, struct node *node, const struct dependencies *before); /* owns node */
-struct node *graph_find_copy(const struct graph *graph, uint64_t original);
+struct node *graph_find_copy(const struct graph *graph, uint64_t original, bool deep);
 bool graph_order(struct graph *graph, struct node **order); /* false: it has a cycle */
 CUresult copy_out_count(size_t *count, size_t found, bool listed);
 
@@ -162,7 +162,8 @@ bool executable_lay_out(struct executable *executable);
 void executable_unlay(struct executable *executable);
 CUresult node_can_become(const struct node *old, const struct node *new, int *result);
 void flight_renew(struct executable *executable);
-void flight_release(struct flight *flight);
+void flight_release(struct flight *flight); /* by a call */
+void flight_land(struct flight *flight);    /* by an op that is gone */
 
 /* --- recapture.c --- */
 struct recapture *recapture_new(CUrecaptureFn function, void *user_data);
@@ -171,7 +172,8 @@ CUresult recapture_end(struct capture *capture);
 
 /* --- userobject.c --- */
 void user_object_retain(struct user_object *object);
-void user_object_release(struct user_object *object, unsigned count);
+void user_object_release(struct user_object *object, unsigned count); /* by a call */
+void user_object_land(struct user_object *object);                    /* by a launch in flight */
 void user_objects_wait(void);
 void holdings_copy(struct graph *to, const struct graph *from);
 void holdings_release(struct graph *graph);

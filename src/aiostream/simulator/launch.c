@@ -40,6 +40,15 @@ void flight_release(struct flight *flight)
     free(flight);
 }
 
+void flight_land(struct flight *flight)
+{
+    if (--flight->references > 0)
+        return;
+    for (size_t i = 0; i < flight->count; i++)
+        user_object_land(flight->objects[i]);
+    free(flight);
+}
+
 /* For the launches to come. Those in flight keep what they have. */
 void flight_renew(struct executable *executable)
 {
@@ -296,15 +305,6 @@ static bool contexts_live(const struct executable *executable)
     return true;
 }
 
-/* Under capture the launch becomes a node with a copy of what would be launched. */
-static CUresult capture_launch(struct executable *executable, struct stream *stream)
-{
-    struct node *node = node_new(NODE_CHILD);
-    node->child = graph_copy(executable->graph, false);
-    node->child->owner = node;
-    return capture_add_node(stream, node);
-}
-
 EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
 {
     ENTER(cuGraphLaunch, ENQUEUES);
@@ -313,11 +313,10 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
     CUresult code = executable == NULL ? INVALID_HANDLE : find_stream(stream_handle, &stream);
     if (code == OK)
         code = capture_forbids_legacy(stream);
-    if (code != OK)
-        return leave(code);
-    if (stream->capture != NULL)
-        return leave(capture_launch(executable, stream));
-    code = enqueue_room(stream);
+    if (code == OK && stream->capture != NULL)
+        code = capture_unsupported(stream); /* an H200 makes no child graph of it */
+    if (code == OK)
+        code = enqueue_room(stream, GRAPH_DEPTH);
     if (code == OK && object_find(handle, OBJECT_EXECUTABLE) != executable)
         code = INVALID_HANDLE; /* destroyed while this thread waited */
     if (code == OK && !contexts_live(executable))

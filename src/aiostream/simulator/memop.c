@@ -23,7 +23,7 @@ static CUresult make(const union word_params *params, struct op **out)
     if (!waits && kind != WRITE_32 && kind != WRITE_64)
         return INVALID_VALUE;
     unsigned width = kind == WAIT_32 || kind == WRITE_32 ? 4 : 8;
-    bool valid = waits ? (params->word.flags & ~3u) == 0 : params->word.flags <= 1;
+    bool valid = waits ? (params->word.flags & ~3u) == 0 : params->word.flags == 0; /* an H200 knows no write without a barrier */
     if (!valid || params->word.address % width != 0 || check_device_memory(params->word.address, width) != OK)
         return INVALID_VALUE;
     struct op *op = op_new(waits ? OP_WAIT_VALUE : OP_WRITE_VALUE, 0);
@@ -66,7 +66,7 @@ static CUresult enqueue_words(CUstream handle, const union word_params *words, s
         return leave(capture_add_node(stream, node));
     }
     if (code == OK)
-        code = enqueue_room(stream);
+        code = enqueue_room(stream, LAUNCH_DEPTH);
     for (size_t i = 0; code == OK && i < count; i++)
         enqueue_now(stream, op_copy(node->ops[i]));
     node_free(node);
@@ -106,7 +106,10 @@ EXPORT CUresult cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr address, ui
 EXPORT CUresult cuStreamBatchMemOp_v2(CUstream handle, unsigned count, const union word_params *words, unsigned flags)
 {
     ENTER(cuStreamBatchMemOp, ENQUEUES);
-    if (count == 0 || count >= MOST_WORDS || words == NULL || flags != 0)
+    if (count >= MOST_WORDS || (words == NULL && count > 0) || flags != 0)
         return leave(INVALID_VALUE);
+    struct stream *stream;
+    if (count == 0)
+        return leave(find_stream(handle, &stream));
     return enqueue_words(handle, words, count);
 }

@@ -70,7 +70,7 @@ static void forget_thread(void *unused)
         if (stream != NULL && stream->id == me.streams[i].id)
             destroy(stream);
     }
-    pthread_mutex_unlock(&sim.lock);
+    leave(OK);
     free(me.streams);
     free(me.stack);
     me = (struct thread_state){0};
@@ -349,15 +349,13 @@ EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, 
     return leave(submit(handle, op, -1));
 }
 
-/* Managed memory, all of an allocation; or pageable memory, which the devices here say that they can use. */
+/* Managed memory, all of an allocation. Pageable memory an H200 refused. */
 static bool can_attach(const struct stream *stream, CUdeviceptr address, size_t bytes, unsigned flags)
 {
     const struct allocation *allocation = find_allocation((void *)(uintptr_t)address);
     if ((flags != 1 && flags != 2 && flags != 4) || address == 0 || (flags == 4 && stream->legacy))
         return false;
-    if (allocation == NULL)
-        return bytes != 0;
-    return allocation->kind == MEMORY_MANAGED && address == allocation->base && (bytes == 0 || bytes == allocation->bytes);
+    return allocation != NULL && allocation->kind == MEMORY_MANAGED && address == allocation->base && (bytes == 0 || bytes == allocation->bytes);
 }
 
 /* Stream association changes nothing where, as here, host and device may touch memory at the same time. */
@@ -368,7 +366,9 @@ EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, siz
     CUresult code = find_stream(handle, &stream);
     if (code == OK && !can_attach(stream, address, bytes, flags))
         code = INVALID_VALUE;
+    if (code == OK && stream->capture != NULL)
+        code = capture_unsupported(stream);
     if (code != OK)
         return leave(code);
-    return leave(submit(handle, op_new(OP_EMPTY, 0), NODE_EMPTY));
+    return leave(submit(handle, op_new(OP_EMPTY, 0), -1));
 }

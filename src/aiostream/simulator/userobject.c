@@ -1,8 +1,8 @@
-/* User objects: counted things of the program's that graphs keep alive, and the thread that destroys them.
+/* User objects: counted things of the program's that graphs keep alive, and the threads that destroy them.
  *
  * A graph, a clone, an executable and a launch in flight each hold references. When the last of all is gone the destructor runs,
- * once, on a thread of its own: the manual promises no thread, so code that relies on the releasing one must fail here. As in a
- * host function, CUDA calls in it answer 800.
+ * once: as on an H200 in the thread whose call let go of it, before that call returns; or, if a launch in flight was the last, on
+ * a thread of its own. As in a host function, CUDA calls in it answer 800.
  */
 #include "driver.h"
 
@@ -23,7 +23,8 @@ struct user_object {
 
 /* Under sim.lock. */
 static struct user_object *first_dead, *last_dead;
-static bool started, running;
+static bool started;
+static unsigned running; /* destructors; and those that a call will run when it is over */
 static pthread_cond_t some_died = PTHREAD_COND_INITIALIZER;
 static struct waiter *idle_waiters;
 
@@ -37,30 +38,68 @@ static void *destructor_thread(void *unused)
             pthread_cond_wait(&some_died, &sim.lock);
         struct user_object *object = first_dead;
         first_dead = object->next;
-        running = true;
+        running++;
         pthread_mutex_unlock(&sim.lock);
         me.in_host_function = true;
         object->destroy(object->pointer);
         me.in_host_function = false;
         free(object);
         pthread_mutex_lock(&sim.lock);
-        running = false;
+        running--;
         sim.pending--;
         wake(&idle_waiters, UINT64_MAX);
     }
     return NULL;
 }
 
-static void bury(struct user_object *object)
+/* When the process exits no more of the user's is called, as on the other threads. */
+void user_objects_destroy(void)
+{
+    struct user_object *object = me.dead.first;
+    bool before = me.in_host_function;
+    me.dead.first = me.dead.last = NULL;
+    while (object != NULL) {
+        struct user_object *next = object->next;
+        me.in_host_function = true;
+        if (!host_exiting())
+            object->destroy(object->pointer);
+        me.in_host_function = before;
+        free(object);
+        object = next;
+        pthread_mutex_lock(&sim.lock);
+        running--;
+        sim.pending--;
+        wake(&idle_waiters, UINT64_MAX);
+        pthread_mutex_unlock(&sim.lock);
+    }
+}
+
+static void append(struct user_object *object, struct user_object **first, struct user_object **last)
 {
     object_forget(object);
     object->next = NULL;
-    if (first_dead == NULL)
-        first_dead = object;
+    if (*first == NULL)
+        *first = object;
     else
-        last_dead->next = object;
-    last_dead = object;
+        (*last)->next = object;
+    *last = object;
     sim.pending++;
+}
+
+void user_object_release(struct user_object *object, unsigned count)
+{
+    object->references -= count;
+    if (object->references > 0)
+        return;
+    append(object, &me.dead.first, &me.dead.last);
+    running++;
+}
+
+void user_object_land(struct user_object *object)
+{
+    if (--object->references > 0)
+        return;
+    append(object, &first_dead, &last_dead);
     if (!started)
         start_quiet_thread(destructor_thread, NULL);
     started = true;
@@ -70,20 +109,18 @@ static void bury(struct user_object *object)
 /* Until every destructor that is due has returned. */
 void user_objects_wait(void)
 {
-    while (first_dead != NULL || running)
+    if (me.dead.first != NULL) {
+        pthread_mutex_unlock(&sim.lock);
+        user_objects_destroy();
+        pthread_mutex_lock(&sim.lock);
+    }
+    while (first_dead != NULL || running > 0)
         wait_on(&idle_waiters, 0);
 }
 
 void user_object_retain(struct user_object *object)
 {
     object->references++;
-}
-
-void user_object_release(struct user_object *object, unsigned count)
-{
-    object->references -= count;
-    if (object->references == 0)
-        bury(object);
 }
 
 static bool valid(unsigned count)
