@@ -117,11 +117,13 @@ def current_bridge() -> Bridge:
         RuntimeError: No asyncio or trio loop runs here.
     """
     trio = sys.modules.get("trio")
-    if trio is not None and _in_trio(trio):
+    loop = asyncio._get_running_loop()
+    # A task of asyncio's own is no place of trio's, and asking for one is quicker than asking trio.
+    if trio is not None and (loop is None or asyncio.current_task(loop) is None) and _in_trio(trio):
         return _current_trio_bridge(trio)
     latest = _latest.bridge
     known = latest() if latest is not None else None
-    if known is not None and known.serves(asyncio._get_running_loop()):
+    if known is not None and known.serves(loop):
         return known
     try:
         loop = asyncio.get_running_loop()

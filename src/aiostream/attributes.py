@@ -116,7 +116,7 @@ _FORMS = {
 }
 
 
-def _get(stream: interop.StreamReference, attribute: StreamAttribute) -> Any:
+def _get(stream: interop.Reference, attribute: StreamAttribute) -> Any:
     attribute = StreamAttribute(attribute)
     raw = interop.call_on(stream, "cuStreamGetAttribute", _driver.bindings().CUstreamAttrID(int(attribute)))
     form = _FORMS[attribute]
@@ -126,7 +126,7 @@ def _get(stream: interop.StreamReference, attribute: StreamAttribute) -> Any:
     return form.from_driver(getattr(raw, form.field))
 
 
-def _set_to(stream: interop.StreamReference, attribute: StreamAttribute, value: Any) -> None:
+def _set_to(stream: interop.Reference, attribute: StreamAttribute, value: Any) -> None:
     attribute = StreamAttribute(attribute)
     form = _FORMS[attribute]
     driver = _driver.bindings()
@@ -135,7 +135,7 @@ def _set_to(stream: interop.StreamReference, attribute: StreamAttribute, value: 
     interop.call_on(stream, "cuStreamSetAttribute", driver.CUstreamAttrID(int(attribute)), raw)
 
 
-def _copy(target: interop.StreamReference, source: interop.StreamReference) -> None:
+def _copy(target: interop.Reference, source: interop.Reference) -> None:
     with interop.pinned(source) as value:
         interop.call_on(target, "cuStreamCopyAttributes", _driver.bindings().CUstream(value))
 
@@ -144,7 +144,7 @@ class AttributedStream:
     """The attributes of a `Stream`, which inherits them from here."""
 
     @property
-    def reference(self) -> interop.StreamReference:
+    def reference(self) -> interop.Reference:
         """The stream, which has it."""
         raise NotImplementedError
 

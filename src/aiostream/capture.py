@@ -58,7 +58,7 @@ class _InProgress:
 _in_progress: list[_InProgress] = []  # any thread; appends, removals and copies are single list operations
 
 
-def _origin_of(stream: interop.StreamReference) -> tuple[Any, ...]:
+def _origin_of(stream: interop.Reference) -> tuple[Any, ...]:
     thread = threading.get_ident() if stream.handle.value == interop.PER_THREAD else 0
     return stream.handle.value, stream.context, thread
 
@@ -80,7 +80,7 @@ def _forget(capture: _InProgress | None) -> None:
     capture.end()
 
 
-def forget(stream: interop.StreamReference) -> None:
+def forget(stream: interop.Reference) -> None:
     """The stream is gone, and with it the capture that it began."""
     if _in_progress:
         _forget(_find(None, _origin_of(stream)))
@@ -89,12 +89,12 @@ def forget(stream: interop.StreamReference) -> None:
 # ------------------------------------------------------------------------------------------------ begin
 
 
-def _begin(stream: interop.StreamReference, mode: CaptureMode) -> None:
+def _begin(stream: interop.Reference, mode: CaptureMode) -> None:
     interop.call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
     forget(stream)  # of a capture that ended unseen
 
 
-def _begin_to_graph(stream: interop.StreamReference, graph: Any, dependencies: Iterable[Any], mode: CaptureMode) -> None:
+def _begin_to_graph(stream: interop.Reference, graph: Any, dependencies: Iterable[Any], mode: CaptureMode) -> None:
     nodes, edges = as_driver_dependencies(dependencies)
     driver = _driver.bindings()
     with _into(stream, Graph.borrow(graph)) as value:
@@ -103,7 +103,7 @@ def _begin_to_graph(stream: interop.StreamReference, graph: Any, dependencies: I
 
 
 def _begin_recapture(
-    stream: interop.StreamReference,
+    stream: interop.Reference,
     graph: Any,
     callback: Callable[[GraphNode, RecaptureStatus], object] | None,
     mode: CaptureMode,
@@ -121,7 +121,7 @@ def _begin_recapture(
 
 
 @contextlib.contextmanager
-def _into(stream: interop.StreamReference, graph: Graph, keep: Any = None) -> Iterator[int]:
+def _into(stream: interop.Reference, graph: Graph, keep: Any = None) -> Iterator[int]:
     """Pins a graph, begins in the block to capture into it, and notes that."""
     if not graph._handle.pin():
         raise StreamClosedError(f"{graph!r} is closed")
@@ -164,18 +164,18 @@ def _as_driver_mode(mode: CaptureMode) -> Any:
 # ------------------------------------------------------------------------------------------------ ask, steer, end
 
 
-def _ask(stream: interop.StreamReference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
+def _ask(stream: interop.Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
     name = _driver.annotated("cuStreamGetCaptureInfo")
     status, identity, graph, nodes, edges, _ = interop.call_on(stream, name)
     status = CaptureStatus(int(status))
     return status, int(identity) if status is CaptureStatus.ACTIVE else None, int(graph), nodes, edges
 
 
-def _status(stream: interop.StreamReference) -> CaptureStatus:
+def _status(stream: interop.Reference) -> CaptureStatus:
     return CaptureStatus(int(interop.call_on(stream, "cuStreamIsCapturing")))
 
 
-def _info(stream: interop.StreamReference) -> CaptureInfo:
+def _info(stream: interop.Reference) -> CaptureInfo:
     now, identity, value, nodes, edges = _ask(stream)
     if identity is None:
         return CaptureInfo(now)
@@ -183,7 +183,7 @@ def _info(stream: interop.StreamReference) -> CaptureInfo:
     return CaptureInfo(now, identity, graph, dependencies_of(graph, nodes, edges))
 
 
-def _lent_graph(stream: interop.StreamReference, identity: int, value: int) -> Graph:
+def _lent_graph(stream: interop.Reference, identity: int, value: int) -> Graph:
     capture = _find(identity, None)
     if capture is None:
         capture = _InProgress(identity, None, None)
@@ -195,13 +195,13 @@ def _lent_graph(stream: interop.StreamReference, identity: int, value: int) -> G
     return Graph._made(value, stream.context, owned=False, parent=capture.lent)
 
 
-def _update_dependencies(stream: interop.StreamReference, dependencies: Iterable[Any], mode: DependencyUpdate) -> None:
+def _update_dependencies(stream: interop.Reference, dependencies: Iterable[Any], mode: DependencyUpdate) -> None:
     nodes, edges = as_driver_dependencies(dependencies)
     name = _driver.annotated("cuStreamUpdateCaptureDependencies")
     interop.call_on(stream, name, nodes, edges, len(nodes), int(DependencyUpdate(mode)))
 
 
-def _end(stream: interop.StreamReference) -> Graph:
+def _end(stream: interop.Reference) -> Graph:
     capture = _of_origin(stream)
     try:
         value = int(interop.call_on(stream, "cuStreamEndCapture"))
@@ -230,7 +230,7 @@ def _let_go_if_lost(graph: Graph | None) -> None:
             graph._handle.release()
 
 
-def _of_origin(stream: interop.StreamReference) -> _InProgress | None:
+def _of_origin(stream: interop.Reference) -> _InProgress | None:
     if not _in_progress:
         return None
     with contextlib.suppress(CudaError):
@@ -238,7 +238,7 @@ def _of_origin(stream: interop.StreamReference) -> _InProgress | None:
     return None
 
 
-def _still_captures(stream: interop.StreamReference) -> bool:
+def _still_captures(stream: interop.Reference) -> bool:
     try:
         return _status(stream) is not CaptureStatus.NONE
     except (CudaError, StreamClosedError):
@@ -251,7 +251,7 @@ def _still_captures(stream: interop.StreamReference) -> bool:
 class CaptureScope:
     """What `with stream.capture() as capture:` gives; the product is on it once the block has ended."""
 
-    def __init__(self, stream: interop.StreamReference, mode: CaptureMode, flags: InstantiateFlags | None) -> None:
+    def __init__(self, stream: interop.Reference, mode: CaptureMode, flags: InstantiateFlags | None) -> None:
         self._stream = stream
         self._mode = CaptureMode(mode)
         self._flags = None if flags is None else InstantiateFlags(flags)  # None: the graph is wanted
@@ -298,7 +298,7 @@ class CapturingStream:
     """The captures of a `Stream`, which inherits them from here."""
 
     @property
-    def reference(self) -> interop.StreamReference:
+    def reference(self) -> interop.Reference:
         """The stream, which has it."""
         raise NotImplementedError
 

@@ -55,10 +55,11 @@ class Event:
         self._timing = timing
         self._handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)
         # In no order: each wait is on a helper stream of its own.
-        self._line = _native.Line(self._context.probe(), False)
+        line = _native.Line(self._context.probe(), False)
         self._mode = waiting.mode_of(waiting.default_wait())
         self._captured = False  # last recorded on a capturing stream; any thread, last writer wins as with the record itself
         self._name = f"event {value:#x} of {self._context!r}"
+        self._reference = interop.Reference(self._handle, self._context, self._name, line, is_event=True)
 
     @property
     def handle(self) -> int:
@@ -143,7 +144,7 @@ class Event:
             RuntimeError: No loop runs here.
         """
         self._refuse_captured("cuEventQuery")
-        await waiting.synchronize_event(self._handle, self._context, self._line, self._name, self._mode)
+        await waiting.synchronize(self._reference, self._mode)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds on the GPU between this event and a later one (`cuEventElapsedTime`).

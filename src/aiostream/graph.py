@@ -544,7 +544,7 @@ class ExecutableGraph:
         if not self._handle.is_open:
             raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
 
-    def _use(self, stream: interop.StreamReference, call: Any, name: str) -> None:
+    def _use(self, stream: interop.Reference, call: Any, name: str) -> None:
         self._require_open()
         hostfunc.raise_for(call(self._handle, stream.handle), name, stream.name)
 

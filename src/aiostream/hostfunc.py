@@ -65,7 +65,7 @@ def _arm(handle: _native.Handle, ticket: int, point: _points.Point, pinned: bool
     return result
 
 
-def require_ready(reference: interop.StreamReference) -> None:
+def require_ready(reference: interop.Reference) -> None:
     """Refuses what a completion behind a stream's work would be refused for, before that work is enqueued.
 
     Raises:

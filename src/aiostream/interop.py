@@ -20,13 +20,14 @@ PER_THREAD = 2
 
 
 @dataclass(slots=True, eq=False)
-class StreamReference:
-    """What is needed to use a stream, whoever owns it."""
+class Reference:
+    """What is needed to use a stream, or to wait for an event, whoever owns it."""
 
     handle: _native.Handle
     context: Context
     name: str
     line: _native.Line | None = None  # what waits on it have learnt; any thread may find it, and all find the same
+    is_event: bool = False
 
 
 @runtime_checkable
@@ -34,7 +35,7 @@ class HasReference(Protocol):
     """Our own `Stream`, which stands above this module."""
 
     @property
-    def reference(self) -> StreamReference:
+    def reference(self) -> Reference:
         """The stream's handle and context."""
         ...
 
@@ -136,14 +137,14 @@ def new_handle(value: int, context: Context, *, owned: bool, parent: _native.Han
     return _native.Handle(_native.HANDLE_STREAM, value, context.handle, owned, value <= PER_THREAD, parent)
 
 
-def line_of(reference: StreamReference) -> _native.Line:
+def line_of(reference: Reference) -> _native.Line:
     """The line of waits that a stream has, shared by all who refer to it. To be asked in the thread that waits."""
     if reference.line is None:
         reference.line = _find_line(reference)
     return reference.line
 
 
-def _find_line(reference: StreamReference) -> _native.Line:
+def _find_line(reference: Reference) -> _native.Line:
     handle, context = reference.handle, reference.context
     if handle.value == PER_THREAD:
         return _native.Line(context.probe(), False)  # in each thread another stream: their waits have no order
@@ -159,17 +160,17 @@ def _find_line(reference: StreamReference) -> _native.Line:
     return context.line(identity)
 
 
-def reference_to(stream: Any) -> StreamReference:
-    """A `StreamReference` to anybody's stream; one of ours is shared, and so refuses when it is closed."""
+def reference_to(stream: Any) -> Reference:
+    """A `Reference` to anybody's stream; one of ours is shared, and so refuses when it is closed."""
     if isinstance(stream, HasReference):
         return stream.reference
     value = stream_handle(stream)
     context = context_of(value)
-    return StreamReference(new_handle(value, context, owned=False), context, name_of(value, context))
+    return Reference(new_handle(value, context, owned=False), context, name_of(value, context))
 
 
 @contextlib.contextmanager
-def pinned(reference: StreamReference) -> Iterator[int]:
+def pinned(reference: Reference) -> Iterator[int]:
     """Keeps a stream's handle valid for a `with` block.
 
     Raises:
@@ -183,7 +184,7 @@ def pinned(reference: StreamReference) -> Iterator[int]:
         reference.handle.unpin()
 
 
-def call_on(reference: StreamReference, name: str, *args: Any) -> Any:
+def call_on(reference: Reference, name: str, *args: Any) -> Any:
     """Calls the driver through the bindings on a stream, pinned, in its context if it is a special one."""
     with pinned(reference) as value:
         scope = reference.context.current() if value <= PER_THREAD else contextlib.nullcontext()
@@ -191,7 +192,7 @@ def call_on(reference: StreamReference, name: str, *args: Any) -> Any:
             return _driver.call(name, _driver.bindings().CUstream(value), *args, stream=reference.name)
 
 
-def refuse_capture(reference: StreamReference, name: str) -> None:
+def refuse_capture(reference: Reference, name: str) -> None:
     """Refuses, before the stream is touched, a question that might end its capture.
 
     Raises:

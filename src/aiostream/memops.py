@@ -74,23 +74,23 @@ def _check(value: Any, bits: int) -> None:
         raise ValueError(f"{value} is no unsigned number of {bits} bits")
 
 
-def _wait_value(stream: interop.StreamReference, operation: WaitValue) -> None:
+def _wait_value(stream: interop.Reference, operation: WaitValue) -> None:
     flags = int(WaitValueFlags(operation.flags))
     _one(stream, f"cuStreamWaitValue{operation.bits}", operation, flags)
 
 
-def _write_value(stream: interop.StreamReference, operation: WriteValue) -> None:
+def _write_value(stream: interop.Reference, operation: WriteValue) -> None:
     flags = int(WriteValueFlags(operation.flags))
     _one(stream, f"cuStreamWriteValue{operation.bits}", operation, flags)
 
 
-def _one(stream: interop.StreamReference, name: str, operation: WaitValue | WriteValue, flags: int) -> None:
+def _one(stream: interop.Reference, name: str, operation: WaitValue | WriteValue, flags: int) -> None:
     _check(operation.value, operation.bits)
     pointer = _driver.bindings().CUdeviceptr(_address(operation.pointer))
     interop.call_on(stream, name, pointer, operation.value, flags)
 
 
-def _batch(stream: interop.StreamReference, operations: Iterable[Any]) -> None:
+def _batch(stream: interop.Reference, operations: Iterable[Any]) -> None:
     raw = [_as_driver_operation(operation) for operation in operations]
     if not 0 < len(raw) <= _MOST_OPERATIONS:
         raise ValueError(f"a batch has 1 to {_MOST_OPERATIONS} operations, not {len(raw)}")
@@ -124,7 +124,7 @@ def _as_driver_operation(operation: Any) -> Any:
     return raw
 
 
-def _attach(stream: interop.StreamReference, pointer: Any, length: int, flags: MemAttach) -> None:
+def _attach(stream: interop.Reference, pointer: Any, length: int, flags: MemAttach) -> None:
     if length < 0:
         raise ValueError(f"a length is not negative: {length}")
     address = _driver.bindings().CUdeviceptr(_address(pointer))
@@ -132,7 +132,7 @@ def _attach(stream: interop.StreamReference, pointer: Any, length: int, flags: M
     interop.call_on(stream, "cuStreamAttachMemAsync", address, length, int(MemAttach(flags)))
 
 
-def _dev_resource(stream: interop.StreamReference, kind: DevResourceType) -> DevResource:
+def _dev_resource(stream: interop.Reference, kind: DevResourceType) -> DevResource:
     kind = DevResourceType(kind)
     if not _driver.supports("cuStreamGetDevResource"):
         raise _driver.too_old("cuStreamGetDevResource", stream.name)
@@ -145,7 +145,7 @@ class MemoryStream:
     """What a `Stream` does with memory by itself; it inherits this from here."""
 
     @property
-    def reference(self) -> interop.StreamReference:
+    def reference(self) -> interop.Reference:
         """The stream, which has it."""
         raise NotImplementedError
 

@@ -87,7 +87,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
-        self._reference = interop.StreamReference(self._handle, context, self._name)
+        self._reference = interop.Reference(self._handle, context, self._name)
         context.probe()  # here, where a stream is made anyway, and not in the first wait
 
     @classmethod
@@ -179,7 +179,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         return not self._handle.is_open
 
     @property
-    def reference(self) -> interop.StreamReference:
+    def reference(self) -> interop.Reference:
         """For the library's own use: what `Event.record` and others need of a stream."""
         return self._reference
 

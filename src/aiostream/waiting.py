@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from aiostream import _loops, _native, _points, _process, hostfunc, interop
-from aiostream.device import Context
 from aiostream.enums import WaitStrategy
 from aiostream.futures import Completion, SettledFuture, State
 
@@ -79,8 +78,8 @@ class _Watched(Completion):
 
     __slots__ = ("spinning",)
 
-    def __init__(self, future: SettledFuture, stream: str, probe: int) -> None:
-        super().__init__(future, stream, "cuEventQuery", probe)
+    def __init__(self, future: SettledFuture, reference: interop.Reference) -> None:
+        super().__init__(future, reference.name, "cuEventQuery", reference.context.probe())
         self.spinning: int | None = 0  # the wait that was given back; None once it was dropped
 
     def passed(self, code: int, orphaned: bool) -> None:
@@ -110,72 +109,59 @@ def mode_for(stream: Any) -> int:
     return mode_of(wait if isinstance(wait, WaitStrategy) else default_wait())
 
 
-async def synchronize(reference: interop.StreamReference, mode: int) -> None:
-    """Waits, without blocking the loop, until all work that is on the stream now is done; see `Stream.synchronize_async`."""
-    if mode == _BY_HOST_FUNCTION:
+async def synchronize(reference: interop.Reference, mode: int) -> None:
+    """Waits, without blocking the loop, until the GPU has passed what is on a stream, or what an event has recorded, now.
+
+    See `Stream.synchronize_async` and `Event.synchronize_async`. All in one coroutine, because each costs time and memory.
+
+    Args:
+        reference: The stream or the event.
+        mode: See `mode_of`.
+    """
+    if mode == _BY_HOST_FUNCTION and not reference.is_event:
         await wait_for(hostfunc.arm_completion(reference.handle, reference.context, reference.name))
         return
     line = reference.line or interop.line_of(reference)
     bridge = _loops.current_bridge()
-    answer = line.begin(reference.handle, bridge.queue, mode)
-    if answer == 0:
-        if bridge.must_checkpoint:
-            await bridge.pause()
-        return
-    # The first looks stand here and not in `_go_on` because most short waits end with them, and each coroutine costs.
-    while answer < _SPINNING:
-        try:
-            await bridge.pause()
-        except BaseException:
-            _native.wait_drop(answer)
-            raise
-        answer = _native.wait_poll(answer, bridge.queue)
-    if answer >= _TICKETS:
-        answer = await _go_on(answer, bridge, reference.context, reference.name)
-    if answer != 0:
-        hostfunc.raise_for(answer, "cuStreamQuery", reference.name)
-
-
-async def synchronize_event(event: _native.Handle, context: Context, line: _native.Line, name: str, mode: int) -> None:
-    """Waits until the GPU has passed what the event has recorded now; see `Event.synchronize_async`."""
-    bridge = _loops.current_bridge()
-    mode = max(mode, _native.WAIT_AUTO)  # an event is never waited for by a host function alone
-    answer = line.begin_event(event, bridge.queue, mode)
-    while answer == _native.RESULT_NO_HELPER:
-        await in_thread(context.add_helper)
-        answer = line.begin_event(event, bridge.queue, mode)
+    if reference.is_event:
+        answer = await _begin_event(reference, line, bridge, mode)
+    else:
+        answer = line.begin(reference.handle, bridge.queue, mode)
     if answer == 0 and bridge.must_checkpoint:
         await bridge.pause()
-    if not _SPINNING <= answer < _TICKETS:
-        if _native.idle_helpers(context.probe()) == 0:
-            _process.hand_over(context.spare_helper)  # before the next wait needs it: making a stream may block
-        answer = await _go_on(answer, bridge, context, name)
-    if answer != 0:
-        hostfunc.raise_for(answer, "cuEventQuery", name)
-
-
-async def _go_on(answer: int, bridge: _loops.Bridge, context: Context, name: str) -> int:
-    """Leaves a wait to the watcher, or looks at it, by turns, as the answers say; returns 0 or the code of what went wrong."""
-    queue = bridge.queue
     while not _SPINNING <= answer < _TICKETS:
-        if answer >= _TICKETS:
-            # It may have fired already, but it is delivered by this very thread, and not before the next await.
-            watched = _points.registry[answer] = _Watched(bridge.new_future(), name, context.probe())
+        if answer < _SPINNING:
             try:
-                await wait_for(watched)
+                await bridge.pause()
             except BaseException:
+                _native.wait_drop(answer)
+                raise
+        else:
+            # It may have fired already, but it is delivered by this very thread, and not before the next await.
+            watched = _points.registry[answer] = _Watched(bridge.new_future(), reference)
+            try:
+                await watched.future  # type: ignore[misc]  # SettledFuture says what Completion needs; it can be awaited
+            except BaseException:
+                watched.cancel()
                 _native.wait_release(watched)
                 raise
-            answer = watched.spinning or 0
-        while answer < _SPINNING:
-            # A wait that was given back is looked at before anything else: its end may have come.
-            answer = _native.wait_poll(answer, queue)
-            if answer < _SPINNING:
-                try:
-                    await bridge.pause()
-                except BaseException:
-                    _native.wait_drop(answer)
-                    raise
+            if watched.spinning is None or watched.spinning == 0:
+                return
+            answer = watched.spinning  # given back: it is looked at before anything else, its end may have come
+        answer = _native.wait_poll(answer, bridge.queue)
+    if answer != 0:
+        hostfunc.raise_for(answer, "cuEventQuery" if reference.is_event else "cuStreamQuery", reference.name)
+
+
+async def _begin_event(event: interop.Reference, line: _native.Line, bridge: _loops.Bridge, mode: int) -> int:
+    mode = max(mode, _native.WAIT_AUTO)  # an event is never waited for by a host function alone
+    context = event.context
+    answer = line.begin_event(event.handle, bridge.queue, mode)
+    while answer == _native.RESULT_NO_HELPER:
+        await in_thread(context.add_helper)
+        answer = line.begin_event(event.handle, bridge.queue, mode)
+    if not _SPINNING <= answer < _TICKETS and _native.idle_helpers(context.probe()) == 0:
+        _process.hand_over(context.spare_helper)  # before the next wait needs it: making a stream may block
     return answer
 
 
