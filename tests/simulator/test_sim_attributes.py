@@ -178,7 +178,10 @@ def test_batches_that_are_refused_do_nothing(stream, gate):
     assert batch(stream, *[write] * 256) == 1
     assert code(cu.cuStreamBatchMemOp(stream, 1, [write], 1)) == 1
     assert batch(stream, operation(KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32, gate.address + 16, 9, 1)) == 1
-    assert raw("cuStreamBatchMemOp", 11070, ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint)(int(stream), 0, None, 0) == 0
+    assert (
+        raw("cuStreamBatchMemOp", 11070, ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint)(int(stream), 0, None, 0)
+        == 0
+    )
     ok(cu.cuStreamSynchronize(stream))
     assert word.value == 0
 
