@@ -1,4 +1,4 @@
-"""The native part by itself: who may know Python there, and its threads under the sanitizers (`tests/native/stress.c`)."""
+"""The native part by itself: who may know Python there, and its threads under the sanitizers (`tests/native/*.c`)."""
 
 from __future__ import annotations
 
@@ -47,17 +47,35 @@ def sanitizer_or_skip(name: str, folder: Path) -> None:
         pytest.skip(f"the {name} sanitizer does not run on this kernel: {ran.stderr.strip()[:200]}")
 
 
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_points_queues_and_handles_under_the_sanitizers(sanitizer: str, tmp_path: Path) -> None:
-    sanitizer_or_skip(sanitizer, tmp_path)
+def build_and_run(name: str, sanitizer: str, folder: Path, *arguments: str) -> None:
+    sanitizer_or_skip(sanitizer, folder)
     flags, variables = SANITIZERS[sanitizer]
-    program = tmp_path / "stress"
-    compiled = compile_c([TESTS / "native" / "stress.c", *(NATIVE / name for name in DRIVER_SIDE)], program, flags)
+    program = folder / name
+    compiled = compile_c([TESTS / "native" / f"{name}.c", *(NATIVE / source for source in DRIVER_SIDE)], program, flags)
     assert compiled.returncode == 0, compiled.stderr
-    seconds = "20" if os.environ.get("AIOSTREAM_TEST_FULL") else "2"
-    ran = run_command([str(program), seconds, "1"], **variables)
+    ran = run_command([str(program), *arguments], **variables)
     assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
     print(ran.stdout)
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("name", ["stress", "stress_waits"])
+def test_native_threads_under_the_sanitizers(name: str, sanitizer: str, tmp_path: Path) -> None:
+    """Points, queues and handles; and the staged waits."""
+    build_and_run(name, sanitizer, tmp_path, "20" if os.environ.get("AIOSTREAM_TEST_FULL") else "2", "1")
+
+
+def test_what_is_learnt_of_waits(tmp_path: Path) -> None:
+    """By the forecast alone: how soon it learns, how soon it forgets, what it does not believe."""
+    folder = TESTS / "native"
+    program = tmp_path / "forecasts"
+    try:
+        compiled = compile_c([folder / "forecasts.c", NATIVE / "forecast.c"], program, [])
+    except FileNotFoundError:
+        pytest.skip("there is no gcc here")
+    assert compiled.returncode == 0, compiled.stderr
+    ran = run_command([str(program)])
+    assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
 
 
 def test_only_the_module_knows_python() -> None:

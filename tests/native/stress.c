@@ -6,49 +6,17 @@
  * What is known of a ticket stands in `records`, in plain fields on purpose: a slot may be reserved again only after its
  * last delivery, and ThreadSanitizer sees here whether the native files make that so.
  */
-#include "native.h"
+#include "stress.h"
 
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 enum { LOOPS = 4, GPUS = 3, SLOTS = 1 << 16, MAILBOX = 1 << 12, IN_FLIGHT = 300, LATE = 256, KEPT = 64, MAX_SEEN = 1 << 16 };
 enum { ERROR_REFUSED = 719, ERROR_FAILED = 700 };
 enum { STREAM_PLAIN = 16, STREAM_REFUSES = 32, STREAM_CAPTURES = 48, STREAM_AT_ONCE = 64, PROBE_STREAM = 80 };
-
-static void broken(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    fprintf(stderr, "broken: ");
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, "\n");
-    va_end(arguments);
-    _Exit(1);
-}
-
-#define REQUIRE(condition, ...) \
-    do { \
-        if (!(condition)) broken(__VA_ARGS__); \
-    } while (0)
-
-static _Thread_local uint64_t random_state = 88172645463325252ull;
-
-static uint32_t chance(uint32_t of) {
-    random_state ^= random_state << 13;
-    random_state ^= random_state >> 7;
-    random_state ^= random_state << 17;
-    return (uint32_t)(random_state >> 32) % of;
-}
-
-static void seed_thread(uint64_t seed, uint64_t number) {
-    random_state = (seed + 1) * 0x9e3779b97f4a7c15ull ^ (number + 1) * 0xbf58476d1ce4e5b9ull;
-    for (int i = 0; i < 8; i++) chance(2);
-}
 
 /* ------------------------------------------------------------------------------------------------ what became of a ticket */
 
@@ -528,7 +496,7 @@ static _Atomic int arrived;
 
 static bool emit_in_order(void *context, uint64_t ticket, int64_t status, bool passed) {
     (void)context;
-    REQUIRE(passed && status == STATUS_UNPROVED, "failed");
+    REQUIRE(passed && status == STATUS_UNPROVED, "a host function brings no status, and this one brought %d", (int)status);
     int number = arrived++;
     REQUIRE(expected[number] == ticket, "arrival %d is another ticket", number);
     return true;

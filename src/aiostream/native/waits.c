@@ -51,7 +51,7 @@ struct line {
     _Atomic unsigned busy;  /* waits in a row that were not ready at once; any thread, and a lost one does not matter */
     _Atomic int64_t free_since; /* when the latest wait ended: the work of the next one began no earlier; by whoever saw it */
     /* The watcher's alone: */
-    struct wait *first, *last;      /* in the order in which they came */
+    struct wait *first, *last;      /* in the order of their records; where there is none, in which they came */
     struct line *next, *previous;   /* the lines with waits */
     int64_t next_look;
     bool fresh; /* its first wait has only just begun: not worth a query yet */
@@ -86,6 +86,7 @@ static struct wait *pools[MAX_CONTEXTS];                      /* by the probe's 
 static _Atomic(struct wait *) arrivals; /* pushed by any thread, taken whole by the watcher */
 static struct line *active;             /* the watcher's alone, as these two */
 static struct wait *lingering;
+static _Atomic bool reached; /* a host function has run; set by the driver's thread, taken by the watcher */
 static int active_count;
 static _Atomic bool predicting = true;
 
@@ -324,9 +325,19 @@ void wait_drop(struct wait *wait) {
 
 /* ------------------------------------------------------------------------------------------------ the watcher's side */
 
-bool waits_arrived(void) { return atomic_load(&arrivals) != NULL; }
+bool waits_arrived(void) { return atomic_load(&arrivals) != NULL || atomic_load(&reached); }
 
-static int64_t schedule(struct line *line, int64_t now);
+/* In the order of the records, which is that of their ends, and not of the arrivals: a wait that spun, or was given back, comes
+ * late. Its opening tells where it belongs; nearly always at the end. */
+static void insert(struct line *line, struct wait *wait) {
+    struct wait **link = &line->first;
+    if (!line->ordered || line->last->opened < wait->opened) link = &line->last->next;
+    else
+        while ((*link)->opened < wait->opened) link = &(*link)->next;
+    wait->next = *link;
+    *link = wait;
+    if (!wait->next) line->last = wait;
+}
 
 static void take_arrivals(int64_t now) {
     struct wait *wait = atomic_exchange(&arrivals, NULL), *oldest = NULL;
@@ -342,9 +353,9 @@ static void take_arrivals(int64_t now) {
         struct line *line = wait->line;
         line->next_look = now;
         if (line->first) {
-            line->last->next = wait;
+            insert(line, wait);
         } else {
-            line->first = wait;
+            line->first = line->last = wait;
             line->previous = NULL;
             line->next = active;
             if (active) active->previous = line;
@@ -352,7 +363,6 @@ static void take_arrivals(int64_t now) {
             active_count++;
             line->fresh = now - wait->began < FIRST_LOOK;
         }
-        line->last = wait;
     }
 }
 
@@ -363,13 +373,27 @@ static void deactivate(struct line *line) {
     active_count--;
 }
 
+/* It is over, and its host function has yet to run. Until then it counts as pending, because the context may fail before, and
+ * the health of a context is read only while something is. */
+static void linger(struct wait *wait) {
+    probe_add_pending(wait->sleep.probe);
+    wait->next = lingering;
+    lingering = wait;
+}
+
+/* Its context has failed: its host function will hardly come, but if it does it finds the record as it was. */
+static void abandon(struct wait *wait) {
+    sleeper_forget(&wait->sleep);
+    lose(wait);
+}
+
 static void settle(struct wait *wait, int status) {
     if (!atomic_exchange(&wait->fired, true) && wait->ticket) point_fire(wait->ticket, status);
     atomic_store(&wait->sleep.unwanted, true);
     int state = atomic_load(&wait->sleep.state);
     if (state == SLEEP_REQUESTED || state == SLEEP_ARMED) {
-        wait->next = lingering;
-        lingering = wait;
+        if (status == CUDA_SUCCESS) linger(wait);
+        else abandon(wait);
         return;
     }
     sleeper_release(&wait->sleep);
@@ -386,6 +410,7 @@ static int64_t look_at_lingering(int64_t now) {
             continue;
         }
         *link = wait->next;
+        probe_drop_pending(wait->sleep.probe);
         sleeper_release(&wait->sleep);
         recycle(wait);
     }
@@ -396,7 +421,10 @@ static void on_reached(struct sleep *sleep) {
     struct wait *wait = (struct wait *)sleep;
     atomic_store(&wait->ended, now_ns());
     if (!atomic_exchange(&wait->fired, true) && wait->ticket) point_fire(wait->ticket, STATUS_UNPROVED);
-    watcher_wake_before(0); /* later waits of the line may have become its oldest */
+    /* Later waits of the line may be over too, and nobody looks at them before this one is out of the way. The line itself is
+     * not touched here: if the context has failed meanwhile it may be gone. */
+    atomic_store(&reached, true);
+    watcher_wake_before(0);
 }
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most) { return value < least ? least : value > most ? most : value; }
@@ -505,12 +533,20 @@ static int look_at(struct line *line, int64_t now) {
     return looks;
 }
 
+static bool has_fired(const struct line *line) {
+    for (struct wait *wait = line->first; wait; wait = wait->next)
+        if (atomic_load(&wait->fired)) return true;
+    return false;
+}
+
 int64_t waits_look(int64_t now) {
-    if (waits_arrived()) take_arrivals(now);
+    bool some_reached = atomic_exchange(&reached, false);
+    if (atomic_load(&arrivals)) take_arrivals(now);
     int64_t next = look_at_lingering(now);
     int looks = 0;
     for (struct line *line = active, *following; line; line = following) {
         following = line->next;
+        if (some_reached && has_fired(line)) line->next_look = now;
         if (line->next_look <= now) {
             atomic_fetch_add(&line->refs, 1); /* its last wait may be its last user */
             if (!line->fresh) looks += look_at(line, now);
@@ -554,7 +590,7 @@ void waits_fail(struct probe *probe, int status) {
             continue;
         }
         *link = wait->next;
-        sleeper_forget(&wait->sleep);
-        lose(wait);
+        probe_drop_pending(wait->sleep.probe);
+        abandon(wait);
     }
 }

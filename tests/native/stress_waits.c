@@ -1,0 +1,544 @@
+/* Drives the staged waits with a fake driver: tasks in several threads begin, look, leave, are given back and go on, while streams
+ * move, contexts fail, and host functions on helpers run at once, late or never. Built with ThreadSanitizer and with
+ * AddressSanitizer by test_native.py.
+ *
+ * Usage: stress_waits SECONDS SEED. Ends with code 0 and one line per part, or with the first promise that was broken.
+ */
+#include "fake_gpu.h"
+
+#include <poll.h>
+#include <sys/resource.h>
+
+enum { TASKS = 12, LOOPS = 3, SLOTS = 1 << 16, GIVEN_BACK = 1 << 24 };
+
+void python_dispatch(uint64_t ticket, int status) {
+    broken("host function %llx, %d: nobody armed one", (unsigned long long)ticket, status);
+}
+
+/* ------------------------------------------------------------------------------------------------ tasks and their loops */
+
+static _Atomic bool stop_tasks, stop_janitor;
+static _Atomic bool few_tasks; /* one in each loop, on regular streams: the conditions under which waits are given back */
+
+enum task_state { IDLE, SPINNING, WATCHED };
+struct task {
+    enum task_state state;
+    struct wait *wait;
+    uint64_t ticket;
+    struct position target; /* what it waits for was enqueued by then */
+    int context;
+    bool cancelled;
+    int returned; /* how often it was given back */
+};
+/* By slot; written by the loop that began the wait, read by whoever is delivered its ticket. */
+static struct {
+    uint64_t ticket;
+    int context;
+    struct task *task; /* of the loop that drains its own queue */
+} tickets[SLOTS];
+
+struct loop {
+    pthread_t thread;
+    uint64_t seed;
+    struct queue *queue;
+    struct task tasks[TASKS];
+    struct line *lines[CONTEXTS][STREAMS]; /* the same in every loop */
+};
+static _Atomic int64_t begun_count, delivered, orphaned, given_back, dropped, ended, failures, captured, outstanding[CONTEXTS];
+
+static void await_wake(struct queue *queue, const char *who) {
+    struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
+    REQUIRE(poll(&descriptor, 1, 20000) == 1, "%s was not woken within 20 s", who);
+}
+
+static void task_ends(struct task *task, int64_t status) {
+    if (status == 0 || status == STATUS_UNPROVED) {
+        REQUIRE(is_over(task->target), "a wait ended before its stream was there");
+        relaxed_add(&ended, 1);
+    } else {
+        bool refused = status == ERROR_REFUSED || status == RESULT_QUARANTINED || status == RESULT_CAPTURING;
+        REQUIRE(refused || status == ERROR_FAILED, "a wait ended with %lld", (long long)status);
+        relaxed_add(&failures, 1);
+    }
+    relaxed_add(&outstanding[task->context], -1);
+    *task = (struct task){0};
+}
+
+static struct task *taken(uint64_t ticket, int *context) {
+    uint32_t index = ticket & 0xffffff;
+    REQUIRE(index < SLOTS, "slot %u: more slots than waits in flight", index);
+    REQUIRE(tickets[index].ticket == ticket, "ticket %llx was fired twice, or is of nobody", (unsigned long long)ticket);
+    tickets[index].ticket = 0;
+    *context = tickets[index].context;
+    relaxed_add(&delivered, 1);
+    return tickets[index].task;
+}
+
+static bool emit(void *unused, uint64_t ticket, int64_t status, bool passed) {
+    (void)unused;
+    int context;
+    if (chance(100) == 0) return false; /* as a drain that runs out of memory does */
+    struct task *task = taken(ticket, &context);
+    REQUIRE(passed, "a watched ticket failed without being passed");
+    REQUIRE(task->state == WATCHED && task->ticket == ticket, "a task was delivered a ticket that is not its own");
+    if (status < GIVEN_BACK) {
+        task_ends(task, status);
+        return true;
+    }
+    struct wait *wait = (struct wait *)(uintptr_t)status;
+    REQUIRE(++task->returned == 1, "a wait was given back twice");
+    relaxed_add(&given_back, 1);
+    task->ticket = 0;
+    if (task->cancelled) {
+        wait_drop(wait);
+        relaxed_add(&dropped, 1);
+        relaxed_add(&outstanding[task->context], -1);
+        *task = (struct task){0};
+    } else {
+        task->state = SPINNING;
+        task->wait = wait;
+    }
+    return true;
+}
+
+static bool emit_orphan(void *unused, uint64_t ticket, int64_t status, bool passed) {
+    (void)unused, (void)passed;
+    int context;
+    if (chance(100) == 0) return false;
+    taken(ticket, &context);
+    relaxed_add(&orphaned, 1);
+    relaxed_add(&outstanding[context], -1);
+    if (status >= GIVEN_BACK) wait_drop((struct wait *)(uintptr_t)status);
+    return true;
+}
+
+static void *janitor(void *argument) {
+    struct queue *orphans = argument;
+    seed_thread(3, 3);
+    for (;;) {
+        await_wake(orphans, "the janitor");
+        while (!queue_drain(orphans, emit_orphan, NULL)) {}
+        if (atomic_load(&stop_janitor)) return NULL;
+    }
+}
+
+static void note_begun(struct task *task, const struct begun *begun) {
+    task->wait = begun->spinning;
+    task->ticket = begun->ticket;
+    task->state = begun->spinning ? SPINNING : WATCHED;
+    if (!begun->ticket) return;
+    uint32_t index = begun->ticket & 0xffffff;
+    REQUIRE(index < SLOTS, "slot %u: more slots than waits in flight", index);
+    tickets[index].ticket = begun->ticket;
+    tickets[index].context = task->context;
+    tickets[index].task = task;
+}
+
+static void begin(struct loop *loop, struct task *task) {
+    bool few = atomic_load(&few_tasks);
+    int context = (int)chance(CONTEXTS), number = (int)chance(few ? REGULAR : STREAMS);
+    struct stream *stream = &streams[context][number];
+    struct line *line = loop->lines[context][number];
+    enum wait_mode mode = few || chance(3) ? WAIT_AUTO : chance(2) ? WAIT_EVENT : WAIT_SPIN;
+    struct event users = {.recorded = true, .context = context};
+    bool for_event = !few && chance(5) == 0, own_line = for_event || (!few && chance(6) == 0);
+    if (own_line) line = line_new(probes[context], chance(2) && !for_event); /* it ends with its last wait */
+    if (chance(3) == 0) enqueue_work(stream);
+    *task = (struct task){.context = context, .target = {stream, relaxed_load(&stream->end), relaxed_load(&stream->last_due)}};
+    if (for_event) users.position = enqueue_work(stream), task->target = users.position;
+    capture_checks = 0;
+    was_taken = false;
+    capture_begins = for_event || chance(50) ? 1000 : (int)chance(2);
+    if (capture_begins == 1 && atomic_load(&captured) > 200) capture_begins = 1000; /* the records are kept for ever */
+    struct begun begun;
+    relaxed_add(&outstanding[context], 1);
+    int mode_before = relaxed_enter();
+    wait_begin(line, stream, for_event ? &users : NULL, loop->queue, mode, &begun);
+    relaxed_leave(mode_before);
+    if (for_event && begun.refusal == RESULT_NO_HELPER) {
+        void *helper;
+        if (helper_make(probes[context], &helper) == 0) helper_put(probes[context], helper, true);
+    }
+    if (own_line) line_unref(line);
+    if (was_taken) {
+        REQUIRE(begun.refusal == RESULT_QUARANTINED, "a capture has taken the event, and nobody noticed");
+        relaxed_add(&captured, 1);
+    }
+    REQUIRE(!begun.ticket || !begun.spinning, "two answers at once");
+    capture_begins = 1000;
+    relaxed_add(&begun_count, 1);
+    if (begun.ticket || begun.spinning) {
+        REQUIRE(begun.refusal == 0, "begun, and refused with %d", begun.refusal);
+        note_begun(task, &begun);
+    } else {
+        task_ends(task, begun.refusal == RESULT_NO_HELPER ? ERROR_REFUSED : begun.refusal);
+    }
+}
+
+static void look(struct loop *loop, struct task *task) {
+    struct begun begun = {.spinning = task->wait};
+    int mode = relaxed_enter();
+    bool over = wait_poll(task->wait, loop->queue, &begun);
+    relaxed_leave(mode);
+    if (!over) return;
+    if (begun.ticket) note_begun(task, &begun);
+    else task_ends(task, begun.refusal);
+}
+
+static void leave(struct task *task) {
+    if (task->state == SPINNING) {
+        wait_drop(task->wait);
+        relaxed_add(&dropped, 1);
+        relaxed_add(&outstanding[task->context], -1);
+        *task = (struct task){0};
+    } else if (task->state == WATCHED) {
+        task->cancelled = true; /* it stays registered until its ticket is delivered */
+    }
+}
+
+/* One turn of a loop. */
+static void turn(struct loop *loop, bool may_begin) {
+    int spinning = 0, watched = 0;
+    for (int i = 0; i < TASKS; i++) {
+        struct task *task = &loop->tasks[i];
+        if (task->state == IDLE && may_begin && (i == 0 || !atomic_load(&few_tasks)) && chance(4) == 0) begin(loop, task);
+        else if (task->state == SPINNING && chance(60) == 0) leave(task);
+        else if (task->state == SPINNING) look(loop, task);
+        else if (task->state == WATCHED && chance(400) == 0) leave(task);
+        spinning += task->state == SPINNING;
+        watched += task->state == WATCHED;
+    }
+    if (watched && !spinning && chance(2)) await_wake(loop->queue, "a loop");
+    while (!queue_drain(loop->queue, emit, NULL)) {}
+    if (chance(3) == 0) nanosleep(&(struct timespec){.tv_nsec = chance(200000)}, NULL);
+}
+
+static void *loop(void *argument) {
+    struct loop *self = argument;
+    seed_thread(self->seed, self->seed);
+    self->queue = queue_open();
+    while (!atomic_load(&stop_tasks)) {
+        turn(self, true);
+        if (chance(500)) continue;
+        /* The loop is closed with its tasks in all stages; those that spin are told, the others are the janitor's. */
+        queue_close(self->queue);
+        for (int i = 0; i < TASKS; i++) {
+            if (self->tasks[i].state == SPINNING) leave(&self->tasks[i]);
+            self->tasks[i] = (struct task){0};
+        }
+        self->queue = queue_open();
+    }
+    for (bool busy = true; busy;) {
+        turn(self, false);
+        busy = false;
+        for (int i = 0; i < TASKS; i++) {
+            /* A task that looks itself for ever is left to the GPU, which still moves. */
+            busy |= self->tasks[i].state != IDLE;
+        }
+    }
+    queue_close(self->queue);
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------ failing contexts */
+
+static bool emit_canary(void *context, uint64_t ticket, int64_t status, bool passed) {
+    (void)ticket, (void)passed;
+    *(int64_t *)context = status;
+    return true;
+}
+
+/* Fails a context and has it come back, which no GPU does: everything that the failure concerned must have been settled by then.
+ * The watcher fails its waits before its points, so a point that has failed says that this has happened. */
+static void fail_and_recover(int context) {
+    struct queue *queue = queue_open();
+    int64_t failure = 0;
+    uint64_t canary = point_reserve(queue, probes[context], KIND_HOST_FUNCTION);
+    int mode = relaxed_enter();
+    REQUIRE(point_arm(canary, &health[context]) == 0, "the canary was refused");
+    relaxed_leave(mode);
+    relaxed_store(&hides_failure, chance(2));
+    relaxed_store(&failed[context], true);
+    nanosleep(&(struct timespec){.tv_nsec = chance(3000000)}, NULL);
+    relaxed_store(&hides_failure, false);
+    while (!failure) {
+        await_wake(queue, "the canary");
+        queue_drain(queue, emit_canary, &failure);
+    }
+    REQUIRE(failure == ERROR_FAILED, "the canary died of %lld", (long long)failure);
+    watcher_stop();
+    recover(context);
+    REQUIRE(watcher_start() == 0, "the watcher did not start again");
+    point_fire(canary, STATUS_UNPROVED);
+    while (!queue_drain(queue, emit_canary, &failure)) {}
+    queue_close(queue);
+}
+
+/* ------------------------------------------------------------------------------------------------ the parts */
+
+static int64_t last_status;
+static uint64_t awaited;
+
+static bool emit_awaited(void *unused, uint64_t ticket, int64_t status, bool passed) {
+    (void)unused, (void)passed;
+    if (ticket == awaited) awaited = 0, last_status = status;
+    return true;
+}
+
+/* Waits until one ticket has been delivered, if it was not already with another one. */
+static int64_t await_ticket(struct queue *queue, uint64_t ticket, int64_t patience, const char *what) {
+    int64_t deadline = now_ns() + patience;
+    awaited = point_is_live(ticket) ? ticket : 0;
+    while (awaited) {
+        struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
+        poll(&descriptor, 1, 1);
+        REQUIRE(queue_drain(queue, emit_awaited, NULL), "the drain stopped");
+        REQUIRE(!awaited || now_ns() < deadline, "%s", what);
+    }
+    return last_status;
+}
+
+static struct begun begin_one(struct line *line, struct stream *stream, struct queue *queue, enum wait_mode mode) {
+    struct begun begun;
+    int before = relaxed_enter();
+    wait_begin(line, stream, NULL, queue, mode, &begun);
+    relaxed_leave(before);
+    REQUIRE(begun.refusal == 0 && (begun.ticket || begun.spinning), "refused with %d", begun.refusal);
+    return begun;
+}
+
+/* Looks until the wait is the watcher's. */
+static uint64_t spin_out(struct begun begun, struct queue *queue) {
+    struct wait *wait = begun.spinning;
+    REQUIRE(wait, "it does not spin");
+    int before = relaxed_enter();
+    while (!wait_poll(wait, queue, &begun)) sched_yield();
+    relaxed_leave(before);
+    REQUIRE(begun.ticket, "it ended with %d", begun.refusal);
+    return begun.ticket;
+}
+
+/* Its records say in which order the waits of a stream end, whatever the order in which the watcher gets them. */
+static void order(struct queue *queue) {
+    struct stream *stream = &streams[0][STREAMS - 1];
+    struct line *line = line_new(probes[0], true);
+    enqueue_work(stream);
+    struct begun first = begin_one(line, stream, queue, WAIT_AUTO);
+    int64_t position = relaxed_load(&stream->end);
+    uint64_t second = begin_one(line, stream, queue, WAIT_EVENT).ticket;
+    uint64_t third = begin_one(line, stream, queue, WAIT_EVENT).ticket;
+    uint64_t ticket = spin_out(first, queue);
+    nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    relaxed_store(&stream->done, position);
+    REQUIRE(await_ticket(queue, ticket, 5 * SECOND, "a wait is held up by later ones of its stream") == 0, "it failed");
+    REQUIRE(point_is_live(second) && point_is_live(third), "a later wait ended first");
+    finish(stream);
+    await_ticket(queue, third, 5 * SECOND, "the last wait does not end");
+    REQUIRE(!point_is_live(second), "the second wait came after the third");
+    while (run_a_function()) {} /* the first slept */
+    line_unref(line);
+    printf("order: a wait that comes late to the watcher is not late\n");
+}
+
+static uint64_t begin_asleep(struct line *line, struct stream *stream, struct queue *queue) {
+    enqueue_work(stream);
+    struct begun begun = begin_one(line, stream, queue, WAIT_AUTO);
+    uint64_t ticket = begun.ticket ? begun.ticket : spin_out(begun, queue);
+    int64_t deadline = now_ns() + 5 * SECOND;
+    while (functions_pending() == 0) {
+        REQUIRE(now_ns() < deadline, "an old wait is given no host function: %lld were", (long long)counters[WAITS_SLEPT]);
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    }
+    return ticket;
+}
+
+/* Waits behind one that sleeps are looked at when its host function has run, and not in their turn, which is much later. */
+static void awaken(struct queue *queue) {
+    struct stream *stream = &streams[0][STREAMS - 1];
+    struct line *line = line_new(probes[0], true);
+    int64_t least = SECOND;
+    for (int i = 0; i < 5; i++) {
+        uint64_t first = begin_asleep(line, stream, queue);
+        uint64_t second = begin_one(line, stream, queue, WAIT_EVENT).ticket;
+        nanosleep(&(struct timespec){.tv_nsec = 3000000}, NULL); /* the watcher is asleep, or not: both may happen */
+        finish(stream);
+        int64_t began = now_ns();
+        REQUIRE(run_a_function(), "its host function was not due");
+        int64_t status = await_ticket(queue, first, 5 * SECOND, "a host function wakes nobody");
+        REQUIRE(status == STATUS_UNPROVED || status == 0, "it came with %lld", (long long)status);
+        await_ticket(queue, second, 5 * SECOND, "the wait behind it does not end");
+        if (now_ns() - began < least) least = now_ns() - began;
+    }
+    REQUIRE(least < 20 * MILLISECOND, "a wait behind one that slept was noticed after %lld us", (long long)(least / 1000));
+    line_unref(line);
+    printf("awaken: a wait behind one that slept is noticed after %lld us\n", (long long)(least / 1000));
+}
+
+/* A context may fail while a wait of it sleeps, seen first by its own event or by the health; and between the event's
+ * completion and the host function. Neither its place among the sleepers nor the watcher's peace may be lost with it. */
+static void asleep_in_a_failing_context(struct queue *queue) {
+    struct line *line = line_new(probes[0], true);
+    struct stream *stream = &streams[0][STREAMS - 1];
+    int64_t lost = atomic_load(&counters[WAITS_LOST]);
+    for (int i = 0; i < 9; i++) {
+        uint64_t ticket = begin_asleep(line, stream, queue);
+        if (i % 3 == 2) finish(stream); /* the host function comes too late */
+        else relaxed_store(&hides_failure, i % 3);
+        if (i % 3 != 2) relaxed_store(&failed[0], true);
+        int64_t status = await_ticket(queue, ticket, 5 * SECOND, "a wait hangs although its context has failed");
+        REQUIRE(status == (i % 3 == 2 ? 0 : ERROR_FAILED), "it ended with %lld", (long long)status);
+        relaxed_store(&failed[0], true);
+        relaxed_store(&hides_failure, false);
+        int64_t deadline = now_ns() + 5 * SECOND;
+        while (atomic_load(&counters[WAITS_LOST]) < lost + i + 1) {
+            REQUIRE(now_ns() < deadline, "case %d: the record of a wait that slept is not let go of", i % 3);
+            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+        }
+        watcher_stop();
+        recover(0);
+        REQUIRE(watcher_start() == 0, "the watcher did not start again");
+    }
+    line_unref(line);
+    printf("failing: 9 waits slept while their context failed, and left nothing behind\n");
+}
+
+static struct line *lines[CONTEXTS][STREAMS];
+static pthread_t gpu;
+
+static void stress(struct queue *orphans, double seconds, uint64_t seed) {
+    static struct loop loops[LOOPS];
+    pthread_t janitor_thread;
+    atomic_store(&unruly, true);
+    for (int context = 0; context < CONTEXTS; context++)
+        for (int i = 0; i < STREAMS; i++) lines[context][i] = line_new(probes[context], i != REGULAR); /* one of them unordered */
+    pthread_create(&gpu, NULL, moving, NULL);
+    pthread_create(&janitor_thread, NULL, janitor, orphans);
+    for (int i = 0; i < LOOPS; i++) {
+        loops[i].seed = seed + (uint64_t)i;
+        for (int context = 0; context < CONTEXTS; context++)
+            for (int j = 0; j < STREAMS; j++) loops[i].lines[context][j] = lines[context][j];
+        pthread_create(&loops[i].thread, NULL, loop, &loops[i]);
+    }
+    int64_t end = now_ns() + (int64_t)(seconds * 1e9);
+    for (int round = 0; now_ns() < end; round++) {
+        atomic_store(&few_tasks, round % 2);
+        nanosleep(&(struct timespec){.tv_nsec = 150000000}, NULL); /* the length of a round; nothing waits for it */
+        if (round % 2 == 0) fail_and_recover((int)chance(CONTEXTS));
+    }
+    atomic_store(&stop_tasks, true);
+    for (int i = 0; i < LOOPS; i++) pthread_join(loops[i].thread, NULL);
+    int64_t deadline = now_ns() + 20 * SECOND;
+    while (atomic_load(&outstanding[0]) + atomic_load(&outstanding[1]) > 0) {
+        REQUIRE(now_ns() < deadline, "%lld and %lld waits never ended", (long long)outstanding[0], (long long)outstanding[1]);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    for (int context = 0; context < CONTEXTS; context++)
+        for (int i = 0; i < STREAMS; i++) relaxed_store(&streams[context][i].period, 0); /* all come to their end now */
+    while (functions_pending()) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    atomic_store(&stop_janitor, true);
+    queue_wake(orphans);
+    pthread_join(janitor_thread, NULL);
+    /* The GPU goes on until all records are back: see require_all_back. */
+    atomic_store(&unruly, false);
+    REQUIRE(points_pending() == 0, "%lld points are pending", (long long)points_pending());
+    REQUIRE(counters[POINTS_ARMED] == counters[POINTS_FIRED], "%lld were armed, %lld fired", (long long)counters[POINTS_ARMED],
+            (long long)counters[POINTS_FIRED]);
+    REQUIRE(counters[POINTS_LEAKED] == 0 && counters[POINTS_STALE] == 0, "leaked or stale");
+    for (int i = 0; i < SLOTS; i++)
+        REQUIRE(tickets[i].ticket == 0, "ticket %llx never fired", (unsigned long long)tickets[i].ticket);
+}
+
+/* Begins waits until a new event has to be made: as many as there are records in the pools. */
+static int64_t take_all(int context, struct queue *queue) {
+    struct stream *stream = &streams[context][0];
+    struct line *line = line_new(probes[context], false);
+    int64_t made = atomic_load(&events_made), taken = 0, capacity = made + 2;
+    struct wait **waits = calloc((size_t)capacity, sizeof *waits);
+    finish(stream);
+    while (atomic_load(&events_made) == made) {
+        enqueue_work(stream);
+        waits[taken++] = begin_one(line, stream, queue, WAIT_SPIN).spinning;
+    }
+    finish(stream);
+    for (int64_t i = 0; i < taken; i++) {
+        struct begun begun = {.spinning = waits[i]};
+        int before = relaxed_enter();
+        REQUIRE(wait_poll(waits[i], queue, &begun) && begun.refusal == 0, "it is over, and was not seen");
+        relaxed_leave(before);
+    }
+    REQUIRE(*(_Atomic int64_t *)line == 1, "the first field of a line, its references, is not 1"); /* only the owner's are left */
+    line_unref(line);
+    free(waits);
+    return taken - 1;
+}
+
+static void require_all_back(struct queue *queue) {
+    int64_t deadline = now_ns() + 20 * SECOND, known = 0, lost = 0, taken = 0, helpers;
+    do {
+        REQUIRE(now_ns() < deadline, "of %lld records %lld were lost and only %lld are back", (long long)known, (long long)lost,
+                (long long)taken);
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+        known = atomic_load(&events_made);
+        lost = atomic_load(&counters[WAITS_LOST]);
+        taken = take_all(0, queue) + take_all(1, queue);
+    } while (taken < known - lost);
+    REQUIRE(taken == known - lost, "%lld records, %lld lost, %lld back", (long long)known, (long long)lost, (long long)taken);
+    helpers = helpers_made - helpers_destroyed - helper_count(probes[0]) - helper_count(probes[1]);
+    REQUIRE(helpers >= 0 && helpers <= 2 * (lost - captured), "%lld helpers are missing, and %lld records", (long long)helpers,
+            (long long)lost);
+    printf("records: %lld, all back but %lld, of which %lld were captured; helpers: %lld, all back but %lld\n", (long long)known,
+           (long long)lost, (long long)captured, (long long)helpers_made, (long long)helpers);
+    for (int context = 0; context < CONTEXTS; context++) {
+        for (int i = 0; i < STREAMS; i++) {
+            int64_t refs = *(_Atomic int64_t *)lines[context][i];
+            REQUIRE(refs == 1, "a line has %lld references too many", (long long)refs - 1);
+            line_unref(lines[context][i]);
+        }
+    }
+}
+
+/* With nothing to do the watcher parks: a process that waits for nothing costs nothing. */
+static void require_peace(void) {
+    struct rusage before, after;
+    for (int i = 0; i < 50; i++) {
+        getrusage(RUSAGE_SELF, &before);
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+        getrusage(RUSAGE_SELF, &after);
+        if (after.ru_nvcsw - before.ru_nvcsw < 20) return;
+    }
+    broken("the watcher finds no peace: %ld wake-ups in 100 ms", after.ru_nvcsw - before.ru_nvcsw);
+}
+
+int main(int count, char **arguments) {
+    double seconds = count > 1 ? atof(arguments[1]) : 1.0;
+    uint64_t seed = count > 2 ? strtoull(arguments[2], NULL, 10) : 1;
+    seed_thread(seed, 1000);
+    struct queue *orphans = queue_open(), *queue = queue_open();
+    for (int context = 0; context < CONTEXTS; context++) {
+        health[context].context = context;
+        probes[context] = probe_open(&probes, &health[context], context);
+        for (int i = 0; i < STREAMS; i++) {
+            streams[context][i].context = context;
+            if (i < REGULAR) relaxed_store(&streams[context][i].period, (300 + 900 * i) * MICROSECOND);
+        }
+    }
+    REQUIRE(watcher_start() == 0, "the watcher did not start");
+    order(queue);
+    waits_predict(false); /* these are not to be expected */
+    awaken(queue);
+    asleep_in_a_failing_context(queue);
+    waits_predict(true);
+    require_peace();
+    stress(orphans, seconds, seed);
+    printf("waits: %lld begun, %lld ended, %lld refused or failed, %lld dropped, %lld orphaned, %lld given back; %lld slept\n",
+           (long long)begun_count, (long long)ended, (long long)failures, (long long)dropped, (long long)orphaned,
+           (long long)given_back, (long long)counters[WAITS_SLEPT]);
+    bool met = ended > 0 && failures > 0 && dropped > 0 && orphaned > 0 && given_back > 0 && captured > 0;
+    REQUIRE(met && counters[WAITS_SLEPT] > 20, "the run was too short to meet everything");
+    require_all_back(queue);
+    atomic_store(&stop_moving, true);
+    pthread_join(gpu, NULL);
+    require_peace();
+    watcher_stop();
+    return 0;
+}
