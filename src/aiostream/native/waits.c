@@ -467,7 +467,7 @@ static int64_t schedule(struct line *line, int64_t now) {
         int64_t opens = outlook.mean - outlook.spread - MARGIN;
         int64_t closes = outlook.mean + outlook.spread + TAIL + outlook.mean / 64;
         opens -= watcher_oversleep(opens - age);
-        if (opens > calls || outlook.spread < outlook.lead) opens = calls;
+        if (returns && (opens > calls || outlook.spread < outlook.lead)) opens = calls;
         if (age < opens) {
             int64_t step = dense;
             if (outlook.trusted) {
