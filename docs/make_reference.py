@@ -304,7 +304,7 @@ def needed_driver(each: Row) -> int:
 
 
 def _table(rows: list[Row], head: str) -> list[str]:
-    lines = [f"| {head} | here | what it does | driver | tests |", "|---|---|---|---|---|"]
+    lines = [f"| {head} | here | what it does | needs CUDA | tests |", "|---|---|---|---|---|"]
     for each in rows:
         needed = needed_driver(each)
         what = summary(each.ours[0]).replace("|", "\\|")

@@ -373,7 +373,7 @@ def test_an_eager_task_starts_its_wait_before_it_yields() -> None:
     async def main() -> None:
         asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
         with Gate() as gate:
-            async with held_stream(gate) as stream:
+            async with held_stream(gate, wait="hostfunc") as stream:  # the one strategy that arms at once
                 before = aiostream.statistics().points.armed
                 task = asyncio.ensure_future(stream.synchronize_async())
                 assert aiostream.statistics().points.armed == before + 1

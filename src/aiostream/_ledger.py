@@ -45,12 +45,12 @@ class FutureCounts:
 
 @dataclass(frozen=True, slots=True)
 class HandleCounts:
-    """Streams and events that the library owned: `created == destroyed + released + open`."""
+    """Streams, events and graphs that the library owned: `created == destroyed + released + open`."""
 
     created: int
     destroyed: int
     released: int
-    """Given away by `Stream.into_raw`."""
+    """Given away by `into_raw`; or graphs that a failed capture took with it."""
     open: int
 
 

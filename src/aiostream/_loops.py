@@ -123,7 +123,7 @@ def current_bridge() -> Bridge:
         return _current_trio_bridge(trio)
     latest = _latest.bridge
     known = latest() if latest is not None else None
-    if known is not None and known.serves(loop):
+    if known is not None and loop is not None and known.loop() is loop:
         return known
     try:
         loop = asyncio.get_running_loop()
@@ -155,22 +155,18 @@ class AsyncioBridge(Bridge):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
-        self._loop = weakref.ref(loop)
+        self.loop = weakref.ref(loop)
 
     def new_future(self) -> SettledFuture:
         """`loop.create_future()`."""
-        loop = self._loop()
+        loop = self.loop()
         if loop is None:
             raise RuntimeError("the event loop is gone")
         return loop.create_future()
 
-    def serves(self, loop: asyncio.AbstractEventLoop | None) -> bool:
-        """Whether it is this loop's."""
-        return loop is not None and self._loop() is loop
-
     def tell(self) -> None:
         """By `call_soon_threadsafe`, for loops without `add_reader`."""
-        loop = self._loop()
+        loop = self.loop()
         if loop is None:
             raise RuntimeError("the event loop is gone")
         loop.call_soon_threadsafe(self.drain)

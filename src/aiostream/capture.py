@@ -30,7 +30,8 @@ class CaptureInfo:
     id: int | None = None
     """A number that no other capture of this process has."""
     graph: Graph | None = None
-    """The graph that is being captured into, borrowed until the capture ends; the same `Graph` that was captured into."""
+    """The graph that is being captured into, borrowed until the capture ends; the same `Graph` that was captured into. If others
+    end the capture than this library, it must not be used from then on."""
     dependencies: tuple[GraphDependency, ...] = ()
     """What the next captured operation will depend on."""
 
@@ -47,6 +48,7 @@ class _InProgress:
         self.graph = graph  # captured into, and pinned
         self.keep = keep  # what the driver may call meanwhile
         self.lent: _native.Handle | None = None  # of a graph that is the driver's until the end
+        self.seen_on: tuple[Any, ...] | None = None  # the stream on which that was asked for
 
     def end(self) -> None:
         if self.lent is not None:
@@ -186,7 +188,12 @@ def _info(stream: interop.Reference) -> CaptureInfo:
 def _lent_graph(stream: interop.Reference, identity: int, value: int) -> Graph:
     capture = _find(identity, None)
     if capture is None:
+        here = _origin_of(stream)
+        for earlier in list(_in_progress):
+            if earlier.seen_on == here:
+                _forget(earlier)  # one that ended unseen: a stream is in one capture at a time
         capture = _InProgress(identity, None, None)
+        capture.seen_on = here
         _in_progress.append(capture)
     if capture.graph is not None:
         return capture.graph

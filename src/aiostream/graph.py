@@ -29,9 +29,6 @@ from aiostream.futures import CompletionFuture
 
 __all__ = ["ExecutableGraph", "Graph", "GraphDependency", "GraphEdgeData", "GraphNode"]
 
-_NO_STREAM = 0
-
-
 # ------------------------------------------------------------------------------------------------ nodes and edges
 
 
@@ -546,7 +543,10 @@ class ExecutableGraph:
 
     def _use(self, stream: interop.Reference, call: Any, name: str) -> None:
         self._require_open()
-        hostfunc.raise_for(call(self._handle, stream.handle), name, stream.name)
+        code = call(self._handle, stream.handle)
+        if code == _native.RESULT_CLOSED:
+            self._require_open()  # another thread may have closed it just now
+        hostfunc.raise_for(code, name, stream.name)
 
     def _use_async(self, stream: Any, call: Any, name: str) -> CompletionFuture[None]:
         reference = interop.reference_to(stream)

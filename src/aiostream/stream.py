@@ -468,7 +468,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         if inspect.iscoroutinefunction(fn):
             raise TypeError("enqueue_async takes a plain function that enqueues work and returns; it cannot await")
         _loops.current_bridge()
-        with interop.pinned(self.reference):
+        with self._pinned():
             hostfunc.raise_for(_native.capture_refusal(self._handle), "cuStreamIsCapturing", self._name)
             hostfunc.raise_for(self._context.health(), "cuStreamQuery", self._name)
             work = (fn, args, kwargs)
@@ -542,6 +542,9 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         """Closes when another error is on its way already."""
         with contextlib.suppress(CudaError):
             self.close()
+
+    def _pinned(self) -> contextlib.AbstractContextManager[int]:
+        return interop.pinned(self.reference)
 
     def _call(self, name: str, *args: Any) -> Any:
         """Calls the driver through the bindings on this stream, pinned, in its context if it is a special one."""

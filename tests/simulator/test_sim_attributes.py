@@ -47,7 +47,10 @@ def domains(default, remote):
 def test_what_a_stream_begins_with():
     stream = ok(cu.cuStreamCreateWithPriority(1, -2))
     assert int(get(stream, WINDOW).accessPolicyWindow.num_bytes) == 0
-    assert int(get(stream, POLICY).syncPolicy) == 1
+    told = ctypes.c_int()  # by address: no policy of the bindings is -1
+    ask = raw("cuStreamGetAttribute", 11000, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    assert ask(int(stream), int(POLICY), ctypes.addressof(told)) == 0
+    assert told.value == -1
     assert int(get(stream, PRIORITY).priority) == -2
     assert int(get(stream, DOMAIN).memSyncDomain) == 0
     told = get(stream, DOMAIN_MAP).memSyncDomainMap
@@ -174,6 +177,11 @@ def test_batches_that_are_refused_do_nothing(stream, gate):
     assert batch(stream, write, operation(KIND.CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES)) == 801
     assert batch(stream, *[write] * 256) == 1
     assert code(cu.cuStreamBatchMemOp(stream, 1, [write], 1)) == 1
+    assert batch(stream, operation(KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32, gate.address + 16, 9, 1)) == 1
+    assert (
+        raw("cuStreamBatchMemOp", 11070, ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint)(int(stream), 0, None, 0)
+        == 0
+    )
     ok(cu.cuStreamSynchronize(stream))
     assert word.value == 0
 
@@ -197,10 +205,13 @@ def test_managed_memory_is_attached_in_stream_order(stream):
     assert code(cu.cuStreamAttachMemAsync(cu.CUstream(0), memory, 0, 4)) == 1, "the legacy stream is no single one"
     pageable = ctypes.create_string_buffer(64)
     address = cu.CUdeviceptr(ctypes.addressof(pageable))
-    ok(cu.cuStreamAttachMemAsync(stream, address, 64, 4))
-    assert code(cu.cuStreamAttachMemAsync(stream, address, 0, 4)) == 1
-    assert code(cu.cuStreamAttachMemAsync(stream, ok(cu.cuMemAlloc(64)), 64, 4)) == 1, "neither managed nor pageable"
+    for bytes_ in (64, 0):
+        assert code(cu.cuStreamAttachMemAsync(stream, address, bytes_, 4)) == 1
+    assert code(cu.cuStreamAttachMemAsync(stream, ok(cu.cuMemAlloc(64)), 64, 4)) == 1, "not managed"
     ok(cu.cuStreamSynchronize(stream))
+    ok(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode(2)))
+    assert code(cu.cuStreamAttachMemAsync(stream, memory, 0, 4)) == 900
+    assert code(cu.cuStreamEndCapture(stream)) == 901
     ok(cu.cuMemFree(memory))
 
 
@@ -233,6 +244,6 @@ def test_what_is_still_lacking_names_itself():
 @pytest.mark.parametrize("mode", [cu.CUstreamCaptureMode(n) for n in range(3)])
 def test_attributes_leave_a_capture_alone(stream, mode):
     ok(cu.cuStreamBeginCapture(stream, mode))
-    get(stream, POLICY)
+    get(stream, PRIORITY)
     assert put(stream, PRIORITY, priority=-1) == 0
     ok(cu.cuGraphDestroy(ok(cu.cuStreamEndCapture(stream))))

@@ -244,7 +244,7 @@ def test_a_launch_counts_as_one_towards_the_depth_of_a_stream(build, stream, ker
         node = build.kernel(kernels.function("empty"), node)
     executable = build.instantiate()
     gate.hold(stream)
-    for _ in range(1022):
+    for _ in range(1020):
         ok(cu.cuGraphLaunch(executable, stream))
     done = []
     thread = threading.Thread(target=lambda: done.append(code(cu.cuGraphLaunch(executable, stream))))
@@ -441,6 +441,12 @@ def test_edge_data(build, kernels):
     assert old_get(graph, sources, targets, ctypes.byref(count)) == 402
     assert old_get(graph, None, None, ctypes.byref(count)) == 0
     assert count.value == 1
+    remove = raw("cuGraphRemoveDependencies", 12030, ADDRESS, ADDRESS, ADDRESS, ADDRESS, SIZE)
+    assert remove(graph, one(a), one(b), (ctypes.c_ubyte * 8)(2, 0, 1), 1) == 1, "another edge than this one"
+    assert remove(graph, one(a), one(b), None, 1) == 0, "any edge"
+    assert remove(graph, one(a), one(b), programmatic, 1) == 1
+    for port, kind, answer in ((1, 0, 1), (0, 1, 1), (2, 0, 0), (3, 0, 1), (0, 2, 1)):
+        assert add(graph, one(a), one(b), (ctypes.c_ubyte * 8)(port, 0, kind), 1) == answer
 
 
 def test_a_clone_is_on_its_own(build, stream):
@@ -453,6 +459,8 @@ def test_a_clone_is_on_its_own(build, stream):
     twin = ok(cu.cuGraphNodeFindInClone(node, clone))
     assert int(twin) != int(node)
     assert code(cu.cuGraphNodeFindInClone(leaf, clone)) == 1
+    own = ok(cu.cuGraphGetNodes(ok(cu.cuGraphChildGraphNodeGetGraph(child)), 1))[0][0]
+    assert code(cu.cuGraphNodeFindInClone(own, clone)) == 1, "not below the first level"
     new = HOST(lambda _: order.append("new"))
     keep.append(new)
     ok(cu.cuGraphHostNodeSetParams(twin, host_params(new)))
@@ -481,12 +489,23 @@ def test_a_drawing(build, tmp_path, kernels):
 # --- executables ---
 
 
-@pytest.mark.parametrize(("flags", "answer"), [(0, 0), (1, 0), (8, 0), (9, 0), (2, 1), (4, 801), (5, 1), (16, 1)])
+@pytest.mark.parametrize(("flags", "answer"), [(0, 0), (1, 0), (8, 0), (9, 0), (2, 1), (4, 0), (5, 1), (16, 1)])
 def test_instantiation_flags(build, flags, answer):
     status, executable = cu.cuGraphInstantiate(build.graph, flags)
     assert int(status) == answer
     if answer == 0:
         assert int(ok(cu.cuGraphExecGetFlags(executable))) == flags
+
+
+def test_what_no_kernel_could_launch_is_refused(build, kernels):
+    build.kernel(kernels.function("empty"))
+    ok(cu.cuGraphInstantiate(build.graph, 4))
+    node = build.host(lambda: None)
+    params = cu.CUDA_GRAPH_INSTANTIATE_PARAMS()
+    params.flags = 4
+    assert code(cu.cuGraphInstantiateWithParams(build.graph, params)) == 801
+    assert int(params.result_out) == 3
+    assert int(params.hErrNode_out) == int(node)
 
 
 def test_instantiation_with_an_upload(build, stream):
@@ -540,6 +559,10 @@ def test_updates_that_are_refused(build, stream, kernels):
     assert updated(executable, kind.graph)[:2] == (910, 3)
     assert updated(executable, kind.graph)[2] == listed(cu.cuGraphGetNodes(kind.graph, 8))[1]
     assert updated(executable, place.graph)[:2] == (910, 5)
+    swapped = Nodes()
+    swapped.fill(memory, 1, 8, swapped.host(lambda: None))
+    assert updated(executable, swapped.graph)[:2] == (910, 3)
+    assert updated(executable, swapped.graph)[2] == listed(cu.cuGraphGetNodes(swapped.graph, 8))[1], "the first from the end"
     assert updated(executable, shape.graph)[:2] == (910, 2)
     assert updated(executable, shape.graph)[2] != 0
     ok(cu.cuGraphLaunch(executable, stream))

@@ -1,4 +1,4 @@
-"""User objects: destroyed once, after the last of graph, clone, executable and launch has let go, on a thread of their own."""
+"""User objects: destroyed once, after the last of graph, clone, executable and launch has let go, and in which thread."""
 
 from __future__ import annotations
 
@@ -51,15 +51,46 @@ def test_it_dies_with_its_last_reference():
     assert code(cu.cuUserObjectRelease(thing.handle, 1)) == 400
 
 
-def test_a_thread_of_their_own_destroys_them(stream):
-    host_threads, things = [], [Thing(), Thing()]
-    host(stream, lambda: host_threads.append(threading.get_native_id()))
+def test_the_call_that_lets_go_of_the_last_reference_destroys_it(stream):
+    things, graphs = [Thing() for _ in range(4)], [ok(cu.cuGraphCreate(0)) for _ in range(3)]
+    for graph, thing in zip(graphs, things[1:], strict=True):
+        thing.give_to(graph)
+    executable = ok(cu.cuGraphInstantiate(graphs[2], 0))
+    ok(cu.cuGraphLaunch(executable, stream))
     ok(cu.cuStreamSynchronize(stream))
-    for thing in things:
-        ok(cu.cuUserObjectRelease(thing.handle, 1))
-        assert thing.dies()
-    assert things[0].destroyed == things[1].destroyed
-    assert things[0].destroyed[0] not in (threading.get_native_id(), *host_threads)
+    ok(cu.cuUserObjectRelease(things[0].handle, 1))
+    ok(cu.cuGraphDestroy(graphs[0]))
+    ok(cu.cuGraphReleaseUserObject(graphs[1], things[2].handle, 1))
+    ok(cu.cuGraphDestroy(graphs[2]))
+    assert not things[3].destroyed
+    ok(cu.cuGraphExecDestroy(executable))
+    assert [thing.destroyed for thing in things] == [[threading.get_native_id()]] * 4, "before the call returns"
+
+
+def test_a_thread_of_its_own_destroys_what_a_launch_in_flight_held_last(stream, gate):
+    host_threads, thing, graph = [], Thing(), ok(cu.cuGraphCreate(0))
+    thing.give_to(graph)
+    executable = ok(cu.cuGraphInstantiate(graph, 0))
+    gate.hold(stream)
+    host(stream, lambda: host_threads.append(threading.get_native_id()))
+    ok(cu.cuGraphLaunch(executable, stream))
+    ok(cu.cuGraphExecDestroy(executable))
+    ok(cu.cuGraphDestroy(graph))
+    assert not thing.destroyed
+    gate.open()
+    ok(cu.cuStreamSynchronize(stream))
+    assert thing.dies()
+    assert thing.destroyed[0] not in (threading.get_native_id(), *host_threads)
+
+
+def test_recovery_destroys_what_a_lost_capture_held(stream):
+    thing = Thing()
+    ok(cu.cuStreamBeginCapture(stream, RELAXED))
+    host(stream, lambda: None)
+    thing.give_to(ok(cu.cuStreamGetCaptureInfo(stream))[2])
+    simulator.break_context(700)
+    simulator.recover()
+    assert thing.dies()
 
 
 def test_destructors_may_not_call_cuda():
@@ -204,17 +235,3 @@ def test_a_fault_does_not_take_from_a_host_node_what_it_still_uses(graph, stream
     assert thing.dies()
     assert alive == [True]
     simulator.recover()
-
-
-def test_a_captured_launch_holds_what_the_executable_holds(graph, stream):
-    thing = Thing()
-    thing.give_to(graph)
-    executable = ok(cu.cuGraphInstantiate(graph, 0))
-    ok(cu.cuGraphDestroy(graph))
-    ok(cu.cuStreamBeginCapture(stream, RELAXED))
-    ok(cu.cuGraphLaunch(executable, stream))
-    captured = ok(cu.cuStreamEndCapture(stream))
-    ok(cu.cuGraphExecDestroy(executable))
-    assert thing.alive()
-    ok(cu.cuGraphDestroy(captured))
-    assert thing.dies()

@@ -49,7 +49,7 @@ def draw(results: dict[str, Any], path: Path) -> list[Path]:
         figures: Any = importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise UnavailableError("matplotlib is not installed: pip install 'aiostream-cuda[bench]', then bench --plot") from error
-    cells = [cell for cell in results["cells"] if cell["set"] in ("latency", "throughput") and cell["peer"] in STYLES]
+    cells = _cells(results)
     loop = next((loop for loop in LOOPS if any(cell["loop"] == loop for cell in cells)), None)
     if loop is None:
         raise UnavailableError("there are no cells of the measures latency and throughput in it")
@@ -64,6 +64,18 @@ def draw(results: dict[str, Any], path: Path) -> list[Path]:
         figure.savefig(pictures[0], dpi=150)
         figure.savefig(pictures[1], metadata={"Date": None})
     return pictures
+
+
+def _cells(results: dict[str, Any]) -> list[Row]:
+    """The tables' cells; where only the goals were measured, theirs of steady work."""
+    known = [cell for cell in results["cells"] if cell["peer"] in STYLES]
+    tables = [cell for cell in known if cell["set"] in ("latency", "throughput")]
+    return tables or [
+        cell
+        for cell in known
+        if (cell["measure"] == "latency" and cell["load"] == "steady")
+        or (cell["measure"] == "throughput" and not cell["neighbours"])
+    ]
 
 
 def _fill(figure: Any, cells: Sequence[Row], results: dict[str, Any], loop: str) -> None:
@@ -106,6 +118,7 @@ def _axes(panel: Any, cells: Sequence[Row], key: str, text: Callable[[int], str]
     panel.set_yscale("log")
     panel.set_xticks(settings, [text(setting) for setting in settings], fontsize=9, rotation=45 if key == "length_ns" else 0)
     panel.minorticks_off()
+    panel.yaxis.set_major_locator(importlib.import_module("matplotlib.ticker").LogLocator(subs=(1.0, 2.0, 5.0)))
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     panel.grid(axis="y", color="#dddddd", linewidth=0.7)
     panel.set_axisbelow(True)

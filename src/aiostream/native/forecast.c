@@ -37,11 +37,12 @@ void forecast_learn(struct forecast *forecast, int64_t duration) {
 }
 
 /* Waking the watcher and the loop takes its time, and a processor that has idled for long wakes slowly. So the lead is learnt,
- * as that quantile by which the waiter is on the spot in about nine of ten waits. */
+ * as that quantile by which the waiter is on the spot in about three of four waits: to be so more often costs more
+ * than it is worth. */
 void forecast_approached(struct forecast *forecast, bool late, int64_t slack) {
-    if (late) forecast->lead += forecast->lead / 4 + 4 * MICROSECOND;
+    if (late) forecast->lead += forecast->lead / 8 + 2 * MICROSECOND;
     else if (slack > forecast->lead / 3) forecast->lead -= slack / 8;
-    else forecast->lead -= forecast->lead / 32;
+    else forecast->lead -= forecast->lead / 24;
     int64_t most = forecast->mean / (forecast->mean < 1000 * MICROSECOND ? 2 : 8);
     if (forecast->lead > most) forecast->lead = most;
     if (forecast->lead < 5 * MICROSECOND) forecast->lead = 5 * MICROSECOND;

@@ -185,14 +185,26 @@ struct handle *as_handle(PyObject *object) {
     return refuse_in_child() ? NULL : ((HandleObject *)object)->handle;
 }
 
-static int operate_pinned(struct handle *handle, handle_operation operation, void *argument) {
+static int operate_in_context(struct handle *handle, handle_operation operation, void *argument) {
     bool entered;
     int refusal = handle_enter_context(handle, &entered);
     if (refusal) return refusal;
-    int mode = relaxed_enter();
     int result = operation(handle, argument);
-    relaxed_leave(mode);
     handle_leave_context(entered);
+    return result;
+}
+
+static int operate_pinned(struct handle *handle, handle_operation operation, void *argument) {
+    int mode = relaxed_enter();
+    int result = operate_in_context(handle, operation, argument);
+    relaxed_leave(mode);
+    return result;
+}
+
+int operate_as_is(struct handle *handle, handle_operation operation, void *argument) {
+    if (!handle_pin(handle)) return RESULT_CLOSED;
+    int result = operate_in_context(handle, operation, argument);
+    handle_unpin(handle);
     return result;
 }
 

@@ -14,6 +14,7 @@ struct probe *as_probe(int index);
 /* One driver call on a pinned handle, without the GIL, in its context, under RELAXED. */
 typedef int (*handle_operation)(struct handle *, void *argument);
 int operate(struct handle *, handle_operation, void *argument);
+int operate_as_is(struct handle *, handle_operation, void *argument); /* in the thread's own capture mode */
 
 extern PyType_Spec line_spec;
 extern PyMethodDef wait_functions[], graph_functions[];

@@ -69,7 +69,7 @@ static PyObject *Line_begin_any(PyObject *object, PyObject *const *args, Py_ssiz
     struct begun begun = {0};
     struct beginning beginning = {((LineObject *)object)->line, queue, mode, &begun};
     Py_BEGIN_ALLOW_THREADS
-    int result = operate(handle, operation, &beginning);
+    int result = operation == do_begin ? operate_as_is(handle, operation, &beginning) : operate(handle, operation, &beginning);
     if (result) begun.refusal = result;
     Py_END_ALLOW_THREADS
     return from_begun(&begun);

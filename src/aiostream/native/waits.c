@@ -214,7 +214,8 @@ static int record(struct wait *wait, void *stream, void *event) {
     return status;
 }
 
-/* The end of `stream`, or what `event` has recorded. Called under RELAXED, without the GIL. */
+/* The end of `stream`, or what `event` has recorded. Called without the GIL, and for an event
+ * under RELAXED; for a stream what needs it is done so here, because each exchange of the mode costs, and most waits need none. */
 void wait_begin(struct line *line, void *stream, void *event, struct queue *queue, enum wait_mode mode, struct begun *begun) {
     *begun = (struct begun){0};
     int status = event ? driver.event_query(event) : capture_refusal(stream);
@@ -222,7 +223,12 @@ void wait_begin(struct line *line, void *stream, void *event, struct queue *queu
         /* A stream that was busy every time is taken to be busy: its query costs more than the record and the event's. */
         unsigned busy = line->busy;
         bool ask = busy < ASK_EACH || busy % ASK_EACH == 0;
-        status = ask ? driver.stream_query(stream) : CUDA_NOT_READY;
+        status = CUDA_NOT_READY;
+        if (ask) {
+            int former = relaxed_enter();
+            status = driver.stream_query(stream);
+            relaxed_leave(former);
+        }
         line->busy = status == CUDA_NOT_READY ? busy + 1 : 0;
     }
     if (status != CUDA_NOT_READY) {
@@ -461,11 +467,11 @@ static int64_t schedule(struct line *line, int64_t now) {
         int64_t opens = outlook.mean - outlook.spread - MARGIN;
         int64_t closes = outlook.mean + outlook.spread + TAIL + outlook.mean / 64;
         opens -= watcher_oversleep(opens - age);
-        if (opens > calls || outlook.spread < outlook.lead) opens = calls;
+        if (returns && (opens > calls || outlook.spread < outlook.lead)) opens = calls;
         if (age < opens) {
             int64_t step = dense;
             if (outlook.trusted) {
-                int64_t first = clamp(outlook.mean / 2, 0, 2 * SPARSE_LOOK);
+                int64_t first = clamp(outlook.mean, 0, 4 * SPARSE_LOOK);
                 if (first < outlook.mean / 8) first = outlook.mean / 8;
                 step = clamp(age / 2, SPARSE_LOOK, LATEST_LOOK);
                 if (step < first - age) step = first - age;

@@ -355,7 +355,8 @@ static bool can_attach(const struct stream *stream, CUdeviceptr address, size_t 
     const struct allocation *allocation = find_allocation((void *)(uintptr_t)address);
     if ((flags != 1 && flags != 2 && flags != 4) || address == 0 || (flags == 4 && stream->legacy))
         return false;
-    return allocation != NULL && allocation->kind == MEMORY_MANAGED && address == allocation->base && (bytes == 0 || bytes == allocation->bytes);
+    return allocation != NULL && allocation->kind == MEMORY_MANAGED && address == allocation->base &&
+           (bytes == 0 || bytes == allocation->bytes);
 }
 
 /* Stream association changes nothing where, as here, host and device may touch memory at the same time. */
