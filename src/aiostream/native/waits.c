@@ -471,7 +471,7 @@ static int64_t schedule(struct line *line, int64_t now) {
         if (age < opens) {
             int64_t step = dense;
             if (outlook.trusted) {
-                int64_t first = clamp(outlook.mean, 0, 4 * SPARSE_LOOK);
+                int64_t first = clamp(outlook.mean / 2, 0, 2 * SPARSE_LOOK);
                 if (first < outlook.mean / 8) first = outlook.mean / 8;
                 step = clamp(age / 2, SPARSE_LOOK, LATEST_LOOK);
                 if (step < first - age) step = first - age;
