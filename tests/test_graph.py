@@ -228,10 +228,12 @@ async def test_many_launches_in_flight(stream: Stream) -> None:
         stream.launch_host_func(calls.append, 1)
     with Gate() as gate:
         gate.hold(stream)
-        futures = [capture.executable.launch_async(stream) for _ in range(50)]
+        # Few while it is held: with some dozens of launches with host nodes pending, an H200 blocked the next one.
+        futures = [capture.executable.launch_async(stream) for _ in range(5)]
         assert not any(future.done() for future in futures)
         assert calls == []
         gate.open()
+        futures += [capture.executable.launch_async(stream) for _ in range(45)]
         for number, future in enumerate(futures):
             await future
             assert len(calls) > number
