@@ -1,8 +1,8 @@
 """Many threads at once against the simulator, through ctypes alone: what the sanitizer builds run (see sanitize.sh).
 
 Every thread makes streams and events, enqueues kernels, copies, host functions, callbacks and gates, waits across threads'
-streams, captures, launches graphs, frees and destroys, while another thread breaks and recovers the driver. Nothing is asserted
-but that all ends, and that what graphs held is destroyed.
+streams, captures, launches graphs, frees and destroys, while another thread breaks the driver in the middle of a fill, recovers
+it and frees what was being filled. Nothing is asserted but that all ends, and that what graphs held is destroyed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from aiostream import simulator
 
 PTX = b".version 8.0\n.entry spin(){} .entry saxpy(){} .entry fill32(){} .entry stamp(){} .entry empty(){} .entry trap(){}\0"
+LARGE = 4 << 20  # a fill of this takes long enough for a fault to come in the middle of it
 HANDLE = ctypes.c_void_p
 HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
@@ -153,11 +154,24 @@ def main(seconds: float, threads: int) -> None:
                 pass
 
     def breaker() -> None:
+        dice = random.Random(-1)
+        driver.cuCtxSetCurrent(contexts[0])
+        stream = HANDLE()
+        driver.cuStreamCreate(ctypes.byref(stream), 1)
         while time.monotonic() < end:
             time.sleep(0.05)
+            memory = HANDLE()
+            assert driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(LARGE)) == 0
+            first = ctypes.c_uint32.from_address(memory.value or 0)
+            first.value = 0
+            assert driver.cuMemsetD32Async(memory, 3, ctypes.c_size_t(LARGE // 4), stream) == 0
+            while first.value != 3:
+                time.sleep(0)
             simulator.break_context(700)
-            time.sleep(0.005)
+            time.sleep(dice.choice([0, 0.005]))
             simulator.recover()
+            assert driver.cuMemFree_v2(memory) == 0  # at once: the fill was under way at the fault
+        driver.cuStreamDestroy_v2(stream)
 
     workers = [threading.Thread(target=worker, args=(number,)) for number in range(threads)]
     workers.append(threading.Thread(target=breaker))

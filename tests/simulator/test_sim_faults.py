@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 
 import pytest
-from simdriver import callback, code, cu, host, ok, until
+from simdriver import HOST, Kernels, callback, code, cu, host, keep, ok, until
 
 from aiostream import simulator
 
@@ -87,8 +88,6 @@ def test_pending_work_on_other_streams(gate):
 
 
 def test_bad_pointers_are_illegal_addresses(stream, kernels):
-    import ctypes
-
     ok(kernels.launch("fill32", stream, ctypes.c_uint64(64), ctypes.c_uint32(1), ctypes.c_uint32(1)))
     assert code(cu.cuStreamSynchronize(stream)) == 700
 
@@ -134,3 +133,67 @@ def test_a_launch_that_blocks_is_told_too(stream, kernels, gate):
     simulator.break_context(700)
     thread.join(10)
     assert codes == [700]
+
+
+def hold_the_engine(kernels: Kernels, stream: cu.CUstream) -> threading.Event:
+    """Launches a kernel that runs until the event is set; returns once it is running."""
+    running, release = threading.Event(), threading.Event()
+
+    def kernel(_: object) -> None:
+        running.set()
+        release.wait(30)
+
+    native = HOST(kernel)
+    keep.append(native)
+    simulator.register_kernel("mine", ctypes.cast(native, ctypes.c_void_p).value or 0, parameters=[])
+    ok(kernels.launch("mine", stream))
+    assert running.wait(10)
+    return release
+
+
+def test_nothing_is_let_go_before_the_running_kernel_ends(stream, kernels):
+    """Until then the engine may be writing to what would be let go of: freed memory, or a blocked caller's own."""
+    context, codes, statuses = ok(cu.cuCtxGetCurrent()), [], []
+    release = hold_the_engine(kernels, stream)
+    callback(stream, statuses.append)
+
+    def wait() -> None:
+        ok(cu.cuCtxSetCurrent(context))
+        codes.append(code(cu.cuStreamSynchronize(stream)))
+
+    waiting, recovering = threading.Thread(target=wait), threading.Thread(target=simulator.recover)
+    waiting.start()
+    time.sleep(0.02)
+    simulator.break_context(700)
+    assert code(cu.cuStreamQuery(stream)) == 700  # at once: no call waits for the kernel to hear of the fault
+    recovering.start()
+    time.sleep(0.05)
+    before = waiting.is_alive(), recovering.is_alive(), code(cu.cuStreamQuery(stream)), list(statuses)
+    release.set()
+    waiting.join(10)
+    recovering.join(10)
+    assert before == (True, True, 700, [])
+    assert (codes, statuses) == ([700], [700])
+    assert simulator.pending_work() == 0
+    ok(cu.cuStreamSynchronize(stream))
+
+
+def test_a_kernel_that_breaks_the_driver(stream, kernels):
+    """It cannot be waited for by itself."""
+    told = []
+
+    def kernel(_: object) -> None:
+        simulator.break_context(719)
+        try:
+            simulator.recover()
+        except RuntimeError as error:
+            told.append(error)
+
+    native = HOST(kernel)
+    keep.append(native)
+    simulator.register_kernel("mine", ctypes.cast(native, ctypes.c_void_p).value or 0, parameters=[])
+    ok(kernels.launch("mine", stream))
+    assert code(cu.cuStreamSynchronize(stream)) == 719
+    assert len(told) == 1
+    simulator.recover()
+    ok(cu.cuStreamSynchronize(stream))

@@ -269,7 +269,8 @@ def _set_adversary(modes: tuple[bool, float, bool, float, bool]) -> tuple[bool, 
 def break_context(code: int = 700) -> None:
     """A sticky error now, as if a kernel had failed: every device and context of the process is lost.
 
-    Pending host functions are dropped, pending stream callbacks called with the status, and every later call answers it.
+    Pending host functions are dropped, pending stream callbacks called with the status, and every later call answers it. A copy,
+    a fill or a registered kernel that is running runs to its end first; calls that were blocked return only then.
     """
     _driver().aiostream_sim_break(int(code))
 
@@ -278,13 +279,13 @@ def recover() -> None:
     """Goes on after a sticky error, which no GPU can: all pending work is abandoned, streams and memory are kept.
 
     Without a sticky error the pending work fails first, with 719: callbacks are called with it, host functions dropped. Waits for
-    the host functions and callbacks that are due. Captures in progress end.
+    the host functions and callbacks that are due, and for the kernel that is running. Captures in progress end.
 
     Raises:
-        RuntimeError: Called inside a host function, or in a forked child.
+        RuntimeError: Called inside a host function or a kernel, or in a forked child.
     """
     if _driver().aiostream_sim_recover() != 0:
-        raise RuntimeError("recover() cannot be called inside a host function, nor in a forked child")
+        raise RuntimeError("recover() cannot be called inside a host function or a kernel, nor in a forked child")
 
 
 def calls(name: str) -> int:

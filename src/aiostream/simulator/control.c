@@ -143,12 +143,13 @@ EXPORT void aiostream_sim_break(CUresult code)
 /* What no GPU can: after a sticky error, go on. Work still pending fails first; what host threads have to do, they do. */
 EXPORT CUresult aiostream_sim_recover(void)
 {
-    if (me.in_host_function)
-        return NOT_PERMITTED;
+    if (me.in_host_function || me.is_engine)
+        return NOT_PERMITTED; /* it would wait for itself */
     if (atomic_load(&sim.forked))
         return NOT_INITIALIZED; /* nobody is there to be waited for */
     pthread_mutex_lock(&sim.lock);
     fault(LAUNCH_FAILED);
+    fault_wait_settled();
     while (sim.captures != NULL)
         capture_forget_stream(sim.captures->origin);
     host_wait_empty();

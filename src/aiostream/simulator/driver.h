@@ -82,13 +82,13 @@ enum op_kind {
  * lock (the engine, or a host thread's queue), so nobody else may free it. */
 enum op_state { QUEUED, ARMED, BUSY };
 
-/* One item of a stream's queue. Owned by the stream from enqueue to pop; a BUSY one outlives even an abandoned stream queue.
+/* One item of a stream's queue. Owned by the stream from enqueue to pop; a host thread's outlives even an abandoned stream queue.
  * A graph's node keeps ops too, as patterns: those are copied into streams and never enqueued themselves. */
 struct op {
     struct op *next;
     struct op *next_holder; /* the stream's next op that needs a hardware queue */
     struct op *next_host;   /* the next one in the context's host queue */
-    struct stream *stream;  /* NULL once the stream's queue was abandoned: whoever is BUSY with it frees it */
+    struct stream *stream;  /* NULL once the stream's queue was abandoned: the host thread that has it frees it */
     struct context *context;
     struct flight *flight; /* the launch of a graph that this is a part of: a reference */
     uint64_t sequence; /* position in the order of all enqueues of the process */
@@ -268,7 +268,7 @@ struct thread_state {
     struct { struct stream *stream; uint64_t id; } *streams; /* per-thread default streams, one per context */
     size_t stream_count;
     int capture_mode;
-    bool in_host_function;
+    bool in_host_function, is_engine;
     struct { struct user_object *first, *last; } dead; /* destroyed when the call that let go of them is over */
 };
 extern _Thread_local struct thread_state me;
@@ -334,6 +334,7 @@ void enqueue_now(struct stream *stream, struct op *op); /* never blocks */
 void make_ready(struct stream *stream);
 void op_done(struct op *op);
 void fault(CUresult code);
+void fault_wait_settled(void);
 uint64_t now_ns(void);
 uint64_t shuffled_place(const struct op *op);
 void engine_poke(void);

@@ -25,6 +25,9 @@ static size_t word_count, word_space;
 static uint64_t last_look; /* when the words were looked at */
 static pthread_cond_t wake_engine;
 static bool asleep;
+static bool carrying_out;     /* run_unlocked is at an op, without the lock */
+static bool abandoning;       /* a fault waits for that op to end before the streams are abandoned */
+static struct waiter *settled_waiters;
 
 uint64_t now_ns(void)
 {
@@ -368,9 +371,12 @@ static bool run_words(void)
 
 /* --- moving --- */
 
+static void abandon_all(void);
+
 static void run_unlocked(struct op *op)
 {
     op->state = BUSY;
+    carrying_out = true;
     pthread_mutex_unlock(&sim.lock);
     switch (op->kind) {
     case OP_KERNEL:
@@ -389,7 +395,10 @@ static void run_unlocked(struct op *op)
         break;
     }
     pthread_mutex_lock(&sim.lock);
+    carrying_out = false;
     op_done(op);
+    if (abandoning)
+        abandon_all();
 }
 
 static void start_kernel(struct op *op)
@@ -534,7 +543,7 @@ static void abandon_stream(struct stream *stream)
     while (op != NULL) {
         struct op *next = op->next;
         if (op->state == BUSY)
-            op->stream = NULL; /* whoever is at it frees it; a host function that was already due still runs */
+            op->stream = NULL; /* a host function that was already due still runs; its thread frees this */
         else
             abandon_op(op);
         op = next;
@@ -544,6 +553,7 @@ static void abandon_stream(struct stream *stream)
 
 static void abandon_all(void)
 {
+    abandoning = false;
     timer_count = word_count = 0;
     /* First nobody waits on a marker any more, so that finishing one touches no stream. */
     for (size_t c = 0; c < sim.context_count; c++)
@@ -560,15 +570,28 @@ static void abandon_all(void)
         }
         wake(&context->waiters, UINT64_MAX);
     }
+    wake(&settled_waiters, UINT64_MAX);
 }
 
+/* Every call answers the error from here on. But what a stream holds is let go of, and who waits for it is told, only when the
+ * engine is at no op: it reads and writes memory that would be freed behind its back otherwise, by an abandoned cuMemFreeAsync,
+ * by the blocked caller whose copy it is, or after a recovery by anybody, who would find nothing in flight to wait for. */
 void fault(CUresult code)
 {
     if (sim.sticky != OK)
         return;
     sim.sticky = sim.last_fault = code;
     sim.fault_epoch++;
-    abandon_all();
+    abandoning = true;
+    if (!carrying_out)
+        abandon_all();
+}
+
+/* Until nothing is left of what a fault abandons. Not for the engine's own thread, which is what is waited for. */
+void fault_wait_settled(void)
+{
+    while (abandoning)
+        wait_on(&settled_waiters, 0);
 }
 
 /* --- the thread --- */
@@ -601,6 +624,7 @@ static void sleep_until_needed(void)
 static void *engine(void *unused)
 {
     (void)unused;
+    me.is_engine = true;
     prctl(PR_SET_NAME, "sim-engine");
     prctl(PR_SET_TIMERSLACK, 1000); /* the kernel's default, 50 us, would round every short kernel up */
     pthread_mutex_lock(&sim.lock);
