@@ -143,6 +143,13 @@ def test_doctor_explains_the_hardware_queues(driver_kind: str, value: str, words
     assert words in done.stdout
 
 
+@pytest.mark.parametrize(("value", "words", "code"), [("spin", "spin, unless", 0), ("fast", "PROBLEM: the environment", 1)])
+def test_doctor_tells_how_streams_wait(driver_kind: str, value: str, words: str, code: int) -> None:
+    done = command(driver_kind, "doctor", AIOSTREAM_WAIT=value)
+    assert done.returncode == code
+    assert words in done.stdout
+
+
 # ------------------------------------------------------------------------------------------------ the rest
 
 

@@ -11,7 +11,7 @@ import time
 import anyio
 
 import aiostream
-from aiostream import CudaError, Device, NoDriverError, Stream, _clash, _driver, _kernels, _native
+from aiostream import CudaError, Device, NoDriverError, Stream, _clash, _driver, _kernels, _native, default_wait
 
 AWAITS = 20
 SPIN = 0.001  # seconds
@@ -45,6 +45,7 @@ def run() -> int:
     report.line("native part", str(_native.__file__))
     _loops(report)
     _connections(report)
+    _strategy(report)
     if _driver_and_devices(report):
         _measure(report)
     if not report.problems:
@@ -87,7 +88,7 @@ def _loops(report: Report) -> None:
 
 
 def _connections(report: Report) -> None:
-    """The hardware queues, which pending completions occupy."""
+    """The hardware queues, which pending host functions occupy."""
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     value = os.environ.get(name)
     if value is None:
@@ -99,8 +100,16 @@ def _connections(report: Report) -> None:
     else:
         report.problem(name, f"{value!r} is no number from 1 to 32", f"unset {name}, or set it before the process starts")
         return
-    report.line("", f"Each stream with a pending completion holds one: more than {count} at a time wait behind one")
-    report.line("", "another. 32 is the most that can be set, before the process starts.")
+    report.line("", f"Each stream with a pending completion future holds one: more than {count} at a time wait behind one")
+    report.line("", "another. 32 is the most that can be set, before the process starts. synchronize_async holds none, but")
+    report.line("", "for the few waits that grow old.")
+
+
+def _strategy(report: Report) -> None:
+    try:
+        report.line("waiting", f"{default_wait()}, unless a stream is made with another `wait`")
+    except ValueError as error:
+        report.problem("waiting", str(error), "unset AIOSTREAM_WAIT, or set it to one of these")
 
 
 def _driver_and_devices(report: Report) -> bool:
@@ -146,7 +155,7 @@ def _measure(report: Report) -> None:
 async def _awaits() -> list[float]:
     latencies = []
     with anyio.fail_after(PATIENCE):
-        async with Stream() as stream:
+        async with Stream(wait="auto") as stream:
             _kernels.spin(stream, SPIN)  # the first one loads the kernel
             await stream.synchronize_async()
             for _ in range(AWAITS):
