@@ -313,6 +313,8 @@ def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> Non
         for broken in ("set", "retire", "pop"):
             steps = futures._native.retire
             points = [futures.Completion(loop.create_future(), "a stream", "a call", probe) for _ in range(3)]
+            for point in points:
+                _native.retire(point, futures.State.PENDING, _native.FUTURES_CREATED)
             waiting = [point.future for point in points]
             registry = {-1 - n: point for n, point in enumerate(points)}
             _points.registry.update(registry)

@@ -60,7 +60,7 @@ class Bridge:
         # Popped by whoever closes the queue, the dispatcher or the janitor: a second close would be of its next owner's.
         self._unclosed = [self.queue]
         # Filled and emptied by the loop's thread alone; it survives a KeyboardInterrupt in the middle.
-        self._backlog: list[int] = []
+        self._backlog: list[int | _native.Wait] = []
 
     @property
     def descriptor(self) -> int:
@@ -101,7 +101,7 @@ class Bridge:
             _process.hand_over(partial(_close_queue, unclosed, self._backlog))
 
 
-def _close_queue(unclosed: list[int], backlog: list[int]) -> None:
+def _close_queue(unclosed: list[int], backlog: list[int | _native.Wait]) -> None:
     _points.deliver(backlog, orphaned=True)
     try:
         queue = unclosed.pop()

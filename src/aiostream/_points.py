@@ -7,7 +7,7 @@ may be in use by the GPU until then.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 from aiostream import _native
 
@@ -26,6 +26,13 @@ class Point(Protocol):
         """The context has failed, and the driver may or may not come to the point: settle, and keep everything."""
 
 
+class Watched(Point, Protocol):
+    """One that the watcher has, and may give back."""
+
+    def given_back(self, wait: _native.Wait, orphaned: bool) -> None:
+        """Its task had better look itself from now on; a wait that nobody takes drops itself."""
+
+
 # Written by whoever arms a point, in any thread; an entry is removed by the one consumer of that ticket's queue. Single dict
 # operations, which need no lock.
 registry: dict[int, Point] = {}
@@ -40,7 +47,7 @@ def _health_of(probe: int, known: dict[int, int]) -> int:
     return known[probe]
 
 
-def deliver(backlog: list[int], orphaned: bool = False) -> None:
+def deliver(backlog: list[int | _native.Wait], orphaned: bool = False) -> None:
     """Settles what a queue's drain has brought, and empties `backlog`.
 
     An event of ours that the watcher has seen complete, and a stream callback, bring their status. A host function carries no
@@ -51,20 +58,23 @@ def deliver(backlog: list[int], orphaned: bool = False) -> None:
     repeated.
 
     Args:
-        backlog: ticket, code, ticket, code, ...; see `_native.drain`. Emptied of what was delivered.
+        backlog: ticket, code, ticket, code, ..., or a `Wait` for a code; see `_native.drain`. Emptied of what was delivered.
         orphaned: Nobody's loop is listening any more: this is the janitor's thread.
     """
     delivered = 0
     health: dict[int, int] = {}
     try:
         for position in range(0, len(backlog), 2):
-            ticket = backlog[position]
+            ticket = cast("int", backlog[position])
             code = backlog[position + 1]
             point = registry.get(ticket)
             if point is not None:
                 if code == _UNPROVED:
                     code = 0 if orphaned else _health_of(point.probe, health)
-                if code >= 0:
+                if not isinstance(code, int):
+                    cast("Watched", point).given_back(code, orphaned)
+                    registry.pop(ticket, None)
+                elif code >= 0:
                     point.passed(code, orphaned)
                     registry.pop(ticket, None)
                 else:

@@ -42,7 +42,7 @@ class _Janitor:
         self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
-        backlog: list[int] = []
+        backlog: list[int | _native.Wait] = []
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         while not self._stopping:

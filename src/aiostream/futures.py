@@ -77,6 +77,7 @@ class SettledFuture(Protocol):
 class State(enum.Enum):
     """Where a completion stands."""
 
+    NEW = "new"  # not counted yet
     PENDING = "pending"
     DONE = "done"
     FAILED = "failed"
@@ -84,7 +85,8 @@ class State(enum.Enum):
     DROPPED = "dropped"  # its loop has died
 
 
-# Each completion leaves PENDING once, for one of these; nothing leaves any of these. Each has its line in the ledger.
+# Each completion is turned from NEW to PENDING by whoever has made it, once it is in that one's hands: an interrupt may come as
+# soon as it is counted. It leaves PENDING once, for one of these; nothing leaves any of these. Each has its line in the ledger.
 OUTCOMES = {
     State.DONE: _native.FUTURES_DONE,
     State.FAILED: _native.FUTURES_FAILED,
@@ -103,13 +105,12 @@ class Completion:
 
     def __init__(self, future: SettledFuture, stream: str, call: str, probe: int, result: Any = None, kept: Any = None) -> None:
         self.probe = probe
-        self.state = State.PENDING
+        self.state = State.NEW
         self.future: SettledFuture | None = future
         self.stream = stream  # for the error's text
         self.call = call  # likewise
         self.result = result  # what the future's result will be
         self.kept = kept  # stays alive until the GPU has passed the point
-        _native.count(_native.FUTURES_CREATED, 1)
 
     def passed(self, code: int, orphaned: bool) -> None:
         """The GPU has passed the point: settles, and lets go of everything."""

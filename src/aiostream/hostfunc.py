@@ -19,7 +19,7 @@ from aiostream import _driver, _loops, _native, _points, _process, interop
 from aiostream.device import Context
 from aiostream.enums import HostFunctionSync
 from aiostream.errors import StreamClosedError
-from aiostream.futures import Completion, Keep
+from aiostream.futures import Completion, Keep, State
 
 _FunctionPointer = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the one name that ctypes has for all of them
 CALLS = {
@@ -113,6 +113,7 @@ def arm_completion(
     completion = make(bridge.new_future(), stream, CALLS[kind], probe, result, kept)
     ticket = 0
     try:
+        _native.retire(completion, State.PENDING, _native.FUTURES_CREATED)
         ticket = _native.reserve(bridge.queue, probe, kind)
         raise_for(_arm(handle, ticket, completion, pinned), CALLS[kind], stream)
     except BaseException:

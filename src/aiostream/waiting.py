@@ -12,10 +12,10 @@ from aiostream.futures import Completion, SettledFuture, State
 
 __all__ = ["default_wait", "set_default_wait"]
 
-# What `_native.Line.begin` and `wait_poll` answer: 0, nothing to wait for; a small number, a refusal; one from here on, the
-# ticket of a wait that the watcher has; one below the negative, a wait that this task looks at itself.
+# What `_native.Line.begin` and `Wait.poll` answer: 0, nothing to wait for; a small number, a refusal; one from here on, the
+# ticket of a wait that the watcher has; a `Wait`, one that this task looks at itself.
 _TICKETS = 1 << 24
-_SPINNING = -_TICKETS
+_Wait = _native.Wait
 _BY_HOST_FUNCTION = -1
 _MODES = {
     WaitStrategy.AUTO: _native.WAIT_AUTO,
@@ -80,22 +80,19 @@ class _Watched(Completion):
 
     def __init__(self, future: SettledFuture, reference: interop.Reference) -> None:
         super().__init__(future, reference.name, "cuEventQuery", reference.context.probe())
-        self.spinning: int | None = 0  # the wait that was given back; None once it was dropped
+        self.spinning: _native.Wait | None = None  # once it was given back
 
-    def passed(self, code: int, orphaned: bool) -> None:
-        """It is over, or (a large code) the task had better look itself from now on."""
-        if code < _TICKETS:
-            super().passed(code, orphaned)
-            return
-        if self.spinning == 0:
-            self.spinning = -code
-        if self.state is State.PENDING:
-            taken = not orphaned and self.future is not None and not self.future.cancelled()
-        else:
-            taken = self.state is State.DONE  # by this very call, before a KeyboardInterrupt had it made again
-        if not taken:
-            _native.wait_release(self)
+    def given_back(self, wait: _native.Wait, orphaned: bool) -> None:
+        """The task had better look itself from now on, if it still waits."""
+        if self.state is State.PENDING and not orphaned and self.future is not None and not self.future.cancelled():
+            self.spinning = wait
         self._settle(0, orphaned)
+
+    def cancel(self) -> None:
+        """The task has gone."""
+        super().cancel()
+        if self.spinning is not None:
+            self.spinning.drop()
 
 
 def mode_of(wait: WaitStrategy) -> int:
@@ -129,41 +126,43 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
         answer = line.begin(reference.handle, bridge.queue, mode)
     if answer == 0 and bridge.must_checkpoint:
         await bridge.pause()
-    while not _SPINNING <= answer < _TICKETS:
-        if answer < _SPINNING:
-            try:
+    watched = None
+    try:
+        while True:
+            if isinstance(answer, _Wait):
                 await bridge.pause()
-            except BaseException:
-                _native.wait_drop(answer)
-                raise
-        else:
-            # It may have fired already, but it is delivered by this very thread, and not before the next await.
-            watched = _points.registry[answer] = _Watched(bridge.new_future(), reference)
-            # The registry holds this task by its future. If the task held the bridge, none of them would ever die with its loop.
-            del bridge
-            try:
+            elif answer >= _TICKETS:
+                # It may have fired already, but it is delivered by this very thread, and not before the next await.
+                watched = _points.registry[answer] = _Watched(bridge.new_future(), reference)
+                _native.retire(watched, State.PENDING, _native.FUTURES_CREATED)
+                # The registry holds this task by its future. If the task held the bridge, none of them would die with its loop.
+                del bridge
                 await watched.future  # type: ignore[misc]  # SettledFuture says what Completion needs; it can be awaited
-            except BaseException:
-                watched.cancel()
-                _native.wait_release(watched)
-                raise
-            if watched.spinning is None or watched.spinning == 0:
-                return
-            answer = watched.spinning  # given back: it is looked at before anything else, its end may have come
-            bridge = _loops.current_bridge()
-        answer = _native.wait_poll(answer, bridge.queue)
+                if watched.spinning is None:
+                    return
+                answer = watched.spinning  # given back: it is looked at before anything else, its end may have come
+                bridge = _loops.current_bridge()
+            else:
+                break
+            answer = answer.poll(bridge.queue)
+    except BaseException:
+        if watched is not None:
+            watched.cancel()
+        if isinstance(answer, _Wait):
+            answer.drop()
+        raise
     if answer != 0:
         hostfunc.raise_for(answer, "cuEventQuery" if reference.is_event else "cuStreamQuery", reference.name)
 
 
-async def _begin_event(event: interop.Reference, line: _native.Line, bridge: _loops.Bridge, mode: int) -> int:
+async def _begin_event(event: interop.Reference, line: _native.Line, bridge: _loops.Bridge, mode: int) -> int | _native.Wait:
     mode = max(mode, _native.WAIT_AUTO)  # an event is never waited for by a host function alone
     context = event.context
     answer = line.begin_event(event.handle, bridge.queue, mode)
     while answer == _native.RESULT_NO_HELPER:
         await in_thread(context.add_helper)
         answer = line.begin_event(event.handle, bridge.queue, mode)
-    if not _SPINNING <= answer < _TICKETS and _native.idle_helpers(context.probe()) == 0:
+    if (isinstance(answer, _Wait) or answer >= _TICKETS) and _native.idle_helpers(context.probe()) == 0:
         _process.hand_over(context.spare_helper)  # before the next wait needs it: making a stream may block
     return answer
 

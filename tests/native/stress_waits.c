@@ -9,7 +9,7 @@
 #include <poll.h>
 #include <sys/resource.h>
 
-enum { TASKS = 12, LOOPS = 3, SLOTS = 1 << 16, GIVEN_BACK = 1 << 24 };
+enum { TASKS = 12, LOOPS = 3, SLOTS = 1 << 16 };
 
 void python_dispatch(uint64_t ticket, int status) {
     broken("host function %llx, %d: nobody armed one", (unsigned long long)ticket, status);
@@ -81,11 +81,11 @@ static bool emit(void *unused, uint64_t ticket, int64_t status, bool passed) {
     struct task *task = taken(ticket, &context);
     REQUIRE(passed, "a watched ticket failed without being passed");
     REQUIRE(task->state == WATCHED && task->ticket == ticket, "a task was delivered a ticket that is not its own");
-    if (status < GIVEN_BACK) {
+    struct wait *wait = wait_given_back(status);
+    if (!wait) {
         task_ends(task, status);
         return true;
     }
-    struct wait *wait = (struct wait *)(uintptr_t)status;
     REQUIRE(++task->returned == 1, "a wait was given back twice");
     relaxed_add(&given_back, 1);
     task->ticket = 0;
@@ -108,7 +108,8 @@ static bool emit_orphan(void *unused, uint64_t ticket, int64_t status, bool pass
     taken(ticket, &context);
     relaxed_add(&orphaned, 1);
     relaxed_add(&outstanding[context], -1);
-    if (status >= GIVEN_BACK) wait_drop((struct wait *)(uintptr_t)status);
+    struct wait *wait = wait_given_back(status);
+    if (wait) wait_drop(wait);
     return true;
 }
 

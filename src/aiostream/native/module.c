@@ -11,8 +11,10 @@ struct driver_calls driver;
 
 static _Atomic bool forked; /* set in a forked child, where the driver may not be called */
 
+bool is_child(void) { return atomic_load(&forked); }
+
 bool refuse_in_child(void) {
-    if (!atomic_load(&forked)) return false;
+    if (!is_child()) return false;
     PyErr_SetString(PyExc_RuntimeError, "CUDA cannot be used in a forked child: neither the driver nor aiostream survives fork(). "
                                         "Start worker processes with multiprocessing's 'spawn' or 'forkserver' method.");
     return true;
@@ -350,15 +352,20 @@ static bool append_number(PyObject *list, PyObject *number) {
 static bool append(void *context, uint64_t ticket, int64_t status, bool passed) {
     PyObject *list = context;
     Py_ssize_t length = PyList_Size(list);
-    if (append_number(list, PyLong_FromUnsignedLongLong(ticket)) &&
-        append_number(list, PyLong_FromLongLong(passed ? status : -status)))
+    struct wait *wait = wait_given_back(status);
+    PyObject *code = wait ? new_wait(wait) : PyLong_FromLongLong(passed ? status : -status);
+    if (code && append_number(list, PyLong_FromUnsignedLongLong(ticket)) && PyList_Append(list, code) == 0) {
+        Py_DECREF(code);
         return true;
+    }
+    if (wait && code) disown_wait(code); /* the ticket goes back on its queue, and the wait with it */
+    Py_XDECREF(code);
     PyList_SetSlice(list, length, PyList_Size(list), NULL);
     return false;
 }
 
 /* drain(queue, list): appends ticket, code, ticket, code, ...; a negative code says that the waiter failed with it while the
- * driver may still come to the point. */
+ * driver may still come to the point, and a Wait in its place that the task had better look itself from now on. */
 static PyObject *native_drain(PyObject *self, PyObject *args) {
     (void)self;
     int index;
@@ -654,6 +661,8 @@ static int module_exec(PyObject *module) {
     if (!handle_type || PyModule_AddObjectRef(module, "Handle", (PyObject *)handle_type) < 0) return -1;
     if (!line_type) line_type = PyType_FromSpec(&line_spec);
     if (!line_type || PyModule_AddObjectRef(module, "Line", line_type) < 0) return -1;
+    if (!wait_type) wait_type = (PyTypeObject *)PyType_FromSpec(&wait_spec);
+    if (!wait_type || PyModule_AddObjectRef(module, "Wait", (PyObject *)wait_type) < 0) return -1;
     if (PyModule_AddFunctions(module, wait_functions) < 0 || PyModule_AddFunctions(module, graph_functions) < 0) return -1;
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) return -1;

@@ -6,7 +6,8 @@
 
 #include "native.h"
 
-bool refuse_in_child(void); /* true, with an exception set, in a forked child */
+bool is_child(void);        /* of a fork, where the driver may not be called */
+bool refuse_in_child(void); /* the same, with an exception set */
 struct handle *as_handle(PyObject *);
 struct queue *as_queue(int index);
 struct probe *as_probe(int index);
@@ -16,7 +17,11 @@ typedef int (*handle_operation)(struct handle *, void *argument);
 int operate(struct handle *, handle_operation, void *argument);
 int operate_as_is(struct handle *, handle_operation, void *argument); /* in the thread's own capture mode */
 
-extern PyType_Spec line_spec;
+/* An object that owns a wait at which its task looks itself, and drops it when it dies. NULL: no memory; the wait is the caller's. */
+PyObject *new_wait(struct wait *);
+void disown_wait(PyObject *); /* it owns it no longer */
+extern PyTypeObject *wait_type; /* made by module_exec */
+extern PyType_Spec line_spec, wait_spec;
 extern PyMethodDef wait_functions[], graph_functions[];
 
 #endif

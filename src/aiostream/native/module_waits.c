@@ -1,5 +1,79 @@
-/* The Python face of waits.c and sleeper.c: the type Line, and the functions that carry out a wait. */
+/* The Python face of waits.c and sleeper.c: the types Line and Wait, and some functions. */
 #include "module.h"
+
+/* ---------------------------------------------------------------- Wait */
+
+/* A KeyboardInterrupt may come between a call's return and the next step of Python, when its answer is lost. So what must not be
+ * lost is an object, and what it owns is given up in one step with the call that takes it over. */
+typedef struct {
+    PyObject_HEAD
+    struct wait *wait; /* NULL: it is over, or the watcher has it */
+} WaitObject;
+
+PyTypeObject *wait_type;
+
+PyObject *new_wait(struct wait *wait) {
+    WaitObject *self = PyObject_New(WaitObject, wait_type);
+    if (!self) return NULL;
+    self->wait = wait;
+    return (PyObject *)self;
+}
+
+void disown_wait(PyObject *object) { ((WaitObject *)object)->wait = NULL; }
+
+static PyObject *from_begun(const struct begun *begun);
+
+/* poll(queue): itself if the wait is not over. Else 0, an error, or the ticket that the watcher has from now on. */
+static PyObject *Wait_poll(PyObject *object, PyObject *number) {
+    WaitObject *self = (WaitObject *)object;
+    struct queue *queue = as_queue((int)PyLong_AsLong(number));
+    if (!queue || refuse_in_child()) return NULL;
+    if (!self->wait) return PyErr_Format(PyExc_ValueError, "the wait is over");
+    struct begun begun = {.spinning = self->wait};
+    bool over;
+    Py_BEGIN_ALLOW_THREADS
+    int mode = relaxed_enter();
+    over = wait_poll(self->wait, queue, &begun);
+    relaxed_leave(mode);
+    Py_END_ALLOW_THREADS
+    if (!over) return Py_NewRef(object);
+    self->wait = NULL;
+    return from_begun(&begun);
+}
+
+/* A forked child's is left alone: the watcher that would see to it is the parent's. */
+static void drop(WaitObject *self) {
+    struct wait *wait = self->wait;
+    self->wait = NULL;
+    if (wait && !is_child()) wait_drop(wait);
+}
+
+static PyObject *Wait_drop(PyObject *self, PyObject *unused) {
+    (void)unused;
+    drop((WaitObject *)self);
+    Py_RETURN_NONE;
+}
+
+static void Wait_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    drop((WaitObject *)object);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef wait_methods[] = {
+    {"poll", Wait_poll, METH_O, "Queries it: itself if it is not over, else 0, an error, or the watcher's ticket."},
+    {"drop", Wait_drop, METH_NOARGS, "Nobody waits any more. May be called again, and when it is over."},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot wait_slots[] = {
+    {Py_tp_dealloc, Wait_dealloc},
+    {Py_tp_methods, wait_methods},
+    {Py_tp_doc, "A wait at which its task looks itself. When it dies it is dropped."},
+    {0, NULL},
+};
+PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                         wait_slots};
 
 /* ---------------------------------------------------------------- Line */
 
@@ -7,7 +81,6 @@ typedef struct {
     PyObject_HEAD
     struct line *line;
 } LineObject;
-
 
 static PyObject *Line_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"probe", "ordered", NULL};
@@ -33,9 +106,13 @@ static void Line_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* Tickets are from 1 << 24 on and addresses of waits even more so; codes and refusals are small: one number tells all. */
+/* Codes and refusals are small, tickets are from 1 << 24 on. */
 static PyObject *from_begun(const struct begun *begun) {
-    if (begun->spinning) return PyLong_FromLongLong(-(long long)(uintptr_t)begun->spinning);
+    if (begun->spinning) {
+        PyObject *object = new_wait(begun->spinning);
+        if (!object) wait_drop(begun->spinning);
+        return object;
+    }
     if (begun->ticket) return PyLong_FromUnsignedLongLong(begun->ticket);
     return PyLong_FromLong(begun->refusal);
 }
@@ -94,49 +171,6 @@ static PyType_Slot line_slots[] = {
 };
 PyType_Spec line_spec = {"aiostream._native.Line", sizeof(LineObject), 0, Py_TPFLAGS_DEFAULT, line_slots};
 
-static struct wait *as_wait(PyObject *number) {
-    long long address = PyLong_AsLongLong(number);
-    return address == -1 && PyErr_Occurred() ? NULL : (struct wait *)(uintptr_t)-address;
-}
-
-/* wait_poll(wait, queue): the same number again: not yet. Else 0, an error, or the ticket that the watcher has from now on. */
-static PyObject *native_wait_poll(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "a wait and a queue are needed");
-    struct wait *wait = as_wait(args[0]);
-    struct queue *queue = wait ? as_queue((int)PyLong_AsLong(args[1])) : NULL;
-    if (!queue || refuse_in_child()) return NULL;
-    struct begun begun = {.spinning = wait};
-    bool over;
-    Py_BEGIN_ALLOW_THREADS
-    int mode = relaxed_enter();
-    over = wait_poll(wait, queue, &begun);
-    relaxed_leave(mode);
-    Py_END_ALLOW_THREADS
-    return over ? from_begun(&begun) : Py_NewRef(args[0]);
-}
-
-static PyObject *native_wait_drop(PyObject *self, PyObject *number) {
-    (void)self;
-    struct wait *wait = as_wait(number);
-    if (!wait) return NULL;
-    wait_drop(wait);
-    Py_RETURN_NONE;
-}
-
-/* The same for the wait that record.spinning names, which is None afterwards: in one step, because a KeyboardInterrupt may come
- * between any two steps of Python, and whoever was interrupted starts again. */
-static PyObject *native_wait_release(PyObject *self, PyObject *record) {
-    (void)self;
-    PyObject *number = PyObject_GetAttrString(record, "spinning");
-    if (!number) return NULL;
-    struct wait *wait = number == Py_None ? NULL : as_wait(number);
-    Py_DECREF(number);
-    if (PyErr_Occurred() || (wait && PyObject_SetAttrString(record, "spinning", Py_None) < 0)) return NULL;
-    if (wait) wait_drop(wait);
-    Py_RETURN_NONE;
-}
-
 static PyObject *native_add_helper(PyObject *self, PyObject *args) {
     (void)self;
     int index, status;
@@ -174,9 +208,6 @@ static PyObject *native_sleepers(PyObject *self, PyObject *args) {
 }
 
 PyMethodDef wait_functions[] = {
-    {"wait_poll", (PyCFunction)(void (*)(void))native_wait_poll, METH_FASTCALL, "Queries a spinning wait."},
-    {"wait_drop", native_wait_drop, METH_O, "Nobody spins on a wait any more."},
-    {"wait_release", native_wait_release, METH_O, "wait_drop() of record.spinning, which is None afterwards."},
     {"add_helper", native_add_helper, METH_VARARGS, "Makes a context another helper stream; may block. The driver's code."},
     {"idle_helpers", native_idle_helpers, METH_VARARGS, "How many helper streams of a context are idle."},
     {"predict", native_predict, METH_O, "Whether the watcher expects what it has seen before; for benchmarks and tests."},

@@ -61,7 +61,8 @@ enum { CUDA_SUCCESS = 0, CUDA_NOT_READY = 600, CUDA_CAPTURE_FIRST = 900, CUDA_CA
 /* What a firing says of its success. A host function brings no status, and by the manual never runs after an error; some
  * drivers were reported to run it all the same, so whoever delivers reads the context's health after it. */
 enum { STATUS_UNPROVED = 1 << 20 };
-/* A status from 1 << 24 on is the address of a wait that the watcher gives back to its task: the end is near. */
+/* A status with this bit is the address of a wait that the watcher gives back to its task: the end is near. */
+#define STATUS_GIVEN_BACK (1ll << 62)
 
 /* Runs a few driver calls so that they can disturb nobody's capture: every query of ours happens between these two. */
 static inline int relaxed_enter(void) {
@@ -159,6 +160,9 @@ int64_t watcher_oversleep(int64_t delay); /* by how much a sleep of that length 
 
 struct line; /* a stream, as far as its waits are concerned; counted by its owner and by each wait on it */
 struct wait;
+static inline struct wait *wait_given_back(int64_t status) { /* NULL: it is some other status */
+    return status & STATUS_GIVEN_BACK ? (struct wait *)(uintptr_t)(status & ~STATUS_GIVEN_BACK) : NULL;
+}
 enum wait_mode { WAIT_AUTO = 0, WAIT_EVENT = 1, WAIT_SPIN = 2 };
 struct begun { /* what wait_begin answers: one of the three is set, or none if there was nothing to wait for */
     int refusal;

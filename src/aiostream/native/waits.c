@@ -448,7 +448,7 @@ static void give_back(struct line *line, int64_t end) {
     wait->expected = 0;
     wait->spin_until = end;
     atomic_fetch_add(&counters[WAITS_APPROACHED], 1);
-    point_fire(ticket, (int64_t)(uintptr_t)wait);
+    point_fire(ticket, STATUS_GIVEN_BACK | (int64_t)(uintptr_t)wait);
 }
 
 /* When to look again at a line whose oldest wait is not over; it may be without a wait afterwards. */
