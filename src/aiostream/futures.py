@@ -6,6 +6,7 @@ loop, when the GPU has passed the point.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -132,7 +133,9 @@ class Completion:
         """The one waiter has gone: stops waiting, and keeps what the GPU may still touch."""
         if self.state is State.PENDING:
             if self.future is not None:
-                self.future.cancel()
+                # A coroutine that ends later than its loop: the future is cancelled, but the loop can tell nobody.
+                with contextlib.suppress(RuntimeError):
+                    self.future.cancel()
             self._end(State.CANCELLED)
 
     def _settle(self, code: int, orphaned: bool) -> None:
