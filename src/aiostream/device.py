@@ -179,8 +179,11 @@ class Context:
         """What waits on the stream of that id share; for the library's own use."""
         known = self._lines.get(stream)
         if known is None:
-            while len(self._lines) >= _LINES:
-                self._lines.pop(next(iter(self._lines), stream), None)
+            if len(self._lines) >= _LINES:
+                for oldest in list(self._lines)[
+                    : len(self._lines) - _LINES + 1
+                ]:  # one step; an iterator would meet other threads
+                    self._lines.pop(oldest, None)
             known = self._lines.setdefault(stream, _native.Line(self.probe(), True))
         return known
 
