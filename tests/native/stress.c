@@ -360,6 +360,7 @@ static struct queue *open_seen(void) {
     struct queue *queue = queue_open();
     REQUIRE(queue, "no queue");
     REQUIRE(queue_index(queue) < MAX_SEEN, "queues are not recycled: this one has number %d", queue_index(queue));
+    REQUIRE(queue_lag(queue) == 0, "a new queue has the lag of its former owner: %lld ns", (long long)queue_lag(queue));
     atomic_store(&seen_queue[queue_index(queue)], true);
     return queue;
 }
@@ -369,6 +370,7 @@ static void *loop(void *argument) {
     seed_thread(self->seed, self->seed);
     meets_captures = self->meets_captures;
     while (!atomic_load(&stop_loops)) {
+        int64_t opened = now_ns();
         struct queue *queue = open_seen();
         int rounds = 1 + (int)chance(40);
         while (rounds-- && !atomic_load(&stop_loops)) {
@@ -380,6 +382,8 @@ static void *loop(void *argument) {
             /* Sometimes as a loop does, sometimes without a reason (a descriptor is recycled with its queue). */
             struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
             if (poll(&descriptor, 1, 0) == 1 || chance(3) == 0) drain_all(queue);
+            int64_t lag = queue_lag(queue);
+            REQUIRE(lag <= now_ns() - opened, "a lag of %lld ns is longer than there has been a queue", (long long)lag);
         }
         queue_close(queue); /* what is pending goes to the janitor */
     }
