@@ -91,6 +91,7 @@ struct queue *queue_open(void) {
     if (!queue) return NULL;
     uint64_t ignored;
     while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
+    queue->lag = 0; /* its former owner's says nothing of this one */
     queue->refs = 1;
     queue->closed = false;
     return queue;
@@ -140,9 +141,9 @@ static void hand_to_orphans(struct queue *queue) {
 /* Push, then read `closed`; the closer sets `closed`, then drains: whichever comes second sees the other (both sequentially
  * consistent), so no ticket stays behind on a queue that nobody reads. */
 static void queue_push(struct queue *queue, struct slot *slot) {
-    int64_t now = now_ns();
+    /* Noted before the push, because the consumer may take the slot at once. Two that find it empty note nearly the same. */
+    if (!atomic_load(&queue->head)) atomic_store(&queue->pushed, now_ns());
     bool was_empty = stack_push(queue, slot, slot);
-    if (was_empty) atomic_store(&queue->pushed, now);
     if (atomic_load(&queue->closed)) hand_to_orphans(queue);
     else if (was_empty) queue_wake(queue);
 }
