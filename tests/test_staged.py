@@ -69,6 +69,10 @@ class Waiter:
         self.stage, self.thing = stage, thing
         with default_wait(STAGES[stage]):
             self.stream, self.event = Stream(), Event()
+        # Else a wait on the event would be in a thread that makes a helper stream, and not in its stage. (Failed contexts, which
+        # the simulator can recover, have lost theirs.)
+        while idle_helpers(self.event) < 3:
+            self.event.context.add_helper()
         self.turns, self.before, self.then = 0, counts(), _native.counters()
 
     async def wait(self) -> None:
@@ -91,8 +95,6 @@ class Waiter:
         """From now on a wait stands still, sooner or later, in its stage."""
         spin(self.stream, 0)
         self.stream.synchronize()
-        if idle_helpers(self.event) == 0:
-            self.event.context.add_helper()  # or the wait for an event begins with one being made in a thread
         _native.predict(self.stage == "given back")  # what is expected does not sleep
         if self.stage == "given back":
             await self.learn()

@@ -179,11 +179,9 @@ class Context:
         """What waits on the stream of that id share; for the library's own use."""
         known = self._lines.get(stream)
         if known is None:
-            if len(self._lines) >= _LINES:
-                for oldest in list(self._lines)[
-                    : len(self._lines) - _LINES + 1
-                ]:  # one step; an iterator would meet other threads
-                    self._lines.pop(oldest, None)
+            streams = list(self._lines)  # in one step: an iterator would meet other threads' changes
+            for oldest in streams[: max(0, len(streams) - _LINES + 1)]:
+                self._lines.pop(oldest, None)
             known = self._lines.setdefault(stream, _native.Line(self.probe(), True))
         return known
 
