@@ -17,10 +17,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from aiostream import Event, Stream, StreamClosedError, statistics
+from aiostream import Event, Stream, StreamClosedError, WaitStrategy, set_default_wait, statistics
 from support import Gate, held_stream, run_on, settle, spin
 
 KINDS = ["asyncio", "uvloop", "trio"]
+STRATEGIES = list(WaitStrategy)
 
 
 class Session:
@@ -28,12 +29,13 @@ class Session:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.streams = [Stream() for _ in range(3)]
+        self.streams = [Stream(wait=rng.choice(STRATEGIES)) for _ in range(3)]
+        self.length = rng.choice([None, 0.0002, 0.002])  # the same for all work, so that it is expected; or any
         self.outcomes = {"waited": 0, "cancelled": 0, "closed": 0}
 
     def work(self, stream: Stream) -> None:
         if self.rng.random() < 0.5 and stream.handle:  # raises once it is closed; no driver survives a stale handle
-            spin(stream, self.rng.random() * 0.0003)
+            spin(stream, self.rng.random() * 0.0003 if self.length is None else self.length)
 
     async def wait(self, number: int, scope: anyio.CancelScope) -> None:
         stream = self.rng.choice(self.streams)
@@ -48,8 +50,8 @@ class Session:
             self.outcomes["cancelled"] += 1
 
     async def one_wait(self, number: int, stream: Stream) -> None:
-        kind = self.rng.randrange(6)
-        if kind == 0:
+        kind = self.rng.randrange(9)
+        if kind in (0, 6, 7, 8):
             await stream.synchronize_async()
         elif kind == 1:
             await stream.completion_future()
@@ -91,7 +93,11 @@ class Session:
 
 def one_session(rng: random.Random, kind: str) -> dict[str, int]:
     session = Session(rng)
-    run_on(kind, session.run)
+    set_default_wait(rng.choice(STRATEGIES))  # what the session's events are waited for with
+    try:
+        run_on(kind, session.run)
+    finally:
+        set_default_wait(None)
     for stream in session.streams:
         stream.close()
     return session.outcomes
@@ -132,10 +138,13 @@ def test_random_cancellations_loop_closures_and_stream_closures(
     after = statistics()
     assert after.points.leaked == before.points.leaked
     assert after.futures.dropped > before.futures.dropped
+    stages = {name: getattr(after.waits, name) - getattr(before.waits, name) for name in ("ready", "spun", "watched", "slept")}
+    assert min(stages.values()) > 0, stages
+    assert after.waits.lost == before.waits.lost
     complaints = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not complaints, complaints
     assert capfd.readouterr().err == ""
-    print(f"{seed} seeds, {loops} loops: {total}")
+    print(f"{seed} seeds, {loops} loops: {total}, {stages}")
 
 
 def test_loops_of_all_kinds_one_after_the_other() -> None:
@@ -294,13 +303,13 @@ class Streams(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.make_stream()
+        self.make_stream(WaitStrategy.AUTO)
 
     @precondition(lambda self: len(self.streams) < 4)
-    @rule()
-    def make_stream(self) -> None:
+    @rule(wait=st.sampled_from(STRATEGIES))
+    def make_stream(self, wait: WaitStrategy) -> None:
         number = next(self.numbers)
-        self.streams[number] = Stream()
+        self.streams[number] = Stream(wait=wait)
         self.ahead[number], self.points[number] = frozenset(), []
 
     @precondition(lambda self: self.streams and len(self.gates) - len(self.opened) < 3)
