@@ -101,6 +101,8 @@ static int fake_event_destroy(void *event) {
     return 0;
 }
 
+static void (*during_record)(void); /* once, as another thread might come in between */
+
 static int fake_event_record(void *object, void *target, unsigned flags) {
     struct event *event = object;
     struct stream *stream = target;
@@ -113,6 +115,11 @@ static int fake_event_record(void *object, void *target, unsigned flags) {
     if (capture_begins == 1) {
         was_taken = event->taken = true;
         return 0;
+    }
+    if (during_record) {
+        void (*other)(void) = during_record;
+        during_record = NULL;
+        other();
     }
     bool helper = stream->behind.stream != NULL;
     event->position = helper ? stream->behind : enqueue_work(stream);

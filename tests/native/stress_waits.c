@@ -341,6 +341,74 @@ static void order(struct queue *queue) {
     printf("order: a wait that comes late to the watcher is not late\n");
 }
 
+static struct line *shared_line;
+static struct queue *shared_queue;
+static uint64_t recorded_within;
+static int64_t position_within;
+
+static void record_within(void) {
+    struct stream *stream = &streams[0][STREAMS - 1];
+    recorded_within = begin_one(shared_line, stream, shared_queue, WAIT_EVENT).ticket;
+    position_within = relaxed_load(&stream->end);
+}
+
+/* Two threads record at once: the one that began first may come second in the stream. And where there is no order at all (the
+ * per-thread stream), each wait ends by itself. */
+static void no_order(struct queue *queue) {
+    struct stream *stream = &streams[0][STREAMS - 1], *other = &streams[0][STREAMS - 2];
+    shared_line = line_new(probes[0], true);
+    shared_queue = queue;
+    enqueue_work(stream);
+    during_record = record_within;
+    uint64_t around = begin_one(shared_line, stream, queue, WAIT_EVENT).ticket;
+    relaxed_store(&stream->done, position_within);
+    await_ticket(queue, recorded_within, 5 * SECOND, "a wait is held up by one that was recorded at the same time");
+    REQUIRE(point_is_live(around), "it ended too early");
+    finish(stream);
+    await_ticket(queue, around, 5 * SECOND, "it does not end");
+    line_unref(shared_line);
+
+    struct line *unordered = line_new(probes[0], false);
+    enqueue_work(stream);
+    enqueue_work(other);
+    uint64_t first = begin_one(unordered, stream, queue, WAIT_EVENT).ticket;
+    uint64_t second = begin_one(unordered, other, queue, WAIT_EVENT).ticket;
+    finish(other);
+    await_ticket(queue, second, 5 * SECOND, "a wait is held up by one of another thread's stream");
+    REQUIRE(point_is_live(first), "it ended too early");
+    finish(stream);
+    await_ticket(queue, first, 5 * SECOND, "it does not end");
+    line_unref(unordered);
+    printf("no order: waits that have none do not hold each other up\n");
+}
+
+static int by_size(const void *left, const void *right) {
+    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
+    return a < b ? -1 : a > b;
+}
+
+/* A watcher that has nothing to look at soon is woken by a new wait. */
+static void wake(struct queue *queue) {
+    enum { TRIALS = 21 };
+    struct stream *stream = &streams[0][STREAMS - 1];
+    struct line *line = line_new(probes[0], true);
+    int64_t delays[TRIALS];
+    for (int i = 0; i < TRIALS; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = chance(12000000)}, NULL);
+        enqueue_work(stream);
+        uint64_t ticket = begin_one(line, stream, queue, WAIT_EVENT).ticket;
+        finish(stream);
+        int64_t began = now_ns();
+        await_ticket(queue, ticket, 5 * SECOND, "a wait that is over does not end");
+        delays[i] = now_ns() - began;
+    }
+    qsort(delays, TRIALS, sizeof *delays, by_size);
+    REQUIRE(delays[TRIALS / 2] < 4 * MILLISECOND, "the watcher is not woken: half of the waits took %lld us",
+            (long long)(delays[TRIALS / 2] / 1000));
+    line_unref(line);
+    printf("wake: a watcher that dozes sees the end of a new wait after %lld us\n", (long long)(delays[TRIALS / 2] / 1000));
+}
+
 static uint64_t begin_asleep(struct line *line, struct stream *stream, struct queue *queue) {
     enqueue_work(stream);
     struct begun begun = begin_one(line, stream, queue, WAIT_AUTO);
@@ -473,6 +541,36 @@ static int64_t take_all(int context, struct queue *queue) {
     return taken - 1;
 }
 
+/* With nothing to do the watcher parks: a process that waits for nothing costs nothing. */
+static void require_peace(void) {
+    struct rusage before, after;
+    for (int i = 0; i < 50; i++) {
+        getrusage(RUSAGE_SELF, &before);
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+        getrusage(RUSAGE_SELF, &after);
+        if (after.ru_nvcsw - before.ru_nvcsw < 20) return;
+    }
+    broken("the watcher finds no peace: %ld wake-ups in 100 ms", after.ru_nvcsw - before.ru_nvcsw);
+}
+
+/* Nothing is pending for a wait that was dropped, and yet the watcher must see to its record. */
+static void dropped_to_a_parked_watcher(struct queue *queue) {
+    struct stream *stream = &streams[0][STREAMS - 1];
+    struct line *line = line_new(probes[0], true);
+    int64_t records = take_all(0, queue), deadline = now_ns() + 5 * SECOND;
+    enqueue_work(stream);
+    struct wait *wait = begin_one(line, stream, queue, WAIT_SPIN).spinning;
+    wait_drop(wait);
+    finish(stream);
+    for (int64_t more = 1; take_all(0, queue) < records + more; more++) { /* each look makes one more */
+        REQUIRE(now_ns() < deadline, "the record of a dropped wait does not come back");
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    line_unref(line);
+    require_peace();
+    printf("dropped: a parked watcher takes a dropped wait back, and parks again\n");
+}
+
 static void require_all_back(struct queue *queue) {
     int64_t deadline = now_ns() + 20 * SECOND, known = 0, lost = 0, taken = 0, helpers;
     do {
@@ -498,18 +596,6 @@ static void require_all_back(struct queue *queue) {
     }
 }
 
-/* With nothing to do the watcher parks: a process that waits for nothing costs nothing. */
-static void require_peace(void) {
-    struct rusage before, after;
-    for (int i = 0; i < 50; i++) {
-        getrusage(RUSAGE_SELF, &before);
-        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
-        getrusage(RUSAGE_SELF, &after);
-        if (after.ru_nvcsw - before.ru_nvcsw < 20) return;
-    }
-    broken("the watcher finds no peace: %ld wake-ups in 100 ms", after.ru_nvcsw - before.ru_nvcsw);
-}
-
 int main(int count, char **arguments) {
     double seconds = count > 1 ? atof(arguments[1]) : 1.0;
     uint64_t seed = count > 2 ? strtoull(arguments[2], NULL, 10) : 1;
@@ -525,11 +611,14 @@ int main(int count, char **arguments) {
     }
     REQUIRE(watcher_start() == 0, "the watcher did not start");
     order(queue);
+    no_order(queue);
     waits_predict(false); /* these are not to be expected */
+    wake(queue);
     awaken(queue);
     asleep_in_a_failing_context(queue);
     waits_predict(true);
     require_peace();
+    dropped_to_a_parked_watcher(queue);
     stress(orphans, seconds, seed);
     printf("waits: %lld begun, %lld ended, %lld refused or failed, %lld dropped, %lld orphaned, %lld given back; %lld slept\n",
            (long long)begun_count, (long long)ended, (long long)failures, (long long)dropped, (long long)orphaned,
