@@ -861,6 +861,30 @@ async def test_only_so_many_sleep_and_the_others_are_watched() -> None:
             stream.close()
 
 
+async def test_a_cancelled_wait_that_nobody_is_behind_does_not_sleep() -> None:
+    """Its record only waits to be used again: for that no hardware queue is held, and the watcher hardly looks."""
+    with Gate() as gate:
+        left, other = held_stream(gate), held_stream(gate)
+        before = counts()
+        for _ in range(4):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(left.synchronize_async)
+                await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+        assert since(before).watched == 0, "they were still spinning"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other.synchronize_async)
+            while since(before).slept == 0:  # it is younger
+                await anyio.lowlevel.checkpoint()
+            passes = statistics().watcher_passes
+            while statistics().watcher_passes < passes + 3:
+                await anyio.lowlevel.checkpoint()
+            assert since(before).slept == 1
+            gate.open()
+        await left.aclose()
+        await other.aclose()
+
+
 async def test_none_sleeps_where_none_may() -> None:
     _native.sleepers(0)
     try:

@@ -451,12 +451,20 @@ static void give_back(struct line *line, int64_t end) {
     point_fire(ticket, STATUS_GIVEN_BACK | (int64_t)(uintptr_t)wait);
 }
 
+/* Whether anybody still waits: those who were dropped while they spun have left only their records. */
+static bool is_wanted(const struct line *line) {
+    for (const struct wait *wait = line->first; wait; wait = wait->next)
+        if (wait->ticket) return true;
+    return false;
+}
+
 /* When to look again at a line whose oldest wait is not over; it may be without a wait afterwards. */
 static int64_t schedule(struct line *line, int64_t now) {
     struct wait *wait = line->first;
     int64_t free_since = line->free_since;
     wait->start = line->ordered && free_since > wait->began ? free_since : wait->began;
     int64_t age = now - wait->start;
+    if (!is_wanted(line)) return now + clamp(age / DENSE, FIRST_LOOK, ASLEEP_LOOK);
     struct outlook outlook = outlook_of(line);
     int64_t longest = clamp(active_count * 50 * MICROSECOND, LONGEST_LOOK, MILLISECOND);
     int64_t dense = clamp(age / DENSE, FIRST_LOOK, longest);
