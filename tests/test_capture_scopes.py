@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -26,10 +27,17 @@ from aiostream import (
     WaitEventFlags,
     statistics,
 )
-from support import Gate, spin
+from support import Gate, settle, spin
 
 MODES = list(CaptureMode)
 PROGRAMMATIC = GraphEdgeData(from_port=1, type=GraphDependencyType.PROGRAMMATIC)
+
+
+class Owned:
+    """What a graph keeps alive."""
+
+    def call(self) -> None:
+        """A host function."""
 
 
 @pytest.fixture
@@ -202,8 +210,10 @@ def test_another_thread_may_end_a_relaxed_capture_only(stream: Stream, mode: Cap
         return
     assert isinstance(outcome, StreamCaptureError)
     assert outcome.code == 908
-    assert stream.capture_status() is CaptureStatus.ACTIVE
-    stream.end_capture().close()
+    assert code_of(stream.end_capture)[1] == 401  # it has ended all the same
+    with stream.capture(mode) as capture:
+        spin(stream, 0)
+    capture.graph.close()
 
 
 def test_unjoined_and_unmatched(stream: Stream) -> None:
@@ -436,22 +446,77 @@ def test_a_graph_that_is_closed_while_it_is_captured_into_lives_until_the_end(st
     assert stream.capture_status() is CaptureStatus.NONE
 
 
-@pytest.mark.parametrize("how", ["unjoined", "invalidated"])
-def test_a_capture_into_a_graph_that_fails(stream: Stream, how: str) -> None:
-    """The driver may take the graph with it: then it is closed. Or it is left to its owner."""
+@pytest.mark.parametrize("closed_before", [False, True])
+@pytest.mark.parametrize("how", ["unjoined", "invalidated", "elsewhere", "closed"])
+def test_a_capture_that_fails_takes_its_graph_with_it(how: str, closed_before: bool) -> None:
+    """Also one that was there before. Nobody may destroy it again: its handle may be another graph's by then."""
+    stream, other, event, graph = Stream(), Stream(), Event(), Graph()
+    open_before, owned = statistics().handles.open, Owned()
+    gone = weakref.ref(owned)
+    stream.begin_capture_to_graph(graph)
+    stream.launch_host_func(owned.call)
+    del owned
+    event.record(stream)
+    if how == "unjoined":
+        other.wait_event(event)
+        spin(other, 0)
+    if closed_before:
+        graph.close()
+    if how == "closed":
+        stream.close()
+    elif how == "elsewhere":
+        assert in_thread(stream.end_capture, stream).code == 908
+    else:
+        if how == "invalidated":
+            driver = aiostream._driver.bindings()
+            driver.cuStreamQuery(driver.CUstream(stream.handle))
+        assert code_of(stream.end_capture)[1] == {"unjoined": 904, "invalidated": 901}[how]
+    assert graph.closed
+    others = [Graph() for _ in range(8)]  # one of them may have the handle now
+    graph.close()
+    assert all(another.nodes == () for another in others)
+    assert settle(lambda: gone() is None)
+    for thing in (event, other, stream, *others):
+        thing.close()
+    assert statistics().handles.open == open_before - 4
+
+
+def test_a_capture_that_is_ended_on_another_stream_is_to_be_ended_where_it_began(stream: Stream) -> None:
     other, event, graph = Stream(), Event(), Graph()
     stream.begin_capture_to_graph(graph)
     event.record(stream)
     other.wait_event(event)
-    spin(other, 0)
-    if how == "invalidated":
-        driver = aiostream._driver.bindings()
-        driver.cuStreamQuery(driver.CUstream(stream.handle))
-    assert code_of(stream.end_capture)[1] == {"unjoined": 904, "invalidated": 901}[how]
-    assert graph.closed or len(graph.nodes) >= 0
-    graph.close()
+    assert code_of(other.end_capture)[1] == 903
+    assert stream.capture_status() is CaptureStatus.INVALIDATED
+    assert not graph.closed
+    assert code_of(stream.end_capture)[1] == 901
+    assert graph.closed
     for thing in (event, other):
         thing.close()
+
+
+def test_a_graph_that_is_captured_into_is_not_given_away(stream: Stream) -> None:
+    graph = Graph()
+    stream.begin_capture_to_graph(graph)
+    with pytest.raises(ValueError, match="end the capture before"):
+        graph.into_raw()
+    assert stream.end_capture() is graph
+    assert Graph.from_raw(graph.into_raw()).close() is None
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_capture_into_a_graph_that_others_ended(stream: Stream, good: bool) -> None:
+    """Noticed when the stream captures again: then the graph is let go of, or closed if it is no more."""
+    driver, graph = aiostream._driver.bindings(), Graph()
+    stream.begin_capture_to_graph(graph)
+    if not good:
+        driver.cuStreamQuery(driver.CUstream(stream.handle))
+    assert int(driver.cuStreamEndCapture(driver.CUstream(stream.handle))[0]) == (0 if good else 901)
+    with stream.capture() as capture:
+        pass
+    assert graph.closed is not good
+    for one in (capture.graph, graph):
+        one.close()
 
 
 def test_a_node_of_another_graph_is_no_dependency(stream: Stream) -> None:
@@ -463,15 +528,6 @@ def test_a_node_of_another_graph_is_no_dependency(stream: Stream) -> None:
     assert stream.capture_status() is CaptureStatus.NONE
     graph.close()
     foreign.close()
-
-
-def test_a_stream_that_is_closed_in_its_capture_lets_go_of_the_graph() -> None:
-    graph, open_before = Graph(), statistics().handles.open
-    stream = Stream()
-    stream.begin_capture_to_graph(graph, mode=CaptureMode.RELAXED)
-    stream.close()
-    graph.close()
-    assert statistics().handles.open == open_before - 1
 
 
 # ------------------------------------------------------------------------------------------------ the modes of threads

@@ -11,6 +11,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from types import TracebackType
 from typing import Any
 
@@ -39,22 +40,42 @@ class CaptureInfo:
 # ------------------------------------------------------------------------------------------------ captures that go on
 
 
+class _End(Enum):
+    """How a capture ended. One that fails takes the graph with it into which it went; of a recapture that is not said."""
+
+    GOOD = auto()
+    FAILED = auto()
+    UNSEEN = auto()  # somebody else ended it, or is ending it
+
+
 class _InProgress:
     """What is noted of one capture. Made by whoever begins it or asks for it; ended by whoever ends it."""
 
-    def __init__(self, identity: int | None, origin: tuple[Any, ...] | None, graph: Graph | None, keep: Any = None) -> None:
+    def __init__(self, identity: int | None, origin: tuple[Any, ...] | None, graph: Graph | None, recapture: Any = None) -> None:
         self.identity = identity  # the driver's number of it
         self.origin = origin  # the stream on which it began, if that is known
         self.graph = graph  # captured into, and pinned
-        self.keep = keep  # what the driver may call meanwhile
+        self.recapture = recapture  # None, or what the driver may call meanwhile
         self.lent: _native.Handle | None = None  # of a graph that is the driver's until the end
         self.seen_on: tuple[Any, ...] | None = None  # the stream on which that was asked for
 
-    def end(self) -> None:
+    def end(self, how: _End) -> None:
         if self.lent is not None:
             self.lent.close()
-        if self.graph is not None:
-            self.graph._handle.unpin()
+        if self.graph is None:
+            return
+        # Without proof that it is there, it is never destroyed again: by then its handle may be that of another graph.
+        if how is not _End.GOOD and ((how is _End.FAILED and self.recapture is None) or not _exists(self.graph)):
+            self.graph._handle.mark_destroyed()
+        self.graph._captured_into = False
+        self.graph._handle.unpin()
+
+
+def _exists(graph: Graph) -> bool:
+    with _driver.relaxed(), contextlib.suppress(CudaError):
+        _driver.call("cuGraphGetNodes", _driver.bindings().CUgraph(graph._handle.value))
+        return True
+    return False
 
 
 _in_progress: list[_InProgress] = []  # any thread; appends, removals and copies are single list operations
@@ -72,28 +93,35 @@ def _find(identity: int | None, origin: tuple[Any, ...] | None) -> _InProgress |
     return None
 
 
-def _forget(capture: _InProgress | None) -> None:
+def _forget(capture: _InProgress | None, how: _End) -> None:
     if capture is None:
         return
     try:
         _in_progress.remove(capture)
     except ValueError:
         return  # another thread was first
-    capture.end()
+    capture.end(how)
 
 
 def forget(stream: interop.Reference) -> None:
     """The stream is gone, and with it the capture that it began."""
     if _in_progress:
-        _forget(_find(None, _origin_of(stream)))
+        _forget(_find(None, _origin_of(stream)), _End.FAILED)
+
+
+def _forget_unseen(stream: interop.Reference) -> None:
+    """A capture that the stream began before, and somebody else ended. Before the next begins: its graph may get that handle."""
+    capture = _find(None, _origin_of(stream)) if _in_progress else None
+    if capture is not None and not _still_captures(stream):
+        _forget(capture, _End.UNSEEN)
 
 
 # ------------------------------------------------------------------------------------------------ begin
 
 
 def _begin(stream: interop.Reference, mode: CaptureMode) -> None:
+    _forget_unseen(stream)
     interop.call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
-    forget(stream)  # of a capture that ended unseen
 
 
 def _begin_to_graph(stream: interop.Reference, graph: Any, dependencies: Iterable[Any], mode: CaptureMode) -> None:
@@ -115,25 +143,25 @@ def _begin_recapture(
     driver = _driver.bindings()
     existing = Graph.borrow(graph)
     native = _as_native_callback(callback, existing)
-    address = ctypes.cast(native, ctypes.c_void_p).value or 0 if native is not None else 0
     with _into(stream, existing, native) as value:
         handle = driver.CUgraph(value)
-        function = driver.CUgraphRecaptureCallback(address)
+        function = driver.CUgraphRecaptureCallback(ctypes.cast(native, ctypes.c_void_p).value or 0)
         interop.call_on(stream, "cuStreamBeginRecaptureToGraph", _as_driver_mode(mode), handle, function, 0)
 
 
 @contextlib.contextmanager
-def _into(stream: interop.Reference, graph: Graph, keep: Any = None) -> Iterator[int]:
+def _into(stream: interop.Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
     """Pins a graph, begins in the block to capture into it, and notes that."""
     if not graph._handle.pin():
         raise StreamClosedError(f"{graph!r} is closed")
     try:
+        _forget_unseen(stream)
         yield graph._handle.value
-        forget(stream)
     except BaseException:
         graph._handle.unpin()
         raise
-    _in_progress.append(_InProgress(_ask(stream)[1], _origin_of(stream), graph, keep))
+    graph._captured_into = True
+    _in_progress.append(_InProgress(_ask(stream)[1], _origin_of(stream), graph, recapture))
 
 
 _RecaptureCallback = ctypes.CFUNCTYPE(
@@ -144,7 +172,7 @@ _REFUSED = 1  # CUDA_ERROR_INVALID_VALUE: anything but success makes the recaptu
 
 def _as_native_callback(callback: Callable[[GraphNode, RecaptureStatus], object] | None, graph: Graph) -> Any:
     if callback is None:
-        return None
+        return _RecaptureCallback()
     if not callable(callback):
         raise TypeError(f"the callback must be callable, not {type(callback).__name__}")
 
@@ -191,7 +219,7 @@ def _lent_graph(stream: interop.Reference, identity: int, value: int) -> Graph:
         here = _origin_of(stream)
         for earlier in list(_in_progress):
             if earlier.seen_on == here:
-                _forget(earlier)  # one that ended unseen: a stream is in one capture at a time
+                _forget(earlier, _End.UNSEEN)  # a stream is in one capture at a time
         capture = _InProgress(identity, None, None)
         capture.seen_on = here
         _in_progress.append(capture)
@@ -213,9 +241,8 @@ def _end(stream: interop.Reference) -> Graph:
     try:
         value = int(interop.call_on(stream, "cuStreamEndCapture"))
     except CudaError:
-        if capture is not None and not _still_captures(stream):
-            _forget(capture)
-            _let_go_if_lost(capture.graph)
+        if not _still_captures(stream):
+            _forget(capture, _End.FAILED)
         raise
     existing = capture.graph if capture is not None else None
     try:
@@ -223,18 +250,7 @@ def _end(stream: interop.Reference) -> Graph:
             return existing
         return Graph._made(value, stream.context, owned=True)
     finally:
-        _forget(capture)
-
-
-def _let_go_if_lost(graph: Graph | None) -> None:
-    """A capture that fails may take the graph with it into which it went: the driver then no longer knows the handle."""
-    if graph is None:
-        return
-    with contextlib.suppress(StreamClosedError):
-        try:
-            graph._call("cuGraphGetNodes")
-        except CudaError:
-            graph._handle.release()
+        _forget(capture, _End.GOOD)
 
 
 def _of_origin(stream: interop.Reference) -> _InProgress | None:
@@ -375,9 +391,9 @@ class CapturingStream:
 
         Raises:
             StreamClosedError: The stream is closed.
-            StreamCaptureError: It began in another thread (908) or on another stream (903): it goes on. Or it was invalidated
-                (901), or has streams that were not joined back (904): it has ended, without a graph. One that went into an
-                existing graph may then have destroyed that: it is closed.
+            StreamCaptureError: It was invalidated (901), has streams that were not joined back (904), or began in another thread
+                (908): it has ended without a graph, and one that went into an existing graph has destroyed that, with what
+                it owns. Or it began on another stream (903): that invalidates it, and it is still to be ended there.
             CudaError: The stream does not capture (401).
         """
         return _end(self.reference)

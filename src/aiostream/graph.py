@@ -187,6 +187,7 @@ class Graph:
         self._keep = keep  # the object from which the handle was borrowed
         self._name = f"graph {value:#x}"
         self._handle = _native.Handle(_native.HANDLE_GRAPH, value, context.handle, owned, False, parent)
+        self._captured_into = False  # while a capture that capture.py has noted goes into it: that pins the handle
 
     @classmethod
     def _made(cls, value: int, context: Context, *, owned: bool, keep: Any = None, parent: Any = None) -> Graph:
@@ -306,8 +307,10 @@ class Graph:
 
         Raises:
             StreamClosedError: It was closed before.
-            ValueError: It is borrowed, so there is nothing to give.
+            ValueError: It is borrowed, so there is nothing to give. Or a stream captures into it: end that first.
         """
+        if self._captured_into:
+            raise ValueError(f"a stream captures into {self._name}: end the capture before you give the handle away")
         return _into_raw(self._handle, self._owned, self._name)
 
     def __enter__(self) -> Graph:

@@ -72,7 +72,7 @@ def main(seconds: float, threads: int) -> None:
         ends = [(driver.cuGraphDestroy, graph), (driver.cuGraphDestroy, clone), (driver.cuGraphExecDestroy, executable)]
         dice.shuffle(ends)
         for end_it, handle in ends:
-            while handle and end_it(handle) not in (0, 400):
+            while handle and end_it(handle) not in (0, 1):
                 time.sleep(0.001)  # the driver is broken just now, and will recover
 
     def worker(number: int) -> None:

@@ -129,6 +129,17 @@ int handle_close(struct handle *handle) {
     return destroy_if_last(handle);
 }
 
+/* Also one that was closed before, with the destruction left to its last user. */
+void handle_mark_destroyed(struct handle *handle) {
+    uint64_t word = atomic_load(&handle->word);
+    do
+        if (word & (RELEASED | DESTROYED)) return;
+    while (!atomic_compare_exchange_weak(&handle->word, &word, word | DESTROYED));
+    if (!handle->owned) return;
+    atomic_fetch_add(&counters[HANDLES_DESTROYED], 1);
+    atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
+}
+
 bool handle_release(struct handle *handle) {
     uint64_t word = atomic_load(&handle->word);
     do

@@ -139,6 +139,13 @@ static PyObject *Handle_close(PyObject *self, PyObject *unused) {
     return PyLong_FromLong(status);
 }
 
+static PyObject *Handle_mark_destroyed(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (refuse_in_child()) return NULL;
+    handle_mark_destroyed(((HandleObject *)self)->handle);
+    Py_RETURN_NONE;
+}
+
 static PyObject *Handle_release(PyObject *self, PyObject *unused) {
     (void)unused;
     if (refuse_in_child()) return NULL;
@@ -163,6 +170,7 @@ static PyMethodDef handle_methods[] = {
     {"pin", Handle_pin, METH_NOARGS, "True, and the handle stays valid until unpin(); False if it was closed."},
     {"unpin", Handle_unpin, METH_NOARGS, "Ends one pin; the last user of a closed handle destroys it."},
     {"close", Handle_close, METH_NOARGS, "Refuses new uses; the driver's code of the destruction, if it happened here."},
+    {"mark_destroyed", Handle_mark_destroyed, METH_NOARGS, "The driver destroyed it by itself; new uses are refused."},
     {"release", Handle_release, METH_NOARGS, "Refuses new uses and waits for the last; False if it was closed before."},
     {NULL, NULL, 0, NULL},
 };

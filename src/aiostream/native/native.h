@@ -239,6 +239,7 @@ void *handle_context(const struct handle *);
 bool handle_pin(struct handle *);
 void handle_unpin(struct handle *); /* the last user of a closed handle destroys it */
 int handle_close(struct handle *);
+void handle_mark_destroyed(struct handle *); /* the driver did it by itself: nobody is to do it again */
 bool handle_release(struct handle *); /* blocks until nobody uses it; false: it was closed before */
 bool handle_is_open(const struct handle *);
 int handle_enter_context(const struct handle *, bool *entered); /* makes the context current where the driver needs one */

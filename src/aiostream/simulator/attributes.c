@@ -18,7 +18,7 @@ enum {
 };
 
 /* What the device's attributes 109 and 126 say. */
-enum { LARGEST_WINDOW = 134213632, DOMAINS = 4 };
+enum { LARGEST_WINDOW = 134217728, DOMAINS = 4 };
 
 int clamped_priority(int priority)
 {

@@ -263,7 +263,7 @@ static CUresult find_graph(CUgraph handle, struct graph **out)
 {
     *out = object_find(handle, OBJECT_GRAPH);
     if (*out == NULL)
-        return INVALID_HANDLE;
+        return INVALID_VALUE;
     return capture_into(*out) == NULL ? OK : ILLEGAL_STATE;
 }
 
@@ -281,7 +281,7 @@ EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handl
         code = dependencies_read(graph, nodes, edges, count, &dependencies);
     if (code != OK)
         return leave(code);
-    begin(stream, mode, graph)->borrowed = true;
+    begin(stream, mode, graph);
     stream->dependencies = dependencies;
     return leave(OK);
 }
@@ -298,7 +298,6 @@ EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream handle, int mode, CUgraph
     if (code != OK)
         return leave(code);
     struct capture *capture = begin(stream, mode, graph);
-    capture->borrowed = true;
     capture->recapture = recapture_new(function, user_data);
     holdings_release(graph);
     return leave(OK);
@@ -372,12 +371,13 @@ static void end(struct capture *capture)
     capture_release(capture);
 }
 
-/* What was captured and is not wanted. Whoever captures into a child graph of it loses that capture. */
+/* The capture has failed, and takes its graph with it, also one that was there before. (Of a recapture no driver could be asked
+ * yet, nor of a child graph.) Whoever captures into a child graph of it loses that capture. */
 static void discard(struct capture *capture)
 {
     struct graph *graph = capture->graph;
     capture->graph = NULL;
-    if (capture->borrowed)
+    if (capture->recapture != NULL || graph->owner != NULL)
         return;
     while (capture_inside(graph) != NULL)
         capture_forget_stream(capture_inside(graph)->origin);
@@ -411,13 +411,12 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
     struct capture *capture = stream->capture;
     if (capture == NULL)
         return leave(ILLEGAL_STATE);
-    if (capture->mode != RELAXED && !pthread_equal(capture->owner, pthread_self()))
-        return leave(CAPTURE_WRONG_THREAD);
     if (capture->origin != stream) {
         capture_invalidate(capture);
         return leave(CAPTURE_UNMATCHED);
     }
-    code = capture->invalid ? CAPTURE_INVALIDATED : joined(capture) ? OK : CAPTURE_UNJOINED;
+    bool elsewhere = capture->mode != RELAXED && !pthread_equal(capture->owner, pthread_self());
+    code = capture->invalid ? CAPTURE_INVALIDATED : elsewhere ? CAPTURE_WRONG_THREAD : joined(capture) ? OK : CAPTURE_UNJOINED;
     if (code == OK && capture->recapture != NULL)
         code = recapture_end(capture);
     *out = code == OK ? capture->graph : NULL;

@@ -127,7 +127,7 @@ static CUresult add(CUgraph handle, const CUgraphNode *from, const CUgraphNode *
 {
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (graph == NULL || (count > 0 && (from == NULL || to == NULL)))
-        return leave(graph == NULL ? INVALID_HANDLE : INVALID_VALUE);
+        return leave(INVALID_VALUE);
     struct node *first, *second;
     CUresult code = OK;
     size_t i = 0;
@@ -161,7 +161,7 @@ static CUresult take_away(CUgraph handle, const CUgraphNode *from, const CUgraph
 {
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (graph == NULL || (count > 0 && (from == NULL || to == NULL)))
-        return leave(graph == NULL ? INVALID_HANDLE : INVALID_VALUE);
+        return leave(INVALID_VALUE);
     struct node *first, *second;
     for (size_t i = 0; i < count; i++) { /* first look whether all are there */
         if (find_ends(graph, from[i], to[i], &first, &second) != OK)
@@ -239,7 +239,7 @@ static CUresult all_edges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, st
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     bool listed = from != NULL && to != NULL;
     if (graph == NULL || count == NULL || (!listed && (from != NULL || to != NULL || edges != NULL)))
-        return leave(graph == NULL ? INVALID_HANDLE : INVALID_VALUE);
+        return leave(INVALID_VALUE);
     struct list list = {from, to, edges, listed ? *count : 0, 0, false};
     for (size_t n = 0; n < graph->node_count; n++) {
         struct node *node = graph->nodes[n];

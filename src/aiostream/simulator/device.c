@@ -22,7 +22,7 @@ static const struct { int attribute, value; } attributes[] = {
     {92, 1}, {93, 1}, {94, 1}, /* stream memory operations, first form */
     {97, 232448}, {99, 1}, {106, 32}, {111, 1024}, {113, 1},
     {122, 1}, {123, 1}, /* stream memory operations: 64 bit, NOR */
-    {109, 134213632}, /* MAX_ACCESS_POLICY_WINDOW_SIZE */
+    {109, 134217728}, /* MAX_ACCESS_POLICY_WINDOW_SIZE */
     {126, 4},         /* MEM_SYNC_DOMAIN_COUNT */
 };
 

@@ -221,7 +221,6 @@ struct capture {
     struct stream *origin;
     struct context *context;
     struct graph *graph;
-    bool borrowed; /* the graph was there before, and is never ours to free */
     struct dependencies excused; /* nodes that need not be joined: the program itself has cut them off */
     struct dependencies left;    /* where streams stood that were destroyed: still to be joined, if they have not been */
     struct recapture *recapture; /* NULL: new nodes are added */

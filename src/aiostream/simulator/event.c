@@ -178,9 +178,9 @@ EXPORT CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsign
     return leave(op != NULL ? enqueue(stream, op) : OK);
 }
 
-/* One that was last recorded under capture has no time and cannot be waited for. To ask for it ruins a capture that is going well;
- * of any other, nothing is left to be ruined, and the event is just none that could be asked. */
-static CUresult find_free_event(CUevent handle, struct event **out)
+/* One that was last recorded under capture has no time and cannot be waited for. To ask for it ruins a capture that is going well
+ * (to ask for its time does not); of any other, nothing is left to be ruined, and the event is just none that could be asked. */
+static CUresult find_free_event(CUevent handle, bool harmful, struct event **out)
 {
     *out = find_event(handle);
     if (*out == NULL)
@@ -190,7 +190,8 @@ static CUresult find_free_event(CUevent handle, struct event **out)
         return OK;
     if (capture->ended || capture->invalid)
         return INVALID_VALUE;
-    capture_invalidate(capture);
+    if (harmful)
+        capture_invalidate(capture);
     return CAPTURED_EVENT;
 }
 
@@ -198,7 +199,7 @@ EXPORT CUresult cuEventQuery(CUevent handle)
 {
     ENTER(cuEventQuery, UNSAFE);
     struct event *event;
-    CUresult code = find_free_event(handle, &event);
+    CUresult code = find_free_event(handle, true, &event);
     if (code == OK && event->marker != NULL && !event->marker->done)
         code = NOT_READY;
     return leave(code);
@@ -208,7 +209,7 @@ EXPORT CUresult cuEventSynchronize(CUevent handle)
 {
     ENTER(cuEventSynchronize, UNSAFE);
     struct event *event;
-    CUresult code = find_free_event(handle, &event);
+    CUresult code = find_free_event(handle, true, &event);
     if (code == OK && event->marker != NULL)
         code = marker_wait(event->marker);
     return leave(code);
@@ -216,11 +217,11 @@ EXPORT CUresult cuEventSynchronize(CUevent handle)
 
 EXPORT CUresult cuEventElapsedTime_v2(float *out, CUevent start_handle, CUevent end_handle)
 {
-    ENTER(cuEventElapsedTime, UNSAFE);
+    ENTER(cuEventElapsedTime, 0);
     struct event *start, *end = NULL;
-    CUresult code = out == NULL ? INVALID_VALUE : find_free_event(start_handle, &start);
+    CUresult code = out == NULL ? INVALID_VALUE : find_free_event(start_handle, false, &start);
     if (code == OK)
-        code = find_free_event(end_handle, &end);
+        code = find_free_event(end_handle, false, &end);
     if (code == OK && (((start->flags | end->flags) & 2) || start->marker == NULL || end->marker == NULL))
         code = INVALID_HANDLE;
     if (code == OK && start->context != end->context)

@@ -46,7 +46,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, uint64_t flags, in
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     *result = INSTANTIATE_ERROR;
     if (out == NULL || graph == NULL || (flags & ~(uint64_t)(AUTO_FREE | UPLOAD | DEVICE_LAUNCH | NODE_PRIORITY)))
-        return graph == NULL ? INVALID_HANDLE : INVALID_VALUE;
+        return INVALID_VALUE;
     if ((flags & DEVICE_LAUNCH) && (flags & AUTO_FREE))
         return INVALID_VALUE;
     if ((flags & DEVICE_LAUNCH) && not_for_devices(graph) != NULL) {
@@ -121,7 +121,7 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec handle)
     ENTER(cuGraphExecDestroy, UNSAFE);
     struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     if (executable == NULL)
-        return leave(INVALID_HANDLE);
+        return leave(INVALID_VALUE);
     executable_free(executable);
     return leave(OK);
 }
@@ -131,8 +131,8 @@ EXPORT CUresult cuGraphExecGetFlags(CUgraphExec handle, uint64_t *out)
     ENTER(cuGraphExecGetFlags, 0);
     const struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     if (executable == NULL || out == NULL)
-        return leave(executable == NULL ? INVALID_HANDLE : INVALID_VALUE);
-    *out = executable->flags;
+        return leave(INVALID_VALUE);
+    *out = executable->flags & ~(uint64_t)NODE_PRIORITY; /* which an H200 does not tell */
     return leave(OK);
 }
 
@@ -141,7 +141,7 @@ EXPORT CUresult cuGraphExecGetId(CUgraphExec handle, unsigned *out)
     ENTER(cuGraphExecGetId, 0);
     const struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     if (executable == NULL || out == NULL)
-        return leave(executable == NULL ? INVALID_HANDLE : INVALID_VALUE);
+        return leave(INVALID_VALUE);
     *out = executable->id;
     return leave(OK);
 }
@@ -350,7 +350,7 @@ EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec handle, CUgraph graph_handle, s
     if (info != NULL)
         *info = (struct update_info){UPDATE_ERROR, NULL, NULL};
     if (executable == NULL || graph == NULL || info == NULL)
-        return leave(executable == NULL || graph == NULL ? INVALID_HANDLE : INVALID_VALUE);
+        return leave(INVALID_VALUE);
     return leave(update_from(executable, executable->graph, graph, info));
 }
 
@@ -361,7 +361,7 @@ static CUresult find(CUgraphExec handle, CUgraphNode node_handle, int type, stru
     *executable = object_find(handle, OBJECT_EXECUTABLE);
     const struct node *named = object_find(node_handle, OBJECT_NODE);
     if (*executable == NULL || named == NULL)
-        return INVALID_HANDLE;
+        return *executable == NULL ? INVALID_VALUE : INVALID_HANDLE;
     if (type >= 0 && named->type != type)
         return INVALID_VALUE;
     *out = graph_find_copy((*executable)->graph, named->id, true);

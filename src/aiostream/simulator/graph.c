@@ -231,7 +231,7 @@ EXPORT CUresult cuGraphDestroy(CUgraph handle)
     ENTER(cuGraphDestroy, 0);
     struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (graph == NULL || graph->owner != NULL)
-        return leave(graph == NULL ? INVALID_HANDLE : INVALID_VALUE);
+        return leave(INVALID_VALUE);
     if (capture_inside(graph) != NULL)
         return leave(ILLEGAL_STATE); /* not before the capture has ended */
     graph_free(graph);
@@ -243,7 +243,7 @@ EXPORT CUresult cuGraphClone(CUgraph *out, CUgraph handle)
     ENTER(cuGraphClone, 0);
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (out == NULL || graph == NULL)
-        return leave(graph == NULL ? INVALID_HANDLE : INVALID_VALUE);
+        return leave(INVALID_VALUE);
     *out = graph_copy(graph, false);
     return leave(OK);
 }
@@ -254,7 +254,7 @@ EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode handle, CUg
     const struct node *node = object_find(handle, OBJECT_NODE);
     const struct graph *clone = object_find(clone_handle, OBJECT_GRAPH);
     if (node == NULL || clone == NULL)
-        return leave(INVALID_HANDLE);
+        return leave(clone == NULL ? INVALID_VALUE : INVALID_HANDLE);
     struct node *found = graph_find_copy(clone, node->id, false); /* a child graph's copies are not found, on an H200 neither */
     if (found == NULL || out == NULL)
         return leave(INVALID_VALUE);
@@ -298,7 +298,7 @@ CUresult copy_out_count(size_t *count, size_t found, bool listed)
 static CUresult list(const struct graph *graph, CUgraphNode *nodes, size_t *count, bool roots)
 {
     if (graph == NULL || count == NULL)
-        return leave(graph == NULL ? INVALID_HANDLE : INVALID_VALUE);
+        return leave(INVALID_VALUE);
     size_t found = 0, space = nodes != NULL ? *count : 0;
     for (size_t i = 0; i < graph->node_count; i++) {
         if (roots && graph->nodes[i]->before.count > 0)
@@ -339,7 +339,7 @@ EXPORT CUresult cuGraphGetId(CUgraph handle, unsigned *out)
     ENTER(cuGraphGetId, 0);
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (graph == NULL || out == NULL)
-        return leave(graph == NULL ? INVALID_HANDLE : INVALID_VALUE);
+        return leave(INVALID_VALUE);
     *out = graph->id;
     return leave(OK);
 }
@@ -394,7 +394,7 @@ EXPORT CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned 
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     FILE *file = graph != NULL && path != NULL ? fopen(path, "w") : NULL;
     if (file == NULL)
-        return leave(graph == NULL ? INVALID_HANDLE : INVALID_VALUE);
+        return leave(INVALID_VALUE);
     fprintf(file, "digraph dot {\n");
     draw(file, graph);
     fprintf(file, "}\n");

@@ -310,7 +310,7 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
     ENTER(cuGraphLaunch, ENQUEUES);
     struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     struct stream *stream;
-    CUresult code = executable == NULL ? INVALID_HANDLE : find_stream(stream_handle, &stream);
+    CUresult code = executable == NULL ? INVALID_VALUE : find_stream(stream_handle, &stream);
     if (code == OK)
         code = capture_forbids_legacy(stream);
     if (code == OK && stream->capture != NULL)
@@ -318,7 +318,7 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
     if (code == OK)
         code = enqueue_room(stream, GRAPH_DEPTH);
     if (code == OK && object_find(handle, OBJECT_EXECUTABLE) != executable)
-        code = INVALID_HANDLE; /* destroyed while this thread waited */
+        code = INVALID_VALUE; /* destroyed while this thread waited */
     if (code == OK && !contexts_live(executable))
         code = CONTEXT_IS_DESTROYED;
     if (code == OK)
@@ -332,7 +332,7 @@ EXPORT CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle)
     ENTER(cuGraphUpload, ENQUEUES);
     struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     struct stream *stream;
-    CUresult code = executable == NULL ? INVALID_HANDLE : find_stream(stream_handle, &stream);
+    CUresult code = executable == NULL ? INVALID_VALUE : find_stream(stream_handle, &stream);
     if (code == OK)
         code = capture_forbids_legacy(stream);
     if (code == OK && stream->capture != NULL)

@@ -125,7 +125,7 @@ static CUresult make_child(struct node *node, CUgraph handle, int ownership)
 {
     struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (graph == NULL || ownership < 0 || ownership > 1)
-        return graph == NULL ? INVALID_HANDLE : INVALID_VALUE;
+        return INVALID_VALUE;
     if (ownership == 1 && (graph->owner != NULL || capture_inside(graph) != NULL))
         return INVALID_VALUE;
     node->child = ownership == 1 ? graph : graph_copy(graph, false);
@@ -224,7 +224,7 @@ static CUresult add_with(CUgraphNode *out, CUgraph handle, const CUgraphNode *be
     struct dependencies dependencies;
     struct node *node;
     if (graph == NULL || out == NULL)
-        return leave(graph == NULL ? INVALID_HANDLE : INVALID_VALUE);
+        return leave(INVALID_VALUE);
     CUresult code = dependencies_read(graph, before, edges, count, &dependencies);
     if (code != OK)
         return leave(code);

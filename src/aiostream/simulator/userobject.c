@@ -192,7 +192,7 @@ EXPORT CUresult cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handl
     struct user_object *object = object_find(handle, OBJECT_USER);
     bool move = flags == 1;
     if (graph == NULL || object == NULL)
-        return leave(INVALID_HANDLE);
+        return leave(graph == NULL ? INVALID_VALUE : INVALID_HANDLE);
     if (!valid(count) || flags > 1 || (move && count > object->owned))
         return leave(INVALID_VALUE);
     if (move)
