@@ -12,7 +12,7 @@ import pytest
 TESTS = Path(__file__).parent
 NATIVE = TESTS.parent / "src" / "aiostream" / "native"
 # The compiled files of the library that are not Python's. module.c and its companions are the ones that are.
-DRIVER_SIDE = ["points.c", "watcher.c", "waits.c", "forecast.c", "sleeper.c", "handles.c"]
+DRIVER_SIDE = ["points.c", "alarm.c", "watcher.c", "waits.c", "forecast.c", "sleeper.c", "handles.c"]
 SANITIZERS = {
     "thread": (["-fsanitize=thread"], {"TSAN_OPTIONS": "halt_on_error=1:exitcode=66:second_deadlock_stack=1"}),
     "address": (

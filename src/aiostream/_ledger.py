@@ -49,8 +49,9 @@ class HandleCounts:
 
     created: int
     destroyed: int
+    """By us; or graphs that a failed capture took with it."""
     released: int
-    """Given away by `into_raw`; or graphs that a failed capture took with it."""
+    """Given away by `into_raw`."""
     open: int
 
 
@@ -61,17 +62,19 @@ class WaitCounts:
     ready: int
     """There was nothing to wait for."""
     spun: int
-    """Ended while the waiting task looked itself, before the watcher had it or after."""
+    """Ended while the waiting task looked itself, before it dozed or the watcher had it, or after."""
     watched: int
     """Given to the watcher."""
     predicted: int
     """Of the watched ones, those that the watcher looked at closely because it expected their end."""
+    dozed: int
+    """Left alone until shortly before their expected end, by a timer of their loop; the watcher had no part in them."""
     approached: int
     """Of the predicted ones, those that were given back to their task, which looked itself from then on."""
     slept: int
     """Of the watched ones, those that were given a host function beside the stream."""
     lost: int
-    """Records that are kept for ever: a capture took their event, or their context failed while they slept."""
+    """Records that are kept for ever: their context failed while they slept."""
     looks: int
     """How often the watcher has queried an event."""
 
@@ -150,6 +153,7 @@ def _snapshot() -> Statistics:
             spun=count[_native.WAITS_SPUN],
             watched=count[_native.WAITS_WATCHED],
             predicted=count[_native.WAITS_PREDICTED],
+            dozed=count[_native.WAITS_DOZED],
             approached=count[_native.WAITS_APPROACHED],
             slept=count[_native.WAITS_SLEPT],
             lost=count[_native.WAITS_LOST],

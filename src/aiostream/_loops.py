@@ -34,6 +34,11 @@ class _Latest(threading.local):
     bridge: weakref.ref[AsyncioBridge] | None = None
 
 
+# Each wait asks these.
+_modules = sys.modules
+_running_loop = asyncio._get_running_loop
+_current_task = asyncio.current_task
+
 _lock = threading.Lock()  # guards the creation of bridges and of the dispatcher
 _reader_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[AsyncioBridge]]
 _reader_bridges = weakref.WeakKeyDictionary()  # the loop's selector holds the bridge
@@ -116,15 +121,16 @@ def current_bridge() -> Bridge:
     Raises:
         RuntimeError: No asyncio or trio loop runs here.
     """
-    trio = sys.modules.get("trio")
-    loop = asyncio._get_running_loop()
+    trio = _modules.get("trio")
+    loop = _running_loop()
     # A task of asyncio's own is no place of trio's, and asking for one is quicker than asking trio.
-    if trio is not None and (loop is None or asyncio.current_task(loop) is None) and _in_trio(trio):
+    if trio is not None and (loop is None or _current_task(loop) is None) and _in_trio(trio):
         return _current_trio_bridge(trio)
     latest = _latest.bridge
-    known = latest() if latest is not None else None
-    if known is not None and loop is not None and known.loop() is loop:
-        return known
+    if latest is not None and loop is not None:
+        known = latest()
+        if known is not None and known.loop() is loop:
+            return known
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

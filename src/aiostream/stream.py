@@ -439,7 +439,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         Raises:
             RuntimeError: No loop runs here.
             StreamClosedError: The stream is closed.
-            StreamCaptureError: The stream captures; it was not touched.
+            StreamCaptureError: The stream captures; it goes on doing so.
             CudaError: The work, or the context, has failed.
         """
         # Not a coroutine function of its own, which would cost each wait one more coroutine.

@@ -13,7 +13,8 @@ from aiostream.futures import Completion, SettledFuture, State
 __all__ = ["default_wait", "set_default_wait"]
 
 # What `_native.Line.begin` and `Wait.poll` answer: 0, nothing to wait for; a small number, a refusal; one from here on, the
-# ticket of a wait that the watcher has; a `Wait`, one that this task looks at itself.
+# ticket of a wait that the watcher has, or that dozes; a `Wait`, one that this task looks at itself. To await a `Wait` looks at
+# it in each turn of asyncio's loop, and says at last what `poll` would, or None for 0.
 _TICKETS = 1 << 24
 _Wait = _native.Wait
 _BY_HOST_FUNCTION = -1
@@ -71,6 +72,7 @@ async def in_thread(blocking: Callable[[], None]) -> None:
 
 
 checkpoint = _loops.checkpoint
+_current_bridge = _loops.current_bridge
 
 
 class _Watched(Completion):
@@ -119,18 +121,29 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
         await wait_for(hostfunc.arm_completion(reference.handle, reference.context, reference.name))
         return
     line = reference.line or interop.line_of(reference)
-    bridge = _loops.current_bridge()
+    bridge = _current_bridge()
+    on_trio = bridge.must_checkpoint
+    answer: int | _native.Wait
     if reference.is_event:
         answer = await _begin_event(reference, line, bridge, mode)
     else:
         answer = line.begin(reference.handle, bridge.queue, mode)
-    if answer == 0 and bridge.must_checkpoint:
-        await bridge.pause()
+    if answer == 0:
+        if on_trio:
+            await bridge.pause()
+        return
     watched = None
     try:
         while True:
             if isinstance(answer, _Wait):
-                await bridge.pause()
+                if on_trio:
+                    await bridge.pause()
+                    answer = answer.poll()
+                else:
+                    over = await answer
+                    if over is None:
+                        return
+                    answer = over
             elif answer >= _TICKETS:
                 # It may have fired already, but it is delivered by this very thread, and not before the next await.
                 watched = _points.registry[answer] = _Watched(bridge.new_future(), reference)
@@ -140,11 +153,10 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
                 await watched.future  # type: ignore[misc]  # SettledFuture says what Completion needs; it can be awaited
                 if watched.spinning is None:
                     return
-                answer = watched.spinning  # given back: it is looked at before anything else, its end may have come
-                bridge = _loops.current_bridge()
+                bridge = _current_bridge()
+                answer = watched.spinning.poll()  # given back: looked at before anything else, its end may have come
             else:
                 break
-            answer = answer.poll(bridge.queue)
     except BaseException:
         if watched is not None:
             watched.cancel()

@@ -107,13 +107,14 @@ static int fake_event_record(void *object, void *target, unsigned flags) {
     struct event *event = object;
     struct stream *stream = target;
     REQUIRE(flags == 0, "recorded with flags %u", flags);
-    REQUIRE(!event->taken, "an event was recorded that a capture has taken");
     REQUIRE(!event->recorded || is_over(event->position) || relaxed_load(&failed[event->context]),
             "an event was recorded again although its stream had not come to it");
     if (relaxed_load(&failed[stream->context])) return ERROR_FAILED;
     if (relaxed_load(&unruly) && chance(200) == 0) return ERROR_REFUSED;
-    if (capture_begins == 1) {
+    if (capture_begins <= 1) { /* it has begun, or does so now: the event is its until it is recorded again */
+        capture_begins = 0;
         was_taken = event->taken = true;
+        event->recorded = false;
         return 0;
     }
     if (during_record) {
@@ -125,6 +126,7 @@ static int fake_event_record(void *object, void *target, unsigned flags) {
     event->position = helper ? stream->behind : enqueue_work(stream);
     event->context = stream->context;
     event->recorded = true;
+    event->taken = false;
     if (relaxed_load(&unruly) && chance(16) == 0) sched_yield(); /* records of one stream overlap */
     return 0;
 }

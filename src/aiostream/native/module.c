@@ -336,6 +336,7 @@ static PyObject *native_queue_close(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
     struct queue *queue = as_queue(index);
     if (!queue) return NULL;
+    waits_leave(queue);
     queue_close(queue);
     Py_RETURN_NONE;
 }
@@ -347,40 +348,6 @@ static PyObject *native_queue_wake(PyObject *self, PyObject *args) {
     struct queue *queue = as_queue(index);
     if (!queue) return NULL;
     queue_wake(queue);
-    Py_RETURN_NONE;
-}
-
-static bool append_number(PyObject *list, PyObject *number) {
-    if (!number) return false;
-    int failed = PyList_Append(list, number);
-    Py_DECREF(number);
-    return failed == 0;
-}
-
-static bool append(void *context, uint64_t ticket, int64_t status, bool passed) {
-    PyObject *list = context;
-    Py_ssize_t length = PyList_Size(list);
-    struct wait *wait = wait_given_back(status);
-    PyObject *code = wait ? new_wait(wait) : PyLong_FromLongLong(passed ? status : -status);
-    if (code && append_number(list, PyLong_FromUnsignedLongLong(ticket)) && PyList_Append(list, code) == 0) {
-        Py_DECREF(code);
-        return true;
-    }
-    if (wait && code) disown_wait(code); /* the ticket goes back on its queue, and the wait with it */
-    Py_XDECREF(code);
-    PyList_SetSlice(list, length, PyList_Size(list), NULL);
-    return false;
-}
-
-/* drain(queue, list): appends ticket, code, ticket, code, ...; a negative code says that the waiter failed with it while the
- * driver may still come to the point, and a Wait in its place that the task had better look itself from now on. */
-static PyObject *native_drain(PyObject *self, PyObject *args) {
-    (void)self;
-    int index;
-    PyObject *list;
-    if (!PyArg_ParseTuple(args, "iO!", &index, &PyList_Type, &list)) return NULL;
-    struct queue *queue = as_queue(index);
-    if (!queue || !queue_drain(queue, append, list)) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -478,6 +445,13 @@ static PyObject *native_arm(PyObject *self, PyObject *args) {
 }
 
 /* ---------------------------------------------------------------- the ledger */
+
+bool append_number(PyObject *list, PyObject *number) {
+    if (!number) return false;
+    int failed = PyList_Append(list, number);
+    Py_DECREF(number);
+    return failed == 0;
+}
 
 static PyObject *native_counters(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
@@ -613,7 +587,6 @@ static PyMethodDef functions[] = {
     {"queue_open", native_queue_open, METH_NOARGS, "A completion queue: (number, eventfd)."},
     {"queue_close", native_queue_close, METH_VARARGS, "What is on it and what still comes goes to the orphans' queue."},
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's eventfd readable."},
-    {"drain", native_drain, METH_VARARGS, "Appends ticket, code, ... of all that has arrived to a list."},
     {"probe_open", native_probe_open, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
     {"health", native_health, METH_VARARGS, "0, or the error that has befallen a probe's context."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
@@ -653,13 +626,13 @@ static const struct {
     {"HANDLE_GRAPH", HANDLE_GRAPH}, {"HANDLE_GRAPH_EXEC", HANDLE_GRAPH_EXEC},
     {"RESULT_CLOSED", RESULT_CLOSED}, {"RESULT_NO_HELPER", RESULT_NO_HELPER}, {"RESULT_NO_MEMORY", RESULT_NO_MEMORY},
     {"STATUS_UNPROVED", STATUS_UNPROVED}, {"WAIT_AUTO", WAIT_AUTO}, {"WAIT_EVENT", WAIT_EVENT}, {"WAIT_SPIN", WAIT_SPIN},
-    {"WAITS_READY", WAITS_READY}, {"WAITS_SPUN", WAITS_SPUN}, {"WAITS_APPROACHED", WAITS_APPROACHED}, {"WAITS_WATCHED", WAITS_WATCHED},
-    {"WAITS_PREDICTED", WAITS_PREDICTED}, {"WAITS_SLEPT", WAITS_SLEPT}, {"WAITS_LOST", WAITS_LOST}, {"LOOKS", LOOKS}, {"RESULT_QUARANTINED", RESULT_QUARANTINED}, {"RESULT_CAPTURING", RESULT_CAPTURING},
-    {"POINTS_ARMED", POINTS_ARMED}, {"POINTS_FIRED", POINTS_FIRED}, {"POINTS_LEAKED", POINTS_LEAKED},
-    {"POINTS_STALE", POINTS_STALE}, {"POINTS_QUARANTINED", POINTS_QUARANTINED},
-    {"HOST_FUNCTIONS_LATE", HOST_FUNCTIONS_LATE}, {"WATCHER_PASSES", WATCHER_PASSES},
-    {"HANDLES_CREATED", HANDLES_CREATED}, {"HANDLES_DESTROYED", HANDLES_DESTROYED},
-    {"HANDLES_RELEASED", HANDLES_RELEASED}, {"HANDLES_OPEN", HANDLES_OPEN},
+    {"WAITS_READY", WAITS_READY}, {"WAITS_SPUN", WAITS_SPUN}, {"WAITS_APPROACHED", WAITS_APPROACHED},
+    {"WAITS_DOZED", WAITS_DOZED}, {"WAITS_WATCHED", WAITS_WATCHED}, {"WAITS_PREDICTED", WAITS_PREDICTED},
+    {"WAITS_SLEPT", WAITS_SLEPT}, {"WAITS_LOST", WAITS_LOST}, {"LOOKS", LOOKS}, {"RESULT_QUARANTINED", RESULT_QUARANTINED},
+    {"RESULT_CAPTURING", RESULT_CAPTURING}, {"POINTS_ARMED", POINTS_ARMED}, {"POINTS_FIRED", POINTS_FIRED},
+    {"POINTS_LEAKED", POINTS_LEAKED}, {"POINTS_STALE", POINTS_STALE}, {"POINTS_QUARANTINED", POINTS_QUARANTINED},
+    {"HOST_FUNCTIONS_LATE", HOST_FUNCTIONS_LATE}, {"WATCHER_PASSES", WATCHER_PASSES}, {"HANDLES_CREATED", HANDLES_CREATED},
+    {"HANDLES_DESTROYED", HANDLES_DESTROYED}, {"HANDLES_RELEASED", HANDLES_RELEASED}, {"HANDLES_OPEN", HANDLES_OPEN},
     {"FUTURES_CREATED", FUTURES_CREATED}, {"FUTURES_DONE", FUTURES_DONE}, {"FUTURES_FAILED", FUTURES_FAILED},
     {"FUTURES_CANCELLED", FUTURES_CANCELLED}, {"FUTURES_DROPPED", FUTURES_DROPPED},
 };

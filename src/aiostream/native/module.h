@@ -11,16 +11,14 @@ bool refuse_in_child(void); /* the same, with an exception set */
 struct handle *as_handle(PyObject *);
 struct queue *as_queue(int index);
 struct probe *as_probe(int index);
+bool append_number(PyObject *list, PyObject *number); /* takes the number; false: with an exception set */
 
 /* One driver call on a pinned handle, without the GIL, in its context, under RELAXED. */
 typedef int (*handle_operation)(struct handle *, void *argument);
 int operate(struct handle *, handle_operation, void *argument);
 int operate_as_is(struct handle *, handle_operation, void *argument); /* in the thread's own capture mode */
 
-/* An object that owns a wait at which its task looks itself, and drops it when it dies. NULL: no memory; the wait is the caller's. */
-PyObject *new_wait(struct wait *);
-void disown_wait(PyObject *); /* it owns it no longer */
-extern PyTypeObject *wait_type; /* made by module_exec */
+extern PyTypeObject *wait_type; /* of an object that owns a wait at which its task looks itself; made by module_exec */
 extern PyType_Spec line_spec, wait_spec;
 extern PyMethodDef wait_functions[], graph_functions[];
 

@@ -1,4 +1,4 @@
-/* What the native files share. Only module.c and module_waits.c know Python: nothing in the others takes the GIL or holds a Python object,
+/* What the native files share. Only module*.c know Python: nothing in the others takes the GIL or holds a Python object,
  * because the driver's threads run them.
  *
  * Memory orders: every atomic here is sequentially consistent (C11's default). The few that could be weaker are not on any
@@ -98,12 +98,13 @@ enum counter {
     HANDLES_CREATED, HANDLES_DESTROYED, HANDLES_RELEASED, HANDLES_OPEN,
     FUTURES_CREATED, FUTURES_DONE, FUTURES_FAILED, FUTURES_CANCELLED, FUTURES_DROPPED,
     WAITS_READY,     /* nothing to wait for */
+    WAITS_DOZED,     /* left alone until shortly before their expected end, by a timer of their loop */
     WAITS_APPROACHED, /* given back to the task because the end was near */
     WAITS_SPUN,      /* ended in the waiting task's own queries */
     WAITS_WATCHED,   /* given to the watcher */
     WAITS_PREDICTED, /* of these, the ones whose end was expected */
     WAITS_SLEPT,     /* of these, the ones that were given a host function on a helper stream */
-    WAITS_LOST,      /* their record was kept for ever: a capture took the event, or the context failed under a helper */
+    WAITS_LOST,      /* their record was kept for ever: the context failed under a helper */
     LOOKS,           /* queries by the watcher */
     COUNTERS,
 };
@@ -111,7 +112,9 @@ extern _Atomic int64_t counters[COUNTERS];
 
 struct queue *queue_open(void);
 void queue_close(struct queue *);
-int queue_descriptor(const struct queue *);
+int queue_descriptor(const struct queue *); /* readable when something has arrived, or an alarm is due */
+struct alarm *queue_alarm(const struct queue *);
+void queue_hush(struct queue *); /* by its consumer: until the drain that follows, what is pushed wakes nobody */
 int queue_index(const struct queue *);
 struct queue *queue_at(int index);
 void queue_wake(struct queue *);
@@ -156,6 +159,21 @@ void watcher_wake_before(int64_t time); /* wakes it unless it will look about by
 int64_t now_ns(void);
 int64_t watcher_oversleep(int64_t delay); /* by how much a sleep of that length is likely to be too long */
 
+/* ---------------------------------------------------------------- alarm.c: a timer that a loop watches itself */
+
+struct alarm;
+struct doze { /* whoever waits for its time; a part of what it belongs to */
+    int64_t time;
+    struct doze *next;
+};
+struct alarm *alarm_new(void); /* closed; NULL: no memory, or no descriptor */
+void alarm_free(struct alarm *);
+int alarm_descriptor(const struct alarm *);
+void alarm_open(struct alarm *);
+bool alarm_set(struct alarm *, struct doze *, int64_t time, int most); /* false: there are so many, or it is closed */
+struct doze *alarm_due(struct alarm *, int64_t now);         /* takes some whose time has come */
+struct doze *alarm_close(struct alarm *);                    /* takes all */
+
 /* ---------------------------------------------------------------- waits.c: events of ours, and when to look at them */
 
 struct line; /* a stream, as far as its waits are concerned; counted by its owner and by each wait on it */
@@ -174,6 +192,9 @@ void line_unref(struct line *);
 void wait_begin(struct line *, void *stream, void *event, struct queue *, enum wait_mode, struct begun *);
 bool wait_poll(struct wait *, struct queue *, struct begun *); /* false: go on spinning */
 void wait_drop(struct wait *);                                 /* nobody spins any more */
+void waits_wake(struct queue *);  /* by the loop's thread, before each drain: gives back the dozing waits whose time has come */
+void waits_leave(struct queue *); /* before the queue is closed: the watcher sees to those that doze */
+void waits_doze(long long *length, int *most); /* exchanges the longest wait (ns) that may doze, and how many of a loop may */
 bool waits_arrived(void);
 int64_t waits_look(int64_t now); /* the watcher's pass; when to come again */
 void waits_fail(struct probe *, int status);
@@ -215,7 +236,7 @@ struct sleep {
     void *event;
     void (*reached)(struct sleep *); /* runs on the driver's thread */
     void *stream;                    /* by the sleeper; the watcher reads it in a final state */
-    _Atomic int state;               /* REQUESTED and NONE by the watcher, ARMED and REFUSED by the sleeper, DONE by the driver's thread */
+    _Atomic int state;               /* REQUESTED, NONE by the watcher; ARMED, REFUSED by the sleeper; DONE by the driver's thread */
     _Atomic bool unwanted;           /* by the watcher */
     struct sleep *next;              /* under the sleeper's lock */
 };

@@ -20,6 +20,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -42,8 +43,9 @@ struct slot {
                              transition */
 };
 
-/* A multi-producer stack that is drained whole, with the eventfd that wakes its consumer. Queues are recycled, never freed,
- * and their descriptors are never closed: a write that comes late can only wake the next owner for nothing.
+/* A multi-producer stack that is drained whole, with the eventfd that wakes its consumer, and an alarm that does so too: the
+ * consumer watches one descriptor for both. Queues are recycled, never freed, and their descriptors are never closed: a write
+ * that comes late can only wake the next owner for nothing.
  * `refs` counts the owner and every point that has not fired; at zero nobody can push any more and it may be recycled. */
 struct queue {
     _Atomic(struct slot *) head; /* pushed by any thread; taken whole by the consumer, or by whoever sees `closed` */
@@ -51,7 +53,10 @@ struct queue {
     _Atomic bool closed; /* set once by the owner, then the stack is drained; a pusher reads it after its push */
     _Atomic int64_t pushed;  /* when its stack stopped being empty; by that pusher */
     _Atomic int64_t lag;     /* a running mean; by the owner's thread, read by any */
+    _Atomic bool hushed;     /* the consumer is about to take the stack: no need to wake it; by its thread, read by any */
+    struct alarm *alarm;     /* these four are constant */
     int eventfd;
+    int descriptor; /* an epoll of the eventfd and the alarm's */
     int index;
     struct queue *next_free; /* under table_lock */
 };
@@ -68,18 +73,28 @@ static struct queue *free_queues;
 
 /* ------------------------------------------------------------------------------------------------ queues */
 
+static bool watch(struct queue *queue, int descriptor) {
+    struct epoll_event event = {.events = EPOLLIN};
+    return epoll_ctl(queue->descriptor, EPOLL_CTL_ADD, descriptor, &event) == 0;
+}
+
 static struct queue *queue_allocate(void) { /* table_lock held */
     if (queue_count == MAX_QUEUES) return NULL;
     struct queue *queue = calloc(1, sizeof *queue);
     if (!queue) return NULL;
+    queue->alarm = alarm_new();
     queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (queue->eventfd < 0) {
-        free(queue);
-        return NULL;
+    queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
+    if (queue->alarm && watch(queue, queue->eventfd) && watch(queue, alarm_descriptor(queue->alarm))) {
+        queue->index = queue_count;
+        queues[queue_count++] = queue;
+        return queue;
     }
-    queue->index = queue_count;
-    queues[queue_count++] = queue;
-    return queue;
+    if (queue->alarm) alarm_free(queue->alarm);
+    if (queue->eventfd >= 0) close(queue->eventfd);
+    if (queue->descriptor >= 0) close(queue->descriptor);
+    free(queue);
+    return NULL;
 }
 
 struct queue *queue_open(void) {
@@ -94,10 +109,13 @@ struct queue *queue_open(void) {
     queue->lag = 0; /* its former owner's says nothing of this one */
     queue->refs = 1;
     queue->closed = false;
+    alarm_open(queue->alarm);
     return queue;
 }
 
-int queue_descriptor(const struct queue *queue) { return queue->eventfd; }
+int queue_descriptor(const struct queue *queue) { return queue->descriptor; }
+struct alarm *queue_alarm(const struct queue *queue) { return queue->alarm; }
+void queue_hush(struct queue *queue) { atomic_store(&queue->hushed, true); }
 int queue_index(const struct queue *queue) { return queue->index; }
 struct queue *queue_at(int index) { return index < 0 || index >= MAX_QUEUES ? NULL : queues[index]; }
 
@@ -145,7 +163,7 @@ static void queue_push(struct queue *queue, struct slot *slot) {
     if (!atomic_load(&queue->head)) atomic_store(&queue->pushed, now_ns());
     bool was_empty = stack_push(queue, slot, slot);
     if (atomic_load(&queue->closed)) hand_to_orphans(queue);
-    else if (was_empty) queue_wake(queue);
+    else if (was_empty && !atomic_load(&queue->hushed)) queue_wake(queue);
 }
 
 void queue_close(struct queue *queue) {
@@ -505,6 +523,8 @@ static bool consume(struct slot *slot, emit_function emit, void *context) {
 bool queue_drain(struct queue *queue, emit_function emit, void *context) {
     uint64_t ignored;
     while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
+    /* Who reads `hushed` before this has pushed before, and is found on the stack (both sequentially consistent). */
+    atomic_store(&queue->hushed, false);
     struct slot *slot = reversed(atomic_exchange(&queue->head, NULL));
     /* Of a few together: a single one may have come to a loop that slept, whose slow waking says nothing of its turns. */
     if (slot && slot->next && slot->next->next) queue_note_lag(queue, now_ns() - atomic_load(&queue->pushed));

@@ -1,17 +1,20 @@
 /* Waits: an event of ours recorded in the user's stream, and how its end is noticed.
  *
  * Recording an event never blocks, also on a full stream, and costs the GPU nothing. The waiting task first queries it itself
- * (it spins, yielding to its loop in between), or gives it to the watcher at once if its end is not near. The watcher queries
- * the oldest event of each line (a stream with waits on it) at intervals that grow with the age of the wait, and closely around
- * the time at which the line's forecast expects the end. A wait that grows old unexpectedly is given a host function on a helper
- * stream (sleeper.c) and hardly looked at any more.
+ * (it spins, yielding to its loop in between), or leaves that if its end is not near. A short wait whose end is certain enough
+ * dozes until shortly before it, by a timer of its loop (alarm.c). Any other is the watcher's, which queries the oldest event of
+ * each line (a stream with waits on it) at intervals that grow with the age of the wait, and closely around the time at which
+ * the line's forecast expects the end. A wait that grows old unexpectedly is given a host function on a helper stream
+ * (sleeper.c) and hardly looked at any more.
  *
  * The life of a wait: pool --begin--> the task's --hand over--> arrivals --> its line's list --> pool, or `lingering` while its
- * host function has yet to run. Records and their events are never freed: they are recycled within their context.
+ * host function has yet to run; from a line's list, and from its doze, it may come back to its task. Records and their events are
+ * never freed: they are recycled within their context.
  */
 #include "native.h"
 
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -30,10 +33,12 @@ static const int64_t SLEEP_AFTER = 1500000;   /* the age at which a wait asks fo
 static const int64_t LOOK_SHARE = 1000;       /* with many lines, each keeps the next pass away for so long */
 static const int64_t MARGIN = 10000, TAIL = 60000; /* before and after the expected end, besides the spread */
 static const int64_t CLOSE_ENOUGH = 3000000;  /* the spread up to which a task is given its wait back */
+static const int64_t LEAST_STEP = 40000;      /* the shortest of these steps, unless the spread asks for shorter ones */
 static const int64_t BUSY_STEP = 15000;       /* a shorter interval is not worth falling asleep for */
 enum {
-    DENSE = 10,      /* an unexpected wait is looked at after each tenth of its age */
-    STEP_SHARE = 64, /* the spread is looked through in so many steps */
+    DENSE = 8,       /* an unexpected wait is looked at after each eighth of its age */
+    STEP_SHARE = 64, /* the spread is looked through in so many steps, */
+    STEP_MEAN = 2500, /* or in steps of such a part of the expected length, if they are shorter */
     FEW = 8,         /* up to so many lines, each is looked at just when it is due */
     MANY = 256,      /* up to so many, waits are given back to their tasks */
     TURNS = 3,       /* a wait that is likely to end within so many turns of its loop is left to its task */
@@ -43,6 +48,7 @@ enum {
 /* A stream, as far as its waits are concerned. */
 struct line {
     _Atomic int64_t refs;   /* the owner, and each wait */
+    _Atomic int waiting;    /* the waits whose records are not over, as far as is known */
     _Atomic uint64_t clock; /* counts the beginnings and the ends of records */
     struct probe *probe;    /* constant */
     bool ordered;           /* constant: later waits cannot be done before earlier ones */
@@ -59,6 +65,7 @@ struct line {
 
 struct wait {
     struct sleep sleep; /* its host function on a helper; first, so that one pointer serves both */
+    struct doze doze;
     void *event;        /* made with the record, constant */
     struct wait *next;  /* of one list at a time, with that list's owner: pool (pool_lock), arrivals, line, lingering */
     /* By wait_begin, constant until it is back in the pool: */
@@ -87,10 +94,17 @@ static _Atomic(struct wait *) arrivals; /* pushed by any thread, taken whole by 
 static struct line *active;             /* the watcher's alone, as these two */
 static struct wait *lingering;
 static _Atomic bool reached; /* a host function has run; set by the driver's thread, taken by the watcher */
-static int active_count;
+static _Atomic int active_count; /* read by any thread */
 static _Atomic bool predicting = true;
+/* ns. Nobody looks at a wait that dozes: if it ends much earlier than expected, that is noticed so late at most. */
+static _Atomic int64_t longest_doze = 10000000;
+static _Atomic int most_dozing = 256; /* of one loop, less those that are watched: with more, common wake-ups are cheaper */
 
 void waits_predict(bool enabled) { atomic_store(&predicting, enabled); }
+void waits_doze(long long *length, int *most) {
+    *length = atomic_exchange(&longest_doze, *length);
+    *most = atomic_exchange(&most_dozing, *most);
+}
 
 /* ------------------------------------------------------------------------------------------------ lines */
 
@@ -183,12 +197,14 @@ static int pool_take(struct probe *probe, struct wait **wait) {
 /* Its event is complete, or will never be of use again, and no host function knows it. */
 static void recycle(struct wait *wait) {
     if (wait->lent) helper_put(wait->sleep.probe, wait->lent, true);
+    atomic_fetch_sub(&wait->line->waiting, 1);
     line_unref(wait->line);
     pool_put(wait);
 }
 
 static void lose(struct wait *wait) {
     atomic_fetch_add(&counters[WAITS_LOST], 1);
+    atomic_fetch_sub(&wait->line->waiting, 1);
     line_unref(wait->line);
 }
 
@@ -201,8 +217,10 @@ static int record(struct wait *wait, void *stream, void *event) {
         wait->opened = atomic_fetch_add(&line->clock, 1);
         int status = driver.event_record(wait->event, stream, 0);
         wait->closed = atomic_fetch_add(&line->clock, 1);
-        if (status == CUDA_SUCCESS && capture_refusal(stream) < 0) return RESULT_QUARANTINED; /* it may be a part of the capture */
-        return status;
+        if (status != CUDA_SUCCESS) return status;
+        /* If the stream captures, the event stands for a point of that capture until it is recorded again. */
+        int refusal = capture_refusal(stream);
+        return refusal < 0 ? refusal : CUDA_SUCCESS;
     }
     void *helper = helper_take(line->probe);
     if (!helper) return RESULT_NO_HELPER;
@@ -214,16 +232,25 @@ static int record(struct wait *wait, void *stream, void *event) {
     return status;
 }
 
-/* The end of `stream`, or what `event` has recorded. Called without the GIL, and for an event
- * under RELAXED; for a stream what needs it is done so here, because each exchange of the mode costs, and most waits need none. */
+static bool is_legacy(const void *stream) { return (uintptr_t)stream <= 1; }
+
+/* The end of `stream`, or what `event` has recorded. Called without the GIL, and for an event under RELAXED; for a stream what
+ * needs it is done so here, because each exchange of the mode costs, and most waits need none. */
 void wait_begin(struct line *line, void *stream, void *event, struct queue *queue, enum wait_mode mode, struct begun *begun) {
     *begun = (struct begun){0};
-    int status = event ? driver.event_query(event) : capture_refusal(stream);
-    if (!event && status == CUDA_SUCCESS) {
+    int status = CUDA_NOT_READY;
+    if (event) {
+        status = driver.event_query(event);
+    } else {
         /* A stream that was busy every time is taken to be busy: its query costs more than the record and the event's. */
         unsigned busy = line->busy;
         bool ask = busy < ASK_EACH || busy % ASK_EACH == 0;
-        status = CUDA_NOT_READY;
+        /* Whether it captures is seen after the record, which harms no capture, except on the legacy stream. */
+        int refusal = ask || is_legacy(stream) ? capture_refusal(stream) : 0;
+        if (refusal) {
+            begun->refusal = refusal;
+            return;
+        }
         if (ask) {
             int former = relaxed_enter();
             status = driver.stream_query(stream);
@@ -243,6 +270,7 @@ void wait_begin(struct line *line, void *stream, void *event, struct queue *queu
         return;
     }
     atomic_fetch_add(&line->refs, 1);
+    atomic_fetch_add(&line->waiting, 1);
     wait->line = line;
     wait->lent = NULL;
     wait->mode = mode;
@@ -254,9 +282,10 @@ void wait_begin(struct line *line, void *stream, void *event, struct queue *queu
     wait->sleep.unwanted = false;
     wait->began = now_ns();
     begun->refusal = record(wait, stream, event);
-    if (begun->refusal == RESULT_QUARANTINED) lose(wait);
-    else if (begun->refusal) recycle(wait);
-    if (begun->refusal) return;
+    if (begun->refusal) {
+        recycle(wait);
+        return;
+    }
     struct outlook outlook = outlook_of(line);
     wait->start = wait->began;
     if (mode == WAIT_SPIN || (mode == WAIT_AUTO && worth_spinning(outlook, queue))) {
@@ -280,11 +309,25 @@ static void hand_over(struct wait *wait, struct outlook outlook) {
     watcher_wake_before(due);
 }
 
+/* When an expected end counts as missed. */
+static int64_t end_of(struct outlook outlook) { return outlook.mean + outlook.spread + TAIL + outlook.mean / 64; }
+
 /* Whether a task whose wait is not over had better look again itself after one more turn of its loop. */
 static bool go_on_spinning(struct wait *wait, struct queue *queue, int64_t now) {
     if (now < wait->spin_until || ++wait->polls < 2) return true;
     int64_t turns = TURNS * queue_lag(queue);
     return wait->expected && wait->expected - now < turns && now - wait->expected < turns;
+}
+
+/* Leaves the only wait of a line alone until shortly before its end, which is as good as certain. false: it may not be. */
+static bool doze(struct wait *wait, struct outlook outlook, struct queue *queue) {
+    bool alone = wait->line->waiting == 1, worth_it = outlook.mean <= longest_doze && outlook.mean > 4 * queue_lag(queue);
+    if (wait->mode != WAIT_AUTO || !alone || !worth_it) return false;
+    wait->spin_until = wait->began + end_of(outlook);
+    int64_t time = wait->began + outlook.mean - outlook.lead;
+    if (!alarm_set(queue_alarm(queue), &wait->doze, time, most_dozing - active_count)) return false;
+    atomic_fetch_add(&counters[WAITS_DOZED], 1);
+    return true;
 }
 
 bool wait_poll(struct wait *wait, struct queue *queue, struct begun *begun) {
@@ -318,8 +361,10 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct begun *begun) {
     wait->ticket = point_watch(queue, wait->line->probe);
     begun->ticket = wait->ticket;
     if (!wait->ticket) begun->refusal = RESULT_NO_MEMORY;
+    struct outlook outlook = wait->given_back || !wait->ticket ? (struct outlook){0} : outlook_of(wait->line);
+    if (outlook.trusted && doze(wait, outlook, queue)) return true;
     if (!wait->given_back) atomic_fetch_add(&counters[WAITS_WATCHED], 1);
-    hand_over(wait, wait->given_back ? (struct outlook){0} : outlook_of(wait->line));
+    hand_over(wait, outlook);
     return true;
 }
 
@@ -435,20 +480,43 @@ static void on_reached(struct sleep *sleep) {
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most) { return value < least ? least : value > most ? most : value; }
 
-/* Gives the only wait of a line back to its task, which looks itself in every turn of its loop: it has been woken by the time
- * the end comes, and resumes as fast as if it had blocked. */
-static void give_back(struct line *line, int64_t end) {
-    struct wait *wait = line->first;
+static void give_back(struct wait *wait) {
     uint64_t ticket = wait->ticket;
-    line->first = line->last = NULL;
     wait->ticket = 0;
     wait->approaching = wait->given_back = true;
     wait->arrived = 0;
     wait->polls = 0;
     wait->expected = 0;
+    point_fire(ticket, STATUS_GIVEN_BACK | (int64_t)(uintptr_t)wait);
+}
+
+/* Gives the only wait of a line back to its task, which looks itself in every turn of its loop: it has been woken by the time
+ * the end comes, and resumes as fast as if it had blocked. */
+static void call_early(struct line *line, int64_t end) {
+    struct wait *wait = line->first;
+    line->first = line->last = NULL;
     wait->spin_until = end;
     atomic_fetch_add(&counters[WAITS_APPROACHED], 1);
-    point_fire(ticket, STATUS_GIVEN_BACK | (int64_t)(uintptr_t)wait);
+    give_back(wait);
+}
+
+void waits_wake(struct queue *queue) {
+    struct doze *due = alarm_due(queue_alarm(queue), now_ns());
+    if (due) queue_hush(queue);
+    while (due) {
+        struct wait *wait = (struct wait *)((char *)due - offsetof(struct wait, doze));
+        due = due->next;
+        give_back(wait);
+    }
+}
+
+void waits_leave(struct queue *queue) {
+    struct doze *left = alarm_close(queue_alarm(queue));
+    while (left) {
+        struct wait *wait = (struct wait *)((char *)left - offsetof(struct wait, doze));
+        left = left->next;
+        hand_over(wait, (struct outlook){0});
+    }
 }
 
 /* Whether anybody still waits: those who were dropped while they spun have left only their records. */
@@ -469,11 +537,12 @@ static int64_t schedule(struct line *line, int64_t now) {
     int64_t longest = clamp(active_count * 50 * MICROSECOND, LONGEST_LOOK, MILLISECOND);
     int64_t dense = clamp(age / DENSE, FIRST_LOOK, longest);
     if (outlook.good) {
-        bool returns = wait->mode == WAIT_AUTO && !wait->next && wait->ticket && wait->sleep.state == SLEEP_NONE && !wait->given_back && active_count <= MANY && outlook.spread < CLOSE_ENOUGH &&
-                       outlook.mean > 4 * queue_lag(wait->queue);
+        bool alone = !wait->next && wait->ticket && wait->sleep.state == SLEEP_NONE && !wait->given_back;
+        bool worth_it = active_count <= MANY && outlook.spread < CLOSE_ENOUGH && outlook.mean > 4 * queue_lag(wait->queue);
+        bool returns = wait->mode == WAIT_AUTO && alone && worth_it;
         int64_t calls = returns ? outlook.mean - outlook.lead : NEVER;
         int64_t opens = outlook.mean - outlook.spread - MARGIN;
-        int64_t closes = outlook.mean + outlook.spread + TAIL + outlook.mean / 64;
+        int64_t closes = end_of(outlook);
         opens -= watcher_oversleep(opens - age);
         if (returns && (opens > calls || outlook.spread < outlook.lead)) opens = calls;
         if (age < opens) {
@@ -490,11 +559,12 @@ static int64_t schedule(struct line *line, int64_t now) {
             if (!wait->closed_in) atomic_fetch_add(&counters[WAITS_PREDICTED], 1);
             wait->closed_in = true;
             if (returns && age >= calls) {
-                give_back(line, wait->start + closes);
+                call_early(line, wait->start + closes);
                 return NEVER;
             }
-            int64_t step = outlook.spread / STEP_SHARE;
+            int64_t step = outlook.spread / STEP_SHARE, most = clamp(outlook.mean / STEP_MEAN, LEAST_STEP, LONGEST_LOOK);
             if (step < BUSY_STEP) step = CLOSE_LOOK;
+            else if (step > most) step = most;
             return returns && age + step > calls ? wait->start + calls : now + step;
         }
     }
@@ -535,7 +605,8 @@ static int look_at(struct line *line, int64_t now) {
             int64_t free_since = line->free_since;
             int64_t start = line->ordered && free_since > wait->began ? free_since : wait->began;
             struct outlook outlook = outlook_of(line);
-            if (outlook.good && !wait->given_back && active_count <= MANY && end - start > outlook.mean - outlook.lead) learn_approach(line, true, 0);
+            bool too_late = outlook.good && !wait->given_back && active_count <= MANY && end - start > outlook.mean - outlook.lead;
+            if (too_late) learn_approach(line, true, 0);
             learn(line, end - start);
             learnt = true;
         }
