@@ -16,8 +16,8 @@ import pytest
 import uvloop
 
 import aiostream
-from aiostream import Stream, _loops, _native
-from support import LOOPS, Gate, held_stream, run_on, settle
+from aiostream import Stream, _loops, _native, statistics
+from support import LOOPS, Gate, held_stream, run_on, settle, spin
 
 
 async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +203,30 @@ def test_a_loop_without_add_reader_is_told_by_the_dispatcher() -> None:
     with asyncio.Runner(loop_factory=lambda: Blind(selectors.DefaultSelector())) as runner:
         runner.run(main())
     assert any(thread.name == "aiostream-dispatcher" for thread in threading.enumerate())
+
+
+def test_dozing_waits_of_a_loop_without_add_reader() -> None:
+    """Their timer is behind the descriptor that the dispatcher watches, which tells it of each change once."""
+
+    async def main() -> None:
+        streams = [Stream() for _ in range(20)]
+        before = statistics().waits.dozed
+
+        async def serve(stream: Stream) -> None:
+            for _ in range(25):
+                spin(stream, 0.002)
+                await asyncio.wait_for(stream.synchronize_async(), 10)
+
+        for _ in range(20):  # more together than are woken at a time
+            await asyncio.gather(*map(serve, streams))
+            if statistics().waits.dozed > before + 100:
+                break
+        assert statistics().waits.dozed > before + 100
+        for stream in streams:
+            stream.close()
+
+    with asyncio.Runner(loop_factory=Blind) as runner:
+        runner.run(main())
 
 
 def test_a_loop_without_add_reader_may_close_early() -> None:

@@ -854,6 +854,28 @@ async def test_only_the_one_wait_of_a_stream_dozes() -> None:
         gate.open()
 
 
+async def test_many_that_doze_are_all_woken() -> None:
+    """Some in one turn of the loop and the others in the next ones, however many are due."""
+    streams = [Stream() for _ in range(24)]
+    before = counts()
+
+    async def serve(stream: Stream) -> None:
+        for _ in range(25):
+            spin(stream, 0.002)
+            with anyio.fail_after(10):
+                await stream.synchronize_async()
+
+    for _ in range(20):
+        async with anyio.create_task_group() as tasks:
+            for stream in streams:
+                tasks.start_soon(serve, stream)
+        if since(before).dozed > 100:
+            break
+    assert since(before).dozed > 100
+    for stream in streams:
+        stream.close()
+
+
 async def test_no_more_doze_than_may_at_a_time() -> None:
     waiters = [Waiter("dozing") for _ in range(3)]
     for waiter in waiters:
@@ -1061,7 +1083,7 @@ async def test_waits_in_all_stages_end_no_capture(where: str, mode: int) -> None
                 spin(captured, 0)
                 looks = counts().looks
                 passes = statistics().watcher_passes
-                while counts().looks < looks + 30 or statistics().watcher_passes < passes + 2:
+                while counts().looks < looks + 8 or statistics().watcher_passes < passes + 2:
                     await anyio.lowlevel.checkpoint()
                 gate.open()
                 for _ in range(20):
