@@ -1,7 +1,7 @@
 """The one module that knows asyncio and trio: how arrivals reach the loop that waits for them.
 
-Each running loop has one bridge, made on first use and gone with the loop. It owns a native queue, whose eventfd the loop
-watches; one wake-up drains everything that has arrived. Nothing here holds a loop: the loop holds the bridge (asyncio in its
+Each running loop has one bridge, made on first use and gone with the loop. It owns a native queue, whose descriptor the
+loop watches; one wake-up drains everything that has arrived. Nothing here holds a loop: the loop holds the bridge (asyncio in its
 selector, trio in its run variables), so that a loop that dies takes its bridge along, and the bridge's finalizer has the
 janitor close the queue. What arrives after that goes to the orphans.
 
@@ -17,7 +17,6 @@ import os
 import select
 import sys
 import threading
-import types
 import weakref
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
@@ -48,17 +47,11 @@ _latest = _Latest()
 _trio_bridge: Any = None  # a trio.lowlevel.RunVar, made once trio is known to run
 
 
-@types.coroutine
-def _turn() -> Generator[None, None, None]:
-    """Lets asyncio's loop take one turn; what `asyncio.sleep(0)` does, without its overhead."""
-    yield
-
-
 class Bridge:
     """The way from the driver's threads into one loop."""
 
-    must_checkpoint = False  # whether an await that has nothing to wait for must let the loop in all the same
-    pause: Callable[[], Awaitable[None]] = staticmethod(_turn)  # lets the loop take a turn; may raise its cancellation
+    # On trio alone: lets the loop take a turn, as an await that has nothing to wait for must; may raise its cancellation.
+    checkpoint: Callable[[], Awaitable[None]] | None = None
 
     def __init__(self) -> None:
         self.queue, self._descriptor = _native.queue_open()
@@ -69,13 +62,13 @@ class Bridge:
 
     @property
     def descriptor(self) -> int:
-        """The queue's eventfd."""
+        """What the loop watches: readable when something has arrived, or when a dozing wait is to be looked at."""
         return self._descriptor
 
     def drain(self) -> None:
         """Settles everything that has arrived. Called by the loop, in its thread."""
         if _native.is_forked():
-            return  # the eventfd is the parent's too: reading it here would take a wake-up away
+            return  # its descriptors are the parent's too: reading it here would take a wake-up away
         try:
             _native.drain(self.queue, self._backlog)
             _points.deliver(self._backlog)
@@ -232,11 +225,9 @@ def _current_trio_bridge(trio: ModuleType) -> TrioBridge:
 class TrioBridge(Bridge):
     """One run of trio."""
 
-    must_checkpoint = True
-
     def __init__(self, trio: ModuleType) -> None:
         super().__init__()
-        self.pause = trio.lowlevel.checkpoint
+        self.checkpoint = trio.lowlevel.checkpoint
         self._trio = trio
         self._token = trio.lowlevel.current_trio_token()
         try:

@@ -49,8 +49,8 @@ class WaitStrategy(enum.StrEnum):
     """How `synchronize_async` waits; the strings themselves may be given too."""
 
     AUTO = "auto"
-    """Looks itself while the end is near, then has the watcher look, closely when the end is expected; an old wait whose end
-    nobody expects sleeps on a host function beside the stream. The fastest, at any number of streams."""
+    """Looks itself while the end is near; dozes until then if the stream's earlier waits foretell it; else has the watcher look;
+    an old wait whose end nobody expects sleeps on a host function beside the stream. The fastest, at any number of streams."""
     HOSTFUNC = "hostfunc"
     """One host function on the stream itself: no watching, but the stream stands still for it, it holds one of the device's
     hardware queues while it is pending, and enqueuing it may block on a full stream."""

@@ -122,22 +122,22 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
         return
     line = reference.line or interop.line_of(reference)
     bridge = _current_bridge()
-    on_trio = bridge.must_checkpoint
+    take_turn = bridge.checkpoint
     answer: int | _native.Wait
     if reference.is_event:
         answer = await _begin_event(reference, line, bridge, mode)
     else:
         answer = line.begin(reference.handle, bridge.queue, mode)
     if answer == 0:
-        if on_trio:
-            await bridge.pause()
+        if take_turn is not None:
+            await take_turn()
         return
     watched = None
     try:
         while True:
             if isinstance(answer, _Wait):
-                if on_trio:
-                    await bridge.pause()
+                if take_turn is not None:
+                    await take_turn()
                     answer = answer.poll()
                 else:
                     over = await answer

@@ -584,9 +584,9 @@ static PyObject *native_is_forked(PyObject *self, PyObject *unused) {
 
 static PyMethodDef functions[] = {
     {"bind", native_bind, METH_O, "Takes the driver's raw addresses, by name."},
-    {"queue_open", native_queue_open, METH_NOARGS, "A completion queue: (number, eventfd)."},
+    {"queue_open", native_queue_open, METH_NOARGS, "A completion queue: (number, descriptor)."},
     {"queue_close", native_queue_close, METH_VARARGS, "What is on it and what still comes goes to the orphans' queue."},
-    {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's eventfd readable."},
+    {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
     {"probe_open", native_probe_open, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
     {"health", native_health, METH_VARARGS, "0, or the error that has befallen a probe's context."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
