@@ -525,7 +525,9 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
 
 /* Begins waits until a new event has to be made: as many as there are records in the pools. */
 static int64_t take_all(int context, struct queue *queue) {
-    struct stream *stream = &streams[context][0];
+    static struct stream ours[CONTEXTS]; /* which nobody else moves: a wait on it must find something to wait for */
+    struct stream *stream = &ours[context];
+    stream->context = context;
     struct line *line = line_new(probes[context], false);
     int64_t made = atomic_load(&events_made), taken = 0, capacity = made + 2;
     struct wait **waits = calloc((size_t)capacity, sizeof *waits);

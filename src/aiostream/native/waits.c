@@ -242,7 +242,8 @@ void wait_begin(struct line *line, void *stream, void *event, struct queue *queu
     if (event) {
         status = driver.event_query(event);
     } else {
-        /* A stream that was busy every time is taken to be busy: its query costs more than the record and the event's. */
+        /* A stream that was busy every time is taken to be busy: its query, with what has to surround it, costs as much as the
+         * record that follows anyway. */
         unsigned busy = line->busy;
         bool ask = busy < ASK_EACH || busy % ASK_EACH == 0;
         /* Whether it captures is seen after the record, which harms no capture, except on the legacy stream. */
