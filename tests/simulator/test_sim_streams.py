@@ -329,7 +329,8 @@ def test_thousands_of_host_functions_queue_without_blocking(stream, gate):
 
 
 def test_idle_costs_nothing():
-    """In a process of its own: the suite's has other threads."""
+    """In a process of its own: the suite's has other threads. The least of several periods, for a busy machine charges its own to
+    whoever runs there."""
     program = """
         from aiostream import simulator
         simulator.install()
@@ -338,9 +339,12 @@ def test_idle_costs_nothing():
         stream = ok(cu.cuStreamCreate(1))
         Kernels().spin(stream, 0.001); host(stream, lambda: None)
         ok(cu.cuStreamSynchronize(stream))
-        before = time.process_time()
-        time.sleep(0.5)
-        print(time.process_time() - before)
+        costs = []
+        for _ in range(5):
+            before = time.process_time()
+            time.sleep(0.2)
+            costs.append(time.process_time() - before)
+        print(min(costs))
     """
     done = run_python(program)
-    assert float(done.stdout) < 0.002, done.stderr
+    assert float(done.stdout) < 0.0008, done.stderr
