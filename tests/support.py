@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -45,6 +46,26 @@ def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
         factory = None
     with asyncio.Runner(debug=loop_kind == "asyncio-debug", loop_factory=factory) as runner:
         return runner.run(function(*args))
+
+
+def run_together(kinds: list[str], function: Callable[..., Any], together: threading.Barrier) -> None:
+    """Runs a coroutine function on loops of these kinds, each in a thread of its own; one that fails breaks the barrier."""
+    errors: list[tuple[str, BaseException]] = []
+
+    def run(kind: str) -> None:
+        try:
+            run_on(kind, function)
+        except BaseException as error:
+            errors.append((kind, error))
+            together.abort()
+
+    threads = [threading.Thread(target=run, args=(kind,), name=f"aiostream-test-{kind}") for kind in kinds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a loop hangs"
+    assert not errors, errors
 
 
 def settle(condition: Callable[[], bool], seconds: float = 10.0) -> bool:

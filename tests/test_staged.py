@@ -23,7 +23,7 @@ import pytest
 
 import aiostream
 from aiostream import ContextFailedError, Event, Stream, StreamCaptureError, WaitCounts, _loops, _native, statistics, waiting
-from support import Gate, held_stream, idle_helpers, run_on, run_script, settle, spin, succeed
+from support import Gate, held_stream, idle_helpers, run_on, run_script, run_together, settle, spin, succeed
 from test_capture import CAPTURES, MODE_NAMES, MODES
 
 STRATEGIES = ["auto", "event", "spin", "hostfunc"]
@@ -282,7 +282,7 @@ async def test_waits_behind_one_that_sleeps_are_soon_noticed() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_several_loops_wait_on_one_stream_in_each_strategy(strategy: str) -> None:
-    stream, errors = Stream(wait=strategy), []
+    stream = Stream(wait=strategy)
     kinds = ["asyncio", "uvloop", "trio", "asyncio"]
     together = threading.Barrier(len(kinds))
 
@@ -298,20 +298,7 @@ def test_several_loops_wait_on_one_stream_in_each_strategy(strategy: str) -> Non
                     await stream.synchronize_async()
             assert threading.get_ident() == thread
 
-    def run(kind: str) -> None:
-        try:
-            run_on(kind, main)
-        except BaseException as error:
-            errors.append((kind, error))
-            together.abort()
-
-    threads = [threading.Thread(target=run, args=(kind,), name=f"aiostream-test-{kind}") for kind in kinds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a loop hangs"
-    assert not errors, errors
+    run_together(kinds, main, together)
     stream.close()
 
 
@@ -486,6 +473,36 @@ def test_an_asyncio_timeout_and_a_cancelled_task(stage: str, thing: str) -> None
             assert scope.cancelled_caught
 
     asyncio.run(main())
+
+
+@pytest.mark.simulator_only("a GPU does not count its calls")
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_a_wait_that_is_given_back_is_asked_once_in_each_turn(monkeypatch: pytest.MonkeyPatch, loop_kind: str) -> None:
+    """At once when its task resumes, and then not before the loop has taken a turn: that is also how long a turn is told."""
+    from aiostream import simulator
+
+    given_back = waiting._Watched.given_back
+    asked: list[int] = []
+
+    def strike(watched: Any, wait: Any, orphaned: bool) -> None:
+        before = simulator.calls("cuEventQuery")
+        assert wait.poll() is wait
+        asked.append(simulator.calls("cuEventQuery") - before)
+        assert next(wait.__await__()) is None
+        asked.append(simulator.calls("cuEventQuery") - before)
+        given_back(watched, wait, orphaned)
+
+    while not asked:  # see SIGNS: on a busy machine it may not doze
+        async with waiter_in("dozing") as (waiter, gate):
+            monkeypatch.setattr(waiting._Watched, "given_back", strike)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waiter.wait)
+                await waiter.reach()
+                while not asked and since(waiter.before).slept == 0:
+                    await anyio.lowlevel.checkpoint()
+                gate.open()
+            monkeypatch.undo()
+    assert asked == [1, 1]
 
 
 @pytest.mark.parametrize("thing", THINGS)

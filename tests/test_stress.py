@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from aiostream import Event, Stream, StreamClosedError, WaitStrategy, set_default_wait, statistics
-from support import Gate, held_stream, run_on, settle, spin
+from support import Gate, held_stream, run_on, run_together, settle, spin
 
 KINDS = ["asyncio", "uvloop", "trio"]
 STRATEGIES = list(WaitStrategy)
@@ -163,7 +163,7 @@ def test_loops_of_all_kinds_one_after_the_other() -> None:
 
 
 def test_several_loops_in_several_threads_await_one_stream() -> None:
-    stream, errors, waits = Stream(), [], []
+    stream, waits = Stream(), []
     kinds = ["asyncio", "uvloop", "trio", "asyncio", "trio"]
     together = threading.Barrier(len(kinds))
 
@@ -185,20 +185,7 @@ def test_several_loops_in_several_threads_await_one_stream() -> None:
             assert threading.get_ident() == thread
             waits.append(number)
 
-    def run(kind: str) -> None:
-        try:
-            run_on(kind, main)
-        except BaseException as error:
-            errors.append((kind, error))
-            together.abort()
-
-    threads = [threading.Thread(target=run, args=(kind,), name=f"aiostream-test-{kind}") for kind in kinds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a loop hangs"
-    assert not errors, errors
+    run_together(kinds, main, together)
     assert len(waits) == 60 * len(kinds)
     stream.close()
 

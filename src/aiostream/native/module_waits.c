@@ -15,12 +15,12 @@ typedef struct {
 PyTypeObject *wait_type;
 
 /* NULL: no memory; the wait is the caller's. */
-static PyObject *new_wait(struct wait *wait, struct queue *queue, bool yielded) {
+static PyObject *new_wait(struct wait *wait, struct queue *queue) {
     WaitObject *self = PyObject_New(WaitObject, wait_type);
     if (!self) return NULL;
     self->wait = wait;
     self->queue = queue;
-    self->yielded = yielded;
+    self->yielded = false;
     return (PyObject *)self;
 }
 
@@ -149,7 +149,7 @@ static void Line_dealloc(PyObject *object) {
 
 static PyObject *from_begun(const struct begun *begun, struct queue *queue) {
     if (!begun->spinning) return as_number(begun);
-    PyObject *object = new_wait(begun->spinning, queue, false);
+    PyObject *object = new_wait(begun->spinning, queue);
     if (!object) wait_drop(begun->spinning);
     return object;
 }
@@ -218,7 +218,7 @@ static bool append(void *context, uint64_t ticket, int64_t status, bool passed) 
     PyObject *list = delivery->list;
     Py_ssize_t length = PyList_Size(list);
     struct wait *wait = wait_given_back(status);
-    PyObject *code = wait ? new_wait(wait, delivery->queue, true) : PyLong_FromLongLong(passed ? status : -status);
+    PyObject *code = wait ? new_wait(wait, delivery->queue) : PyLong_FromLongLong(passed ? status : -status);
     if (code && append_number(list, PyLong_FromUnsignedLongLong(ticket)) && PyList_Append(list, code) == 0) {
         Py_DECREF(code);
         return true;
