@@ -77,7 +77,7 @@ DRIVER = [
         "attributes: each_attribute_can_be_set",
     ),
     row("cuStreamCopyAttributes", "Stream.copy_attributes", "attributes: attributes_are_copied"),
-    row("cuStreamAttachMemAsync", "Stream.attach_mem_async, MemAttach", "memops: managed_memory_is_attached"),
+    row("cuStreamAttachMemAsync", "Stream.attach_mem_async, MemAttach", "memory: managed_memory_is_attached"),
     row(
         "cuStreamBeginCapture",
         "Stream.begin_capture, CaptureMode",
@@ -128,16 +128,16 @@ DRIVER = [
         "capture_scopes: a_threads_mode_is_pushed_and_popped",
     ),
     row("cuCtxGetStreamPriorityRange", "Device.stream_priority_range", "stream: properties"),
-    row("cuStreamGetDevResource", "Stream.dev_resource, DevResourceType", "memops: a_streams_share_of_the_device"),
+    row("cuStreamGetDevResource", "Stream.dev_resource, DevResourceType", "memory: a_streams_share_of_the_device"),
     row("cuStreamBeginRecaptureToGraph", "Stream.begin_recapture_to_graph", "attributes: what_newer_drivers_can"),
-    row("cuStreamWaitValue32", "Stream.wait_value, WaitValueFlags", "memops: work_waits_for_a_value"),
-    row("cuStreamWaitValue64", "Stream.wait_value", "memops: work_waits_for_a_value"),
-    row("cuStreamWriteValue32", "Stream.write_value, WriteValueFlags", "memops: values_are_written_in_order"),
-    row("cuStreamWriteValue64", "Stream.write_value", "memops: values_are_written_in_order"),
+    row("cuStreamWaitValue32", "Stream.wait_value, WaitValueFlags", "memory: work_waits_for_a_value"),
+    row("cuStreamWaitValue64", "Stream.wait_value", "memory: work_waits_for_a_value"),
+    row("cuStreamWriteValue32", "Stream.write_value, WriteValueFlags", "memory: values_are_written_in_order"),
+    row("cuStreamWriteValue64", "Stream.write_value", "memory: values_are_written_in_order"),
     row(
         "cuStreamBatchMemOp",
         "Stream.batch_mem_op, WaitValue, WriteValue, FlushRemoteWrites, MemoryBarrier",
-        "memops: a_batch_is_done_in_order, memops: barriers_and_flushes",
+        "memory: a_batch_is_done_in_order, memory: barriers_and_flushes",
     ),
 ]
 

@@ -113,7 +113,7 @@ class Buffers:
             raise BusyError
         return Block(self, self._free.pop())
 
-    def give_back(self, address: int) -> None:
+    def put_back(self, address: int) -> None:
         """Called by a block's finalizer."""
         self._free.append(address)
 
@@ -133,7 +133,7 @@ class Block:
         self.y = (ctypes.c_float * LONGEST).from_address(address + 4 * LONGEST)
 
     def __del__(self) -> None:
-        self._owner.give_back(self.address)
+        self._owner.put_back(self.address)
 
 
 class Model:

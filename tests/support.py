@@ -80,7 +80,7 @@ def settle(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 def idle_helpers(event: Event) -> int:
     """How many of the library's private streams wait for nothing, in an event's context."""
-    return _native.idle_helpers(event.context.probe())
+    return _native.idle_helpers(event.context._ensure_monitored())
 
 
 class Gate:

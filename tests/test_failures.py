@@ -416,7 +416,7 @@ async def _pending(things: Things, prepare: Callable[[], None], wait: Callable[[
         raise errors[0]
 
 
-def _made(thing: Any) -> None:
+def _from_handle(thing: Any) -> None:
     thing.close()
 
 
@@ -446,18 +446,18 @@ REFUSALS: dict[str, tuple[str, Callable[[Things], Any]]] = {
     "event-synchronize": ("cuEventSynchronize", lambda t: t.event.synchronize()),
     "event-wait": ("cuStreamWaitEvent", _pending_event),
     "event-wait-enqueue": ("cuEventRecordWithFlags", _pending_event),
-    "event-create": ("cuEventCreate", lambda t: _made(Event())),
-    "event-create-context": ("cuCtxPushCurrent", lambda t: _made(Event())),
+    "event-create": ("cuEventCreate", lambda t: _from_handle(Event())),
+    "event-create-context": ("cuCtxPushCurrent", lambda t: _from_handle(Event())),
     "elapsed": (
         "cuEventElapsedTime",
         lambda t: [t.timed.record(t.stream), t.stream.synchronize(), t.timed.elapsed_time(t.timed)][:0],
     ),
     "wait-event": ("cuStreamWaitEvent", lambda t: t.stream.wait_event(t.event)),
-    "stream-create": ("cuStreamCreateWithPriority", lambda t: _made(Stream())),
-    "stream-create-context": ("cuCtxPushCurrent", lambda t: _made(Stream())),
-    "stream-current": ("cuCtxGetCurrent", lambda t: _made(Stream())),
-    "stream-context": ("cuStreamGetCtx", lambda t: _made(Stream.borrow(t.stream.handle))),
-    "stream-context-id": ("cuCtxGetId", lambda t: _made(Stream.borrow(t.stream.handle))),
+    "stream-create": ("cuStreamCreateWithPriority", lambda t: _from_handle(Stream())),
+    "stream-create-context": ("cuCtxPushCurrent", lambda t: _from_handle(Stream())),
+    "stream-current": ("cuCtxGetCurrent", lambda t: _from_handle(Stream())),
+    "stream-context": ("cuStreamGetCtx", lambda t: _from_handle(Stream.borrow(t.stream.handle))),
+    "stream-context-id": ("cuCtxGetId", lambda t: _from_handle(Stream.borrow(t.stream.handle))),
     "flags": ("cuStreamGetFlags", lambda t: Stream.borrow(t.stream.handle).flags),
     "priority": ("cuStreamGetPriority", lambda t: Stream.borrow(t.stream.handle).priority),
     "id": ("cuStreamGetId", lambda t: Stream.borrow(t.stream.handle).id),

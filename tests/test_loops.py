@@ -141,7 +141,7 @@ def test_a_queue_is_used_again_by_a_later_loop() -> None:
     for _ in range(20):
         asyncio.run(main())
         gc.collect()
-        assert settle(lambda: not _loops._process._handed_over)
+        assert settle(lambda: not _loops._process._tasks)
     assert len(queues) < 10
 
 
@@ -210,7 +210,7 @@ def test_dozing_waits_of_a_loop_without_add_reader() -> None:
 
     async def main() -> None:
         streams = [Stream() for _ in range(20)]
-        before = statistics().waits.dozed
+        before = statistics().waits.by_timer
 
         async def serve(stream: Stream) -> None:
             for _ in range(25):
@@ -219,9 +219,9 @@ def test_dozing_waits_of_a_loop_without_add_reader() -> None:
 
         for _ in range(40):  # more together than are woken at a time
             await asyncio.gather(*map(serve, streams))
-            if statistics().waits.dozed > before + 100:
+            if statistics().waits.by_timer > before + 100:
                 break
-        assert statistics().waits.dozed > before + 10  # few on a machine that is busy with other things
+        assert statistics().waits.by_timer > before + 10  # few on a machine that is busy with other things
         for stream in streams:
             stream.close()
 
@@ -332,13 +332,13 @@ def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> Non
     from aiostream import _points, futures
 
     loop = asyncio.new_event_loop()
-    probe = aiostream.Device(0).primary_context.probe()
+    context_id = aiostream.Device(0).primary_context._ensure_monitored()
     try:
         for broken in ("set", "retire", "pop"):
-            steps = futures._native.retire
-            points = [futures.Completion(loop.create_future(), "a stream", "a call", probe) for _ in range(3)]
+            steps = futures._native.set_state
+            points = [futures.Completion(loop.create_future(), "a stream", "a call", context_id) for _ in range(3)]
             for point in points:
-                _native.retire(point, futures.State.PENDING, _native.FUTURES_CREATED)
+                _native.set_state(point, futures.State.PENDING, _native.FUTURES_CREATED)
             waiting = [point.future for point in points]
             registry = {-1 - n: point for n, point in enumerate(points)}
             _points.registry.update(registry)

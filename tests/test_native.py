@@ -12,7 +12,7 @@ import pytest
 TESTS = Path(__file__).parent
 NATIVE = TESTS.parent / "src" / "aiostream" / "native"
 # The compiled files of the library that are not Python's. module.c and its companions are the ones that are.
-DRIVER_SIDE = ["points.c", "alarm.c", "watcher.c", "waits.c", "forecast.c", "sleeper.c", "handles.c"]
+DRIVER_SIDE = ["points.c", "timer.c", "watcher.c", "waits.c", "policy.c", "helper_hostfunc.c", "handles.c"]
 SANITIZERS = {
     "thread": (["-fsanitize=thread"], {"TSAN_OPTIONS": "halt_on_error=1:exitcode=66:second_deadlock_stack=1"}),
     "address": (
@@ -68,9 +68,9 @@ def test_native_threads_under_the_sanitizers(name: str, sanitizer: str, tmp_path
 def test_what_is_learnt_of_waits(tmp_path: Path) -> None:
     """By the forecast alone: how soon it learns, how soon it forgets, what it does not believe."""
     folder = TESTS / "native"
-    program = tmp_path / "forecasts"
+    program = tmp_path / "policy"
     try:
-        compiled = compile_c([folder / "forecasts.c", NATIVE / "forecast.c"], program, [])
+        compiled = compile_c([folder / "policy.c", NATIVE / "policy.c"], program, [])
     except FileNotFoundError:
         pytest.skip("there is no gcc here")
     assert compiled.returncode == 0, compiled.stderr

@@ -43,9 +43,9 @@ MAY_DOZE = (10_000_000, 256)  # ns, and how many at a time
 # that none is expected: then it sleeps where it should have dozed or been given back, and the test goes on with that.
 SIGNS = {
     "watched": [_native.WAITS_WATCHED],
-    "asleep": [_native.WAITS_SLEPT],
-    "given back": [_native.WAITS_APPROACHED, _native.WAITS_SLEPT],
-    "dozing": [_native.WAITS_DOZED, _native.WAITS_SLEPT],
+    "asleep": [_native.WAITS_BY_HOSTFUNC],
+    "given back": [_native.WAITS_HANDED_BACK, _native.WAITS_BY_HOSTFUNC],
+    "dozing": [_native.WAITS_BY_TIMER, _native.WAITS_BY_HOSTFUNC],
     "host function": [_native.POINTS_ARMED],
 }
 THINGS = ["stream", "event"]
@@ -82,7 +82,7 @@ class Waiter:
         # Else a wait on the event would be in a thread that makes a helper stream, and not in its stage. (Failed contexts, which
         # the simulator can recover, have lost theirs.)
         while idle_helpers(self.event) < 3:
-            self.event.context.add_helper()
+            self.event.context._add_helper()
         self.turns, self.before, self.then = 0, counts(), _native.counters()
 
     async def wait(self) -> None:
@@ -90,12 +90,12 @@ class Waiter:
 
     async def learn(self, length: float = 0.004) -> None:
         """Equal waits, until one of them was given back, or has dozed: the next will be too, if nothing comes between."""
-        _native.doze(*((0, 0) if self.stage == "given back" else MAY_DOZE))  # the watcher sees to none that dozes
+        _native.timer_limits(*((0, 0) if self.stage == "given back" else MAY_DOZE))  # the watcher sees to none that dozes
         before = counts()
         for _ in range(60):  # see SIGNS: on a busy machine none may ever be
             self.work(length)
             await self.wait()
-            if since(before).approached > 0 if self.stage == "given back" else since(before).dozed > 0:
+            if since(before).handed_back > 0 if self.stage == "given back" else since(before).by_timer > 0:
                 return
 
     def work(self, length: float) -> None:
@@ -132,11 +132,11 @@ class Waiter:
 
 @pytest.fixture(autouse=True)
 def as_ever() -> Iterator[None]:
-    length, most = _native.doze(0, 0)
-    _native.doze(length, most)
+    length, most = _native.timer_limits(0, 0)
+    _native.timer_limits(length, most)
     yield
     _native.predict(True)
-    _native.doze(length, most)
+    _native.timer_limits(length, most)
 
 
 @contextlib.asynccontextmanager
@@ -251,8 +251,8 @@ async def test_a_wait_that_comes_late_to_the_watcher_is_not_late() -> None:
             with anyio.fail_after(10):
                 while since(waiter.before).watched < 4:
                     await anyio.lowlevel.checkpoint()
-                looks = counts().looks
-                while counts().looks < looks + 3:  # and it has come again behind them, unless it still spins
+                looks = counts().polls
+                while counts().polls < looks + 3:  # and it has come again behind them, unless it still spins
                     await anyio.lowlevel.checkpoint()
             first.open()
             with anyio.fail_after(10):
@@ -344,13 +344,13 @@ def test_the_per_thread_stream_is_another_one_in_each_thread(strategy: str) -> N
 def test_what_is_learnt_of_very_many_streams_is_forgotten_by_several_threads_at_once() -> None:
     """A context remembers the latest 1,024 streams."""
     context = aiostream.Device(0).primary_context
-    context.probe()
+    context._ensure_monitored()
     errors: list[BaseException] = []
 
     def ask(number: int) -> None:
         try:
             for identity in range(5000):
-                context.line(1 << 40 | number << 20 | identity)
+                context._wait_list(1 << 40 | number << 20 | identity)
         except BaseException as error:
             errors.append(error)
 
@@ -365,7 +365,7 @@ def test_what_is_learnt_of_very_many_streams_is_forgotten_by_several_threads_at_
     finally:
         sys.setswitchinterval(interval)
     assert not errors, errors
-    assert len(context._lines) < 1100
+    assert len(context._wait_lists) < 1100
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -417,7 +417,7 @@ def test_a_full_stream_does_not_block_the_loop(driver_kind: str, strategy: str, 
         began = time.monotonic()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stream.synchronize_async if thing == "stream" else event.synchronize_async)
-            while strategy == "auto" and since(before).slept == 0:
+            while strategy == "auto" and since(before).by_hostfunc == 0:
                 await anyio.lowlevel.checkpoint()
             for _ in range(20):
                 await anyio.lowlevel.checkpoint()
@@ -481,7 +481,7 @@ async def test_a_wait_that_is_given_back_is_asked_once_in_each_turn(monkeypatch:
     """At once when its task resumes, and then not before the loop has taken a turn: that is also how long a turn is told."""
     from aiostream import simulator
 
-    given_back = waiting._Watched.given_back
+    handed_back = waiting._Watched.handed_back
     asked: list[int] = []
 
     def strike(watched: Any, wait: Any, orphaned: bool) -> None:
@@ -490,15 +490,15 @@ async def test_a_wait_that_is_given_back_is_asked_once_in_each_turn(monkeypatch:
         asked.append(simulator.calls("cuEventQuery") - before)
         assert next(wait.__await__()) is None
         asked.append(simulator.calls("cuEventQuery") - before)
-        given_back(watched, wait, orphaned)
+        handed_back(watched, wait, orphaned)
 
     while not asked:  # see SIGNS: on a busy machine it may not doze
         async with waiter_in("dozing") as (waiter, gate):
-            monkeypatch.setattr(waiting._Watched, "given_back", strike)
+            monkeypatch.setattr(waiting._Watched, "handed_back", strike)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(waiter.wait)
                 await waiter.reach()
-                while not asked and since(waiter.before).slept == 0:
+                while not asked and since(waiter.before).by_hostfunc == 0:
                     await anyio.lowlevel.checkpoint()
                 gate.open()
             monkeypatch.undo()
@@ -511,13 +511,13 @@ async def test_a_wait_that_is_cancelled_as_it_is_given_back(
     monkeypatch: pytest.MonkeyPatch, loop_kind: str, moment: str, thing: str
 ) -> None:
     """Between the delivery and the task's next step; and just before it, when the future is cancelled and nobody knows."""
-    given_back = waiting._Watched.given_back
+    handed_back = waiting._Watched.handed_back
     struck = []
 
     def strike(watched: Any, wait: Any, orphaned: bool) -> None:
         if moment == "before":
             cancel()
-        given_back(watched, wait, orphaned)
+        handed_back(watched, wait, orphaned)
         if moment == "after":
             cancel()
         struck.append(wait)
@@ -545,7 +545,7 @@ async def test_a_wait_that_is_cancelled_as_it_is_given_back(
         async with waiter_in("given back", thing) as (waiter, _):
             outcome: list[bool] = []
             scope = anyio.CancelScope()
-            monkeypatch.setattr(waiting._Watched, "given_back", strike)
+            monkeypatch.setattr(waiting._Watched, "handed_back", strike)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait, waiter)
                 await waiter.reach()
@@ -577,7 +577,7 @@ async def test_cancelled_waits_lose_no_records(stage: str, thing: str) -> None:
                 tasks.cancel_scope.cancel()
         await waiter.wait()
     assert simulator.calls("cuEventCreate") - made <= 4
-    assert counts().lost == waiter.before.lost
+    assert counts().leaked == waiter.before.leaked
     waiter.close()
 
 
@@ -611,7 +611,7 @@ async def test_a_failing_context_fails_the_wait(breakable: Any, stage: str, thin
         assert [error.code for error in errors] == [719, 719]
         assert errors[0] is not errors[1]
         assert all(error.call for error in errors)
-        assert since(before).lost <= 2, "only those that slept"
+        assert since(before).leaked <= 2, "only those that slept"
         recover(breakable)
 
 
@@ -620,22 +620,22 @@ async def test_a_failing_context_fails_the_wait(breakable: Any, stage: str, thin
 async def test_a_context_that_fails_as_a_wait_is_given_back(
     breakable: Any, monkeypatch: pytest.MonkeyPatch, loop_kind: str
 ) -> None:
-    given_back = waiting._Watched.given_back
+    handed_back = waiting._Watched.handed_back
     struck: list[Any] = []
     errors: list[ContextFailedError] = []
 
     def strike(watched: Any, wait: Any, orphaned: bool) -> None:
         breakable.break_context(700)
         struck.append(wait)
-        given_back(watched, wait, orphaned)
+        handed_back(watched, wait, orphaned)
 
     while not struck:
         async with waiter_in("given back") as (waiter, gate):
-            monkeypatch.setattr(waiting._Watched, "given_back", strike)
+            monkeypatch.setattr(waiting._Watched, "handed_back", strike)
 
             async def open_if_not_expected(waiter: Waiter = waiter, gate: Gate = gate) -> None:
                 await waiter.reach()
-                if not struck and not since(waiter.before).approached:
+                if not struck and not since(waiter.before).handed_back:
                     struck.clear()
                     monkeypatch.undo()
                     gate.open()
@@ -784,7 +784,7 @@ async def test_a_wait_that_spins_is_never_the_watchers() -> None:
                 await anyio.lowlevel.checkpoint()
             gate.open()
         now = since(before)
-        assert (now.spun, now.watched, now.looks) == (1, 0, 0)
+        assert (now.spun, now.watched, now.polls) == (1, 0, 0)
 
 
 async def test_a_wait_of_which_nothing_is_known_spins_and_is_handed_over() -> None:
@@ -793,8 +793,8 @@ async def test_a_wait_of_which_nothing_is_known_spins_and_is_handed_over() -> No
         tasks.start_soon(waiter.wait)
         await waiter.reach()
         now = since(waiter.before)
-        assert (now.watched, now.slept, now.spun, now.approached) == (1, 1, 0, 0)
-        assert now.looks > 0, "it was looked at before"
+        assert (now.watched, now.by_hostfunc, now.spun, now.handed_back) == (1, 1, 0, 0)
+        assert now.polls > 0, "it was looked at before"
         gate.open()
 
 
@@ -803,11 +803,11 @@ async def test_a_watched_wait_does_not_sleep() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(waiter.wait)
             await waiter.reach()
-            while since(waiter.before).looks < 40:
+            while since(waiter.before).polls < 40:
                 await anyio.lowlevel.checkpoint()
             gate.open()
         now = since(waiter.before)
-        assert (now.watched, now.slept, now.spun, now.approached) == (1, 0, 0, 0)
+        assert (now.watched, now.by_hostfunc, now.spun, now.handed_back) == (1, 0, 0, 0)
 
 
 async def test_equal_waits_are_expected_and_given_back() -> None:
@@ -818,11 +818,11 @@ async def test_equal_waits_are_expected_and_given_back() -> None:
         waiter.work(0.004)
         await waiter.wait()
         now = since(before)
-        if now.approached >= 10 and now.spun >= 5:  # on an idle machine after a dozen
+        if now.handed_back >= 10 and now.spun >= 5:  # on an idle machine after a dozen
             break
-    assert now.approached >= 10, now
+    assert now.handed_back >= 10, now
     assert now.spun >= 5, "many of those that are given back end in the task's own looks"
-    assert now.approached <= now.predicted <= now.watched <= 200, now
+    assert now.handed_back <= now.predicted <= now.watched <= 200, now
     waiter.close()
 
 
@@ -835,11 +835,11 @@ async def test_short_equal_waits_doze_and_the_watcher_hears_nothing_of_them() ->
         waiter.work(0.002)
         await waiter.wait()
         now = since(one)
-        if now.dozed == now.spun == 1:  # over when its task looked, or soon after
-            assert (now.watched, now.looks) == (0, 0)
-        if since(before).dozed >= 10:
+        if now.by_timer == now.spun == 1:  # over when its task looked, or soon after
+            assert (now.watched, now.polls) == (0, 0)
+        if since(before).by_timer >= 10:
             break
-    assert since(before).dozed >= 10, since(looks)
+    assert since(before).by_timer >= 10, since(looks)
     waiter.close()
 
 
@@ -848,13 +848,13 @@ async def test_a_doze_that_does_not_end_when_expected_is_watched() -> None:
         async with waiter_in("dozing") as (waiter, gate), anyio.create_task_group() as tasks:
             tasks.start_soon(waiter.wait)
             await waiter.reach()
-            dozed = since(waiter.before).dozed > 0
-            while since(waiter.before).slept == 0:
+            dozed = since(waiter.before).by_timer > 0
+            while since(waiter.before).by_hostfunc == 0:
                 await anyio.lowlevel.checkpoint()
             now = since(waiter.before)
             gate.open()
         if dozed:
-            assert (now.dozed, now.watched, now.approached, now.slept, now.spun) == (1, 0, 0, 1, 0)
+            assert (now.by_timer, now.watched, now.handed_back, now.by_hostfunc, now.spun) == (1, 0, 0, 1, 0)
             return
     raise AssertionError("equal waits, and the next did not doze, 20 times")
 
@@ -867,7 +867,7 @@ async def test_only_the_one_wait_of_a_stream_dozes() -> None:
         with anyio.fail_after(10):
             while since(waiter.before).watched == 0:
                 await anyio.lowlevel.checkpoint()
-        assert since(waiter.before).dozed <= 1
+        assert since(waiter.before).by_timer <= 1
         gate.open()
 
 
@@ -886,9 +886,9 @@ async def test_many_that_doze_are_all_woken() -> None:
         async with anyio.create_task_group() as tasks:
             for stream in streams:
                 tasks.start_soon(serve, stream)
-        if since(before).dozed > 100:
+        if since(before).by_timer > 100:
             break
-    assert since(before).dozed > 10  # few on a machine that is busy with other things: see SIGNS
+    assert since(before).by_timer > 10  # few on a machine that is busy with other things: see SIGNS
     for stream in streams:
         stream.close()
 
@@ -897,13 +897,13 @@ async def test_no_more_doze_than_may_at_a_time() -> None:
     waiters = [Waiter("dozing") for _ in range(3)]
     for waiter in waiters:
         await waiter.learn()
-    _native.doze(MAY_DOZE[0], 1)
+    _native.timer_limits(MAY_DOZE[0], 1)
     before = counts()
     async with anyio.create_task_group() as tasks:
         for waiter in waiters:
             waiter.work(0.004)
             tasks.start_soon(waiter.wait)
-    assert since(before).dozed <= 1
+    assert since(before).by_timer <= 1
     for waiter in waiters:
         waiter.close()
 
@@ -912,7 +912,7 @@ async def test_a_loop_that_ends_leaves_its_dozing_waits_to_the_watcher(loop_kind
     """As a task does that is never resumed: the record is used again once the GPU has passed it."""
     waiter = Waiter("dozing")
     await waiter.learn()
-    lost = counts().lost
+    lost = counts().leaked
 
     def elsewhere() -> None:
         async def leave() -> None:
@@ -925,7 +925,7 @@ async def test_a_loop_that_ends_leaves_its_dozing_waits_to_the_watcher(loop_kind
     await anyio.to_thread.run_sync(elsewhere)
     waiter.work(0)
     await waiter.wait()
-    assert counts().lost == lost
+    assert counts().leaked == lost
     waiter.close()
 
 
@@ -934,13 +934,13 @@ async def test_a_wait_that_does_not_end_when_expected_is_watched_again() -> None
         async with waiter_in("given back") as (waiter, gate), anyio.create_task_group() as tasks:
             tasks.start_soon(waiter.wait)
             await waiter.reach()
-            expected = since(waiter.before).approached > 0
-            while since(waiter.before).slept == 0:  # the task has looked long enough, and so has the watcher
+            expected = since(waiter.before).handed_back > 0
+            while since(waiter.before).by_hostfunc == 0:  # the task has looked long enough, and so has the watcher
                 await anyio.lowlevel.checkpoint()
             now = since(waiter.before)
             gate.open()
         if expected:
-            assert (now.watched, now.predicted, now.approached, now.slept, now.spun) == (1, 1, 1, 1, 0)
+            assert (now.watched, now.predicted, now.handed_back, now.by_hostfunc, now.spun) == (1, 1, 1, 1, 0)
             return
     raise AssertionError("equal waits, and the next was not expected, 20 times")
 
@@ -953,11 +953,11 @@ async def test_expected_waits_that_are_not_given_back_are_looked_at_closely_and_
                 tasks.start_soon(waiter.wait)
                 tasks.start_soon(waiter.wait)
             with anyio.fail_after(10):
-                while since(waiter.before).slept == 0:
+                while since(waiter.before).by_hostfunc == 0:
                     await anyio.lowlevel.checkpoint()
             now = since(waiter.before)
             gate.open()
-        assert (now.watched, now.approached) == (2, 0)
+        assert (now.watched, now.handed_back) == (2, 0)
         assert now.predicted <= 1  # none, if the machine is so busy that nothing can be expected
 
 
@@ -970,7 +970,7 @@ async def test_without_prediction_nothing_is_expected() -> None:
         for _ in range(5):
             waiter.work(0.004)
             await waiter.wait()
-        assert (since(before).predicted, since(before).approached) == (0, 0)
+        assert (since(before).predicted, since(before).handed_back) == (0, 0)
     finally:
         _native.predict(True)
     waiter.close()
@@ -984,12 +984,12 @@ async def test_only_so_many_sleep_and_the_others_are_watched() -> None:
         async with anyio.create_task_group() as tasks:
             for stream in streams:
                 tasks.start_soon(stream.synchronize_async)
-            while since(before).slept < 4:
+            while since(before).by_hostfunc < 4:
                 await anyio.lowlevel.checkpoint()
-            looks = counts().looks
-            while counts().looks < looks + 30:
+            looks = counts().polls
+            while counts().polls < looks + 30:
                 await anyio.lowlevel.checkpoint()
-            assert since(before).slept == 4
+            assert since(before).by_hostfunc == 4
             gate.open()
         for stream in streams:
             stream.close()
@@ -1008,35 +1008,35 @@ async def test_a_cancelled_wait_that_nobody_is_behind_does_not_sleep() -> None:
         assert since(before).watched == 0, "they were still spinning"
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(other.synchronize_async)
-            while since(before).slept == 0:  # it is younger
+            while since(before).by_hostfunc == 0:  # it is younger
                 await anyio.lowlevel.checkpoint()
             passes = statistics().watcher_passes
             while statistics().watcher_passes < passes + 3:
                 await anyio.lowlevel.checkpoint()
-            assert since(before).slept == 1
+            assert since(before).by_hostfunc == 1
             gate.open()
         await left.aclose()
         await other.aclose()
 
 
 async def test_none_sleeps_where_none_may() -> None:
-    _native.sleepers(0)
+    _native.hostfunc_limit(0)
     try:
         with Gate() as gate:
             stream = held_stream(gate)
             before = counts()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(stream.synchronize_async)
-                while since(before).looks < 60:
+                while since(before).polls < 60:
                     await anyio.lowlevel.checkpoint()
-                assert since(before).slept == 0
-                _native.sleepers(4)
-                while since(before).slept == 0:
+                assert since(before).by_hostfunc == 0
+                _native.hostfunc_limit(4)
+                while since(before).by_hostfunc == 0:
                     await anyio.lowlevel.checkpoint()
                 gate.open()
             stream.close()
     finally:
-        _native.sleepers(4)
+        _native.hostfunc_limit(4)
 
 
 # ------------------------------------------------------------------------------------------------ captures
@@ -1061,7 +1061,7 @@ async def test_a_capture_is_refused_before_it_is_touched(strategy: str, driver_k
             assert caught.value.code == 907
             assert capture.end() == 1
         now = since(before)
-        assert (now.ready, now.spun, now.watched, now.lost) == (0, 0, 0, 0)
+        assert (now.ready, now.spun, now.watched, now.leaked) == (0, 0, 0, 0)
         assert statistics().points.armed == armed
         with Gate() as gate:
             gate.hold(stream)
@@ -1098,16 +1098,16 @@ async def test_waits_in_all_stages_end_no_capture(where: str, mode: int) -> None
             tasks.start_soon(waiter.wait)
             if number % 3 == 2 or number == len(waiters) - 1:
                 spin(captured, 0)
-                looks = counts().looks
+                looks = counts().polls
                 passes = statistics().watcher_passes
-                while counts().looks < looks + 8 or statistics().watcher_passes < passes + 2:
+                while counts().polls < looks + 8 or statistics().watcher_passes < passes + 2:
                     await anyio.lowlevel.checkpoint()
                 gate.open()
                 for _ in range(20):
                     await anyio.lowlevel.checkpoint()
                 assert capture.end() == 1
-    assert since(before).slept > 0
-    assert since(before).lost == 0
+    assert since(before).by_hostfunc > 0
+    assert since(before).leaked == 0
     for waiter in waiters:
         waiter.close()
     captured.close()
@@ -1136,7 +1136,7 @@ async def test_a_busy_stream_that_captures_refuses_its_waits(mode: int) -> None:
         for _ in range(20):
             spin(stream, 0.0002)
             await stream.synchronize_async()
-    assert since(before).lost == 0
+    assert since(before).leaked == 0
     stream.close()
 
 
@@ -1146,9 +1146,9 @@ async def test_a_busy_stream_that_captures_refuses_its_waits(mode: int) -> None:
 def test_strategies_are_chosen_by_name_or_value() -> None:
     for name in STRATEGIES:
         stream = Stream(wait=name)
-        assert stream.wait == aiostream.WaitStrategy(name)
+        assert stream.wait_strategy == aiostream.WaitStrategy(name)
         other = Stream(wait=aiostream.WaitStrategy(name))
-        assert other.wait == stream.wait
+        assert other.wait_strategy == stream.wait_strategy
         with default_wait(name):
             assert aiostream.default_wait() == name
             third = Stream()
@@ -1177,7 +1177,7 @@ def test_the_environment_s_strategy(driver_kind: str, strategy: str) -> None:
         from aiostream import Stream, default_wait, set_default_wait, statistics
         from support import spin
         stream = Stream()
-        print(stream.wait, default_wait())
+        print(stream.wait_strategy, default_wait())
         async def main():
             for _ in range(5):
                 spin(stream, 0.001)
@@ -1294,7 +1294,7 @@ def test_keyboard_interrupts_lose_no_wait(driver_kind: str, strategy: str) -> No
         loop.close()
     assert interrupts > 200, interrupts
     assert settle(lambda: statistics().balanced), statistics()
-    assert statistics().waits.lost == before.waits.lost
+    assert statistics().waits.leaked == before.waits.leaked
     assert events() - made <= 20, f"{events() - made} records were lost by {interrupts} interrupts"
     stream.close()
 
@@ -1328,7 +1328,7 @@ PENDING = """
             waiter.event.record(waiter.stream)
 
     async def until_some_sleep():
-        while statistics().waits.slept == 0:
+        while statistics().waits.by_hostfunc == 0:
             await anyio.lowlevel.checkpoint()
 
     atexit.register(gate.open)  # runs before the library's own end, whose threads then meet what comes
@@ -1385,10 +1385,10 @@ def test_the_interpreter_ends_while_the_driver_holds_the_sleeper_up(driver_kind:
             while statistics().waits.watched == 0:
                 await asyncio.sleep(0)
             simulator.adversary(blocking_enqueue=20.0)
-            while statistics().waits.slept == 0:
+            while statistics().waits.by_hostfunc == 0:
                 await asyncio.sleep(0)
-            looks = statistics().waits.looks
-            while statistics().waits.looks < looks + 20:  # the watcher is not held up with it
+            looks = statistics().waits.polls
+            while statistics().waits.polls < looks + 20:  # the watcher is not held up with it
                 await asyncio.sleep(0)
             task.cancel()
             print(time.monotonic(), flush=True)
@@ -1428,7 +1428,7 @@ def test_a_forked_child_leaves_the_parent_s_waits_alone(driver_kind: str) -> Non
                 gate.hold(waiter.stream)
             coroutines = [waiter.wait() for waiter in waiters]
             tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-            while statistics().waits.slept == 0:
+            while statistics().waits.by_hostfunc == 0:
                 await asyncio.sleep(0)
             if os.fork() == 0:
                 child(coroutines, waiters[1])

@@ -6,9 +6,9 @@ if (_found := _clash.other_distribution()) is not None:
     raise ImportError(_clash.MESSAGE.format(path=_found))
 
 # Modules import downwards only; `tests/test_house.py` holds the order:
-#   pool > stream > capture > event, graph, service > waiting > hostfunc, attributes, memops > _loops, interop, _ledger
+#   pool > stream > capture > event, graph, service > waiting > hostfunc, attributes, memory > _loops, interop, _statistics
 #   > futures, device > _process > _driver, _points > errors, enums, _native, _clash
-from aiostream._ledger import FutureCounts, HandleCounts, PointCounts, Statistics, WaitCounts, statistics
+from aiostream._statistics import FutureCounts, HandleCounts, PointCounts, Statistics, WaitCounts, statistics
 from aiostream.attributes import AccessPolicyWindow, MemSyncDomainMap
 from aiostream.capture import CaptureInfo, CaptureScope, capture_mode, exchange_capture_mode
 from aiostream.device import Context, Device
@@ -50,7 +50,7 @@ from aiostream.errors import (
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.graph import ExecutableGraph, Graph, GraphDependency, GraphEdgeData, GraphNode
-from aiostream.memops import DevResource, FlushRemoteWrites, MemoryBarrier, WaitValue, WriteValue
+from aiostream.memory import DevResource, FlushRemoteWrites, MemoryBarrier, WaitValue, WriteValue
 from aiostream.pool import StreamPool
 from aiostream.service import drain, on_context_failed, wait
 from aiostream.stream import Stream

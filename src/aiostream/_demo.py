@@ -87,11 +87,11 @@ def _choose_driver() -> str:
     """
     if os.environ.get("AIOSTREAM_SIMULATOR", "") not in ("", "0"):
         return "On the simulator, as AIOSTREAM_SIMULATOR asks; its times say nothing about a GPU"
-    probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
-    if probe.returncode == 0:
+    context_id = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    if context_id.returncode == 0:
         return "On the GPU"
-    if probe.returncode != 3:
-        raise SystemExit(probe.stderr)
+    if context_id.returncode != 3:
+        raise SystemExit(context_id.stderr)
     from aiostream import simulator
 
     simulator.install()

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from aiostream import _native, _points, _process
-from aiostream.futures import SettledFuture
+from aiostream.futures import OwnFuture, SettledFuture
 
 
 class _Latest(threading.local):
@@ -41,8 +41,8 @@ _current_task = asyncio.current_task
 _lock = threading.Lock()  # guards the creation of bridges and of the dispatcher
 _reader_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[AsyncioBridge]]
 _reader_bridges = weakref.WeakKeyDictionary()  # the loop's selector holds the bridge
-_told_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncioBridge]
-_told_bridges = weakref.WeakKeyDictionary()  # nobody else would hold these
+_dispatched_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncioBridge]
+_dispatched_bridges = weakref.WeakKeyDictionary()  # nobody else would hold these
 _latest = _Latest()
 _trio_bridge: Any = None  # a trio.lowlevel.RunVar, made once trio is known to run
 
@@ -84,7 +84,7 @@ class Bridge:
         """A future of this bridge's loop."""
         raise NotImplementedError
 
-    def tell(self) -> None:
+    def schedule_drain(self) -> None:
         """Has the loop call `drain` soon; called by the dispatcher's thread.
 
         Raises:
@@ -96,7 +96,7 @@ class Bridge:
         # A finalizer: no lock, no driver. Tickets on the backlog (after a KeyboardInterrupt) are the orphans' too.
         unclosed = getattr(self, "_unclosed", None)
         if unclosed:
-            _process.hand_over(partial(_close_queue, unclosed, self._backlog))
+            _process.run_in_janitor(partial(_close_queue, unclosed, self._backlog))
 
 
 def _close_queue(unclosed: list[int], backlog: list[int | _native.Wait]) -> None:
@@ -132,7 +132,7 @@ def current_bridge() -> Bridge:
             "loop can block in synchronize() instead)"
         ) from None
     reference = _reader_bridges.get(loop)
-    bridge = reference() if reference is not None else _told_bridges.get(loop)
+    bridge = reference() if reference is not None else _dispatched_bridges.get(loop)
     if bridge is None:
         bridge = _new_asyncio_bridge(loop)
     _latest.bridge = weakref.ref(bridge)
@@ -163,7 +163,7 @@ class AsyncioBridge(Bridge):
             raise RuntimeError("the event loop is gone")
         return loop.create_future()
 
-    def tell(self) -> None:
+    def schedule_drain(self) -> None:
         """By `call_soon_threadsafe`, for loops without `add_reader`."""
         loop = self.loop()
         if loop is None:
@@ -178,7 +178,7 @@ def _new_asyncio_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
         loop.add_reader(bridge.descriptor, bridge.drain)
     except NotImplementedError:
         with _lock:
-            _told_bridges[loop] = bridge
+            _dispatched_bridges[loop] = bridge
         _dispatcher().add(bridge)
     else:
         with _lock:
@@ -239,7 +239,7 @@ class TrioBridge(Bridge):
         """A `TrioFuture`."""
         return TrioFuture(self._trio, self._token)
 
-    def tell(self) -> None:
+    def schedule_drain(self) -> None:
         """By `run_sync_soon`, which trio serves until its very end."""
         self._token.run_sync_soon(self.drain)
 
@@ -258,7 +258,7 @@ async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> N
         _native.queue_wake(bridge.queue)
 
 
-class TrioFuture:
+class TrioFuture(OwnFuture):
     """asyncio's future for trio: settled once, awaited any number of times, in one run of trio.
 
     Cancellation: a cancelled `await` ends that wait; the future goes on for the others. `cancel()` ends the future, and every
@@ -289,13 +289,11 @@ class TrioFuture:
         """Ends the future; `False` if it was done already."""
         return self._settle("cancelled")
 
-    def set_result(self, result: Any, /) -> None:
-        """For the library's own use."""
+    def _set_result(self, result: Any) -> None:
         self._result = result
         self._settle("finished")
 
-    def set_exception(self, exception: BaseException, /) -> None:
-        """For the library's own use."""
+    def _set_exception(self, exception: BaseException) -> None:
         self._exception = exception
         self._retrieved = False
         self._settle("finished")
@@ -419,7 +417,7 @@ class _Dispatcher:
                 if bridge is None:
                     continue  # the queue may be another bridge's by now, whose loop watches it itself
                 try:
-                    bridge.tell()
+                    bridge.schedule_drain()
                 except RuntimeError:  # the loop is closed; trio's RunFinishedError is one too
                     self._bridges.pop(descriptor, None)
                     bridge.close()

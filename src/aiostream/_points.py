@@ -12,39 +12,39 @@ from typing import Protocol, cast
 from aiostream import _native
 
 
-class Point(Protocol):
+class PendingEntry(Protocol):
     """A place in a stream that somebody registered. Each method may be called again if a KeyboardInterrupt cut it short."""
 
     @property
-    def probe(self) -> int:
+    def context_id(self) -> int:
         """The context whose health decides whether a firing without a status was a success."""
 
-    def passed(self, code: int, orphaned: bool) -> None:
+    def complete(self, code: int, orphaned: bool) -> None:
         """The driver has passed the point: settle with `code`, and let go of what was kept alive."""
 
-    def failed(self, code: int, orphaned: bool) -> None:
+    def abandon(self, code: int, orphaned: bool) -> None:
         """The context has failed, and the driver may or may not come to the point: settle, and keep everything."""
 
 
-class Watched(Point, Protocol):
+class Watched(PendingEntry, Protocol):
     """One that the watcher has, and may give back."""
 
-    def given_back(self, wait: _native.Wait, orphaned: bool) -> None:
+    def handed_back(self, wait: _native.Wait, orphaned: bool) -> None:
         """Its task had better look itself from now on; a wait that nobody takes drops itself."""
 
 
 # Written by whoever arms a point, in any thread; an entry is removed by the one consumer of that ticket's queue. Single dict
 # operations, which need no lock.
-registry: dict[int, Point] = {}
+registry: dict[int, PendingEntry] = {}
 
 
-_UNPROVED = _native.STATUS_UNPROVED
+_UNKNOWN = _native.STATUS_UNKNOWN
 
 
-def _health_of(probe: int, known: dict[int, int]) -> int:
-    if probe not in known:
-        known[probe] = _native.health(probe)
-    return known[probe]
+def _health_of(context_id: int, known: dict[int, int]) -> int:
+    if context_id not in known:
+        known[context_id] = _native.health(context_id)
+    return known[context_id]
 
 
 def deliver(backlog: list[int | _native.Wait], orphaned: bool = False) -> None:
@@ -69,16 +69,16 @@ def deliver(backlog: list[int | _native.Wait], orphaned: bool = False) -> None:
             code = backlog[position + 1]
             point = registry.get(ticket)
             if point is not None:
-                if code == _UNPROVED:
-                    code = 0 if orphaned else _health_of(point.probe, health)
+                if code == _UNKNOWN:
+                    code = 0 if orphaned else _health_of(point.context_id, health)
                 if not isinstance(code, int):
-                    cast("Watched", point).given_back(code, orphaned)
+                    cast("Watched", point).handed_back(code, orphaned)
                     registry.pop(ticket, None)
                 elif code >= 0:
-                    point.passed(code, orphaned)
+                    point.complete(code, orphaned)
                     registry.pop(ticket, None)
                 else:
-                    point.failed(-code, orphaned)
+                    point.abandon(-code, orphaned)
             delivered = position + 2
     finally:
         del backlog[:delivered]

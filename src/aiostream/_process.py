@@ -50,27 +50,27 @@ class _Janitor:
             try:
                 _native.drain(ORPHANS, backlog)
                 _points.deliver(backlog, orphaned=True)
-                self._run_handed_over()
+                self._run_tasks()
             except Exception as error:  # a bug of ours must not end the thread on which releases depend
                 report_unraisable(error, "aiostream's janitor")
 
     @staticmethod
-    def _run_handed_over() -> None:
-        while _handed_over:
-            task = _handed_over.popleft()
+    def _run_tasks() -> None:
+        while _tasks:
+            task = _tasks.popleft()
             try:
                 task()
             except Exception as error:
                 report_unraisable(error, task)
             task = None  # type: ignore[assignment]  # what it held dies here, in this thread, before the next wait
-        while _discarded:
-            _discarded.popleft()
+        while _to_release:
+            _to_release.popleft()
 
 
 # Appended to by any thread, finalizers included (a deque's append takes no lock that a finalizer could be holding); emptied
 # by the janitor.
-_handed_over: deque[Callable[[], Any]] = deque()
-_discarded: deque[Any] = deque()
+_tasks: deque[Callable[[], Any]] = deque()
+_to_release: deque[Any] = deque()
 
 
 def report_unraisable(error: BaseException, where: object) -> None:
@@ -78,17 +78,17 @@ def report_unraisable(error: BaseException, where: object) -> None:
     _native.write_unraisable(error, where)
 
 
-def hand_over(task: Callable[[], Any]) -> None:
+def run_in_janitor(task: Callable[[], Any]) -> None:
     """Has the janitor call `task`. May be called from a finalizer; does nothing in a forked child."""
     if _started and not _native.is_forked():
-        _handed_over.append(task)
+        _tasks.append(task)
         _native.queue_wake(ORPHANS)
 
 
-def discard(*objects: Any) -> None:
+def release_in_janitor(*objects: Any) -> None:
     """Has the janitor drop the last reference to objects whose destructors may block."""
     if _started and not _native.is_forked():
-        _discarded.append(objects)
+        _to_release.append(objects)
         _native.queue_wake(ORPHANS)
 
 

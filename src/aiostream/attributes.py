@@ -143,10 +143,7 @@ def _copy(target: interop.Reference, source: interop.Reference) -> None:
 class AttributedStream:
     """The attributes of a `Stream`, which inherits them from here."""
 
-    @property
-    def reference(self) -> interop.Reference:
-        """The stream, which has it."""
-        raise NotImplementedError
+    _reference: interop.Reference  # set by `Stream`
 
     def get_attribute(self, attribute: StreamAttribute) -> Any:
         """The value of an attribute (`cuStreamGetAttribute`), in the type that `StreamAttribute` says; harmless under capture.
@@ -155,7 +152,7 @@ class AttributedStream:
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
         """
-        return _get(self.reference, attribute)
+        return _get(self._reference, attribute)
 
     def set_attribute(self, attribute: StreamAttribute, value: Any) -> None:
         """Sets an attribute for the work that is enqueued from now on (`cuStreamSetAttribute`).
@@ -166,7 +163,7 @@ class AttributedStream:
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
         """
-        _set_to(self.reference, attribute, value)
+        _set_to(self._reference, attribute, value)
 
     def copy_attributes(self, source: Any) -> None:
         """Takes over all attributes of another stream of the same context (`cuStreamCopyAttributes`).
@@ -178,4 +175,4 @@ class AttributedStream:
             StreamClosedError: One of the two is closed.
             CudaError: The driver refused.
         """
-        _copy(self.reference, interop.reference_to(source))
+        _copy(self._reference, interop.reference_to(source))

@@ -45,10 +45,10 @@ class _End(Enum):
 
     GOOD = auto()
     FAILED = auto()
-    UNSEEN = auto()  # somebody else ended it, or is ending it
+    ENDED_ELSEWHERE = auto()  # somebody else ended it, or is ending it
 
 
-class _InProgress:
+class _CaptureRecord:
     """What is noted of one capture. Made by whoever begins it or asks for it; ended by whoever ends it."""
 
     def __init__(self, identity: int | None, origin: tuple[Any, ...] | None, graph: Graph | None, recapture: Any = None) -> None:
@@ -78,7 +78,7 @@ def _exists(graph: Graph) -> bool:
     return False
 
 
-_in_progress: list[_InProgress] = []  # any thread; appends, removals and copies are single list operations
+_in_progress: list[_CaptureRecord] = []  # any thread; appends, removals and copies are single list operations
 
 
 def _origin_of(stream: interop.Reference) -> tuple[Any, ...]:
@@ -86,14 +86,14 @@ def _origin_of(stream: interop.Reference) -> tuple[Any, ...]:
     return stream.handle.value, stream.context, thread
 
 
-def _find(identity: int | None, origin: tuple[Any, ...] | None) -> _InProgress | None:
+def _find(identity: int | None, origin: tuple[Any, ...] | None) -> _CaptureRecord | None:
     for capture in list(_in_progress):
         if (identity is not None and capture.identity == identity) or (origin is not None and capture.origin == origin):
             return capture
     return None
 
 
-def _forget(capture: _InProgress | None, how: _End) -> None:
+def _forget(capture: _CaptureRecord | None, how: _End) -> None:
     if capture is None:
         return
     try:
@@ -109,25 +109,25 @@ def forget(stream: interop.Reference) -> None:
         _forget(_find(None, _origin_of(stream)), _End.FAILED)
 
 
-def _forget_unseen(stream: interop.Reference) -> None:
+def _forget_ended_elsewhere(stream: interop.Reference) -> None:
     """A capture that the stream began before, and somebody else ended. Before the next begins: its graph may get that handle."""
     capture = _find(None, _origin_of(stream)) if _in_progress else None
     if capture is not None and not _still_captures(stream):
-        _forget(capture, _End.UNSEEN)
+        _forget(capture, _End.ENDED_ELSEWHERE)
 
 
 # ------------------------------------------------------------------------------------------------ begin
 
 
 def _begin(stream: interop.Reference, mode: CaptureMode) -> None:
-    _forget_unseen(stream)
+    _forget_ended_elsewhere(stream)
     interop.call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
 
 
 def _begin_to_graph(stream: interop.Reference, graph: Any, dependencies: Iterable[Any], mode: CaptureMode) -> None:
     nodes, edges = as_driver_dependencies(dependencies)
     driver = _driver.bindings()
-    with _into(stream, Graph.borrow(graph)) as value:
+    with _capturing_into(stream, Graph.borrow(graph)) as value:
         handle = driver.CUgraph(value)
         interop.call_on(stream, "cuStreamBeginCaptureToGraph", handle, nodes, edges, len(nodes), _as_driver_mode(mode))
 
@@ -143,25 +143,25 @@ def _begin_recapture(
     driver = _driver.bindings()
     existing = Graph.borrow(graph)
     native = _as_native_callback(callback, existing)
-    with _into(stream, existing, native) as value:
+    with _capturing_into(stream, existing, native) as value:
         handle = driver.CUgraph(value)
         function = driver.CUgraphRecaptureCallback(ctypes.cast(native, ctypes.c_void_p).value or 0)
         interop.call_on(stream, "cuStreamBeginRecaptureToGraph", _as_driver_mode(mode), handle, function, 0)
 
 
 @contextlib.contextmanager
-def _into(stream: interop.Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
+def _capturing_into(stream: interop.Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
     """Pins a graph, begins in the block to capture into it, and notes that."""
     if not graph._handle.pin():
         raise StreamClosedError(f"{graph!r} is closed")
     try:
-        _forget_unseen(stream)
+        _forget_ended_elsewhere(stream)
         yield graph._handle.value
     except BaseException:
         graph._handle.unpin()
         raise
     graph._captured_into = True
-    _in_progress.append(_InProgress(_ask(stream)[1], _origin_of(stream), graph, recapture))
+    _in_progress.append(_CaptureRecord(_query_capture(stream)[1], _origin_of(stream), graph, recapture))
 
 
 _RecaptureCallback = ctypes.CFUNCTYPE(
@@ -194,7 +194,7 @@ def _as_driver_mode(mode: CaptureMode) -> Any:
 # ------------------------------------------------------------------------------------------------ ask, steer, end
 
 
-def _ask(stream: interop.Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
+def _query_capture(stream: interop.Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
     name = _driver.annotated("cuStreamGetCaptureInfo")
     status, identity, graph, nodes, edges, _ = interop.call_on(stream, name)
     status = CaptureStatus(int(status))
@@ -206,28 +206,28 @@ def _status(stream: interop.Reference) -> CaptureStatus:
 
 
 def _info(stream: interop.Reference) -> CaptureInfo:
-    now, identity, value, nodes, edges = _ask(stream)
+    now, identity, value, nodes, edges = _query_capture(stream)
     if identity is None:
         return CaptureInfo(now)
-    graph = _lent_graph(stream, identity, value)
+    graph = _borrowed_graph(stream, identity, value)
     return CaptureInfo(now, identity, graph, dependencies_of(graph, nodes, edges))
 
 
-def _lent_graph(stream: interop.Reference, identity: int, value: int) -> Graph:
+def _borrowed_graph(stream: interop.Reference, identity: int, value: int) -> Graph:
     capture = _find(identity, None)
     if capture is None:
         here = _origin_of(stream)
         for earlier in list(_in_progress):
             if earlier.seen_on == here:
-                _forget(earlier, _End.UNSEEN)  # a stream is in one capture at a time
-        capture = _InProgress(identity, None, None)
+                _forget(earlier, _End.ENDED_ELSEWHERE)  # a stream is in one capture at a time
+        capture = _CaptureRecord(identity, None, None)
         capture.seen_on = here
         _in_progress.append(capture)
     if capture.graph is not None:
         return capture.graph
     if capture.lent is None:
         capture.lent = _native.Handle(_native.HANDLE_GRAPH, value, stream.context.handle, False, False)
-    return Graph._made(value, stream.context, owned=False, parent=capture.lent)
+    return Graph._from_handle(value, stream.context, owned=False, parent=capture.lent)
 
 
 def _update_dependencies(stream: interop.Reference, dependencies: Iterable[Any], mode: DependencyUpdate) -> None:
@@ -248,16 +248,16 @@ def _end(stream: interop.Reference) -> Graph:
     try:
         if existing is not None and existing._handle.value == value:
             return existing
-        return Graph._made(value, stream.context, owned=True)
+        return Graph._from_handle(value, stream.context, owned=True)
     finally:
         _forget(capture, _End.GOOD)
 
 
-def _of_origin(stream: interop.Reference) -> _InProgress | None:
+def _of_origin(stream: interop.Reference) -> _CaptureRecord | None:
     if not _in_progress:
         return None
     with contextlib.suppress(CudaError):
-        return _find(_ask(stream)[1], _origin_of(stream))
+        return _find(_query_capture(stream)[1], _origin_of(stream))
     return None
 
 
@@ -320,10 +320,7 @@ class CaptureScope:
 class CapturingStream:
     """The captures of a `Stream`, which inherits them from here."""
 
-    @property
-    def reference(self) -> interop.Reference:
-        """The stream, which has it."""
-        raise NotImplementedError
+    _reference: interop.Reference  # set by `Stream`
 
     def begin_capture(self, mode: CaptureMode = CaptureMode.GLOBAL) -> None:
         """From now on work that is put on the stream is collected in a graph instead (`cuStreamBeginCapture`).
@@ -339,7 +336,7 @@ class CapturingStream:
             StreamCaptureError: It is the legacy stream, which cannot capture.
             CudaError: It captures already (401).
         """
-        _begin(self.reference, mode)
+        _begin(self._reference, mode)
 
     def begin_capture_to_graph(
         self, graph: Any, dependencies: Iterable[Any] = (), *, mode: CaptureMode = CaptureMode.GLOBAL
@@ -357,7 +354,7 @@ class CapturingStream:
             NotSupportedError: The driver is older than CUDA 12.3.
             CudaError: It captures already, or a dependency is no node of the graph.
         """
-        _begin_to_graph(self.reference, graph, dependencies, mode)
+        _begin_to_graph(self._reference, graph, dependencies, mode)
 
     def begin_recapture_to_graph(
         self,
@@ -381,7 +378,7 @@ class CapturingStream:
             NotSupportedError: The driver is older than CUDA 13.3.
             CudaError: The driver refused.
         """
-        _begin_recapture(self.reference, graph, callback, mode)
+        _begin_recapture(self._reference, graph, callback, mode)
 
     def end_capture(self) -> Graph:
         """Ends the capture, and gives what it has collected (`cuStreamEndCapture`).
@@ -396,7 +393,7 @@ class CapturingStream:
                 it owns. Or it began on another stream (903): that invalidates it, and it is still to be ended there.
             CudaError: The stream does not capture (401).
         """
-        return _end(self.reference)
+        return _end(self._reference)
 
     def capture(self, mode: CaptureMode = CaptureMode.GLOBAL) -> CaptureScope:
         """Captures a block: `with stream.capture() as capture: ...`, then `capture.graph`.
@@ -407,13 +404,13 @@ class CapturingStream:
         Raises:
             CudaError: As `begin_capture` on the way in, and as `end_capture` on the way out.
         """
-        return CaptureScope(self.reference, mode, None)
+        return CaptureScope(self._reference, mode, None)
 
     def capture_executable(
         self, mode: CaptureMode = CaptureMode.GLOBAL, flags: InstantiateFlags = InstantiateFlags.DEFAULT
     ) -> CaptureScope:
         """The same with the graph made executable: `capture.executable`. Errors also as of `Graph.instantiate`."""
-        return CaptureScope(self.reference, mode, flags)
+        return CaptureScope(self._reference, mode, flags)
 
     def capture_status(self) -> CaptureStatus:
         """Whether the stream captures (`cuStreamIsCapturing`); harmless to the capture.
@@ -422,11 +419,11 @@ class CapturingStream:
             StreamClosedError: The stream is closed.
             StreamCaptureError: It is the legacy stream, while a blocking stream captures (906).
         """
-        return _status(self.reference)
+        return _status(self._reference)
 
     def capture_info(self) -> CaptureInfo:
         """Its capture's status, id, graph and present dependencies (`cuStreamGetCaptureInfo`); harmless, errors likewise."""
-        return _info(self.reference)
+        return _info(self._reference)
 
     def update_capture_dependencies(self, dependencies: Iterable[Any], *, mode: DependencyUpdate = DependencyUpdate.ADD) -> None:
         """Says what the next captured operation depends on (`cuStreamUpdateCaptureDependencies`).
@@ -439,7 +436,7 @@ class CapturingStream:
             StreamClosedError: The stream is closed.
             CudaError: The stream does not capture (401), or a dependency is no node of the graph.
         """
-        _update_dependencies(self.reference, dependencies, mode)
+        _update_dependencies(self._reference, dependencies, mode)
 
 
 # ------------------------------------------------------------------------------------------------ the modes of threads

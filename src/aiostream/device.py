@@ -12,7 +12,7 @@ from aiostream.errors import ContextFailedError, CudaError
 __all__ = ["Context", "Device"]
 
 _CONTEXT_IS_DESTROYED = 709
-_LINES = 1024  # streams of a context of which it is remembered how long their waits take
+_MAX_WAIT_LISTS = 1024  # streams of a context of which it is remembered how long their waits take
 _HELPERS = 2  # private streams that a context has from the beginning, for waits on events
 _lock = threading.Lock()  # guards the two dicts; never held across a driver call
 _primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
@@ -101,11 +101,11 @@ class Context:
     def __init__(self, handle: int, identity: int) -> None:
         self._handle = handle
         self._identity = identity
-        self._probe_lock = threading.Lock()
-        self._probe: int | None = None  # written once under _probe_lock
+        self._monitor_lock = threading.Lock()
+        self._context_id: int | None = None  # written once under _monitor_lock
         # What waits have learnt of each stream, by the driver's id of it, which is never used again as handles are. Any thread,
         # single dict operations; the oldest go when there are too many.
-        self._lines: dict[int, _native.Line] = {}
+        self._wait_lists: dict[int, _native.WaitList] = {}
 
     @classmethod
     def from_handle(cls, handle: int) -> Context:
@@ -143,58 +143,58 @@ class Context:
         finally:
             _driver.call("cuCtxPopCurrent")
 
-    def probe(self) -> int:
+    def _ensure_monitored(self) -> int:
         """The number under which the watcher knows this context; for the library's own use.
 
         At the first call it makes a private stream, which stays idle for ever, so that the watcher need never query a
         stream that a user might be capturing or have destroyed. So the first call belongs where a stream is made anyway, and
         not on a loop's path: see `Stream`.
         """
-        if self._probe is None:
+        if self._context_id is None:
             _process.start()
             idle = self._private_stream()  # before the lock: no lock of ours is held across a driver call
             with self.current():
                 device = int(_driver.call("cuCtxGetDevice"))
-            return self._publish_probe(idle, device)
-        return self._probe
+            return self._publish_context_id(idle, device)
+        return self._context_id
 
-    def _publish_probe(self, idle: int, device: int) -> int:
-        with self._probe_lock:
-            first = self._probe is None
-            if self._probe is None:
-                self._probe = _native.probe_open(self._handle, idle, device)
-            probe = self._probe
+    def _publish_context_id(self, idle: int, device: int) -> int:
+        with self._monitor_lock:
+            first = self._context_id is None
+            if self._context_id is None:
+                self._context_id = _native.context_register(self._handle, idle, device)
+            context_id = self._context_id
         if first:
             for _ in range(_HELPERS):
-                self.add_helper()
+                self._add_helper()
         else:
             _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
-        return probe
+        return context_id
 
     def health(self) -> int:
         """0, or the driver's code of the failure that has befallen the context; never blocks on work of anybody."""
-        return _native.health(self.probe())
+        return _native.health(self._ensure_monitored())
 
-    def line(self, stream: int) -> _native.Line:
+    def _wait_list(self, stream: int) -> _native.WaitList:
         """What waits on the stream of that id share; for the library's own use."""
-        known = self._lines.get(stream)
+        known = self._wait_lists.get(stream)
         if known is None:
-            streams = list(self._lines)  # in one step: an iterator would meet other threads' changes
-            for oldest in streams[: max(0, len(streams) - _LINES + 1)]:
-                self._lines.pop(oldest, None)
-            known = self._lines.setdefault(stream, _native.Line(self.probe(), True))
+            streams = list(self._wait_lists)  # in one step: an iterator would meet other threads' changes
+            for oldest in streams[: max(0, len(streams) - _MAX_WAIT_LISTS + 1)]:
+                self._wait_lists.pop(oldest, None)
+            known = self._wait_lists.setdefault(stream, _native.WaitList(self._ensure_monitored(), True))
         return known
 
-    def add_helper(self) -> None:
+    def _add_helper(self) -> None:
         """Makes another helper stream, for waits on events. May block until the GPU is idle. For the library's own use."""
-        code = _native.add_helper(self.probe())
+        code = _native.add_helper(self._ensure_monitored())
         if code:
             raise _driver.error(code, "cuStreamCreate")
 
-    def spare_helper(self) -> None:
+    def _add_spare_helper(self) -> None:
         """Makes one ahead of time; if the driver refuses, whoever needs it will be told."""
         with contextlib.suppress(CudaError):
-            self.add_helper()
+            self._add_helper()
 
     def _private_stream(self) -> int:
         driver = _driver.bindings()

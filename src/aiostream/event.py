@@ -49,17 +49,17 @@ class Event:
         _process.start()
         self._context = interop.current_or_default_context(device)
         flags = _BLOCKING_SYNC * blocking_sync | _DISABLE_TIMING * (not timing) | _INTERPROCESS * interprocess
-        self._context.probe()
+        self._context._ensure_monitored()
         with self._context.current():
             value = int(_driver.call("cuEventCreate", flags))
         self._timing = timing
         self._handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)
         # In no order: each wait is on a helper stream of its own.
-        line = _native.Line(self._context.probe(), False)
+        wait_list = _native.WaitList(self._context._ensure_monitored(), False)
         self._mode = waiting.mode_of(waiting.default_wait())
         self._captured = False  # last recorded on a capturing stream; any thread, last writer wins as with the record itself
         self._name = f"event {value:#x} of {self._context!r}"
-        self._reference = interop.Reference(self._handle, self._context, self._name, line, is_event=True)
+        self._reference = interop.Reference(self._handle, self._context, self._name, wait_list, is_event=True)
 
     @property
     def handle(self) -> int:
@@ -200,4 +200,4 @@ class Event:
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
         if handle is not None and handle.is_open:
-            _process.hand_over(handle.close)
+            _process.run_in_janitor(handle.close)

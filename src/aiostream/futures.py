@@ -71,8 +71,32 @@ class SettledFuture(Protocol):
     def done(self) -> bool: ...
     def cancelled(self) -> bool: ...
     def cancel(self) -> bool: ...
-    def set_result(self, result: Any, /) -> None: ...
-    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
+class OwnFuture:
+    """A future of the library's own, for loops that bring none. asyncio's futures have public setters; these do not."""
+
+    def _set_result(self, result: Any) -> None:
+        raise NotImplementedError
+
+    def _set_exception(self, exception: BaseException) -> None:
+        raise NotImplementedError
+
+
+def set_result(future: Any, result: Any) -> None:
+    """Settles a loop's future with a result."""
+    if isinstance(future, OwnFuture):
+        future._set_result(result)
+    else:
+        future.set_result(result)
+
+
+def set_exception(future: Any, exception: BaseException) -> None:
+    """Settles a loop's future with an exception."""
+    if isinstance(future, OwnFuture):
+        future._set_exception(exception)
+    else:
+        future.set_exception(exception)
 
 
 class State(enum.Enum):
@@ -102,31 +126,33 @@ class Completion:
     Its fields are touched by the future's loop alone, and by the janitor once that loop is dead.
     """
 
-    __slots__ = ("call", "future", "kept", "probe", "result", "state", "stream")
+    __slots__ = ("call", "context_id", "future", "keepalive", "result", "state", "stream")
 
-    def __init__(self, future: SettledFuture, stream: str, call: str, probe: int, result: Any = None, kept: Any = None) -> None:
-        self.probe = probe
+    def __init__(
+        self, future: SettledFuture, stream: str, call: str, context_id: int, result: Any = None, keepalive: Any = None
+    ) -> None:
+        self.context_id = context_id
         self.state = State.NEW
         self.future: SettledFuture | None = future
         self.stream = stream  # for the error's text
         self.call = call  # likewise
         self.result = result  # what the future's result will be
-        self.kept = kept  # stays alive until the GPU has passed the point
+        self.keepalive = keepalive  # stays alive until the GPU has passed the point
 
-    def passed(self, code: int, orphaned: bool) -> None:
+    def complete(self, code: int, orphaned: bool) -> None:
         """The GPU has passed the point: settles, and lets go of everything."""
         self._settle(code, orphaned)
-        if self.kept is not None:
+        if self.keepalive is not None:
             # A destructor may synchronize the device (freeing memory does): never on a loop that no longer wants it.
             if self.state is not State.DONE:
-                _process.discard(self.kept, self.result)
-            self.kept = None
+                _process.release_in_janitor(self.keepalive, self.result)
+            self.keepalive = None
         self.result = None
 
-    def failed(self, code: int, orphaned: bool) -> None:
+    def abandon(self, code: int, orphaned: bool) -> None:
         """The context has failed: settles, and keeps what the GPU might still touch."""
         self._settle(code, orphaned)
-        self.kept = (self.kept, self.result) if self.kept is not None or self.result is not None else None
+        self.keepalive = (self.keepalive, self.result) if self.keepalive is not None or self.result is not None else None
         self.result = None
 
     def cancel(self) -> None:
@@ -148,11 +174,11 @@ class Completion:
             self._end(State.DROPPED)
         elif code == 0:
             if not future.done():
-                future.set_result(self.result)
+                set_result(future, self.result)
             self._end(State.DONE)
         else:
             if not future.done():
-                future.set_exception(self.error(code))
+                set_exception(future, self.error(code))
             self._end(State.FAILED)
 
     def error(self, code: int) -> CudaError:
@@ -160,24 +186,24 @@ class Completion:
         return _driver.error(code, self.call, self.stream)
 
     def _end(self, outcome: State) -> None:
-        _native.retire(self, outcome, OUTCOMES[outcome])
+        _native.set_state(self, outcome, OUTCOMES[outcome])
         self.future = None
 
 
-class Keep:
+class KeepAlive:
     """A point at which nobody waits: it keeps objects alive until the GPU has passed."""
 
-    __slots__ = ("kept", "probe")
+    __slots__ = ("context_id", "keepalive")
 
-    def __init__(self, kept: Any, probe: int) -> None:
-        self.kept = kept
-        self.probe = probe
+    def __init__(self, keepalive: Any, context_id: int) -> None:
+        self.keepalive = keepalive
+        self.context_id = context_id
 
-    def passed(self, code: int, orphaned: bool) -> None:
+    def complete(self, code: int, orphaned: bool) -> None:
         """Lets go, in the janitor's thread."""
-        self.kept = None
+        self.keepalive = None
 
-    def failed(self, code: int, orphaned: bool) -> None:
+    def abandon(self, code: int, orphaned: bool) -> None:
         """Nobody waits, and nothing may be released."""
 
 

@@ -177,23 +177,23 @@ class Graph:
         _process.start()
         with _driver.relaxed():
             value = int(_driver.call("cuGraphCreate", 0))
-        self._adopt(value, interop.current_or_default_context(), owned=True)
+        self._init_fields(value, interop.current_or_default_context(), owned=True)
 
-    def _adopt(
-        self, value: int, context: Context, *, owned: bool, keep: Any = None, parent: _native.Handle | None = None
+    def _init_fields(
+        self, value: int, context: Context, *, owned: bool, source: Any = None, parent: _native.Handle | None = None
     ) -> None:
         self._context = context  # where it is instantiated
         self._owned = owned
-        self._keep = keep  # the object from which the handle was borrowed
+        self._source = source  # the object from which the handle was borrowed
         self._name = f"graph {value:#x}"
         self._handle = _native.Handle(_native.HANDLE_GRAPH, value, context.handle, owned, False, parent)
         self._captured_into = False  # while a capture that capture.py has noted goes into it: that pins the handle
 
     @classmethod
-    def _made(cls, value: int, context: Context, *, owned: bool, keep: Any = None, parent: Any = None) -> Graph:
+    def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None, parent: Any = None) -> Graph:
         _process.start()
         graph = cls.__new__(cls)
-        graph._adopt(value, context, owned=owned, keep=keep, parent=parent)
+        graph._init_fields(value, context, owned=owned, source=source, parent=parent)
         return graph
 
     @classmethod
@@ -208,12 +208,12 @@ class Graph:
         """
         if isinstance(graph, Graph):
             return graph
-        return cls._made(interop.graph_handle(graph), interop.current_or_default_context(), owned=False, keep=graph)
+        return cls._from_handle(interop.graph_handle(graph), interop.current_or_default_context(), owned=False, source=graph)
 
     @classmethod
     def from_raw(cls, handle: int) -> Graph:
         """Takes over a `CUgraph`, and with it the duty to destroy it; the reverse of `into_raw`."""
-        return cls._made(_raw(handle), interop.current_or_default_context(), owned=True)
+        return cls._from_handle(_raw(handle), interop.current_or_default_context(), owned=True)
 
     @property
     def handle(self) -> int:
@@ -261,7 +261,7 @@ class Graph:
 
     def clone(self) -> Graph:
         """A copy of its own, the host functions shared (`cuGraphClone`)."""
-        return Graph._made(int(self._call("cuGraphClone")), self._context, owned=True)
+        return Graph._from_handle(int(self._call("cuGraphClone")), self._context, owned=True)
 
     def instantiate(self, flags: InstantiateFlags = InstantiateFlags.DEFAULT, *, upload_stream: Any = None) -> ExecutableGraph:
         """Its executable form, which no longer needs the graph (`cuGraphInstantiateWithParams`).
@@ -288,7 +288,7 @@ class Graph:
         if code != 0:
             reason = GraphInstantiateResult(int(parameters.result_out))
             raise _driver.error(code, _INSTANTIATE, self._name, f"The driver's reason: {reason.name}" if reason else None)
-        return ExecutableGraph._made(int(outputs[0]), self._context, owned=True)
+        return ExecutableGraph._from_handle(int(outputs[0]), self._context, owned=True)
 
     def close(self) -> None:
         """Destroys the graph (`cuGraphDestroy`); its executables and launches go on. May be called again.
@@ -299,7 +299,7 @@ class Graph:
             CudaError: The driver refused; the graph is closed all the same.
         """
         code = self._handle.close()
-        self._keep = None
+        self._source = None
         hostfunc.raise_for(code, "cuGraphDestroy", self._name)
 
     def into_raw(self) -> int:
@@ -373,7 +373,7 @@ def _into_raw(handle: _native.Handle, owned: bool, name: str) -> int:
 def _leave_to_janitor(handle: _native.Handle | None) -> None:
     # In a finalizer, which may run anywhere, also inside a host function. A borrowed handle closes without the driver.
     if handle is not None and handle.is_open:
-        _process.hand_over(handle.close)
+        _process.run_in_janitor(handle.close)
 
 
 # ------------------------------------------------------------------------------------------------ executable graphs
@@ -392,17 +392,17 @@ class ExecutableGraph:
         raise TypeError("an ExecutableGraph comes from Graph.instantiate(), Stream.capture_executable(), borrow() or from_raw()")
 
     @classmethod
-    def _made(cls, value: int, context: Context, *, owned: bool, keep: Any = None) -> ExecutableGraph:
+    def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None) -> ExecutableGraph:
         _process.start()
         executable = cls.__new__(cls)
         executable._owned = owned
-        executable._keep = keep
+        executable._source = source
         executable._name = f"executable graph {value:#x}"
         executable._handle = _native.Handle(_native.HANDLE_GRAPH_EXEC, value, context.handle, owned, False)
         return executable
 
     _owned: bool
-    _keep: Any  # the object from which the handle was borrowed
+    _source: Any  # the object from which the handle was borrowed
     _name: str
     _handle: _native.Handle
 
@@ -412,12 +412,12 @@ class ExecutableGraph:
         if isinstance(executable, ExecutableGraph):
             return executable
         value = interop.graph_handle(executable, executable=True)
-        return cls._made(value, interop.current_or_default_context(), owned=False, keep=executable)
+        return cls._from_handle(value, interop.current_or_default_context(), owned=False, source=executable)
 
     @classmethod
     def from_raw(cls, handle: int) -> ExecutableGraph:
         """Takes over a `CUgraphExec`, and with it the duty to destroy it; the reverse of `into_raw`."""
-        return cls._made(_raw(handle), interop.current_or_default_context(), owned=True)
+        return cls._from_handle(_raw(handle), interop.current_or_default_context(), owned=True)
 
     @property
     def handle(self) -> int:
@@ -518,7 +518,7 @@ class ExecutableGraph:
             CudaError: The driver refused; it is closed all the same.
         """
         code = self._handle.close()
-        self._keep = None
+        self._source = None
         hostfunc.raise_for(code, "cuGraphExecDestroy", self._name)
 
     def into_raw(self) -> int:

@@ -19,7 +19,7 @@ from aiostream import _driver, _loops, _native, _points, _process, interop
 from aiostream.device import Context
 from aiostream.enums import HostFunctionSync
 from aiostream.errors import StreamClosedError
-from aiostream.futures import Completion, Keep, State
+from aiostream.futures import Completion, KeepAlive, State
 
 _FunctionPointer = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the one name that ctypes has for all of them
 CALLS = {
@@ -48,7 +48,7 @@ def raise_for(result: int, call: str, stream: str) -> None:
     raise _driver.error(result, call, stream)
 
 
-def _arm(handle: _native.Handle, ticket: int, point: _points.Point, pinned: bool = False) -> int:
+def _arm(handle: _native.Handle, ticket: int, point: _points.PendingEntry, pinned: bool = False) -> int:
     """Registers the point and enqueues its ticket; the answer is for `raise_for`.
 
     Afterwards the point is registered if, and only if, the driver was given the ticket, also when a KeyboardInterrupt struck.
@@ -59,7 +59,7 @@ def _arm(handle: _native.Handle, ticket: int, point: _points.Point, pinned: bool
         result = _native.arm(handle, ticket, pinned)
     finally:
         if result != 0:
-            _native.abandon(ticket)
+            _native.unreserve(ticket)
             if not _native.is_live(ticket):
                 _points.registry.pop(ticket, None)
     return result
@@ -86,7 +86,7 @@ def arm_completion(
     kind: int = _native.KIND_HOST_FUNCTION,
     *,
     result: Any = None,
-    kept: Any = None,
+    keepalive: Any = None,
     pinned: bool = False,
     make: Callable[..., Completion] = Completion,
 ) -> Completion:
@@ -98,7 +98,7 @@ def arm_completion(
         stream: What the stream is called in errors.
         kind: By host function, or by stream callback with its status.
         result: What the future will return.
-        kept: Stays alive until the GPU has passed the point; if it cannot be armed, for ever.
+        keepalive: Stays alive until the GPU has passed the point; if it cannot be armed, for ever.
         pinned: The caller has pinned the handle, so that it serves even if it was closed meanwhile.
         make: The class of the completion.
 
@@ -109,42 +109,42 @@ def arm_completion(
         CudaError: The driver refused.
     """
     bridge = _loops.current_bridge()
-    probe = context.probe()
-    completion = make(bridge.new_future(), stream, CALLS[kind], probe, result, kept)
+    context_id = context._ensure_monitored()
+    completion = make(bridge.new_future(), stream, CALLS[kind], context_id, result, keepalive)
     ticket = 0
     try:
-        _native.retire(completion, State.PENDING, _native.FUTURES_CREATED)
-        ticket = _native.reserve(bridge.queue, probe, kind)
+        _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
+        ticket = _native.reserve(bridge.queue, context_id, kind)
         raise_for(_arm(handle, ticket, completion, pinned), CALLS[kind], stream)
     except BaseException:
         # The future is given to nobody.
         completion.cancel()
-        if kept is not None and ticket not in _points.registry:
-            leak((kept, result))
+        if keepalive is not None and ticket not in _points.registry:
+            leak((keepalive, result))
         raise
     return completion
 
 
-def keep_until_passed(handle: _native.Handle, context: Context, stream: str, kept: Any) -> bool:
+def keep_until_passed(handle: _native.Handle, context: Context, stream: str, keepalive: Any) -> bool:
     """Keeps objects alive until the GPU has passed the current end of a pinned stream; nobody waits.
 
     Returns:
         `False` if the driver could not be asked: the objects then stay alive for ever, and are counted as leaked.
     """
-    probe = context.probe()
-    ticket = _native.reserve(_process.ORPHANS, probe, _native.KIND_HOST_FUNCTION)
-    result = _arm(handle, ticket, Keep(kept, probe), pinned=True)
+    context_id = context._ensure_monitored()
+    ticket = _native.reserve(_process.ORPHANS, context_id, _native.KIND_HOST_FUNCTION)
+    result = _arm(handle, ticket, KeepAlive(keepalive, context_id), pinned=True)
     if result not in (0, _native.RESULT_QUARANTINED):
-        leak(kept)
+        leak(keepalive)
     return result == 0
 
 
 _leaked: list[Any] = []  # appended to by any thread, never emptied: the driver can no longer prove that it is done with these
 
 
-def leak(kept: Any) -> None:
+def leak(keepalive: Any) -> None:
     """Keeps objects alive for ever, and counts them: the driver cannot prove that the GPU has passed."""
-    _leaked.append(kept)
+    _leaked.append(keepalive)
     _native.count(_native.POINTS_ARMED, 1)
     _native.count(_native.POINTS_LEAKED, 1)
 
@@ -159,10 +159,10 @@ class HostFunction:
     after the ticket has arrived.
     """
 
-    __slots__ = ("arguments", "function", "probe", "stream", "takes_status")
+    __slots__ = ("arguments", "context_id", "function", "stream", "takes_status")
 
-    def __init__(self, function: Any, arguments: tuple[Any, ...], takes_status: bool, stream: str, probe: int) -> None:
-        self.probe = probe
+    def __init__(self, function: Any, arguments: tuple[Any, ...], takes_status: bool, stream: str, context_id: int) -> None:
+        self.context_id = context_id
         self.function = function
         self.arguments = arguments
         self.takes_status = takes_status
@@ -179,12 +179,12 @@ class HostFunction:
         except BaseException as error:  # SystemExit too: there is nobody above but the driver
             _process.report_unraisable(error, self.function)
 
-    def passed(self, code: int, orphaned: bool) -> None:
+    def complete(self, code: int, orphaned: bool) -> None:
         """It has run for the last time (or the interpreter is ending): drops everything, in the janitor's thread."""
         self.function = None
         self.arguments = ()
 
-    def failed(self, code: int, orphaned: bool) -> None:
+    def abandon(self, code: int, orphaned: bool) -> None:
         """The context has failed: the driver will not call it, but nothing proves that; everything is kept."""
 
 
@@ -230,11 +230,11 @@ def _launch_python(
 ) -> None:
     if not callable(function):
         raise TypeError(f"a host function must be callable, not {type(function).__name__}")
-    probe = context.probe()
-    ticket = _native.reserve(_process.ORPHANS, probe, kind)
+    context_id = context._ensure_monitored()
+    ticket = _native.reserve(_process.ORPHANS, context_id, kind)
     _native.set_sync_mode(ticket, sync_mode)
     _native.set_dispatcher(_run)
-    point = HostFunction(function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream, probe)
+    point = HostFunction(function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream, context_id)
     raise_for(_arm(handle, ticket, point), CALLS[kind], stream)
 
 
@@ -247,11 +247,11 @@ def _launch_foreign(
     if len(arguments) > 1:
         raise TypeError("a native host function takes one argument, the address of its data: void f(void *data)")
     data = _address_of(arguments[0]) if arguments else 0
-    probe = context.probe()
-    ticket = _native.reserve(_process.ORPHANS, probe, _native.KIND_FOREIGN)
+    context_id = context._ensure_monitored()
+    ticket = _native.reserve(_process.ORPHANS, context_id, _native.KIND_FOREIGN)
     _native.set_foreign(ticket, address, data)
     _native.set_sync_mode(ticket, sync_mode)
-    point = HostFunction(function, arguments, False, stream, probe)  # keeps the pointer's owner and the data alive; never run()
+    point = HostFunction(function, arguments, False, stream, context_id)
     raise_for(_arm(handle, ticket, point), CALLS[_native.KIND_FOREIGN], stream)
 
 

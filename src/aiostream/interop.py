@@ -26,7 +26,7 @@ class Reference:
     handle: _native.Handle
     context: Context
     name: str
-    line: _native.Line | None = None  # what waits on it have learnt; any thread may find it, and all find the same
+    wait_list: _native.WaitList | None = None  # what waits on it have learnt; any thread may find it, and all find the same
     is_event: bool = False
 
 
@@ -34,10 +34,7 @@ class Reference:
 class HasReference(Protocol):
     """Our own `Stream`, which stands above this module."""
 
-    @property
-    def reference(self) -> Reference:
-        """The stream's handle and context."""
-        ...
+    _reference: Reference  # the stream's handle and context
 
 
 def stream_handle(stream: Any) -> int:
@@ -137,33 +134,35 @@ def new_handle(value: int, context: Context, *, owned: bool, parent: _native.Han
     return _native.Handle(_native.HANDLE_STREAM, value, context.handle, owned, value <= PER_THREAD, parent)
 
 
-def line_of(reference: Reference) -> _native.Line:
+def wait_list_of(reference: Reference) -> _native.WaitList:
     """The line of waits that a stream has, shared by all who refer to it. To be asked in the thread that waits."""
-    if reference.line is None:
-        reference.line = _find_line(reference)
-    return reference.line
+    if reference.wait_list is None:
+        reference.wait_list = _find_wait_list(reference)
+    return reference.wait_list
 
 
-def _find_line(reference: Reference) -> _native.Line:
+def _find_wait_list(reference: Reference) -> _native.WaitList:
     handle, context = reference.handle, reference.context
     if handle.value == PER_THREAD:
-        return _native.Line(context.probe(), False)  # in each thread another stream: their waits have no order
+        return _native.WaitList(context._ensure_monitored(), False)  # in each thread another stream: their waits have no order
     if handle.value <= LEGACY:
-        return context.line(LEGACY)
+        return context._wait_list(LEGACY)
     # cuStreamGetId would end a capture of the stream. While there is one every wait is refused anyway.
     if _native.capture_refusal(handle) != 0 or not handle.pin():
-        return _native.Line(context.probe(), True)
+        return _native.WaitList(context._ensure_monitored(), True)
     try:
         identity = int(_driver.call("cuStreamGetId", _driver.bindings().CUstream(handle.value), stream=reference.name))
     finally:
         handle.unpin()
-    return context.line(identity)
+    return context._wait_list(identity)
 
 
 def reference_to(stream: Any) -> Reference:
     """A `Reference` to anybody's stream; one of ours is shared, and so refuses when it is closed."""
     if isinstance(stream, HasReference):
-        return stream.reference
+        if stream._reference.is_event:
+            raise TypeError("a CUDA stream is needed, not an Event")
+        return stream._reference
     value = stream_handle(stream)
     context = context_of(value)
     return Reference(new_handle(value, context, owned=False), context, name_of(value, context))

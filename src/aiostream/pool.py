@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from aiostream import _loops, waiting
+from aiostream import _loops, futures, waiting
 from aiostream.device import Device
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.stream import Stream
@@ -89,7 +89,7 @@ class StreamPool:
             try:
                 await waiting.checkpoint()
             except BaseException:
-                self._give_back(stream)
+                self._put_back(stream)
                 raise
         else:
             stream = await self._in_turn()
@@ -107,7 +107,7 @@ class StreamPool:
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
         lent, own = self._lent.pop(id(stream))
         lent.close()
-        self._give_back(own)
+        self._put_back(own)
 
     def close(self) -> None:
         """Destroys the streams at once, those that are lent when they come back; their work goes on. May be called again.
@@ -121,7 +121,7 @@ class StreamPool:
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
-                future.set_exception(StreamClosedError("the pool was closed"))
+                futures.set_exception(future, StreamClosedError("the pool was closed"))
         with contextlib.ExitStack() as each:  # closes all, whatever one of them raises
             while self._idle:
                 each.callback(self._idle.popleft().close)
@@ -167,18 +167,18 @@ class StreamPool:
             if future in self._waiting:
                 self._waiting.remove(future)
             elif future.done() and not future.cancelled() and future.exception() is None:
-                self._give_back(future.result())  # it was our turn, but we are cancelled
+                self._put_back(future.result())  # it was our turn, but we are cancelled
             raise
         return stream
 
-    def _give_back(self, stream: Stream) -> None:
+    def _put_back(self, stream: Stream) -> None:
         if self._closed:
             stream.close()
             return
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
-                future.set_result(stream)
+                futures.set_result(future, stream)
                 return
         self._idle.append(stream)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
-from aiostream import _driver, _ledger, _loops, _process, waiting
+from aiostream import _driver, _loops, _process, _statistics, waiting
 from aiostream.errors import ContextFailedError
+from aiostream.futures import set_result
 
 __all__ = ["drain", "on_context_failed", "wait"]
 
@@ -49,7 +50,7 @@ async def wait(
 
     def look(_: Any = None) -> None:
         if not enough.done() and _is_enough(every, return_when):
-            enough.set_result(None)
+            set_result(enough, None)
 
     look()
     unfinished = [future for future in every if not future.done()]
@@ -104,7 +105,7 @@ async def drain(timeout: float | None = None) -> bool:
 
 
 def _anything_pending() -> bool:
-    now = _ledger.statistics()
+    now = _statistics.statistics()
     return now.points.pending > now.points.captured or now.futures.pending > 0
 
 
@@ -135,7 +136,7 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
     _driver.notice_failures(_noticed)
     _listeners.append(listener)
     for error in list(_failures.values()):
-        _tell(listener, error)
+        _notify(listener, error)
 
     def end() -> None:
         if listener in _listeners:
@@ -148,9 +149,9 @@ def _noticed(error: ContextFailedError) -> None:
     # Where an error is made: perhaps on the driver's thread. Nothing is called here.
     if _failures.setdefault(error.code, error) is error:
         for listener in list(_listeners):
-            _tell(listener, error)
+            _notify(listener, error)
 
 
-def _tell(listener: Callable[[ContextFailedError], object], error: ContextFailedError) -> None:
+def _notify(listener: Callable[[ContextFailedError], object], error: ContextFailedError) -> None:
     own = type(error)(error.code, error.name, error.call, error.stream)
-    _process.hand_over(lambda: listener(own))
+    _process.run_in_janitor(lambda: listener(own))

@@ -17,7 +17,7 @@ from aiostream.enums import HostFunctionSync, StreamFlags, WaitEventFlags, WaitS
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
-from aiostream.memops import MemoryStream
+from aiostream.memory import MemoryStream
 
 __all__ = ["Stream"]
 
@@ -67,34 +67,34 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         context = interop.current_or_default_context(device)
         with context.current():
             value = int(_driver.call("cuStreamCreateWithPriority", int(non_blocking), priority or 0))
-        self._adopt(value, context, owned=True, wait=strategy)
+        self._init_fields(value, context, owned=True, wait=strategy)
 
-    def _adopt(
+    def _init_fields(
         self,
         value: int,
         context: Context,
         *,
         owned: bool,
-        keep: Any = None,
+        source: Any = None,
         parent: _native.Handle | None = None,
         wait: WaitStrategy | None = None,
     ) -> None:
         self._context = context
         self._owned = owned
         self._constants: dict[str, int] = {}  # of the driver's call; any thread, single dict operations
-        self._keep = keep  # the object from which the handle was borrowed
+        self._source = source  # the object from which the handle was borrowed
         self._name = interop.name_of(value, context)
         self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
         self._reference = interop.Reference(self._handle, context, self._name)
-        context.probe()  # here, where a stream is made anyway, and not in the first wait
+        context._ensure_monitored()  # here, where a stream is made anyway, and not in the first wait
 
     @classmethod
-    def _made(cls, value: int, context: Context, *, owned: bool, keep: Any = None, parent: Any = None) -> Stream:
+    def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None, parent: Any = None) -> Stream:
         _process.start()
         stream = cls.__new__(cls)
-        stream._adopt(value, context, owned=owned, keep=keep, parent=parent)
+        stream._init_fields(value, context, owned=owned, source=source, parent=parent)
         return stream
 
     # -------------------------------------------------------------------------------------------- other ways to get one
@@ -113,7 +113,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         if isinstance(stream, Stream):
             return stream.to_borrowed()
         value = interop.stream_handle(stream)
-        return cls._made(value, interop.context_of(value), owned=False, keep=stream)
+        return cls._from_handle(value, interop.context_of(value), owned=False, source=stream)
 
     @classmethod
     def from_raw(cls, handle: int, *, context: Context | None = None) -> Stream:
@@ -132,23 +132,23 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
             raise ValueError(
                 f"handle {handle} is a special stream that nobody owns: use Stream.legacy(), per_thread() or borrow()"
             )
-        return cls._made(handle, context or interop.context_of(handle), owned=True)
+        return cls._from_handle(handle, context or interop.context_of(handle), owned=True)
 
     @classmethod
     def legacy(cls, device: Device | int | None = None) -> Stream:
         """The legacy default stream of a device's context, which synchronizes with every blocking stream."""
-        return cls._made(interop.LEGACY, interop.current_or_default_context(device), owned=False)
+        return cls._from_handle(interop.LEGACY, interop.current_or_default_context(device), owned=False)
 
     @classmethod
     def per_thread(cls, device: Device | int | None = None) -> Stream:
         """The per-thread default stream: in each call, that of the calling thread."""
-        return cls._made(interop.PER_THREAD, interop.current_or_default_context(device), owned=False)
+        return cls._from_handle(interop.PER_THREAD, interop.current_or_default_context(device), owned=False)
 
     def to_borrowed(self) -> Stream:
         """A second `Stream` on the same handle that does not own it; refuses, as this one does, once this one is closed."""
         self._require_open()
         parent = self._handle
-        return self._made(self._handle.value, self._context, owned=False, keep=self, parent=parent)
+        return self._from_handle(self._handle.value, self._context, owned=False, source=self, parent=parent)
 
     def core(self) -> Any:
         """A `cuda.core.Stream` on the same handle; it does not own it, and keeps this object alive.
@@ -177,11 +177,6 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
     def closed(self) -> bool:
         """Whether it was closed, or given away by `into_raw`."""
         return not self._handle.is_open
-
-    @property
-    def reference(self) -> interop.Reference:
-        """For the library's own use: what `Event.record` and others need of a stream."""
-        return self._reference
 
     @property
     def context(self) -> Context:
@@ -219,7 +214,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         return self._constant("cuStreamGetId")
 
     @property
-    def wait(self) -> WaitStrategy:
+    def wait_strategy(self) -> WaitStrategy:
         """How `synchronize_async` waits on it."""
         return self._wait
 
@@ -254,9 +249,9 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
             CudaError: The driver refused; the stream is closed all the same.
         """
         code = self._handle.close()
-        self._keep = None
+        self._source = None
         if self._owned:
-            capture.forget(self.reference)
+            capture.forget(self._reference)
         hostfunc.raise_for(code, "cuStreamDestroy", self._name)
 
     def shutdown(self) -> None:
@@ -325,7 +320,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         # A finalizer may run anywhere, also inside a host function: the janitor closes.
         handle = getattr(self, "_handle", None)
         if handle is not None and self._owned and handle.is_open:
-            _process.hand_over(handle.close)
+            _process.run_in_janitor(handle.close)
 
     # -------------------------------------------------------------------------------------------- its order
 
@@ -477,7 +472,9 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
             except BaseException:
                 hostfunc.keep_until_passed(self._handle, self._context, self._name, work)
                 raise
-            completion = hostfunc.arm_completion(self._handle, self._context, self._name, result=result, kept=work, pinned=True)
+            completion = hostfunc.arm_completion(
+                self._handle, self._context, self._name, result=result, keepalive=work, pinned=True
+            )
             return cast("CompletionFuture[T]", completion.future)
 
     def launch_host_func(self, fn: Callable[..., object], /, *args: Any, sync_mode: HostFunctionSync | None = None) -> None:
@@ -544,8 +541,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
             self.close()
 
     def _pinned(self) -> contextlib.AbstractContextManager[int]:
-        return interop.pinned(self.reference)
+        return interop.pinned(self._reference)
 
     def _call(self, name: str, *args: Any) -> Any:
         """Calls the driver through the bindings on this stream, pinned, in its context if it is a special one."""
-        return interop.call_on(self.reference, name, *args)
+        return interop.call_on(self._reference, name, *args)

@@ -12,7 +12,7 @@ from aiostream.futures import Completion, SettledFuture, State
 
 __all__ = ["default_wait", "set_default_wait"]
 
-# What `_native.Line.begin` and `Wait.poll` answer: 0, nothing to wait for; a small number, a refusal; one from here on, the
+# What `_native.WaitList.begin` and `Wait.poll` answer: 0, nothing to wait for; a small number, a refusal; one from here on, the
 # ticket of a wait that the watcher has, or that dozes; a `Wait`, one that this task looks at itself. To await a `Wait` looks at
 # it in each turn of asyncio's loop, and says at last what `poll` would, or None for 0.
 _TICKETS = 1 << 24
@@ -81,10 +81,10 @@ class _Watched(Completion):
     __slots__ = ("spinning",)
 
     def __init__(self, future: SettledFuture, reference: interop.Reference) -> None:
-        super().__init__(future, reference.name, "cuEventQuery", reference.context.probe())
+        super().__init__(future, reference.name, "cuEventQuery", reference.context._ensure_monitored())
         self.spinning: _native.Wait | None = None  # once it was given back
 
-    def given_back(self, wait: _native.Wait, orphaned: bool) -> None:
+    def handed_back(self, wait: _native.Wait, orphaned: bool) -> None:
         """The task had better look itself from now on, if it still waits."""
         if self.state is State.PENDING and not orphaned and self.future is not None and not self.future.cancelled():
             self.spinning = wait
@@ -104,8 +104,8 @@ def mode_of(wait: WaitStrategy) -> int:
 
 def mode_for(stream: Any) -> int:
     """The mode of anybody's stream: what ours was made with, the default for another library's."""
-    wait = getattr(stream, "wait", None)  # cuda.core's have a method of that name
-    return mode_of(wait if isinstance(wait, WaitStrategy) else default_wait())
+    chosen = getattr(stream, "wait_strategy", None)
+    return mode_of(chosen if isinstance(chosen, WaitStrategy) else default_wait())
 
 
 async def synchronize(reference: interop.Reference, mode: int) -> None:
@@ -120,14 +120,14 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
     if mode == _BY_HOST_FUNCTION and not reference.is_event:
         await wait_for(hostfunc.arm_completion(reference.handle, reference.context, reference.name))
         return
-    line = reference.line or interop.line_of(reference)
+    wait_list = reference.wait_list or interop.wait_list_of(reference)
     bridge = _current_bridge()
     take_turn = bridge.checkpoint
     answer: int | _native.Wait
     if reference.is_event:
-        answer = await _begin_event(reference, line, bridge, mode)
+        answer = await _begin_event(reference, wait_list, bridge, mode)
     else:
-        answer = line.begin(reference.handle, bridge.queue, mode)
+        answer = wait_list.begin(reference.handle, bridge.queue, mode)
     if answer == 0:
         if take_turn is not None:
             await take_turn()
@@ -147,7 +147,7 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
             elif answer >= _TICKETS:
                 # It may have fired already, but it is delivered by this very thread, and not before the next await.
                 watched = _points.registry[answer] = _Watched(bridge.new_future(), reference)
-                _native.retire(watched, State.PENDING, _native.FUTURES_CREATED)
+                _native.set_state(watched, State.PENDING, _native.FUTURES_CREATED)
                 # The registry holds this task by its future. If the task held the bridge, none of them would die with its loop.
                 del bridge
                 await watched.future  # type: ignore[misc]  # SettledFuture says what Completion needs; it can be awaited
@@ -167,15 +167,17 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
         hostfunc.raise_for(answer, "cuEventQuery" if reference.is_event else "cuStreamQuery", reference.name)
 
 
-async def _begin_event(event: interop.Reference, line: _native.Line, bridge: _loops.Bridge, mode: int) -> int | _native.Wait:
+async def _begin_event(
+    event: interop.Reference, wait_list: _native.WaitList, bridge: _loops.Bridge, mode: int
+) -> int | _native.Wait:
     mode = max(mode, _native.WAIT_AUTO)  # an event is never waited for by a host function alone
     context = event.context
-    answer = line.begin_event(event.handle, bridge.queue, mode)
+    answer = wait_list.begin_event(event.handle, bridge.queue, mode)
     while answer == _native.RESULT_NO_HELPER:
-        await in_thread(context.add_helper)
-        answer = line.begin_event(event.handle, bridge.queue, mode)
-    if (isinstance(answer, _Wait) or answer >= _TICKETS) and _native.idle_helpers(context.probe()) == 0:
-        _process.hand_over(context.spare_helper)  # before the next wait needs it: making a stream may block
+        await in_thread(context._add_helper)
+        answer = wait_list.begin_event(event.handle, bridge.queue, mode)
+    if (isinstance(answer, _Wait) or answer >= _TICKETS) and _native.idle_helpers(context._ensure_monitored()) == 0:
+        _process.run_in_janitor(context._add_spare_helper)  # before the next wait needs it: making a stream may block
     return answer
 
 

@@ -41,8 +41,8 @@ struct event {
     bool recorded, taken; /* taken: by a capture */
 };
 static struct stream streams[CONTEXTS][STREAMS]; /* the users' */
-static struct stream health[CONTEXTS];           /* the probes' */
-static struct probe *probes[CONTEXTS];
+static struct stream health[CONTEXTS];           /* the contexts' */
+static struct context *contexts[CONTEXTS];
 static _Atomic bool failed[CONTEXTS]; /* what the driver answers */
 static _Atomic bool hides_failure;    /* private streams do not show it yet */
 static _Atomic int64_t events_made, helpers_made, helpers_destroyed;

@@ -16,7 +16,7 @@
 
 enum { LOOPS = 4, GPUS = 3, SLOTS = 1 << 16, MAILBOX = 1 << 12, IN_FLIGHT = 300, LATE = 256, KEPT = 64, MAX_SEEN = 1 << 16 };
 enum { ERROR_REFUSED = 719, ERROR_FAILED = 700 };
-enum { STREAM_PLAIN = 16, STREAM_REFUSES = 32, STREAM_CAPTURES = 48, STREAM_AT_ONCE = 64, PROBE_STREAM = 80 };
+enum { STREAM_PLAIN = 16, STREAM_REFUSES = 32, STREAM_CAPTURES = 48, STREAM_AT_ONCE = 64, PRIVATE_STREAM = 80 };
 
 /* ------------------------------------------------------------------------------------------------ what became of a ticket */
 
@@ -36,8 +36,8 @@ static struct record *record_of(uint64_t ticket) {
     return &records[index];
 }
 
-static uint64_t reserve(struct queue *queue, struct probe *probe, enum point_kind kind) {
-    uint64_t ticket = point_reserve(queue, probe, kind);
+static uint64_t reserve(struct queue *queue, struct context *context, enum point_kind kind) {
+    uint64_t ticket = point_reserve(queue, context, kind);
     REQUIRE(ticket != 0, "no ticket");
     struct record *record = record_of(ticket);
     REQUIRE(record->ticket != ticket, "ticket %llx was given out twice", (unsigned long long)ticket);
@@ -46,7 +46,7 @@ static uint64_t reserve(struct queue *queue, struct probe *probe, enum point_kin
 }
 
 /* Refuses now and then, as a drain does that runs out of memory or is struck by a KeyboardInterrupt. */
-static bool emit(void *context, uint64_t ticket, int64_t status, bool passed) {
+static bool emit(void *argument, uint64_t ticket, int64_t status, bool complete) {
     bool never_refuse = context != NULL;
     if (!never_refuse && chance(400) == 0) return false;
     struct record *record = record_of(ticket);
@@ -57,7 +57,7 @@ static bool emit(void *context, uint64_t ticket, int64_t status, bool passed) {
         record->passed = 1;
         atomic_fetch_add(&delivered_passed, 1);
         REQUIRE(status == (record->failed ? ERROR_FAILED : status), "a failed point passed with %d", (int)status);
-        bool known = status == 0 || status == STATUS_UNPROVED || status == ERROR_FAILED || status == ERROR_REFUSED;
+        bool known = status == 0 || status == STATUS_UNKNOWN || status == ERROR_FAILED || status == ERROR_REFUSED;
         REQUIRE(known, "status %d", (int)status);
     } else {
         REQUIRE(record->failed == 0, "ticket %llx failed twice", (unsigned long long)ticket);
@@ -243,9 +243,9 @@ static int fake_stream_is_capturing(void *stream, int *status) {
     *status = captures ? 1 + (int)chance(2) : 0;
     return 0;
 }
-static _Atomic bool context_failed; /* what the probes' private streams answer */
+static _Atomic bool context_failed; /* what the contexts' private streams answer */
 static int fake_stream_query(void *stream) {
-    REQUIRE(((uintptr_t)stream & ~15u) == PROBE_STREAM, "a stream was queried that is not the library's own");
+    REQUIRE(((uintptr_t)stream & ~15u) == PRIVATE_STREAM, "a stream was queried that is not the library's own");
     return atomic_load(&context_failed) ? ERROR_FAILED : 0;
 }
 static _Thread_local int capture_mode; /* 0 GLOBAL, 2 RELAXED */
@@ -283,7 +283,7 @@ struct driver_calls driver = {
 
 /* ------------------------------------------------------------------------------------------------ loops and the janitor */
 
-static struct probe *probes[2];
+static struct context *contexts[2];
 static _Atomic bool stop_loops, stop_janitor, stop_failing;
 static _Atomic bool seen_queue[MAX_SEEN], keeps_points[MAX_SEEN]; /* by a queue's number; the latter for ever */
 
@@ -299,16 +299,16 @@ static void drain_all(struct queue *queue) {
 
 static _Thread_local bool meets_captures;
 
-/* One point. Its thread may not look at the ticket again after arming it: it may belong to another point by then. */
+/* One point. Its thread may not poll at the ticket again after arming it: it may belong to another point by then. */
 static void arm_one(struct queue *queue) {
     static const enum point_kind kinds[] = {KIND_HOST_FUNCTION, KIND_HOST_FUNCTION,   KIND_CALLBACK,
                                             KIND_PYTHON_HOST,   KIND_PYTHON_CALLBACK, KIND_FOREIGN};
     static const uintptr_t streams[] = {STREAM_PLAIN,   STREAM_PLAIN,    STREAM_PLAIN,
                                         STREAM_REFUSES, STREAM_CAPTURES, STREAM_AT_ONCE};
     enum point_kind kind = kinds[chance(6)];
-    uint64_t ticket = reserve(queue, probes[chance(2)], kind);
+    uint64_t ticket = reserve(queue, contexts[chance(2)], kind);
     if (chance(32) == 0) {
-        point_abandon(ticket);
+        point_unreserve(ticket);
         atomic_fetch_add(&abandoned, 1);
         return;
     }
@@ -405,7 +405,7 @@ static void *failing(void *unused) {
     (void)unused;
     seed_thread(5, 5);
     while (!atomic_load(&stop_failing)) {
-        if (chance(3) == 0) points_fail(probes[chance(2)], ERROR_FAILED);
+        if (chance(3) == 0) points_fail(contexts[chance(2)], ERROR_FAILED);
         else sched_yield();
     }
     return NULL;
@@ -498,9 +498,9 @@ static void require_all_queues_back(void) {
 static uint64_t expected[10000];
 static _Atomic int arrived;
 
-static bool emit_in_order(void *context, uint64_t ticket, int64_t status, bool passed) {
+static bool emit_in_order(void *argument, uint64_t ticket, int64_t status, bool complete) {
     (void)context;
-    REQUIRE(passed && status == STATUS_UNPROVED, "a host function brings no status, and this one brought %d", (int)status);
+    REQUIRE(passed && status == STATUS_UNKNOWN, "a host function brings no status, and this one brought %d", (int)status);
     int number = arrived++;
     REQUIRE(expected[number] == ticket, "arrival %d is another ticket", number);
     return true;
@@ -528,7 +528,7 @@ static void order(void) {
     driver.launch_host_func = launch_in_order;
     int64_t fired = counters[POINTS_FIRED];
     for (int i = 0; i < 10000; i++) {
-        expected[i] = point_reserve(queue, probes[0], KIND_HOST_FUNCTION);
+        expected[i] = point_reserve(queue, contexts[0], KIND_HOST_FUNCTION);
         capture_checks = capture_begins = 0;
         REQUIRE(point_arm(expected[i], (void *)(uintptr_t)STREAM_PLAIN) == 0, "refused");
         if (i % 500 == 499)
@@ -634,8 +634,8 @@ int main(int count, char **arguments) {
     }
     struct queue *orphans = queue_open();
     REQUIRE(orphans && queue_index(orphans) == 0, "the first queue is not number 0");
-    probes[0] = probe_open(&probes, (void *)(uintptr_t)PROBE_STREAM, 0);
-    probes[1] = probe_open(&probes, (void *)(uintptr_t)(PROBE_STREAM + 1), 1);
+    contexts[0] = context_register(&contexts, (void *)(uintptr_t)PRIVATE_STREAM, 0);
+    contexts[1] = context_register(&contexts, (void *)(uintptr_t)(PRIVATE_STREAM + 1), 1);
     stress_points(orphans, seconds / 2, seed, false);
     stress_points(orphans, seconds / 2, seed + 100, true);
     printf("points: %lld passed, %lld failed first, %lld refused, %lld quarantined, %lld stale, %lld passes of the watcher\n",

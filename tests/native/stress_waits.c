@@ -1,4 +1,4 @@
-/* Drives the staged waits with a fake driver: tasks in several threads begin, look, leave, are given back and go on, while streams
+/* Drives the staged waits with a fake driver: tasks in several threads begin, poll, leave, are given back and go on, while streams
  * move, contexts fail, and host functions on helpers run at once, late or never. Built with ThreadSanitizer and with
  * AddressSanitizer by test_native.py.
  *
@@ -42,9 +42,9 @@ struct loop {
     uint64_t seed;
     struct queue *queue;
     struct task tasks[TASKS];
-    struct line *lines[CONTEXTS][STREAMS]; /* the same in every loop */
+    struct wait_list *lines[CONTEXTS][STREAMS]; /* the same in every loop */
 };
-static _Atomic int64_t begun_count, delivered, orphaned, given_back, dropped, ended, failures, captured, outstanding[CONTEXTS];
+static _Atomic int64_t begun_count, delivered, orphaned, handed_back, dropped, ended, failures, captured, outstanding[CONTEXTS];
 
 static void await_wake(struct queue *queue, const char *who) {
     struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
@@ -52,7 +52,7 @@ static void await_wake(struct queue *queue, const char *who) {
 }
 
 static void task_ends(struct task *task, int64_t status) {
-    if (status == 0 || status == STATUS_UNPROVED) {
+    if (status == 0 || status == STATUS_UNKNOWN) {
         REQUIRE(is_over(task->target), "a wait ended before its stream was there");
         relaxed_add(&ended, 1);
     } else {
@@ -74,20 +74,20 @@ static struct task *taken(uint64_t ticket, int *context) {
     return tickets[index].task;
 }
 
-static bool emit(void *unused, uint64_t ticket, int64_t status, bool passed) {
+static bool emit(void *unused, uint64_t ticket, int64_t status, bool complete) {
     (void)unused;
     int context;
     if (chance(100) == 0) return false; /* as a drain that runs out of memory does */
     struct task *task = taken(ticket, &context);
     REQUIRE(passed, "a watched ticket failed without being passed");
     REQUIRE(task->state == WATCHED && task->ticket == ticket, "a task was delivered a ticket that is not its own");
-    struct wait *wait = wait_given_back(status);
+    struct wait *wait = wait_handed_back(status);
     if (!wait) {
         task_ends(task, status);
         return true;
     }
     REQUIRE(++task->returned == 1, "a wait was given back twice");
-    relaxed_add(&given_back, 1);
+    relaxed_add(&handed_back, 1);
     task->ticket = 0;
     if (task->cancelled) {
         wait_drop(wait);
@@ -101,14 +101,14 @@ static bool emit(void *unused, uint64_t ticket, int64_t status, bool passed) {
     return true;
 }
 
-static bool emit_orphan(void *unused, uint64_t ticket, int64_t status, bool passed) {
+static bool emit_orphan(void *unused, uint64_t ticket, int64_t status, bool complete) {
     (void)unused, (void)passed;
     int context;
     if (chance(100) == 0) return false;
     taken(ticket, &context);
     relaxed_add(&orphaned, 1);
     relaxed_add(&outstanding[context], -1);
-    struct wait *wait = wait_given_back(status);
+    struct wait *wait = wait_handed_back(status);
     if (wait) wait_drop(wait);
     return true;
 }
@@ -123,14 +123,14 @@ static void *janitor(void *argument) {
     }
 }
 
-static void note_begun(struct task *task, const struct begun *begun) {
-    task->wait = begun->spinning;
-    task->ticket = begun->ticket;
-    task->state = begun->spinning ? SPINNING : WATCHED;
-    if (!begun->ticket) return;
-    uint32_t index = begun->ticket & 0xffffff;
+static void note_begun(struct task *task, const struct wait_result *result) {
+    task->wait = result->spinning;
+    task->ticket = result->ticket;
+    task->state = result->spinning ? SPINNING : WATCHED;
+    if (!result->ticket) return;
+    uint32_t index = result->ticket & 0xffffff;
     REQUIRE(index < SLOTS, "slot %u: more slots than waits in flight", index);
-    tickets[index].ticket = begun->ticket;
+    tickets[index].ticket = result->ticket;
     tickets[index].context = task->context;
     tickets[index].task = task;
 }
@@ -139,50 +139,50 @@ static void begin(struct loop *loop, struct task *task) {
     bool few = atomic_load(&few_tasks);
     int context = (int)chance(CONTEXTS), number = (int)chance(few ? REGULAR : STREAMS);
     struct stream *stream = &streams[context][number];
-    struct line *line = loop->lines[context][number];
+    struct wait_list *list = loop->lines[context][number];
     enum wait_mode mode = few || chance(3) ? WAIT_AUTO : chance(2) ? WAIT_EVENT : WAIT_SPIN;
     struct event users = {.recorded = true, .context = context};
-    bool for_event = !few && chance(5) == 0, own_line = for_event || (!few && chance(6) == 0);
-    if (own_line) line = line_new(probes[context], chance(2) && !for_event); /* it ends with its last wait */
+    bool for_event = !few && chance(5) == 0, own_list = for_event || (!few && chance(6) == 0);
+    if (own_list) list = wait_list_new(contexts[context], chance(2) && !for_event); /* it ends with its last wait */
     if (chance(3) == 0) enqueue_work(stream);
     *task = (struct task){.context = context, .target = {stream, relaxed_load(&stream->end), relaxed_load(&stream->last_due)}};
     if (for_event) users.position = enqueue_work(stream), task->target = users.position;
     capture_checks = 0;
     was_taken = false;
     capture_begins = for_event || chance(50) ? 1000 : (int)chance(2);
-    struct begun begun;
+    struct wait_result result;
     relaxed_add(&outstanding[context], 1);
     int mode_before = relaxed_enter();
-    wait_begin(line, stream, for_event ? &users : NULL, loop->queue, mode, &begun);
+    wait_begin(list, stream, for_event ? &users : NULL, loop->queue, mode, &result);
     relaxed_leave(mode_before);
-    if (for_event && begun.refusal == RESULT_NO_HELPER) {
+    if (for_event && result.refusal == RESULT_NO_HELPER) {
         void *helper;
-        if (helper_make(probes[context], &helper) == 0) helper_put(probes[context], helper, true);
+        if (helper_make(contexts[context], &helper) == 0) helper_put(contexts[context], helper, true);
     }
-    if (own_line) line_unref(line);
+    if (own_list) wait_list_unref(list);
     if (was_taken) {
-        REQUIRE(begun.refusal == RESULT_CAPTURING, "a capture has taken the event, and nobody noticed");
+        REQUIRE(result.refusal == RESULT_CAPTURING, "a capture has taken the event, and nobody noticed");
         relaxed_add(&captured, 1);
     }
-    REQUIRE(!begun.ticket || !begun.spinning, "two answers at once");
+    REQUIRE(!result.ticket || !result.spinning, "two answers at once");
     capture_begins = 1000;
     relaxed_add(&begun_count, 1);
-    if (begun.ticket || begun.spinning) {
-        REQUIRE(begun.refusal == 0, "begun, and refused with %d", begun.refusal);
-        note_begun(task, &begun);
+    if (result.ticket || result.spinning) {
+        REQUIRE(result.refusal == 0, "begun, and refused with %d", result.refusal);
+        note_begun(task, &result);
     } else {
-        task_ends(task, begun.refusal == RESULT_NO_HELPER ? ERROR_REFUSED : begun.refusal);
+        task_ends(task, result.refusal == RESULT_NO_HELPER ? ERROR_REFUSED : result.refusal);
     }
 }
 
-static void look(struct loop *loop, struct task *task) {
-    struct begun begun = {.spinning = task->wait};
+static void poll(struct loop *loop, struct task *task) {
+    struct wait_result result = {.spinning = task->wait};
     int mode = relaxed_enter();
-    bool over = wait_poll(task->wait, loop->queue, &begun);
+    bool over = wait_poll(task->wait, loop->queue, &result);
     relaxed_leave(mode);
     if (!over) return;
-    if (begun.ticket) note_begun(task, &begun);
-    else task_ends(task, begun.refusal);
+    if (result.ticket) note_begun(task, &result);
+    else task_ends(task, result.refusal);
 }
 
 static void leave(struct task *task) {
@@ -203,19 +203,19 @@ static void turn(struct loop *loop, bool may_begin) {
         struct task *task = &loop->tasks[i];
         if (task->state == IDLE && may_begin && (i == 0 || !atomic_load(&few_tasks)) && chance(4) == 0) begin(loop, task);
         else if (task->state == SPINNING && chance(60) == 0) leave(task);
-        else if (task->state == SPINNING) look(loop, task);
+        else if (task->state == SPINNING) poll(loop, task);
         else if (task->state == WATCHED && chance(400) == 0) leave(task);
         spinning += task->state == SPINNING;
         watched += task->state == WATCHED;
     }
     if (watched && !spinning && chance(2)) await_wake(loop->queue, "a loop");
-    do waits_wake(loop->queue);
+    do waits_hand_back_due(loop->queue);
     while (!queue_drain(loop->queue, emit, NULL));
     if (chance(3) == 0) nanosleep(&(struct timespec){.tv_nsec = chance(200000)}, NULL);
 }
 
 static void close_queue(struct queue *queue) {
-    waits_leave(queue);
+    waits_leave_loop(queue);
     queue_close(queue);
 }
 
@@ -238,7 +238,7 @@ static void *loop(void *argument) {
         turn(self, false);
         busy = false;
         for (int i = 0; i < TASKS; i++) {
-            /* A task that looks itself for ever is left to the GPU, which still moves. */
+            /* A task that polls itself for ever is left to the GPU, which still moves. */
             busy |= self->tasks[i].state != IDLE;
         }
     }
@@ -248,7 +248,7 @@ static void *loop(void *argument) {
 
 /* ------------------------------------------------------------------------------------------------ failing contexts */
 
-static bool emit_canary(void *context, uint64_t ticket, int64_t status, bool passed) {
+static bool emit_canary(void *argument, uint64_t ticket, int64_t status, bool complete) {
     (void)ticket, (void)passed;
     *(int64_t *)context = status;
     return true;
@@ -259,7 +259,7 @@ static bool emit_canary(void *context, uint64_t ticket, int64_t status, bool pas
 static void fail_and_recover(int context) {
     struct queue *queue = queue_open();
     int64_t failure = 0;
-    uint64_t canary = point_reserve(queue, probes[context], KIND_HOST_FUNCTION);
+    uint64_t canary = point_reserve(queue, contexts[context], KIND_HOST_FUNCTION);
     int mode = relaxed_enter();
     REQUIRE(point_arm(canary, &health[context]) == 0, "the canary was refused");
     relaxed_leave(mode);
@@ -275,7 +275,7 @@ static void fail_and_recover(int context) {
     watcher_stop();
     recover(context);
     REQUIRE(watcher_start() == 0, "the watcher did not start again");
-    point_fire(canary, STATUS_UNPROVED);
+    point_fire(canary, STATUS_UNKNOWN);
     while (!queue_drain(queue, emit_canary, &failure)) {}
     queue_close(queue);
 }
@@ -285,7 +285,7 @@ static void fail_and_recover(int context) {
 static int64_t last_status;
 static uint64_t awaited;
 
-static bool emit_awaited(void *unused, uint64_t ticket, int64_t status, bool passed) {
+static bool emit_awaited(void *unused, uint64_t ticket, int64_t status, bool complete) {
     (void)unused, (void)passed;
     if (ticket == awaited) awaited = 0, last_status = status;
     return true;
@@ -298,42 +298,42 @@ static int64_t await_ticket(struct queue *queue, uint64_t ticket, int64_t patien
     while (awaited) {
         struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
         poll(&descriptor, 1, 1);
-        waits_wake(queue);
+        waits_hand_back_due(queue);
         REQUIRE(queue_drain(queue, emit_awaited, NULL), "the drain stopped");
         REQUIRE(!awaited || now_ns() < deadline, "%s", what);
     }
     return last_status;
 }
 
-static struct begun begin_one(struct line *line, struct stream *stream, struct queue *queue, enum wait_mode mode) {
-    struct begun begun;
+static struct wait_result begin_one(struct wait_list *list, struct stream *stream, struct queue *queue, enum wait_mode mode) {
+    struct wait_result result;
     int before = relaxed_enter();
-    wait_begin(line, stream, NULL, queue, mode, &begun);
+    wait_begin(list, stream, NULL, queue, mode, &result);
     relaxed_leave(before);
-    REQUIRE(begun.refusal == 0 && (begun.ticket || begun.spinning), "refused with %d", begun.refusal);
+    REQUIRE(result.refusal == 0 && (result.ticket || result.spinning), "refused with %d", result.refusal);
     return begun;
 }
 
 /* Looks until the wait is the watcher's. */
-static uint64_t spin_out(struct begun begun, struct queue *queue) {
-    struct wait *wait = begun.spinning;
+static uint64_t spin_out(struct wait_result result, struct queue *queue) {
+    struct wait *wait = result.spinning;
     REQUIRE(wait, "it does not spin");
     int before = relaxed_enter();
-    while (!wait_poll(wait, queue, &begun)) sched_yield();
+    while (!wait_poll(wait, queue, &result)) sched_yield();
     relaxed_leave(before);
-    REQUIRE(begun.ticket, "it ended with %d", begun.refusal);
-    return begun.ticket;
+    REQUIRE(result.ticket, "it ended with %d", result.refusal);
+    return result.ticket;
 }
 
 /* Its records say in which order the waits of a stream end, whatever the order in which the watcher gets them. */
 static void order(struct queue *queue) {
     struct stream *stream = &streams[0][STREAMS - 1];
-    struct line *line = line_new(probes[0], true);
+    struct wait_list *list = wait_list_new(contexts[0], true);
     enqueue_work(stream);
-    struct begun first = begin_one(line, stream, queue, WAIT_AUTO);
+    struct wait_result first = begin_one(list, stream, queue, WAIT_AUTO);
     int64_t position = relaxed_load(&stream->end);
-    uint64_t second = begin_one(line, stream, queue, WAIT_EVENT).ticket;
-    uint64_t third = begin_one(line, stream, queue, WAIT_EVENT).ticket;
+    uint64_t second = begin_one(list, stream, queue, WAIT_EVENT).ticket;
+    uint64_t third = begin_one(list, stream, queue, WAIT_EVENT).ticket;
     uint64_t ticket = spin_out(first, queue);
     nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
     relaxed_store(&stream->done, position);
@@ -342,19 +342,19 @@ static void order(struct queue *queue) {
     finish(stream);
     await_ticket(queue, third, 5 * SECOND, "the last wait does not end");
     REQUIRE(!point_is_live(second), "the second wait came after the third");
-    while (run_a_function()) {} /* the first slept */
-    line_unref(line);
+    while (run_a_function()) {} /* the first by_hostfunc */
+    wait_list_unref(list);
     printf("order: a wait that comes late to the watcher is not late\n");
 }
 
-static struct line *shared_line;
+static struct wait_list *shared_list;
 static struct queue *shared_queue;
 static uint64_t recorded_within;
 static int64_t position_within;
 
 static void record_within(void) {
     struct stream *stream = &streams[0][STREAMS - 1];
-    recorded_within = begin_one(shared_line, stream, shared_queue, WAIT_EVENT).ticket;
+    recorded_within = begin_one(shared_list, stream, shared_queue, WAIT_EVENT).ticket;
     position_within = relaxed_load(&stream->end);
 }
 
@@ -362,19 +362,19 @@ static void record_within(void) {
  * per-thread stream), each wait ends by itself. */
 static void no_order(struct queue *queue) {
     struct stream *stream = &streams[0][STREAMS - 1], *other = &streams[0][STREAMS - 2];
-    shared_line = line_new(probes[0], true);
+    shared_list = wait_list_new(contexts[0], true);
     shared_queue = queue;
     enqueue_work(stream);
     during_record = record_within;
-    uint64_t around = begin_one(shared_line, stream, queue, WAIT_EVENT).ticket;
+    uint64_t around = begin_one(shared_list, stream, queue, WAIT_EVENT).ticket;
     relaxed_store(&stream->done, position_within);
     await_ticket(queue, recorded_within, 5 * SECOND, "a wait is held up by one that was recorded at the same time");
     REQUIRE(point_is_live(around), "it ended too early");
     finish(stream);
     await_ticket(queue, around, 5 * SECOND, "it does not end");
-    line_unref(shared_line);
+    wait_list_unref(shared_list);
 
-    struct line *unordered = line_new(probes[0], false);
+    struct wait_list *unordered = wait_list_new(contexts[0], false);
     enqueue_work(stream);
     enqueue_work(other);
     uint64_t first = begin_one(unordered, stream, queue, WAIT_EVENT).ticket;
@@ -384,7 +384,7 @@ static void no_order(struct queue *queue) {
     REQUIRE(point_is_live(first), "it ended too early");
     finish(stream);
     await_ticket(queue, first, 5 * SECOND, "it does not end");
-    line_unref(unordered);
+    wait_list_unref(unordered);
     printf("no order: waits that have none do not hold each other up\n");
 }
 
@@ -393,16 +393,16 @@ static int by_size(const void *left, const void *right) {
     return a < b ? -1 : a > b;
 }
 
-/* A watcher that has nothing to look at soon is woken by a new wait. */
+/* A watcher that has nothing to poll at soon is woken by a new wait. */
 static void wake(struct queue *queue) {
     enum { TRIALS = 21 };
     struct stream *stream = &streams[0][STREAMS - 1];
-    struct line *line = line_new(probes[0], true);
+    struct wait_list *list = wait_list_new(contexts[0], true);
     int64_t delays[TRIALS];
     for (int i = 0; i < TRIALS; i++) {
         nanosleep(&(struct timespec){.tv_nsec = chance(12000000)}, NULL);
         enqueue_work(stream);
-        uint64_t ticket = begin_one(line, stream, queue, WAIT_EVENT).ticket;
+        uint64_t ticket = begin_one(list, stream, queue, WAIT_EVENT).ticket;
         finish(stream);
         int64_t began = now_ns();
         await_ticket(queue, ticket, 5 * SECOND, "a wait that is over does not end");
@@ -411,17 +411,17 @@ static void wake(struct queue *queue) {
     qsort(delays, TRIALS, sizeof *delays, by_size);
     REQUIRE(delays[TRIALS / 2] < 4 * MILLISECOND, "the watcher is not woken: half of the waits took %lld us",
             (long long)(delays[TRIALS / 2] / 1000));
-    line_unref(line);
+    wait_list_unref(list);
     printf("wake: a watcher that dozes sees the end of a new wait after %lld us\n", (long long)(delays[TRIALS / 2] / 1000));
 }
 
-static uint64_t begin_asleep(struct line *line, struct stream *stream, struct queue *queue) {
+static uint64_t begin_until_hostfunc(struct wait_list *list, struct stream *stream, struct queue *queue) {
     enqueue_work(stream);
-    struct begun begun = begin_one(line, stream, queue, WAIT_AUTO);
-    uint64_t ticket = begun.ticket ? begun.ticket : spin_out(begun, queue);
+    struct wait_result result = begin_one(list, stream, queue, WAIT_AUTO);
+    uint64_t ticket = result.ticket ? result.ticket : spin_out(begun, queue);
     int64_t deadline = now_ns() + 5 * SECOND;
     while (functions_pending() == 0) {
-        REQUIRE(now_ns() < deadline, "an old wait is given no host function: %lld were", (long long)counters[WAITS_SLEPT]);
+        REQUIRE(now_ns() < deadline, "an old wait is given no host function: %lld were", (long long)counters[WAITS_BY_HOSTFUNC]);
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     }
     return ticket;
@@ -430,33 +430,33 @@ static uint64_t begin_asleep(struct line *line, struct stream *stream, struct qu
 /* Waits behind one that sleeps are looked at when its host function has run, and not in their turn, which is much later. */
 static void awaken(struct queue *queue) {
     struct stream *stream = &streams[0][STREAMS - 1];
-    struct line *line = line_new(probes[0], true);
+    struct wait_list *list = wait_list_new(contexts[0], true);
     int64_t least = SECOND;
     for (int i = 0; i < 5; i++) {
-        uint64_t first = begin_asleep(line, stream, queue);
-        uint64_t second = begin_one(line, stream, queue, WAIT_EVENT).ticket;
+        uint64_t first = begin_until_hostfunc(list, stream, queue);
+        uint64_t second = begin_one(list, stream, queue, WAIT_EVENT).ticket;
         nanosleep(&(struct timespec){.tv_nsec = 3000000}, NULL); /* the watcher is asleep, or not: both may happen */
         finish(stream);
         int64_t began = now_ns();
         REQUIRE(run_a_function(), "its host function was not due");
         int64_t status = await_ticket(queue, first, 5 * SECOND, "a host function wakes nobody");
-        REQUIRE(status == STATUS_UNPROVED || status == 0, "it came with %lld", (long long)status);
+        REQUIRE(status == STATUS_UNKNOWN || status == 0, "it came with %lld", (long long)status);
         await_ticket(queue, second, 5 * SECOND, "the wait behind it does not end");
         if (now_ns() - began < least) least = now_ns() - began;
     }
-    REQUIRE(least < 20 * MILLISECOND, "a wait behind one that slept was noticed after %lld us", (long long)(least / 1000));
-    line_unref(line);
-    printf("awaken: a wait behind one that slept is noticed after %lld us\n", (long long)(least / 1000));
+    REQUIRE(least < 20 * MILLISECOND, "a wait behind one that by_hostfunc was noticed after %lld us", (long long)(least / 1000));
+    wait_list_unref(list);
+    printf("awaken: a wait behind one that by_hostfunc is noticed after %lld us\n", (long long)(least / 1000));
 }
 
 /* A context may fail while a wait of it sleeps, seen first by its own event or by the health; and between the event's
  * completion and the host function. Neither its place among the sleepers nor the watcher's peace may be lost with it. */
-static void asleep_in_a_failing_context(struct queue *queue) {
-    struct line *line = line_new(probes[0], true);
+static void hostfunc_in_a_failing_context(struct queue *queue) {
+    struct wait_list *list = wait_list_new(contexts[0], true);
     struct stream *stream = &streams[0][STREAMS - 1];
-    int64_t lost = atomic_load(&counters[WAITS_LOST]);
+    int64_t lost = atomic_load(&counters[WAITS_LEAKED]);
     for (int i = 0; i < 9; i++) {
-        uint64_t ticket = begin_asleep(line, stream, queue);
+        uint64_t ticket = begin_until_hostfunc(list, stream, queue);
         if (i % 3 == 2) finish(stream); /* the host function comes too late */
         else relaxed_store(&hides_failure, i % 3);
         if (i % 3 != 2) relaxed_store(&failed[0], true);
@@ -465,19 +465,19 @@ static void asleep_in_a_failing_context(struct queue *queue) {
         relaxed_store(&failed[0], true);
         relaxed_store(&hides_failure, false);
         int64_t deadline = now_ns() + 5 * SECOND;
-        while (atomic_load(&counters[WAITS_LOST]) < lost + i + 1) {
-            REQUIRE(now_ns() < deadline, "case %d: the record of a wait that slept is not let go of", i % 3);
+        while (atomic_load(&counters[WAITS_LEAKED]) < lost + i + 1) {
+            REQUIRE(now_ns() < deadline, "case %d: the record of a wait that by_hostfunc is not let go of", i % 3);
             nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
         }
         watcher_stop();
         recover(0);
         REQUIRE(watcher_start() == 0, "the watcher did not start again");
     }
-    line_unref(line);
-    printf("failing: 9 waits slept while their context failed, and left nothing behind\n");
+    wait_list_unref(list);
+    printf("failing: 9 waits by_hostfunc while their context failed, and left nothing behind\n");
 }
 
-static struct line *lines[CONTEXTS][STREAMS];
+static struct wait_list *lines[CONTEXTS][STREAMS];
 static pthread_t gpu;
 
 static void stress(struct queue *orphans, double seconds, uint64_t seed) {
@@ -485,7 +485,7 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
     pthread_t janitor_thread;
     atomic_store(&unruly, true);
     for (int context = 0; context < CONTEXTS; context++)
-        for (int i = 0; i < STREAMS; i++) lines[context][i] = line_new(probes[context], i != REGULAR); /* one of them unordered */
+        for (int i = 0; i < STREAMS; i++) lines[context][i] = wait_list_new(contexts[context], i != REGULAR); /* one of them unordered */
     pthread_create(&gpu, NULL, moving, NULL);
     pthread_create(&janitor_thread, NULL, janitor, orphans);
     for (int i = 0; i < LOOPS; i++) {
@@ -528,23 +528,23 @@ static int64_t take_all(int context, struct queue *queue) {
     static struct stream ours[CONTEXTS]; /* which nobody else moves: a wait on it must find something to wait for */
     struct stream *stream = &ours[context];
     stream->context = context;
-    struct line *line = line_new(probes[context], false);
+    struct wait_list *list = wait_list_new(contexts[context], false);
     int64_t made = atomic_load(&events_made), taken = 0, capacity = made + 2;
     struct wait **waits = calloc((size_t)capacity, sizeof *waits);
     finish(stream);
     while (atomic_load(&events_made) == made) {
         enqueue_work(stream);
-        waits[taken++] = begin_one(line, stream, queue, WAIT_SPIN).spinning;
+        waits[taken++] = begin_one(list, stream, queue, WAIT_SPIN).spinning;
     }
     finish(stream);
     for (int64_t i = 0; i < taken; i++) {
-        struct begun begun = {.spinning = waits[i]};
+        struct wait_result result = {.spinning = waits[i]};
         int before = relaxed_enter();
-        REQUIRE(wait_poll(waits[i], queue, &begun) && begun.refusal == 0, "it is over, and was not seen");
+        REQUIRE(wait_poll(waits[i], queue, &result) && result.refusal == 0, "it is over, and was not seen");
         relaxed_leave(before);
     }
     REQUIRE(*(_Atomic int64_t *)line == 1, "the first field of a line, its references, is not 1"); /* only the owner's are left */
-    line_unref(line);
+    wait_list_unref(list);
     free(waits);
     return taken - 1;
 }
@@ -564,17 +564,17 @@ static void require_peace(void) {
 /* Nothing is pending for a wait that was dropped, and yet the watcher must see to its record. */
 static void dropped_to_a_parked_watcher(struct queue *queue) {
     struct stream *stream = &streams[0][STREAMS - 1];
-    struct line *line = line_new(probes[0], true);
+    struct wait_list *list = wait_list_new(contexts[0], true);
     int64_t records = take_all(0, queue), deadline = now_ns() + 5 * SECOND;
     enqueue_work(stream);
-    struct wait *wait = begin_one(line, stream, queue, WAIT_SPIN).spinning;
+    struct wait *wait = begin_one(list, stream, queue, WAIT_SPIN).spinning;
     wait_drop(wait);
     finish(stream);
-    for (int64_t more = 1; take_all(0, queue) < records + more; more++) { /* each look makes one more */
+    for (int64_t more = 1; take_all(0, queue) < records + more; more++) { /* each poll makes one more */
         REQUIRE(now_ns() < deadline, "the record of a dropped wait does not come back");
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    line_unref(line);
+    wait_list_unref(list);
     require_peace();
     printf("dropped: a parked watcher takes a dropped wait back, and parks again\n");
 }
@@ -586,11 +586,11 @@ static void require_all_back(struct queue *queue) {
                 (long long)taken);
         nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
         known = atomic_load(&events_made);
-        lost = atomic_load(&counters[WAITS_LOST]);
+        lost = atomic_load(&counters[WAITS_LEAKED]);
         taken = take_all(0, queue) + take_all(1, queue);
     } while (taken < known - lost);
     REQUIRE(taken == known - lost, "%lld records, %lld lost, %lld back", (long long)known, (long long)lost, (long long)taken);
-    helpers = helpers_made - helpers_destroyed - helper_count(probes[0]) - helper_count(probes[1]);
+    helpers = helpers_made - helpers_destroyed - helper_count(contexts[0]) - helper_count(contexts[1]);
     REQUIRE(helpers >= 0 && helpers <= 2 * lost, "%lld helpers are missing, and %lld records", (long long)helpers,
             (long long)lost);
     printf("records: %lld, all back but %lld, %lld times taken by a capture; helpers: %lld, all back but %lld\n", (long long)known,
@@ -599,7 +599,7 @@ static void require_all_back(struct queue *queue) {
         for (int i = 0; i < STREAMS; i++) {
             int64_t refs = *(_Atomic int64_t *)lines[context][i];
             REQUIRE(refs == 1, "a line has %lld references too many", (long long)refs - 1);
-            line_unref(lines[context][i]);
+            wait_list_unref(lines[context][i]);
         }
     }
 }
@@ -611,7 +611,7 @@ int main(int count, char **arguments) {
     struct queue *orphans = queue_open(), *queue = queue_open();
     for (int context = 0; context < CONTEXTS; context++) {
         health[context].context = context;
-        probes[context] = probe_open(&probes, &health[context], context);
+        contexts[context] = context_register(&contexts, &health[context], context);
         for (int i = 0; i < STREAMS; i++) {
             streams[context][i].context = context;
             if (i < REGULAR) relaxed_store(&streams[context][i].period, (300 + 900 * i) * MICROSECOND);
@@ -623,17 +623,17 @@ int main(int count, char **arguments) {
     waits_predict(false); /* these are not to be expected */
     wake(queue);
     awaken(queue);
-    asleep_in_a_failing_context(queue);
+    hostfunc_in_a_failing_context(queue);
     waits_predict(true);
     require_peace();
     dropped_to_a_parked_watcher(queue);
     stress(orphans, seconds, seed);
-    printf("waits: %lld begun, %lld ended, %lld refused or failed, %lld dropped, %lld orphaned, %lld given back; %lld dozed, %lld "
-           "slept\n",
+    printf("waits: %lld begun, %lld ended, %lld refused or failed, %lld dropped, %lld orphaned, %lld given back; %lld by_timer, %lld "
+           "by_hostfunc\n",
            (long long)begun_count, (long long)ended, (long long)failures, (long long)dropped, (long long)orphaned,
-           (long long)given_back, (long long)counters[WAITS_DOZED], (long long)counters[WAITS_SLEPT]);
-    bool met = ended > 0 && failures > 0 && dropped > 0 && orphaned > 0 && given_back > 0 && captured > 0;
-    met &= counters[WAITS_SLEPT] > 20 && counters[WAITS_DOZED] > 20 && counters[WAITS_APPROACHED] > 20;
+           (long long)handed_back, (long long)counters[WAITS_BY_TIMER], (long long)counters[WAITS_BY_HOSTFUNC]);
+    bool met = ended > 0 && failures > 0 && dropped > 0 && orphaned > 0 && handed_back > 0 && captured > 0;
+    met &= counters[WAITS_BY_HOSTFUNC] > 20 && counters[WAITS_BY_TIMER] > 20 && counters[WAITS_HANDED_BACK] > 20;
     REQUIRE(met, "the run was too short to meet everything");
     require_all_back(queue);
     atomic_store(&stop_moving, true);

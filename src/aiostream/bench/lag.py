@@ -184,7 +184,7 @@ class _Window:
             await kit.sleep(length)
             self.recording, self.stop = False, True
 
-        async def probe() -> None:
+        async def context_id() -> None:
             with _Timer() as timer:
                 due = monotonic_ns() + TICK
                 timer.set(due, TICK)
@@ -197,7 +197,7 @@ class _Window:
                             self.lags.append(now - due)
                         due += TICK
 
-        return [clock, probe]
+        return [clock, context_id]
 
 
 class _Timer:

@@ -82,7 +82,7 @@ typedef struct {
 } HandleObject;
 
 static PyTypeObject *handle_type;
-static PyObject *line_type;
+static PyObject *wait_list_type;
 
 static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"kind", "value", "context", "owned", "needs_context", "parent", NULL};
@@ -336,7 +336,7 @@ static PyObject *native_queue_close(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
     struct queue *queue = as_queue(index);
     if (!queue) return NULL;
-    waits_leave(queue);
+    waits_leave_loop(queue);
     queue_close(queue);
     Py_RETURN_NONE;
 }
@@ -351,45 +351,45 @@ static PyObject *native_queue_wake(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_probe_open(PyObject *self, PyObject *args) {
+static PyObject *native_context_register(PyObject *self, PyObject *args) {
     (void)self;
-    unsigned long long context, stream;
+    unsigned long long handle, stream;
     int device;
-    if (!PyArg_ParseTuple(args, "KKi", &context, &stream, &device)) return NULL;
-    struct probe *probe = probe_open((void *)(uintptr_t)context, (void *)(uintptr_t)stream, device);
-    if (!probe) {
+    if (!PyArg_ParseTuple(args, "KKi", &handle, &stream, &device)) return NULL;
+    struct context *context = context_register((void *)(uintptr_t)handle, (void *)(uintptr_t)stream, device);
+    if (!context) {
         PyErr_SetString(PyExc_RuntimeError, "more CUDA contexts than aiostream can watch in one process (4096)");
         return NULL;
     }
-    return PyLong_FromLong(probe_index(probe));
+    return PyLong_FromLong(context_index(context));
 }
 
-struct probe *as_probe(int index) {
-    struct probe *probe = probe_at(index);
-    if (!probe) PyErr_Format(PyExc_ValueError, "there is no probe %d", index);
-    return probe;
+struct context *as_context(int index) {
+    struct context *context = context_at(index);
+    if (!context) PyErr_Format(PyExc_ValueError, "there is no context %d", index);
+    return context;
 }
 
 static PyObject *native_health(PyObject *self, PyObject *args) {
     (void)self;
     int index, status;
     if (!PyArg_ParseTuple(args, "i", &index) || refuse_in_child()) return NULL;
-    struct probe *probe = as_probe(index);
-    if (!probe) return NULL;
+    struct context *context = as_context(index);
+    if (!context) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = probe_health(probe);
+    status = context_health(context);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(status);
 }
 
 static PyObject *native_reserve(PyObject *self, PyObject *args) {
     (void)self;
-    int queue_number, probe_number, kind;
-    if (!PyArg_ParseTuple(args, "iii", &queue_number, &probe_number, &kind) || refuse_in_child()) return NULL;
+    int queue_number, context_id, kind;
+    if (!PyArg_ParseTuple(args, "iii", &queue_number, &context_id, &kind) || refuse_in_child()) return NULL;
     struct queue *queue = as_queue(queue_number);
-    struct probe *probe = queue ? as_probe(probe_number) : NULL;
-    if (!probe) return NULL;
-    uint64_t ticket = point_reserve(queue, probe, kind);
+    struct context *context = queue ? as_context(context_id) : NULL;
+    if (!context) return NULL;
+    uint64_t ticket = point_reserve(queue, context, kind);
     return ticket ? PyLong_FromUnsignedLongLong(ticket) : PyErr_NoMemory();
 }
 
@@ -417,11 +417,11 @@ static PyObject *native_is_live(PyObject *self, PyObject *args) {
     return PyBool_FromLong(point_is_live(ticket));
 }
 
-static PyObject *native_abandon(PyObject *self, PyObject *args) {
+static PyObject *native_unreserve(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long ticket;
     if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
-    point_abandon(ticket);
+    point_unreserve(ticket);
     Py_RETURN_NONE;
 }
 
@@ -439,7 +439,7 @@ static PyObject *native_arm(PyObject *self, PyObject *args) {
     int result;
     Py_BEGIN_ALLOW_THREADS
     result = pinned ? operate_pinned(handle, do_arm, &ticket) : operate(handle, do_arm, &ticket);
-    point_abandon(ticket); /* if it never came to arming */
+    point_unreserve(ticket); /* if it never came to arming */
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(result);
 }
@@ -482,7 +482,7 @@ static PyObject *native_count(PyObject *self, PyObject *args) {
 
 /* Setting the outcome of a future and counting it is one step, because a KeyboardInterrupt may come between any two steps of
  * Python. */
-static PyObject *native_retire(PyObject *self, PyObject *args) {
+static PyObject *native_set_state(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *record, *state;
     int counter;
@@ -587,12 +587,12 @@ static PyMethodDef functions[] = {
     {"queue_open", native_queue_open, METH_NOARGS, "A completion queue: (number, descriptor)."},
     {"queue_close", native_queue_close, METH_VARARGS, "What is on it and what still comes goes to the orphans' queue."},
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
-    {"probe_open", native_probe_open, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
-    {"health", native_health, METH_VARARGS, "0, or the error that has befallen a probe's context."},
+    {"context_register", native_context_register, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
+    {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context's context."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
     {"set_foreign", native_set_foreign, METH_VARARGS, "The native function that a KIND_FOREIGN ticket runs."},
     {"set_sync_mode", native_set_sync_mode, METH_VARARGS, "How the GPU waits for a ticket's host function: needs _v2."},
-    {"abandon", native_abandon, METH_VARARGS, "Gives back a ticket that was reserved and not armed."},
+    {"unreserve", native_unreserve, METH_VARARGS, "Gives back a ticket that was reserved and not armed."},
     {"is_live", native_is_live, METH_VARARGS, "Whether the driver may still come to a ticket, or its consumer has yet to."},
     {"arm", native_arm, METH_VARARGS, "Enqueues a ticket's host function; 0, a driver code, or a negative refusal."},
     {"stream_query", native_stream_query, METH_O, "cuStreamQuery, unless the stream captures."},
@@ -605,7 +605,7 @@ static PyMethodDef functions[] = {
     {"pending", native_pending, METH_NOARGS, "The points that are armed now, counted one by one."},
     {"captured", native_captured, METH_NOARGS, "Of these, the host functions that live in graphs."},
     {"count", native_count, METH_VARARGS, "Adds to a counter."},
-    {"retire", native_retire, METH_VARARGS, "Sets a record's state and counts it, in one step."},
+    {"set_state", native_set_state, METH_VARARGS, "Sets a record's state and counts it, in one step."},
     {"set_dispatcher", native_set_dispatcher, METH_O, "What runs a user's Python host function: f(ticket, status)."},
     {"gate_close", native_gate_close, METH_NOARGS, "Closes the exit gate and waits for those inside."},
     {"watcher_start", native_watcher_start, METH_NOARGS, "Starts the watcher thread, once."},
@@ -625,10 +625,10 @@ static const struct {
     {"KIND_FOREIGN", KIND_FOREIGN}, {"HANDLE_STREAM", HANDLE_STREAM}, {"HANDLE_EVENT", HANDLE_EVENT},
     {"HANDLE_GRAPH", HANDLE_GRAPH}, {"HANDLE_GRAPH_EXEC", HANDLE_GRAPH_EXEC},
     {"RESULT_CLOSED", RESULT_CLOSED}, {"RESULT_NO_HELPER", RESULT_NO_HELPER}, {"RESULT_NO_MEMORY", RESULT_NO_MEMORY},
-    {"STATUS_UNPROVED", STATUS_UNPROVED}, {"WAIT_AUTO", WAIT_AUTO}, {"WAIT_EVENT", WAIT_EVENT}, {"WAIT_SPIN", WAIT_SPIN},
-    {"WAITS_READY", WAITS_READY}, {"WAITS_SPUN", WAITS_SPUN}, {"WAITS_APPROACHED", WAITS_APPROACHED},
-    {"WAITS_DOZED", WAITS_DOZED}, {"WAITS_WATCHED", WAITS_WATCHED}, {"WAITS_PREDICTED", WAITS_PREDICTED},
-    {"WAITS_SLEPT", WAITS_SLEPT}, {"WAITS_LOST", WAITS_LOST}, {"LOOKS", LOOKS}, {"RESULT_QUARANTINED", RESULT_QUARANTINED},
+    {"STATUS_UNKNOWN", STATUS_UNKNOWN}, {"WAIT_AUTO", WAIT_AUTO}, {"WAIT_EVENT", WAIT_EVENT}, {"WAIT_SPIN", WAIT_SPIN},
+    {"WAITS_READY", WAITS_READY}, {"WAITS_SPUN", WAITS_SPUN}, {"WAITS_HANDED_BACK", WAITS_HANDED_BACK},
+    {"WAITS_BY_TIMER", WAITS_BY_TIMER}, {"WAITS_WATCHED", WAITS_WATCHED}, {"WAITS_PREDICTED", WAITS_PREDICTED},
+    {"WAITS_BY_HOSTFUNC", WAITS_BY_HOSTFUNC}, {"WAITS_LEAKED", WAITS_LEAKED}, {"EVENT_POLLS", EVENT_POLLS}, {"RESULT_QUARANTINED", RESULT_QUARANTINED},
     {"RESULT_CAPTURING", RESULT_CAPTURING}, {"POINTS_ARMED", POINTS_ARMED}, {"POINTS_FIRED", POINTS_FIRED},
     {"POINTS_LEAKED", POINTS_LEAKED}, {"POINTS_STALE", POINTS_STALE}, {"POINTS_QUARANTINED", POINTS_QUARANTINED},
     {"HOST_FUNCTIONS_LATE", HOST_FUNCTIONS_LATE}, {"WATCHER_PASSES", WATCHER_PASSES}, {"HANDLES_CREATED", HANDLES_CREATED},
@@ -640,8 +640,8 @@ static const struct {
 static int module_exec(PyObject *module) {
     if (!handle_type) handle_type = (PyTypeObject *)PyType_FromSpec(&handle_spec);
     if (!handle_type || PyModule_AddObjectRef(module, "Handle", (PyObject *)handle_type) < 0) return -1;
-    if (!line_type) line_type = PyType_FromSpec(&line_spec);
-    if (!line_type || PyModule_AddObjectRef(module, "Line", line_type) < 0) return -1;
+    if (!wait_list_type) wait_list_type = PyType_FromSpec(&wait_list_spec);
+    if (!wait_list_type || PyModule_AddObjectRef(module, "WaitList", wait_list_type) < 0) return -1;
     if (!wait_type) wait_type = (PyTypeObject *)PyType_FromSpec(&wait_spec);
     if (!wait_type || PyModule_AddObjectRef(module, "Wait", (PyObject *)wait_type) < 0) return -1;
     if (PyModule_AddFunctions(module, wait_functions) < 0 || PyModule_AddFunctions(module, graph_functions) < 0) return -1;

@@ -10,7 +10,7 @@ bool is_child(void);        /* of a fork, where the driver may not be called */
 bool refuse_in_child(void); /* the same, with an exception set */
 struct handle *as_handle(PyObject *);
 struct queue *as_queue(int index);
-struct probe *as_probe(int index);
+struct context *as_context(int index);
 bool append_number(PyObject *list, PyObject *number); /* takes the number; false: with an exception set */
 
 /* One driver call on a pinned handle, without the GIL, in its context, under RELAXED. */
@@ -18,8 +18,8 @@ typedef int (*handle_operation)(struct handle *, void *argument);
 int operate(struct handle *, handle_operation, void *argument);
 int operate_as_is(struct handle *, handle_operation, void *argument); /* in the thread's own capture mode */
 
-extern PyTypeObject *wait_type; /* of an object that owns a wait at which its task looks itself; made by module_exec */
-extern PyType_Spec line_spec, wait_spec;
+extern PyTypeObject *wait_type; /* of an object that owns a wait at which its task polls itself; made by module_exec */
+extern PyType_Spec wait_list_spec, wait_spec;
 extern PyMethodDef wait_functions[], graph_functions[];
 
 #endif

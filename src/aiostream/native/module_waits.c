@@ -1,4 +1,4 @@
-/* The Python face of waits.c and sleeper.c: the types Line and Wait, and some functions. */
+/* The Python face of waits.c and sleeper.c: the types WaitList and Wait, and some functions. */
 #include "module.h"
 
 /* ---------------------------------------------------------------- Wait */
@@ -8,8 +8,8 @@
 typedef struct {
     PyObject_HEAD
     struct wait *wait;   /* NULL: it is over, or the watcher has it */
-    struct queue *queue; /* of the loop whose task looks at it */
-    bool yielded;        /* the loop has had its turn: the next step is a look */
+    struct queue *queue; /* of the loop whose task polls at it */
+    bool yielded;        /* the loop has had its turn: the next step is a poll */
 } WaitObject;
 
 PyTypeObject *wait_type;
@@ -27,17 +27,17 @@ static PyObject *new_wait(struct wait *wait, struct queue *queue) {
 static void disown_wait(PyObject *object) { ((WaitObject *)object)->wait = NULL; }
 
 /* Whether it is over, one way or another; if not, or if it has failed with an exception, begun is of no use. */
-static bool look(WaitObject *self, struct begun *begun) {
+static bool poll(WaitObject *self, struct wait_result *result) {
     if (refuse_in_child()) return false;
     if (!self->wait) {
         PyErr_SetString(PyExc_ValueError, "the wait is over");
         return false;
     }
-    *begun = (struct begun){.spinning = self->wait};
+    *result = (struct wait_result){.spinning = self->wait};
     bool over;
     Py_BEGIN_ALLOW_THREADS
     int mode = relaxed_enter();
-    over = wait_poll(self->wait, self->queue, begun);
+    over = wait_poll(self->wait, self->queue, result);
     relaxed_leave(mode);
     Py_END_ALLOW_THREADS
     if (over) self->wait = NULL;
@@ -45,33 +45,33 @@ static bool look(WaitObject *self, struct begun *begun) {
 }
 
 /* Codes and refusals are small, tickets are from 1 << 24 on. */
-static PyObject *as_number(const struct begun *begun) {
-    return begun->ticket ? PyLong_FromUnsignedLongLong(begun->ticket) : PyLong_FromLong(begun->refusal);
+static PyObject *as_number(const struct wait_result *result) {
+    return result->ticket ? PyLong_FromUnsignedLongLong(result->ticket) : PyLong_FromLong(result->refusal);
 }
 
 /* poll(): itself if the wait is not over. Else 0, an error, or the ticket that the watcher has from now on. */
 static PyObject *Wait_poll(PyObject *self, PyObject *unused) {
     (void)unused;
-    struct begun begun;
-    if (look((WaitObject *)self, &begun)) return as_number(&begun);
+    struct wait_result result;
+    if (poll((WaitObject *)self, &result)) return as_number(&result);
     return PyErr_Occurred() ? NULL : Py_NewRef(self);
 }
 
-/* One step of `await wait`, in asyncio: a turn of the loop (what a bare `yield` asks for), then looks with turns in between. Its
+/* One step of `await wait`, in asyncio: a turn of the loop (what a bare `yield` asks for), then polls with turns in between. Its
  * value is what poll() says in the end, or None for 0, which spares the exception that would carry it. */
 static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
-    struct begun begun;
+    struct wait_result result;
     if (!self->yielded) {
         self->yielded = true;
         Py_RETURN_NONE;
     }
-    if (!look(self, &begun)) {
+    if (!poll(self, &result)) {
         if (PyErr_Occurred()) return NULL;
         Py_RETURN_NONE;
     }
-    if (!begun.ticket && !begun.refusal) return NULL;
-    PyObject *value = as_number(&begun);
+    if (!result.ticket && !result.refusal) return NULL;
+    PyObject *value = as_number(&result);
     if (value) PyErr_SetObject(PyExc_StopIteration, value);
     Py_XDECREF(value);
     return NULL;
@@ -110,115 +110,115 @@ static PyType_Slot wait_slots[] = {
     {Py_am_await, Wait_await},
     {Py_tp_iter, Wait_await},
     {Py_tp_iternext, Wait_next},
-    {Py_tp_doc, "A wait at which its task looks itself; an asyncio task can await it. When it dies it is dropped."},
+    {Py_tp_doc, "A wait at which its task polls itself; an asyncio task can await it. When it dies it is dropped."},
     {0, NULL},
 };
 PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
                          wait_slots};
 
-/* ---------------------------------------------------------------- Line */
+/* ---------------------------------------------------------------- WaitList */
 
 typedef struct {
     PyObject_HEAD
-    struct line *line;
-} LineObject;
+    struct wait_list *list;
+} WaitListObject;
 
-static PyObject *Line_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"probe", "ordered", NULL};
+static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"context", "ordered", NULL};
     int number, ordered;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ip", names, &number, &ordered)) return NULL;
-    struct probe *probe = as_probe(number);
-    if (!probe) return NULL;
+    struct context *context = as_context(number);
+    if (!context) return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    LineObject *self = (LineObject *)allocate(type, 0);
+    WaitListObject *self = (WaitListObject *)allocate(type, 0);
     if (!self) return NULL;
-    self->line = line_new(probe, ordered);
-    if (self->line) return (PyObject *)self;
+    self->list = wait_list_new(context, ordered);
+    if (self->list) return (PyObject *)self;
     Py_DECREF(self);
     return PyErr_NoMemory();
 }
 
-static void Line_dealloc(PyObject *object) {
-    LineObject *self = (LineObject *)object;
+static void WaitList_dealloc(PyObject *object) {
+    WaitListObject *self = (WaitListObject *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->line) line_unref(self->line);
+    if (self->list) wait_list_unref(self->list);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF(type);
 }
 
-static PyObject *from_begun(const struct begun *begun, struct queue *queue) {
-    if (!begun->spinning) return as_number(begun);
-    PyObject *object = new_wait(begun->spinning, queue);
-    if (!object) wait_drop(begun->spinning);
+static PyObject *from_result(const struct wait_result *result, struct queue *queue) {
+    if (!result->spinning) return as_number(result);
+    PyObject *object = new_wait(result->spinning, queue);
+    if (!object) wait_drop(result->spinning);
     return object;
 }
 
 struct beginning {
-    struct line *line;
+    struct wait_list *list;
     struct queue *queue;
     enum wait_mode mode;
-    struct begun *begun;
+    struct wait_result *result;
 };
 
 static int do_begin(struct handle *stream, void *argument) {
     struct beginning *beginning = argument;
-    wait_begin(beginning->line, handle_value(stream), NULL, beginning->queue, beginning->mode, beginning->begun);
+    wait_begin(beginning->list, handle_value(stream), NULL, beginning->queue, beginning->mode, beginning->result);
     return 0;
 }
 
 static int do_begin_event(struct handle *event, void *argument) {
     struct beginning *beginning = argument;
-    wait_begin(beginning->line, NULL, handle_value(event), beginning->queue, beginning->mode, beginning->begun);
+    wait_begin(beginning->list, NULL, handle_value(event), beginning->queue, beginning->mode, beginning->result);
     return 0;
 }
 
 /* begin(handle, queue, mode): what the handle's stream or event has reached now. */
-static PyObject *Line_begin_any(PyObject *object, PyObject *const *args, Py_ssize_t count, handle_operation operation) {
+static PyObject *WaitList_begin_any(PyObject *object, PyObject *const *args, Py_ssize_t count, handle_operation operation) {
     if (count != 3) return PyErr_Format(PyExc_TypeError, "a handle, a queue and a mode are needed");
     struct handle *handle = as_handle(args[0]);
     struct queue *queue = handle ? as_queue((int)PyLong_AsLong(args[1])) : NULL;
     long mode = queue ? PyLong_AsLong(args[2]) : -1;
     if (!queue || (mode == -1 && PyErr_Occurred())) return NULL;
-    struct begun begun = {0};
-    struct beginning beginning = {((LineObject *)object)->line, queue, mode, &begun};
+    struct wait_result result = {0};
+    struct beginning beginning = {((WaitListObject *)object)->list, queue, mode, &result};
     Py_BEGIN_ALLOW_THREADS
-    int result = operation == do_begin ? operate_as_is(handle, operation, &beginning) : operate(handle, operation, &beginning);
-    if (result) begun.refusal = result;
+    int refusal = operation == do_begin ? operate_as_is(handle, operation, &beginning) : operate(handle, operation, &beginning);
+    if (refusal) result.refusal = refusal;
     Py_END_ALLOW_THREADS
-    return from_begun(&begun, queue);
+    return from_result(&result, queue);
 }
 
-static PyObject *Line_begin(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    return Line_begin_any(self, args, count, do_begin);
+static PyObject *WaitList_begin(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return WaitList_begin_any(self, args, count, do_begin);
 }
-static PyObject *Line_begin_event(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    return Line_begin_any(self, args, count, do_begin_event);
+static PyObject *WaitList_begin_event(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return WaitList_begin_any(self, args, count, do_begin_event);
 }
 
-static PyMethodDef line_methods[] = {
-    {"begin", (PyCFunction)(void (*)(void))Line_begin, METH_FASTCALL, "Begins a wait for a stream's present end."},
-    {"begin_event", (PyCFunction)(void (*)(void))Line_begin_event, METH_FASTCALL, "Begins a wait for an event's present record."},
+static PyMethodDef wait_list_methods[] = {
+    {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL, "Begins a wait for a stream's present end."},
+    {"begin_event", (PyCFunction)(void (*)(void))WaitList_begin_event, METH_FASTCALL, "Begins a wait for an event's present record."},
     {NULL, NULL, 0, NULL},
 };
-static PyType_Slot line_slots[] = {
-    {Py_tp_new, Line_new},         {Py_tp_dealloc, Line_dealloc},
-    {Py_tp_methods, line_methods}, {Py_tp_doc, "A stream, as far as waits on it are concerned; it learns how long they take."},
+static PyType_Slot wait_list_slots[] = {
+    {Py_tp_new, WaitList_new},         {Py_tp_dealloc, WaitList_dealloc},
+    {Py_tp_methods, wait_list_methods}, {Py_tp_doc, "A stream, as far as waits on it are concerned; it learns how long they take."},
     {0, NULL},
 };
-PyType_Spec line_spec = {"aiostream._native.Line", sizeof(LineObject), 0, Py_TPFLAGS_DEFAULT, line_slots};
+PyType_Spec wait_list_spec = {"aiostream._native.WaitList", sizeof(WaitListObject), 0, Py_TPFLAGS_DEFAULT, wait_list_slots};
 
 struct delivery {
     PyObject *list;
     struct queue *queue;
 };
 
-static bool append(void *context, uint64_t ticket, int64_t status, bool passed) {
-    const struct delivery *delivery = context;
+static bool append(void *argument, uint64_t ticket, int64_t status, bool complete) {
+    const struct delivery *delivery = argument;
     PyObject *list = delivery->list;
     Py_ssize_t length = PyList_Size(list);
-    struct wait *wait = wait_given_back(status);
-    PyObject *code = wait ? new_wait(wait, delivery->queue) : PyLong_FromLongLong(passed ? status : -status);
+    struct wait *wait = wait_handed_back(status);
+    PyObject *code = wait ? new_wait(wait, delivery->queue) : PyLong_FromLongLong(complete ? status : -status);
     if (code && append_number(list, PyLong_FromUnsignedLongLong(ticket)) && PyList_Append(list, code) == 0) {
         Py_DECREF(code);
         return true;
@@ -237,7 +237,7 @@ static PyObject *native_drain(PyObject *self, PyObject *args) {
     struct queue *queue = as_queue(index);
     struct delivery delivery = {list, queue};
     if (!queue) return NULL;
-    waits_wake(queue);
+    waits_hand_back_due(queue);
     if (!queue_drain(queue, append, &delivery)) return NULL;
     Py_RETURN_NONE;
 }
@@ -246,12 +246,12 @@ static PyObject *native_add_helper(PyObject *self, PyObject *args) {
     (void)self;
     int index, status;
     if (!PyArg_ParseTuple(args, "i", &index) || refuse_in_child()) return NULL;
-    struct probe *probe = as_probe(index);
-    if (!probe) return NULL;
+    struct context *context = as_context(index);
+    if (!context) return NULL;
     Py_BEGIN_ALLOW_THREADS
     void *stream;
-    status = helper_make(probe, &stream);
-    if (status == CUDA_SUCCESS) helper_put(probe, stream, true);
+    status = helper_make(context, &stream);
+    if (status == CUDA_SUCCESS) helper_put(context, stream, true);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(status);
 }
@@ -260,8 +260,8 @@ static PyObject *native_idle_helpers(PyObject *self, PyObject *args) {
     (void)self;
     int index;
     if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
-    struct probe *probe = as_probe(index);
-    return probe ? PyLong_FromLong(helper_count(probe)) : NULL;
+    struct context *context = as_context(index);
+    return context ? PyLong_FromLong(helper_count(context)) : NULL;
 }
 
 static PyObject *native_predict(PyObject *self, PyObject *enabled) {
@@ -270,20 +270,20 @@ static PyObject *native_predict(PyObject *self, PyObject *enabled) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_doze(PyObject *self, PyObject *args) {
+static PyObject *native_timer_limits(PyObject *self, PyObject *args) {
     (void)self;
     long long length;
     int most;
     if (!PyArg_ParseTuple(args, "Li", &length, &most)) return NULL;
-    waits_doze(&length, &most);
+    waits_limit_timer(&length, &most);
     return Py_BuildValue("Li", length, most);
 }
 
-static PyObject *native_sleepers(PyObject *self, PyObject *args) {
+static PyObject *native_hostfunc_limit(PyObject *self, PyObject *args) {
     (void)self;
     int limit;
     if (!PyArg_ParseTuple(args, "i", &limit)) return NULL;
-    sleeper_limit(limit);
+    helper_hostfunc_limit(limit);
     Py_RETURN_NONE;
 }
 
@@ -292,7 +292,7 @@ PyMethodDef wait_functions[] = {
     {"add_helper", native_add_helper, METH_VARARGS, "Makes a context another helper stream; may block. The driver's code."},
     {"idle_helpers", native_idle_helpers, METH_VARARGS, "How many helper streams of a context are idle."},
     {"predict", native_predict, METH_O, "Whether the watcher expects what it has seen before; for benchmarks and tests."},
-    {"doze", native_doze, METH_VARARGS, "Up to which length (ns) waits may doze, and how many of a loop; what it was. For tests."},
-    {"sleepers", native_sleepers, METH_VARARGS, "How many host functions on helper streams may be pending for each device."},
+    {"timer_limits", native_timer_limits, METH_VARARGS, "Up to which length (ns) waits may doze, and how many of a loop; what it was. For tests."},
+    {"hostfunc_limit", native_hostfunc_limit, METH_VARARGS, "How many host functions on helper streams may be pending for each device."},
     {NULL, NULL, 0, NULL},
 };

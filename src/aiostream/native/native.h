@@ -60,9 +60,9 @@ enum { CUDA_SUCCESS = 0, CUDA_NOT_READY = 600, CUDA_CAPTURE_FIRST = 900, CUDA_CA
 
 /* What a firing says of its success. A host function brings no status, and by the manual never runs after an error; some
  * drivers were reported to run it all the same, so whoever delivers reads the context's health after it. */
-enum { STATUS_UNPROVED = 1 << 20 };
+enum { STATUS_UNKNOWN = 1 << 20 };
 /* A status with this bit is the address of a wait that the watcher gives back to its task: the end is near. */
-#define STATUS_GIVEN_BACK (1ll << 62)
+#define STATUS_HANDED_BACK (1ll << 62)
 
 /* Runs a few driver calls so that they can disturb nobody's capture: every query of ours happens between these two. */
 static inline int relaxed_enter(void) {
@@ -75,7 +75,7 @@ static inline void relaxed_leave(int mode) {
 
 /* ---------------------------------------------------------------- points.c: tickets, points, queues */
 
-struct probe;
+struct context;
 struct queue;
 
 enum point_kind {
@@ -84,7 +84,7 @@ enum point_kind {
     KIND_PYTHON_HOST = 2,     /* a user's Python host function, then the ticket */
     KIND_PYTHON_CALLBACK = 3, /* a user's Python stream callback, then the ticket */
     KIND_FOREIGN = 4,         /* a user's native function pointer, then the ticket */
-    KIND_WATCHED = 5,         /* an event of ours that the watcher looks at: the driver is given no ticket */
+    KIND_WATCHED = 5,         /* an event of ours that the watcher polls at: the driver is given no ticket */
     KIND_GRAPH_PYTHON = 6,    /* a KIND_PYTHON_HOST that a capture took in: runs at each launch, ends with its user object */
     KIND_GRAPH_FOREIGN = 7,   /* likewise a KIND_FOREIGN; the driver was given the user's own pointer */
 };
@@ -98,23 +98,23 @@ enum counter {
     HANDLES_CREATED, HANDLES_DESTROYED, HANDLES_RELEASED, HANDLES_OPEN,
     FUTURES_CREATED, FUTURES_DONE, FUTURES_FAILED, FUTURES_CANCELLED, FUTURES_DROPPED,
     WAITS_READY,     /* nothing to wait for */
-    WAITS_DOZED,     /* left alone until shortly before their expected end, by a timer of their loop */
-    WAITS_APPROACHED, /* given back to the task because the end was near */
+    WAITS_BY_TIMER,     /* left alone until shortly before their expected end, by a timer of their loop */
+    WAITS_HANDED_BACK, /* given back to the task because the end was near */
     WAITS_SPUN,      /* ended in the waiting task's own queries */
     WAITS_WATCHED,   /* given to the watcher */
     WAITS_PREDICTED, /* of these, the ones whose end was expected */
-    WAITS_SLEPT,     /* of these, the ones that were given a host function on a helper stream */
-    WAITS_LOST,      /* their record was kept for ever: the context failed under a helper */
-    LOOKS,           /* queries by the watcher */
+    WAITS_BY_HOSTFUNC,     /* of these, the ones that were given a host function on a helper stream */
+    WAITS_LEAKED,      /* their record was kept for ever: the context failed under a helper */
+    EVENT_POLLS,           /* queries by the watcher */
     COUNTERS,
 };
 extern _Atomic int64_t counters[COUNTERS];
 
 struct queue *queue_open(void);
 void queue_close(struct queue *);
-int queue_descriptor(const struct queue *); /* readable when something has arrived, or an alarm is due */
-struct alarm *queue_alarm(const struct queue *);
-void queue_hush(struct queue *); /* by its consumer: until the drain that follows, what is pushed wakes nobody */
+int queue_descriptor(const struct queue *); /* readable when something has arrived, or an timer is due */
+struct timer *queue_timer(const struct queue *);
+void queue_suppress_wakeup(struct queue *); /* by its consumer: until the drain that follows, what is pushed wakes nobody */
 int queue_index(const struct queue *);
 struct queue *queue_at(int index);
 void queue_wake(struct queue *);
@@ -124,20 +124,20 @@ void queue_note_lag(struct queue *, int64_t lag);
 /* Takes everything that has arrived; calls emit(context, ticket, status, passed) for each, oldest first. passed is false
  * when the waiter failed but the driver may still come to the point: what is kept alive for it must stay. An emit that
  * returns false stops the drain and what is left goes back: nothing is lost. */
-typedef bool (*emit_function)(void *context, uint64_t ticket, int64_t status, bool passed);
+typedef bool (*emit_function)(void *argument, uint64_t ticket, int64_t status, bool complete);
 bool queue_drain(struct queue *, emit_function, void *context);
 
 /* Reserve, register in Python, arm: a point may fire before the call that arms it has returned. */
-uint64_t point_reserve(struct queue *, struct probe *, enum point_kind);
+uint64_t point_reserve(struct queue *, struct context *, enum point_kind);
 void point_set_foreign(uint64_t ticket, host_function, void *data);
 void point_set_sync_mode(uint64_t ticket, int mode); /* of cuLaunchHostFunc_v2, which must be there */
-void point_abandon(uint64_t ticket); /* reserved but never armed */
+void point_unreserve(uint64_t ticket); /* reserved but never armed */
 int point_arm(uint64_t ticket, void *stream);
 bool point_is_live(uint64_t ticket); /* the driver may still come to it, or its consumer has yet to */
 int64_t points_pending(void);
 int64_t points_captured(void); /* of the pending ones, those that live in graphs */
-void points_fail(struct probe *, int status);
-uint64_t point_watch(struct queue *, struct probe *); /* reserve and arm in one: the watcher will fire it; 0: no memory */
+void points_fail(struct context *, int status);
+uint64_t point_watch(struct queue *, struct context *); /* reserve and arm in one: the watcher will fire it; 0: no memory */
 void point_fire(uint64_t ticket, int64_t status);
 
 /* module.c: runs the user's Python function for a ticket behind the exit gate, on the driver's thread. */
@@ -145,109 +145,109 @@ void python_dispatch(uint64_t ticket, int status);
 
 /* ---------------------------------------------------------------- watcher.c: the thread, the health of each context */
 
-struct probe *probe_open(void *context, void *private_stream, int device);
-void *probe_context(const struct probe *);
-int probe_device(const struct probe *);
-int probe_index(const struct probe *);
-struct probe *probe_at(int index);
-void probe_add_pending(struct probe *); /* may wake the watcher */
-void probe_drop_pending(struct probe *);
-int probe_health(struct probe *); /* 0, or the error that has befallen the context */
+struct context *context_register(void *context, void *private_stream, int device);
+void *context_handle(const struct context *);
+int context_device(const struct context *);
+int context_index(const struct context *);
+struct context *context_at(int index);
+void context_add_pending(struct context *); /* may wake the watcher */
+void context_drop_pending(struct context *);
+int context_health(struct context *); /* 0, or the error that has befallen the context */
 int watcher_start(void);
 void watcher_stop(void);
-void watcher_wake_before(int64_t time); /* wakes it unless it will look about by then anyway */
+void watcher_wake_before(int64_t time); /* wakes it unless it will poll about by then anyway */
 int64_t now_ns(void);
 int64_t watcher_oversleep(int64_t delay); /* by how much a sleep of that length is likely to be too long */
 
-/* ---------------------------------------------------------------- alarm.c: a timer that a loop watches itself */
+/* ---------------------------------------------------------------- timer.c: a timer that a loop watches itself */
 
-struct alarm;
-struct doze { /* whoever waits for its time; a part of what it belongs to */
+struct timer;
+struct timer_entry { /* whoever waits for its time; a part of what it belongs to */
     int64_t time;
-    struct doze *next;
+    struct timer_entry *next;
 };
-struct alarm *alarm_new(void); /* closed; NULL: no memory, or no descriptor */
-void alarm_free(struct alarm *);
-int alarm_descriptor(const struct alarm *);
-void alarm_open(struct alarm *);
-bool alarm_set(struct alarm *, struct doze *, int64_t time, int most); /* false: there are so many, or it is closed */
-struct doze *alarm_due(struct alarm *, int64_t now);         /* takes some whose time has come */
-struct doze *alarm_close(struct alarm *);                    /* takes all */
+struct timer *timer_new(void); /* closed; NULL: no memory, or no descriptor */
+void timer_free(struct timer *);
+int timer_descriptor(const struct timer *);
+void timer_open(struct timer *);
+bool timer_add(struct timer *, struct timer_entry *, int64_t time, int most); /* false: there are so many, or it is closed */
+struct timer_entry *timer_take_due(struct timer *, int64_t now);         /* takes some whose time has come */
+struct timer_entry *timer_close(struct timer *);                    /* takes all */
 
-/* ---------------------------------------------------------------- waits.c: events of ours, and when to look at them */
+/* ---------------------------------------------------------------- waits.c: events of ours, and when to poll at them */
 
-struct line; /* a stream, as far as its waits are concerned; counted by its owner and by each wait on it */
+struct wait_list; /* a stream, as far as its waits are concerned; counted by its owner and by each wait on it */
 struct wait;
-static inline struct wait *wait_given_back(int64_t status) { /* NULL: it is some other status */
-    return status & STATUS_GIVEN_BACK ? (struct wait *)(uintptr_t)(status & ~STATUS_GIVEN_BACK) : NULL;
+static inline struct wait *wait_handed_back(int64_t status) { /* NULL: it is some other status */
+    return status & STATUS_HANDED_BACK ? (struct wait *)(uintptr_t)(status & ~STATUS_HANDED_BACK) : NULL;
 }
 enum wait_mode { WAIT_AUTO = 0, WAIT_EVENT = 1, WAIT_SPIN = 2 };
-struct begun { /* what wait_begin answers: one of the three is set, or none if there was nothing to wait for */
+struct wait_result { /* what wait_begin answers: one of the three is set, or none if there was nothing to wait for */
     int refusal;
     uint64_t ticket;       /* the watcher has it */
     struct wait *spinning; /* the caller queries it with wait_poll, until wait_poll gives it to the watcher */
 };
-struct line *line_new(struct probe *, bool ordered);
-void line_unref(struct line *);
-void wait_begin(struct line *, void *stream, void *event, struct queue *, enum wait_mode, struct begun *);
-bool wait_poll(struct wait *, struct queue *, struct begun *); /* false: go on spinning */
+struct wait_list *wait_list_new(struct context *, bool ordered);
+void wait_list_unref(struct wait_list *);
+void wait_begin(struct wait_list *, void *stream, void *event, struct queue *, enum wait_mode, struct wait_result *);
+bool wait_poll(struct wait *, struct queue *, struct wait_result *); /* false: go on spinning */
 void wait_drop(struct wait *);                                 /* nobody spins any more */
-void waits_wake(struct queue *);  /* by the loop's thread, before each drain: gives back the dozing waits whose time has come */
-void waits_leave(struct queue *); /* before the queue is closed: the watcher sees to those that doze */
-void waits_doze(long long *length, int *most); /* exchanges the longest wait (ns) that may doze, and how many of a loop may */
-bool waits_arrived(void);
-int64_t waits_look(int64_t now); /* the watcher's pass; when to come again */
-void waits_fail(struct probe *, int status);
+void waits_hand_back_due(struct queue *);  /* by the loop's thread, before each drain: gives back the by_timer waits whose time has come */
+void waits_leave_loop(struct queue *); /* before the queue is closed: the watcher sees to those that doze */
+void waits_limit_timer(long long *length, int *most); /* exchanges the longest wait (ns) that may doze, and how many of a loop may */
+bool waits_are_new(void);
+int64_t waits_poll(int64_t now); /* the watcher's pass; when to come again */
+void waits_fail(struct context *, int status);
 void waits_predict(bool enabled);
 
-/* ---------------------------------------------------------------- forecast.c: how long the waits of a line take */
+/* ---------------------------------------------------------------- history.c: how long the waits of a line take */
 
-struct forecast { /* guarded by the line's lock */
+struct history { /* guarded by the line's lock */
     int64_t mean, deviation; /* ns; the deviation is the mean absolute one */
     int samples;
     int outliers; /* in a row */
     int64_t lead; /* ns; how long before the expected end the waiter is called */
     int streak;   /* waits in a row that did not end long before they were expected */
 };
-struct outlook { /* what a forecast says for one wait, in ns after its beginning */
+struct prediction { /* what a history says for one wait, in ns after its beginning */
     bool good;     /* there is something to expect */
     bool trusted;  /* for so long that looking meanwhile is hardly worth it */
     int64_t mean, spread, lead;
 };
-void forecast_learn(struct forecast *, int64_t duration);
-void forecast_approached(struct forecast *, bool late, int64_t slack);
-struct outlook forecast_outlook(const struct forecast *);
+void history_learn(struct history *, int64_t duration);
+void history_learn_hand_back(struct history *, bool late, int64_t slack);
+struct prediction history_predict(const struct history *);
 
 /* ---------------------------------------------------------------- sleeper.c: helper streams, and waits that sleep */
 
-void *helper_take(struct probe *); /* NULL: none is idle */
-int helper_make(struct probe *, void **stream); /* may block until the GPU is idle */
-void helper_put(struct probe *, void *stream, bool idle); /* one that is not idle is destroyed */
-int helper_count(struct probe *);
-enum sleep_state {
-    SLEEP_NONE,
-    SLEEP_REQUESTED, /* on the sleeper's list, or in its hands */
-    SLEEP_ARMED,     /* the host function is pending */
-    SLEEP_DONE,      /* it has run */
-    SLEEP_REFUSED,   /* the driver refused, or nobody wanted it any more */
+void *helper_take(struct context *); /* NULL: none is idle */
+int helper_make(struct context *, void **stream); /* may block until the GPU is idle */
+void helper_put(struct context *, void *stream, bool idle); /* one that is not idle is destroyed */
+int helper_count(struct context *);
+enum helper_hostfunc_state {
+    HOSTFUNC_NONE,
+    HOSTFUNC_REQUESTED, /* on the sleeper's list, or in its hands */
+    HOSTFUNC_ARMED,     /* the host function is pending */
+    HOSTFUNC_DONE,      /* it has run */
+    HOSTFUNC_REFUSED,   /* the driver refused, or nobody wanted it any more */
 };
-struct sleep {
-    struct probe *probe; /* these three by the watcher, before sleeper_try */
+struct helper_hostfunc {
+    struct context *context; /* these three by the watcher, before helper_hostfunc_request */
     void *event;
-    void (*reached)(struct sleep *); /* runs on the driver's thread */
+    void (*hostfunc_ran)(struct helper_hostfunc *); /* runs on the driver's thread */
     void *stream;                    /* by the sleeper; the watcher reads it in a final state */
     _Atomic int state;               /* REQUESTED, NONE by the watcher; ARMED, REFUSED by the sleeper; DONE by the driver's thread */
     _Atomic bool unwanted;           /* by the watcher */
-    struct sleep *next;              /* under the sleeper's lock */
+    struct helper_hostfunc *next;              /* under the sleeper's lock */
 };
 /* Has `reached` run behind an event, on a helper stream, enqueued by the sleeper's own thread because that may block. false:
  * as many as may be are pending already. */
-bool sleeper_try(struct sleep *);
-void sleeper_release(struct sleep *); /* in a final state: DONE or REFUSED */
-void sleeper_forget(struct sleep *);  /* it will never end: its context has failed */
-void sleeper_limit(int pending);
-int sleeper_start(void);
-void sleeper_stop(void);
+bool helper_hostfunc_request(struct helper_hostfunc *);
+void helper_hostfunc_release(struct helper_hostfunc *); /* in a final state: DONE or REFUSED */
+void helper_hostfunc_forget(struct helper_hostfunc *);  /* it will never end: its context has failed */
+void helper_hostfunc_limit(int pending);
+int helper_hostfunc_start(void);
+void helper_hostfunc_stop(void);
 
 /* ---------------------------------------------------------------- handles.c: who may still use a stream or event */
 

@@ -32,7 +32,7 @@ struct slot {
     struct slot *next;       /* whoever set QUEUED, until the consumer has taken the stack; free list: under table_lock */
     _Atomic(struct queue *) queue; /* written by reserve, constant until the slot is free again; a stale firing may read
                                       it at any time, but uses it only if its transition succeeds */
-    _Atomic(struct probe *) probe; /* likewise */
+    _Atomic(struct context *) context; /* likewise */
     host_function foreign;   /* these three are written before the slot is armed; read by its own firing; KIND_FOREIGN only */
     void *foreign_data;
     int sync_mode;           /* of cuLaunchHostFunc_v2; -1 leaves it to the driver */
@@ -43,7 +43,7 @@ struct slot {
                              transition */
 };
 
-/* A multi-producer stack that is drained whole, with the eventfd that wakes its consumer, and an alarm that does so too: the
+/* A multi-producer stack that is drained whole, with the eventfd that wakes its consumer, and an timer that does so too: the
  * consumer watches one descriptor for both. Queues are recycled, never freed, and their descriptors are never closed: a write
  * that comes late can only wake the next owner for nothing.
  * `refs` counts the owner and every point that has not fired; at zero nobody can push any more and it may be recycled. */
@@ -53,10 +53,10 @@ struct queue {
     _Atomic bool closed; /* set once by the owner, then the stack is drained; a pusher reads it after its push */
     _Atomic int64_t pushed;  /* when its stack stopped being empty; by that pusher */
     _Atomic int64_t lag;     /* a running mean; by the owner's thread, read by any */
-    _Atomic bool hushed;     /* the consumer is about to take the stack: no need to wake it; by its thread, read by any */
-    struct alarm *alarm;     /* these four are constant */
+    _Atomic bool wakeup_suppressed;     /* the consumer is about to take the stack: no need to wake it; by its thread, read by any */
+    struct timer *timer;     /* these four are constant */
     int eventfd;
-    int descriptor; /* an epoll of the eventfd and the alarm's */
+    int descriptor; /* an epoll of the eventfd and the timer's */
     int index;
     struct queue *next_free; /* under table_lock */
 };
@@ -82,15 +82,15 @@ static struct queue *queue_allocate(void) { /* table_lock held */
     if (queue_count == MAX_QUEUES) return NULL;
     struct queue *queue = calloc(1, sizeof *queue);
     if (!queue) return NULL;
-    queue->alarm = alarm_new();
+    queue->timer = timer_new();
     queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
-    if (queue->alarm && watch(queue, queue->eventfd) && watch(queue, alarm_descriptor(queue->alarm))) {
+    if (queue->timer && watch(queue, queue->eventfd) && watch(queue, timer_descriptor(queue->timer))) {
         queue->index = queue_count;
         queues[queue_count++] = queue;
         return queue;
     }
-    if (queue->alarm) alarm_free(queue->alarm);
+    if (queue->timer) timer_free(queue->timer);
     if (queue->eventfd >= 0) close(queue->eventfd);
     if (queue->descriptor >= 0) close(queue->descriptor);
     free(queue);
@@ -109,13 +109,13 @@ struct queue *queue_open(void) {
     queue->lag = 0; /* its former owner's says nothing of this one */
     queue->refs = 1;
     queue->closed = false;
-    alarm_open(queue->alarm);
+    timer_open(queue->timer);
     return queue;
 }
 
 int queue_descriptor(const struct queue *queue) { return queue->descriptor; }
-struct alarm *queue_alarm(const struct queue *queue) { return queue->alarm; }
-void queue_hush(struct queue *queue) { atomic_store(&queue->hushed, true); }
+struct timer *queue_timer(const struct queue *queue) { return queue->timer; }
+void queue_suppress_wakeup(struct queue *queue) { atomic_store(&queue->wakeup_suppressed, true); }
 int queue_index(const struct queue *queue) { return queue->index; }
 struct queue *queue_at(int index) { return index < 0 || index >= MAX_QUEUES ? NULL : queues[index]; }
 
@@ -148,7 +148,7 @@ static bool stack_push(struct queue *queue, struct slot *first, struct slot *las
     return head == NULL;
 }
 
-static void hand_to_orphans(struct queue *queue) {
+static void push_to_orphans(struct queue *queue) {
     struct slot *first = atomic_exchange(&queue->head, NULL);
     if (!first) return;
     struct slot *last = first;
@@ -162,13 +162,13 @@ static void queue_push(struct queue *queue, struct slot *slot) {
     /* Noted before the push, because the consumer may take the slot at once. Two that find it empty note nearly the same. */
     if (!atomic_load(&queue->head)) atomic_store(&queue->pushed, now_ns());
     bool was_empty = stack_push(queue, slot, slot);
-    if (atomic_load(&queue->closed)) hand_to_orphans(queue);
-    else if (was_empty && !atomic_load(&queue->hushed)) queue_wake(queue);
+    if (atomic_load(&queue->closed)) push_to_orphans(queue);
+    else if (was_empty && !atomic_load(&queue->wakeup_suppressed)) queue_wake(queue);
 }
 
 void queue_close(struct queue *queue) {
     if (queue->index == 0 || atomic_exchange(&queue->closed, true)) return;
-    hand_to_orphans(queue);
+    push_to_orphans(queue);
     queue_unref(queue);
 }
 
@@ -206,7 +206,7 @@ static void slot_release(struct slot *slot) {
     pthread_mutex_unlock(&table_lock);
 }
 
-uint64_t point_reserve(struct queue *queue, struct probe *probe, enum point_kind kind) {
+uint64_t point_reserve(struct queue *queue, struct context *context, enum point_kind kind) {
     pthread_mutex_lock(&table_lock);
     struct slot *slot = free_slots || grow() ? free_slots : NULL;
     if (slot) free_slots = slot->next;
@@ -214,7 +214,7 @@ uint64_t point_reserve(struct queue *queue, struct probe *probe, enum point_kind
     if (!slot) return 0;
     atomic_fetch_add(&queue->refs, 1); /* the owner's reference is held: it is the caller */
     slot->queue = queue;
-    slot->probe = probe;
+    slot->context = context;
     slot->kind = kind;
     slot->foreign = NULL;
     slot->sync_mode = -1;
@@ -246,7 +246,7 @@ static bool transition(struct slot *slot, uint64_t ticket, int when, int unless,
     return true;
 }
 
-void point_abandon(uint64_t ticket) {
+void point_unreserve(uint64_t ticket) {
     struct slot *slot = slot_at(ticket);
     int before;
     if (!slot || !transition(slot, ticket, RESERVED, ARMED, RESERVED, 0, &before)) return;
@@ -285,12 +285,12 @@ void point_fire(uint64_t ticket, int64_t status) {
             return;
         }
         if (transition(slot, ticket, ARMED, FIRED | QUEUED | QUARANTINED | DISARMED, 0, FIRED | QUEUED, &before)) {
-            /* Nobody else looks at the slot until it is pushed. */
+            /* Nobody else polls at the slot until it is pushed. */
             struct queue *queue = slot->queue;
             atomic_store(&slot->fire_status, status);
             atomic_fetch_add(&counters[POINTS_FIRED], 1);
             if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
-            else if (!in_graph(slot)) probe_drop_pending(slot->probe);
+            else if (!in_graph(slot)) context_drop_pending(slot->context);
             queue_push(queue, slot);
             queue_unref(queue);
             return;
@@ -299,7 +299,7 @@ void point_fire(uint64_t ticket, int64_t status) {
     atomic_fetch_add(&counters[POINTS_STALE], 1);
 }
 
-static void on_host_function(void *data) { point_fire((uint64_t)(uintptr_t)data, STATUS_UNPROVED); }
+static void on_host_function(void *data) { point_fire((uint64_t)(uintptr_t)data, STATUS_UNKNOWN); }
 
 static void on_callback(void *stream, int status, void *data) {
     (void)stream;
@@ -309,7 +309,7 @@ static void on_callback(void *stream, int status, void *data) {
 static void on_python_host_function(void *data) {
     uint64_t ticket = (uint64_t)(uintptr_t)data;
     if (awaits_firing(ticket)) python_dispatch(ticket, CUDA_SUCCESS);
-    point_fire(ticket, STATUS_UNPROVED);
+    point_fire(ticket, STATUS_UNKNOWN);
 }
 
 static void on_python_callback(void *stream, int status, void *data) {
@@ -325,7 +325,7 @@ static void on_foreign(void *data) {
         struct slot *slot = slot_at(ticket);
         slot->foreign(slot->foreign_data);
     }
-    point_fire(ticket, STATUS_UNPROVED);
+    point_fire(ticket, STATUS_UNKNOWN);
 }
 
 /* In a graph: at each launch. The ticket stays armed. */
@@ -370,7 +370,7 @@ static int enqueue(struct slot *slot, uint64_t ticket, void *stream) {
 static void disarm(struct slot *slot, uint64_t ticket) {
     int before;
     struct queue *queue = slot->queue;
-    struct probe *probe = slot->probe;
+    struct context *context = slot->context;
     bool queued = transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
     if (!queued && !transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) {
         /* Queued between the two transitions: from now on only this thread and the consumer move it. */
@@ -379,7 +379,7 @@ static void disarm(struct slot *slot, uint64_t ticket) {
     }
     atomic_fetch_sub(&counters[POINTS_ARMED], 1);
     if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
-    else probe_drop_pending(probe);
+    else context_drop_pending(context);
     if (queued) return;
     slot_release(slot);
     queue_unref(queue);
@@ -410,7 +410,7 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     if (status == CUDA_SUCCESS)
         status = driver.user_object_create(&object, (void *)(uintptr_t)ticket, on_graph_released, 1, NO_DESTRUCTOR_SYNC);
     if (status != CUDA_SUCCESS) {
-        point_abandon(ticket);
+        point_unreserve(ticket);
         return status;
     }
     slot->kind = slot->kind == KIND_FOREIGN ? KIND_GRAPH_FOREIGN : KIND_GRAPH_PYTHON;
@@ -446,10 +446,10 @@ int point_arm(uint64_t ticket, void *stream) {
     int refusal = capture_refusal(stream);
     if (refusal == RESULT_CAPTURING && may_be_captured(slot)) return point_capture(slot, ticket, stream);
     if (refusal) {
-        point_abandon(ticket);
+        point_unreserve(ticket);
         return refusal;
     }
-    probe_add_pending(slot->probe);
+    context_add_pending(slot->context);
     atomic_fetch_add(&counters[POINTS_ARMED], 1);
     transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
     int status = enqueue(slot, ticket, stream);
@@ -463,18 +463,18 @@ int point_arm(uint64_t ticket, void *stream) {
     if (transition(slot, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, &before)) {
         atomic_fetch_add(&counters[POINTS_QUARANTINED], 1);
         atomic_fetch_add(&counters[POINTS_LEAKED], 1);
-        probe_drop_pending(slot->probe);
+        context_drop_pending(slot->context);
         queue_unref(slot->queue); /* a firing that comes is stale, and touches no queue */
         return RESULT_QUARANTINED;
     }
     return CUDA_SUCCESS; /* it has fired already, so it was no node */
 }
 
-uint64_t point_watch(struct queue *queue, struct probe *probe) {
-    uint64_t ticket = point_reserve(queue, probe, KIND_WATCHED);
+uint64_t point_watch(struct queue *queue, struct context *context) {
+    uint64_t ticket = point_reserve(queue, context, KIND_WATCHED);
     if (!ticket) return 0;
     int before;
-    probe_add_pending(probe);
+    context_add_pending(context);
     atomic_fetch_add(&counters[POINTS_ARMED], 1);
     transition(slot_at(ticket), ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
     return ticket;
@@ -523,10 +523,10 @@ static bool consume(struct slot *slot, emit_function emit, void *context) {
 bool queue_drain(struct queue *queue, emit_function emit, void *context) {
     uint64_t ignored;
     while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
-    /* Who reads `hushed` before this has pushed before, and is found on the stack (both sequentially consistent). */
-    atomic_store(&queue->hushed, false);
+    /* Who reads `wakeup_suppressed` before this has pushed before, and is found on the stack (both sequentially consistent). */
+    atomic_store(&queue->wakeup_suppressed, false);
     struct slot *slot = reversed(atomic_exchange(&queue->head, NULL));
-    /* Of a few together: a single one may have come to a loop that slept, whose slow waking says nothing of its turns. */
+    /* Of a few together: a single one may have come to a loop that by_hostfunc, whose slow waking says nothing of its turns. */
     if (slot && slot->next && slot->next->next) queue_note_lag(queue, now_ns() - atomic_load(&queue->pushed));
     while (slot) {
         struct slot *next = slot->next;
@@ -534,7 +534,7 @@ bool queue_drain(struct queue *queue, emit_function emit, void *context) {
             /* Put the rest back, newest on top as it was, and come again. */
             struct slot *oldest = slot, *newest = reversed(slot);
             stack_push(queue, newest, oldest);
-            if (atomic_load(&queue->closed)) hand_to_orphans(queue);
+            if (atomic_load(&queue->closed)) push_to_orphans(queue);
             else queue_wake(queue);
             return false;
         }
@@ -546,14 +546,14 @@ bool queue_drain(struct queue *queue, emit_function emit, void *context) {
 /* ------------------------------------------------------------------------------------------------ the watcher's side */
 
 /* Fails every waiter of a context. The points stay armed: a stream callback still comes, and a host function might. */
-void points_fail(struct probe *probe, int status) {
+void points_fail(struct context *context, int status) {
     uint32_t chunk_total = atomic_load(&chunk_count);
     for (uint32_t i = 0; i < chunk_total; i++) {
         struct slot *chunk = atomic_load(&chunks[i]);
         for (int j = 0; j < CHUNK_SLOTS; j++) {
             struct slot *slot = &chunk[j];
             uint64_t word = atomic_load(&slot->word);
-            if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || slot->probe != probe) continue;
+            if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || slot->context != context) continue;
             if (in_graph(slot)) continue; /* nobody waits for it, and its destructor comes all the same */
             if (slot->kind == KIND_WATCHED) continue; /* the driver has no ticket of it: the watcher fires it with the status */
             uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
@@ -561,7 +561,7 @@ void points_fail(struct probe *probe, int status) {
             atomic_store(&slot->fail_status, status);
             if (!transition(slot, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED, &before)) continue;
             atomic_fetch_add(&counters[POINTS_LEAKED], 1);
-            probe_drop_pending(probe);
+            context_drop_pending(context);
             queue_push(slot->queue, slot);
         }
     }

@@ -1,4 +1,4 @@
-/* The watcher: one native thread that looks at the events of waits, and reads the health of each context while anything is
+/* The watcher: one native thread that polls at the events of waits, and reads the health of each context while anything is
  * pending.
  *
  * After a sticky error no host function ever runs, so a waiter that only its host function could wake would hang for ever.
@@ -16,51 +16,51 @@
 
 #include "native.h"
 
-enum { MAX_PROBES = 4096, IDLE_PASSES_BEFORE_PARKING = 4 };
-static const int64_t PERIOD = 15000000; /* ns between two looks at the contexts' health */
-static const int64_t TOO_SHORT = 12000; /* ns: a shorter pause is spent awake, because falling asleep takes as long */
+enum { MAX_CONTEXTS = 4096, IDLE_PASSES_BEFORE_PARKING = 4 };
+static const int64_t HEALTH_PERIOD_NS = 15000000; /* ns between two polls at the contexts' health */
+static const int64_t SHORTEST_SLEEP_NS = 12000; /* ns: a shorter pause is spent awake, because falling asleep takes as long */
 static const int64_t NEVER = INT64_MAX;
 
-struct probe {
-    void *stream; /* private and always idle; written by probe_open, then constant */
-    void *context;
+struct context {
+    void *stream; /* private and always idle; written by context_register, then constant */
+    void *handle;
     int device;
     _Atomic int64_t pending; /* points armed and neither fired nor failed; any thread */
     int index;
 };
 
-static struct probe probes[MAX_PROBES];
-static _Atomic int probe_count;
-static pthread_mutex_t probe_lock = PTHREAD_MUTEX_INITIALIZER; /* for probe_open and watcher_start/stop alone */
+static struct context contexts[MAX_CONTEXTS];
+static _Atomic int context_count;
+static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER; /* for context_register and watcher_start/stop alone */
 
 static _Atomic int64_t pending_total;
 static _Atomic bool parked;   /* written by the watcher; read by whoever arms a point */
 static _Atomic bool stopping; /* written by watcher_stop; read by the watcher */
 static _Atomic int64_t asleep_until; /* written by the watcher, 0 while awake; read by whoever hands it a wait */
-static bool running;          /* under probe_lock */
+static bool running;          /* under context_lock */
 static int wake_descriptor = -1;
 static pthread_t thread;
 
-struct probe *probe_open(void *context, void *private_stream, int device) {
-    pthread_mutex_lock(&probe_lock);
-    struct probe *probe = NULL;
-    int number = probe_count;
-    if (number < MAX_PROBES) {
-        probe = &probes[number];
-        probe->context = context;
-        probe->stream = private_stream;
-        probe->device = device;
-        probe->index = number;
-        atomic_store(&probe_count, number + 1);
+struct context *context_register(void *handle, void *private_stream, int device) {
+    pthread_mutex_lock(&context_lock);
+    struct context *context = NULL;
+    int number = context_count;
+    if (number < MAX_CONTEXTS) {
+        context = &contexts[number];
+        context->handle = handle;
+        context->stream = private_stream;
+        context->device = device;
+        context->index = number;
+        atomic_store(&context_count, number + 1);
     }
-    pthread_mutex_unlock(&probe_lock);
-    return probe;
+    pthread_mutex_unlock(&context_lock);
+    return context;
 }
 
-int probe_index(const struct probe *probe) { return probe->index; }
-int probe_device(const struct probe *probe) { return probe->device; }
-void *probe_context(const struct probe *probe) { return probe->context; }
-struct probe *probe_at(int index) { return index < 0 || index >= probe_count ? NULL : &probes[index]; }
+int context_index(const struct context *context) { return context->index; }
+int context_device(const struct context *context) { return context->device; }
+void *context_handle(const struct context *context) { return context->handle; }
+struct context *context_at(int index) { return index < 0 || index >= context_count ? NULL : &contexts[index]; }
 
 static void wake(void) {
     uint64_t one = 1;
@@ -68,20 +68,20 @@ static void wake(void) {
 }
 
 /* Add, then read `parked`; the watcher sets `parked`, then reads the total: one of the two sees the other. */
-void probe_add_pending(struct probe *probe) {
-    atomic_fetch_add(&probe->pending, 1);
+void context_add_pending(struct context *context) {
+    atomic_fetch_add(&context->pending, 1);
     atomic_fetch_add(&pending_total, 1);
     if (atomic_load(&parked)) wake();
 }
 
-void probe_drop_pending(struct probe *probe) {
-    atomic_fetch_sub(&probe->pending, 1);
+void context_drop_pending(struct context *context) {
+    atomic_fetch_sub(&context->pending, 1);
     atomic_fetch_sub(&pending_total, 1);
 }
 
-int probe_health(struct probe *probe) {
+int context_health(struct context *context) {
     int mode = relaxed_enter();
-    int status = driver.stream_query(probe->stream);
+    int status = driver.stream_query(context->stream);
     relaxed_leave(mode);
     /* NOT_READY cannot come from an idle stream unless the driver is being slow; 9xx speak of somebody's capture. */
     if (status == CUDA_NOT_READY || (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST)) return CUDA_SUCCESS;
@@ -94,14 +94,14 @@ int64_t now_ns(void) {
     return time.tv_sec * 1000000000ll + time.tv_nsec;
 }
 
-static void look_at_health(void) {
-    int count = probe_count;
+static void read_health(void) {
+    int count = context_count;
     for (int i = 0; i < count; i++) {
-        if (atomic_load(&probes[i].pending) == 0) continue;
-        int status = probe_health(&probes[i]);
+        if (atomic_load(&contexts[i].pending) == 0) continue;
+        int status = context_health(&contexts[i]);
         if (status == CUDA_SUCCESS || atomic_load(&stopping)) continue;
-        waits_fail(&probes[i], status);
-        points_fail(&probes[i], status);
+        waits_fail(&contexts[i], status);
+        points_fail(&contexts[i], status);
     }
     atomic_fetch_add(&counters[WATCHER_PASSES], 1);
 }
@@ -128,19 +128,19 @@ static void learn_lateness(int64_t delay, int64_t late) {
 }
 
 int64_t watcher_oversleep(int64_t delay) {
-    if (delay < TOO_SHORT) return 0;
+    if (delay < SHORTEST_SLEEP_NS) return 0;
     int bucket = bucket_of(delay);
     int64_t late = lateness[bucket].mean + 2 * lateness[bucket].deviation;
     return late < 10000 ? 10000 : late > 500000 ? 500000 : late;
 }
 
-/* Publish, then look for arrivals; who hands over a wait pushes it, then reads what is published: one of the two sees the
+/* Publish, then poll for new_waits; who hands over a wait pushes it, then reads what is published: one of the two sees the
  * other (both sequentially consistent). */
-static void doze_until(int64_t time) {
+static void sleep_until(int64_t time) {
     int64_t now = now_ns();
     int64_t delay = time == NEVER ? NEVER : time - now;
-    if (delay < TOO_SHORT) {
-        while (now_ns() < time && !waits_arrived())
+    if (delay < SHORTEST_SLEEP_NS) {
+        while (now_ns() < time && !waits_are_new())
 #if defined(__x86_64__)
             __builtin_ia32_pause()
 #endif
@@ -148,7 +148,7 @@ static void doze_until(int64_t time) {
         return;
     }
     atomic_store(&asleep_until, time);
-    if (!waits_arrived() && !atomic_load(&stopping)) {
+    if (!waits_are_new() && !atomic_load(&stopping)) {
         struct pollfd descriptor = {.fd = wake_descriptor, .events = POLLIN};
         struct timespec timeout = {.tv_sec = delay / 1000000000, .tv_nsec = delay % 1000000000};
         if (ppoll(&descriptor, 1, time == NEVER ? NULL : &timeout, NULL) > 0) {
@@ -173,19 +173,19 @@ static void *watch(void *unused) {
     int64_t next_health = 0;
     while (!atomic_load(&stopping)) {
         int64_t now = now_ns();
-        int64_t next = waits_look(now);
+        int64_t next = waits_poll(now);
         if (atomic_load(&pending_total) > 0 || next != NEVER) {
             idle_passes = 0;
             if (now >= next_health) {
-                look_at_health();
-                next_health = now + PERIOD;
+                read_health();
+                next_health = now + HEALTH_PERIOD_NS;
             }
-            doze_until(next < next_health ? next : next_health);
+            sleep_until(next < next_health ? next : next_health);
         } else if (++idle_passes <= IDLE_PASSES_BEFORE_PARKING) {
-            doze_until(now + PERIOD);
+            sleep_until(now + HEALTH_PERIOD_NS);
         } else {
             atomic_store(&parked, true);
-            if (atomic_load(&pending_total) == 0) doze_until(NEVER);
+            if (atomic_load(&pending_total) == 0) sleep_until(NEVER);
             atomic_store(&parked, false);
             idle_passes = 0;
         }
@@ -194,27 +194,27 @@ static void *watch(void *unused) {
 }
 
 int watcher_start(void) {
-    pthread_mutex_lock(&probe_lock);
+    pthread_mutex_lock(&context_lock);
     int error = 0;
     if (!running) {
         if (wake_descriptor < 0) wake_descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
         stopping = false;
         error = wake_descriptor < 0 ? errno : pthread_create(&thread, NULL, watch, NULL);
         running = error == 0;
-        if (running) error = sleeper_start();
+        if (running) error = helper_hostfunc_start();
     }
-    pthread_mutex_unlock(&probe_lock);
+    pthread_mutex_unlock(&context_lock);
     return error;
 }
 
 void watcher_stop(void) {
-    sleeper_stop();
-    pthread_mutex_lock(&probe_lock);
+    helper_hostfunc_stop();
+    pthread_mutex_lock(&context_lock);
     if (running) {
         stopping = true;
         wake();
         pthread_join(thread, NULL);
         running = false;
     }
-    pthread_mutex_unlock(&probe_lock);
+    pthread_mutex_unlock(&context_lock);
 }

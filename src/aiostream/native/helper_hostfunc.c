@@ -20,24 +20,24 @@ static struct {
 } helpers[MAX_CONTEXTS]; /* under helper_lock, which is never held across a driver call */
 static pthread_mutex_t helper_lock = PTHREAD_MUTEX_INITIALIZER;
 
-void *helper_take(struct probe *probe) {
+void *helper_take(struct context *context) {
     pthread_mutex_lock(&helper_lock);
-    int number = probe_index(probe);
+    int number = context_index(context);
     void *stream = helpers[number].count > 0 ? helpers[number].idle[--helpers[number].count] : NULL;
     pthread_mutex_unlock(&helper_lock);
     return stream;
 }
 
-int helper_count(struct probe *probe) {
+int helper_count(struct context *context) {
     pthread_mutex_lock(&helper_lock);
-    int count = helpers[probe_index(probe)].count;
+    int count = helpers[context_index(context)].count;
     pthread_mutex_unlock(&helper_lock);
     return count;
 }
 
-int helper_make(struct probe *probe, void **stream) {
+int helper_make(struct context *context, void **stream) {
     int mode = relaxed_enter(); /* making a stream must not end a capture */
-    int status = driver.ctx_push(probe_context(probe));
+    int status = driver.ctx_push(context_handle(context));
     if (status == CUDA_SUCCESS) {
         void *popped;
         status = driver.stream_create(stream, 1 /* CU_STREAM_NON_BLOCKING */);
@@ -47,8 +47,8 @@ int helper_make(struct probe *probe, void **stream) {
     return status;
 }
 
-void helper_put(struct probe *probe, void *stream, bool idle) {
-    int number = probe_index(probe);
+void helper_put(struct context *context, void *stream, bool idle) {
+    int number = context_index(context);
     pthread_mutex_lock(&helper_lock);
     bool keep = idle && helpers[number].count < KEPT;
     if (keep) helpers[number].idle[helpers[number].count++] = stream;
@@ -64,72 +64,72 @@ void helper_put(struct probe *probe, void *stream, bool idle) {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows; never held across a driver call */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct sleep *first, **last = &first; /* what is to be enqueued, oldest first */
+static struct helper_hostfunc *first, **last = &first; /* what is to be enqueued, oldest first */
 static int pending[MAX_DEVICES]; /* asked for and not yet ended */
 static int limit = 4;            /* for each device: every one holds one of its hardware queues */
 static bool running, stopping, away;
 static pthread_t thread;
 
-static void on_reached(void *data) {
-    struct sleep *sleep = data;
-    sleep->reached(sleep);
-    atomic_store(&sleep->state, SLEEP_DONE); /* the last touch: the watcher may use it again from now on */
+static void on_hostfunc_ran(void *data) {
+    struct helper_hostfunc *hostfunc = data;
+    hostfunc->hostfunc_ran(hostfunc);
+    atomic_store(&hostfunc->state, HOSTFUNC_DONE); /* the last touch: the watcher may use it again from now on */
 }
 
-static int *pending_of(struct probe *probe) { return &pending[probe_device(probe) % MAX_DEVICES]; }
+static int *pending_of(struct context *context) { return &pending[context_device(context) % MAX_DEVICES]; }
 
-bool sleeper_try(struct sleep *sleep) {
+bool helper_hostfunc_request(struct helper_hostfunc *hostfunc) {
     pthread_mutex_lock(&lock);
-    bool room = running && !stopping && *pending_of(sleep->probe) < limit;
+    bool room = running && !stopping && *pending_of(hostfunc->context) < limit;
     if (room) {
-        ++*pending_of(sleep->probe);
-        atomic_store(&sleep->state, SLEEP_REQUESTED);
-        sleep->stream = NULL;
-        sleep->next = NULL;
-        *last = sleep;
-        last = &sleep->next;
+        ++*pending_of(hostfunc->context);
+        atomic_store(&hostfunc->state, HOSTFUNC_REQUESTED);
+        hostfunc->stream = NULL;
+        hostfunc->next = NULL;
+        *last = hostfunc;
+        last = &hostfunc->next;
         pthread_cond_signal(&changed);
     }
     pthread_mutex_unlock(&lock);
     return room;
 }
 
-void sleeper_forget(struct sleep *sleep) {
+void helper_hostfunc_forget(struct helper_hostfunc *hostfunc) {
     pthread_mutex_lock(&lock);
-    --*pending_of(sleep->probe);
+    --*pending_of(hostfunc->context);
     pthread_mutex_unlock(&lock);
 }
 
-void sleeper_release(struct sleep *sleep) {
-    int state = atomic_load(&sleep->state);
-    if (state == SLEEP_NONE) return;
-    if (sleep->stream) helper_put(sleep->probe, sleep->stream, state == SLEEP_DONE);
-    atomic_store(&sleep->state, SLEEP_NONE);
-    sleeper_forget(sleep);
+void helper_hostfunc_release(struct helper_hostfunc *hostfunc) {
+    int state = atomic_load(&hostfunc->state);
+    if (state == HOSTFUNC_NONE) return;
+    if (hostfunc->stream) helper_put(hostfunc->context, hostfunc->stream, state == HOSTFUNC_DONE);
+    atomic_store(&hostfunc->state, HOSTFUNC_NONE);
+    helper_hostfunc_forget(hostfunc);
 }
 
-void sleeper_limit(int number) {
+void helper_hostfunc_limit(int number) {
     pthread_mutex_lock(&lock);
     limit = number;
     pthread_mutex_unlock(&lock);
 }
 
 /* Once the host function is enqueued the record is the driver thread's and then the watcher's: not a touch after that. */
-static void enqueue(struct sleep *sleep) {
+static void enqueue(struct helper_hostfunc *hostfunc) {
     void *stream = NULL;
     int status = -1;
-    if (!atomic_load(&sleep->unwanted)) {
-        stream = helper_take(sleep->probe);
-        status = stream ? CUDA_SUCCESS : helper_make(sleep->probe, &stream);
+    if (!atomic_load(&hostfunc->unwanted)) {
+        stream = helper_take(hostfunc->context);
+        status = stream ? CUDA_SUCCESS : helper_make(hostfunc->context, &stream);
         if (status != CUDA_SUCCESS) stream = NULL;
     }
-    sleep->stream = stream;
-    if (status == CUDA_SUCCESS) status = driver.stream_wait_event(stream, sleep->event, 0);
+    hostfunc->stream = stream;
+    if (status == CUDA_SUCCESS) status = driver.stream_wait_event(stream, hostfunc->event, 0);
     if (status == CUDA_SUCCESS) {
-        atomic_store(&sleep->state, SLEEP_ARMED);
-        status = driver.launch_host_func(stream, on_reached, sleep);
+        atomic_store(&hostfunc->state, HOSTFUNC_ARMED);
+        status = driver.launch_host_func(stream, on_hostfunc_ran, hostfunc);
     }
-    if (status != CUDA_SUCCESS) atomic_store(&sleep->state, SLEEP_REFUSED);
+    if (status != CUDA_SUCCESS) atomic_store(&hostfunc->state, HOSTFUNC_REFUSED);
 }
 
 static void *run(void *unused) {
@@ -137,15 +137,15 @@ static void *run(void *unused) {
     relaxed_enter(); /* for good: nothing that this thread does may disturb a capture */
     pthread_mutex_lock(&lock);
     while (!stopping) {
-        struct sleep *sleep = first;
-        if (!sleep) {
+        struct helper_hostfunc *hostfunc = first;
+        if (!hostfunc) {
             pthread_cond_wait(&changed, &lock);
             continue;
         }
-        first = sleep->next;
+        first = hostfunc->next;
         if (!first) last = &first;
         pthread_mutex_unlock(&lock);
-        enqueue(sleep);
+        enqueue(hostfunc);
         pthread_mutex_lock(&lock);
     }
     away = true;
@@ -154,7 +154,7 @@ static void *run(void *unused) {
     return NULL;
 }
 
-int sleeper_start(void) {
+int helper_hostfunc_start(void) {
     pthread_mutex_lock(&lock);
     int error = 0;
     if (!running) {
@@ -168,7 +168,7 @@ int sleeper_start(void) {
 }
 
 /* The process ends. The driver may hold the thread up for as long as a stream is full: it is not waited for then. */
-void sleeper_stop(void) {
+void helper_hostfunc_stop(void) {
     struct timespec deadline;
     clock_gettime(CLOCK_REALTIME, &deadline);
     deadline.tv_nsec += 100000000;

@@ -67,15 +67,15 @@ class WaitCounts:
     """Given to the watcher."""
     predicted: int
     """Of the watched ones, those that the watcher looked at closely because it expected their end."""
-    dozed: int
+    by_timer: int
     """Left alone until shortly before their expected end, by a timer of their loop; the watcher had no part in them."""
-    approached: int
+    handed_back: int
     """Of the predicted ones, those that were given back to their task, which looked itself from then on."""
-    slept: int
+    by_hostfunc: int
     """Of the watched ones, those that were given a host function beside the stream."""
-    lost: int
+    leaked: int
     """Records that are kept for ever: their context failed while they slept."""
-    looks: int
+    polls: int
     """How often the watcher has queried an event."""
 
 
@@ -153,11 +153,11 @@ def _snapshot() -> Statistics:
             spun=count[_native.WAITS_SPUN],
             watched=count[_native.WAITS_WATCHED],
             predicted=count[_native.WAITS_PREDICTED],
-            dozed=count[_native.WAITS_DOZED],
-            approached=count[_native.WAITS_APPROACHED],
-            slept=count[_native.WAITS_SLEPT],
-            lost=count[_native.WAITS_LOST],
-            looks=count[_native.LOOKS],
+            by_timer=count[_native.WAITS_BY_TIMER],
+            handed_back=count[_native.WAITS_HANDED_BACK],
+            by_hostfunc=count[_native.WAITS_BY_HOSTFUNC],
+            leaked=count[_native.WAITS_LEAKED],
+            polls=count[_native.EVENT_POLLS],
         ),
         late_host_functions=count[_native.HOST_FUNCTIONS_LATE],
         watcher_passes=count[_native.WATCHER_PASSES],

@@ -144,10 +144,7 @@ def _dev_resource(stream: interop.Reference, kind: DevResourceType) -> DevResour
 class MemoryStream:
     """What a `Stream` does with memory by itself; it inherits this from here."""
 
-    @property
-    def reference(self) -> interop.Reference:
-        """The stream, which has it."""
-        raise NotImplementedError
+    _reference: interop.Reference  # set by `Stream`
 
     def attach_mem_async(self, pointer: Any, length: int = 0, flags: MemAttach = MemAttach.SINGLE) -> None:
         """Says, in the stream's order, who may touch managed memory (`cuStreamAttachMemAsync`).
@@ -162,7 +159,7 @@ class MemoryStream:
             StreamCaptureError: The stream captures, which the driver cannot do with this; it was not touched.
             CudaError: The driver refused, for example what is no managed memory.
         """
-        _attach(self.reference, pointer, length, flags)
+        _attach(self._reference, pointer, length, flags)
 
     def wait_value(self, pointer: Any, value: int, flags: WaitValueFlags = WaitValueFlags.GEQ, *, bits: int = 32) -> None:
         """Makes later work wait, on the GPU, until a number in memory is as wanted (`cuStreamWaitValue32` or `64`).
@@ -182,11 +179,11 @@ class MemoryStream:
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
         """
-        _wait_value(self.reference, WaitValue(pointer, value, flags, bits))
+        _wait_value(self._reference, WaitValue(pointer, value, flags, bits))
 
     def write_value(self, pointer: Any, value: int, flags: WriteValueFlags = WriteValueFlags.DEFAULT, *, bits: int = 32) -> None:
         """Writes a number to memory in the stream's order (`cuStreamWriteValue32` or `64`); arguments as of `wait_value`."""
-        _write_value(self.reference, WriteValue(pointer, value, flags, bits))
+        _write_value(self._reference, WriteValue(pointer, value, flags, bits))
 
     def batch_mem_op(self, operations: Iterable[Any]) -> None:
         """Several operations on memory in one call, in their order (`cuStreamBatchMemOp`).
@@ -200,7 +197,7 @@ class MemoryStream:
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
         """
-        _batch(self.reference, operations)
+        _batch(self._reference, operations)
 
     def dev_resource(self, kind: DevResourceType = DevResourceType.SM) -> DevResource:
         """Which resources of the device the stream may use (`cuStreamGetDevResource`).
@@ -211,4 +208,4 @@ class MemoryStream:
             NotSupportedError: The driver is older than CUDA 13.1.
             CudaError: The driver refused; it tells of multiprocessors only.
         """
-        return _dev_resource(self.reference, kind)
+        return _dev_resource(self._reference, kind)

@@ -1,0 +1,106 @@
+/* Alarms: for the waits that are left alone until shortly before their expected end, a timer that their own loop watches. One
+ * wake-up in place of three: the watcher need not be told of them, nor wake, nor wake the loop.
+ */
+#include "native.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+static const int64_t DUE_SOON_NS = 2000; /* ns: what is due so soon is due now */
+enum { MAX_WOKEN_AT_ONCE = 8 };           /* tasks that are woken together run in one turn of their loop, and all others wait for that */
+
+struct timer {
+    int descriptor;           /* of the timer; constant */
+    pthread_mutex_t lock;     /* guards the rest: the loop's thread sets and takes, whoever closes the queue takes what is left */
+    struct timer_entry *first, *last; /* by their time */
+    int count;
+    bool closed;
+    _Atomic int64_t set_for; /* written under the lock; read without it by the loop's thread; 0: the timer is not running */
+};
+
+struct timer *timer_new(void) {
+    struct timer *timer = calloc(1, sizeof *timer);
+    if (!timer) return NULL;
+    timer->descriptor = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (timer->descriptor < 0) {
+        free(timer);
+        return NULL;
+    }
+    pthread_mutex_init(&timer->lock, NULL);
+    return timer;
+}
+
+void timer_free(struct timer *timer) {
+    close(timer->descriptor);
+    pthread_mutex_destroy(&timer->lock);
+    free(timer);
+}
+
+int timer_descriptor(const struct timer *timer) { return timer->descriptor; }
+
+/* Also takes back that the descriptor is readable. */
+static void set(struct timer *timer, int64_t time) { /* lock held */
+    struct itimerspec when = {.it_value = {.tv_sec = time / 1000000000, .tv_nsec = time % 1000000000}};
+    timerfd_settime(timer->descriptor, TFD_TIMER_ABSTIME, &when, NULL);
+    atomic_store(&timer->set_for, time);
+}
+
+void timer_open(struct timer *timer) {
+    pthread_mutex_lock(&timer->lock);
+    timer->closed = false;
+    pthread_mutex_unlock(&timer->lock);
+}
+
+static void insert(struct timer *timer, struct timer_entry *entry) {
+    struct timer_entry **link = &timer->first;
+    if (timer->last && timer->last->time <= entry->time) link = &timer->last->next;
+    else
+        while (*link && (*link)->time <= entry->time) link = &(*link)->next;
+    entry->next = *link;
+    *link = entry;
+    if (!entry->next) timer->last = entry;
+    timer->count++;
+}
+
+bool timer_add(struct timer *timer, struct timer_entry *entry, int64_t time, int most) {
+    pthread_mutex_lock(&timer->lock);
+    bool taken = !timer->closed && timer->count < most;
+    if (taken) {
+        entry->time = time;
+        insert(timer, entry);
+        int64_t set_for = atomic_load(&timer->set_for);
+        if (!set_for || time < set_for) set(timer, time);
+    }
+    pthread_mutex_unlock(&timer->lock);
+    return taken;
+}
+
+struct timer_entry *timer_take_due(struct timer *timer, int64_t now) {
+    int64_t set_for = atomic_load(&timer->set_for);
+    if (!set_for || set_for > now + DUE_SOON_NS) return NULL;
+    pthread_mutex_lock(&timer->lock);
+    struct timer_entry *due = timer->first, **link = &due;
+    for (int taken = 0; *link && (*link)->time <= now + DUE_SOON_NS && taken < MAX_WOKEN_AT_ONCE; taken++) {
+        link = &(*link)->next;
+        timer->count--;
+    }
+    timer->first = *link;
+    *link = NULL;
+    if (!timer->first) timer->last = NULL;
+    set(timer, timer->first ? timer->first->time : 0); /* which may be over: then the descriptor is readable again */
+    pthread_mutex_unlock(&timer->lock);
+    return due;
+}
+
+struct timer_entry *timer_close(struct timer *timer) {
+    pthread_mutex_lock(&timer->lock);
+    struct timer_entry *left = timer->first;
+    timer->first = timer->last = NULL;
+    timer->count = 0;
+    timer->closed = true;
+    set(timer, 0);
+    pthread_mutex_unlock(&timer->lock);
+    return left;
+}
