@@ -13,7 +13,7 @@ import pytest
 
 import aiostream
 from aiostream import bench
-from aiostream.bench import goals, loops, peers, plan, plot, report, rig, stats
+from aiostream.bench import goals, loops, peers, plan, plot, report, runner, stats
 from aiostream.bench.latency import Latency
 from aiostream.bench.throughput import Throughput
 
@@ -44,34 +44,34 @@ def test_a_quick_run_writes_cells_of_every_measure(quick_run: tuple[str, Path], 
     assert results["environment"]["gpu"] == aiostream.Device(0).name
     assert {"driver", "cuda", "python", "cuda-bindings", "cores"} <= results["environment"].keys()
     assert results["date"].startswith("20")
-    measured = {cell["set"] for cell in results["cells"]}
+    measured = {row["set"] for row in results["rows"]}
     assert measured == {"goals", "latency", "idle", "lag", "pending", "import"}
-    assert all({"measure", "loop", "peer", "samples"} <= cell.keys() for cell in results["cells"])
+    assert all({"measure", "loop", "peer", "samples"} <= row.keys() for row in results["rows"])
 
 
 def test_the_figures_of_a_quick_run_are_sane(quick_run: tuple[str, Path]) -> None:
     results = report.read(quick_run[1])
     by_set: dict[str, list[Any]] = {}
-    for cell in results["cells"]:
-        by_set.setdefault(cell["measure"], []).append(cell)
-    for cell in by_set["latency"]:
-        assert len(cell["latency_ns"]) == len(cell["cpu_ns"]) == cell["samples"]
+    for row in results["rows"]:
+        by_set.setdefault(row["measure"], []).append(row)
+    for row in by_set["latency"]:
+        assert len(row["latency_ns"]) == len(row["cpu_ns"]) == row["samples"]
         # A wait that resumes before the kernel's end waits for nothing; the clocks of GPU and host may differ by a microsecond.
-        assert min(cell["latency_ns"]) > -2_000
-        assert cell["low_us"] <= cell["median_us"] <= cell["high_us"] < 1e6
-    for cell in by_set["throughput"]:
-        assert all(window["count"] > 0 for window in cell["windows"])
-    for cell in by_set["lag"]:
-        assert min(cell["lag_ns"]) > 0
-    for cell in by_set["pending"]:
-        assert cell["cpu_us"] > 0
-    for cell in by_set["memory"]:
-        assert cell["by"] != "traced" or cell["bytes"] > 500
+        assert min(row["latency_ns"]) > -2_000
+        assert row["low_us"] <= row["median_us"] <= row["high_us"] < 1e6
+    for row in by_set["throughput"]:
+        assert all(window["count"] > 0 for window in row["windows"])
+    for row in by_set["lag"]:
+        assert min(row["lag_ns"]) > 0
+    for row in by_set["pending"]:
+        assert row["cpu_us"] > 0
+    for row in by_set["memory"]:
+        assert row["by"] != "traced" or row["bytes"] > 500
 
 
 def test_a_peer_that_is_not_run_is_named(quick_run: tuple[str, Path], driver_kind: str) -> None:
     out, path = quick_run
-    ran = {cell["peer"] for cell in report.read(path)["cells"] if cell["measure"] == "latency"}
+    ran = {row["peer"] for row in report.read(path)["rows"] if row["measure"] == "latency"}
     not_run = {entry["peer"]: entry["reason"] for entry in report.read(path)["not_run"]}
     for name in ("aiostream auto", "blocking", "polling", "to_thread bindings", "ctypes", "cupy"):
         assert name in ran or not_run[name]
@@ -98,10 +98,10 @@ def test_a_quick_run_prints_progress_tables_and_goals(quick_run: tuple[str, Path
 def test_a_run_is_added_to_a_file_and_shown(quick_run: tuple[str, Path], driver_kind: str, tmp_path: Path) -> None:
     path = tmp_path / "more.json"
     path.write_bytes(quick_run[1].read_bytes())
-    before = report.read(path)["cells"]
+    before = report.read(path)["rows"]
     arguments = ("--quick", "--measures", "import", "--output", str(path), "--append", "--loops", "asyncio")
     assert command(driver_kind, *arguments, "--peers", "blocking").returncode == 0
-    after = report.read(path)["cells"]
+    after = report.read(path)["rows"]
     assert len(after) == len(before)  # replaced, not doubled
     shown = command("none", "--show", str(path))
     assert "Import time in ms" in shown.stdout
@@ -112,7 +112,7 @@ def test_time_that_is_up_is_said_and_what_was_not_measured_is_named(driver_kind:
     path = tmp_path / "none.json"
     done = command(driver_kind, "--quick", "--measures", "latency", "--loops", "asyncio", "--for", "0", "--output", str(path))
     assert done.returncode == 0, done.stderr
-    assert report.read(path)["cells"] == []
+    assert report.read(path)["rows"] == []
     assert "latency, 5 us steady: --for 0 was over" in done.stdout
 
 
@@ -129,45 +129,47 @@ def test_what_cannot_be_is_refused(driver_kind: str, arguments: list[str]) -> No
 @pytest.mark.parametrize("loop", loops.LOOPS)
 def test_peers_wait_on_every_loop(driver_kind: str, loop: str) -> None:
     names = ["aiostream auto", "polling", "to_thread bindings", "blocking event", "ctypes"]
-    bench_rig = rig.Rig([loop], names, simulator=driver_kind == "simulator", say=lambda line: None)
+    bench_runner = runner.Runner([loop], names, simulator=driver_kind == "simulator", say=lambda line: None)
     try:
-        bench_rig.try_out()
-        assert bench_rig.not_run == []
-        latency = Latency((loop,), tuple(names), 0, "unpredictable", samples=3, rounds=1, warm=1).run(bench_rig)
+        bench_runner.try_out()
+        assert bench_runner.not_run == []
+        latency = Latency((loop,), tuple(names), 0, "unpredictable", samples=3, rounds=1, warm=1).run(bench_runner)
         assert {row["peer"] for row in latency} == set(names)
-        throughput = Throughput((loop,), tuple(names), 4, 500_000, rounds=1, window=0.02, warm=0.0).run(bench_rig)
+        throughput = Throughput((loop,), tuple(names), 4, 500_000, rounds=1, window=0.02, warm=0.0).run(bench_runner)
         assert all(row["per_second"] > 0 for row in throughput)
     finally:
-        bench_rig.close()
+        bench_runner.close()
 
 
 def test_a_peer_that_fails_is_left_out_and_named(driver_kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    bench_rig = rig.Rig(["asyncio"], ["blocking", "polling", "ctypes"], simulator=driver_kind == "simulator", say=said.append)
+    bench_runner = runner.Runner(
+        ["asyncio"], ["blocking", "polling", "ctypes"], simulator=driver_kind == "simulator", say=said.append
+    )
 
     def cannot() -> None:
         raise ImportError("No module named 'polls'")
 
-    monkeypatch.setattr(bench_rig.peers["polling"], "prepare", cannot)
-    bench_rig.try_out()
+    monkeypatch.setattr(bench_runner.peers["polling"], "prepare", cannot)
+    bench_runner.try_out()
     calls = 0
 
-    def fails_later(kit: loops.Kit, lane: Any) -> peers.Wait:
+    def fails_later(adapter: loops.LoopAdapter, bench_stream: Any) -> peers.Wait:
         async def wait() -> None:
             nonlocal calls
             calls += 1
             if calls > 2:
                 raise ValueError("no more")
-            lane.synchronize()
+            bench_stream.synchronize()
 
         return wait
 
-    monkeypatch.setattr(bench_rig.peers["ctypes"], "waiter", fails_later)
-    rows = Latency(("asyncio",), ("blocking", "polling", "ctypes"), 5_000, samples=4, rounds=2, warm=1).run(bench_rig)
-    bench_rig.close()
+    monkeypatch.setattr(bench_runner.peers["ctypes"], "waiter", fails_later)
+    rows = Latency(("asyncio",), ("blocking", "polling", "ctypes"), 5_000, samples=4, rounds=2, warm=1).run(bench_runner)
+    bench_runner.close()
     # What it measured before it failed is kept: it is as good as any.
     assert {row["peer"]: row["samples"] for row in rows}["blocking"] == 4
-    assert [(entry["peer"], entry["reason"]) for entry in bench_rig.not_run] == [
+    assert [(entry["peer"], entry["reason"]) for entry in bench_runner.not_run] == [
         ("polling", "ImportError: No module named 'polls'"),
         ("ctypes", "ValueError: no more"),
     ]
@@ -182,9 +184,9 @@ def canned() -> list[dict[str, Any]]:
     us = 1_000
 
     def latency(peer: str, median: int, cpu: int) -> dict[str, Any]:
-        cell = {"set": "goals", "measure": "latency", "loop": "uvloop", "peer": peer, "load": "steady", "length_ns": 100 * us}
+        row = {"set": "goals", "measure": "latency", "loop": "uvloop", "peer": peer, "load": "steady", "length_ns": 100 * us}
         figures = {"latency_ns": [median - 1, median, median + 1] * 10, "cpu_ns": [cpu] * 30}
-        return {**cell, **figures, "samples": 30, "wall_ns": 30 * (100 * us + median)}
+        return {**row, **figures, "samples": 30, "wall_ns": 30 * (100 * us + median)}
 
     windows = [{"per_second": rate, "cpu_us": 40.0, "cores": 1.2} for rate in (24_000.0, 24_500.0, 25_000.0)]
     slow = [{"per_second": 1_600.0, "cpu_us": 90.0, "cores": 0.2}] * 3
@@ -211,21 +213,21 @@ def test_goals_are_judged_from_cells() -> None:
     rate = judged["128 streams x 5 ms", "completions per second / aiostream hostfunc"]
     assert (rate["measured"], rate["verdict"]) == (pytest.approx(15.3125), "met")
     assert judged["128 streams x 5 ms", "cores busy"]["verdict"] == "missed"
-    assert judged["20 us kernel", "latency / cupy"]["verdict"] == "not measured"  # a table's cell is none of the goals'
+    assert judged["20 us kernel", "latency / cupy"]["verdict"] == "not measured"  # a table's row is none of the goals'
     assert {row["verdict"] for row in judged.values()} == {"met", "missed", "not measured"}
 
 
 def test_every_goal_has_a_setting_that_measures_it() -> None:
     names = list(peers.all_peers())
-    cells = []
+    rows = []
     for job in plan.jobs("goals", loops.LOOPS, names, quick=False):
         settings = {key: value for key, value in vars(job).items() if key in ("length", "load", "streams", "neighbours", "busy")}
         for loop in getattr(job, "loops", ("asyncio",)):
             for peer in getattr(job, "peers", ("aiostream auto",)):
-                cells.append((type(job).__name__, loop, peer, settings))
+                rows.append((type(job).__name__, loop, peer, settings))
     assert len(goals.judge([])) == len(goals.judge(canned())) == 64
-    assert ("Latency", "uvloop", "to_thread", {"length": 100_000_000, "load": "varying", "busy": False}) in cells
-    assert ("Throughput", "trio", "aiostream auto", {"length": 5_000_000, "streams": 256, "neighbours": 0}) in cells
+    assert ("Latency", "uvloop", "to_thread", {"length": 100_000_000, "load": "varying", "busy": False}) in rows
+    assert ("Throughput", "trio", "aiostream auto", {"length": 5_000_000, "streams": 256, "neighbours": 0}) in rows
     assert sum(job.seconds() for job in plan.jobs("goals", loops.LOOPS, names, quick=False)) < 8 * 60
 
 
@@ -248,7 +250,7 @@ def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> No
         for length in plan.LENGTHS
     ]
     results = {"environment": dict.fromkeys(("gpu", "driver", "cuda", "cores", "python")), "date": "2026-11-21T00:00:00+00:00"}
-    results |= {"simulator": False, "cells": latency}
+    results |= {"simulator": False, "rows": latency}
     if subprocess.run([sys.executable, "-c", "import matplotlib"], capture_output=True, check=False).returncode:
         with pytest.raises(plot.UnavailableError, match="matplotlib is not installed"):
             plot.draw(results, tmp_path / "results.json")
@@ -257,8 +259,8 @@ def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> No
     assert [picture.name for picture in pictures] == ["results.png", "results.svg"]
     assert pictures[0].read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in pictures[1].read_bytes()
-    with pytest.raises(plot.UnavailableError, match="no cells"):
-        plot.draw({**results, "cells": []}, tmp_path / "results.json")
+    with pytest.raises(plot.UnavailableError, match="no rows"):
+        plot.draw({**results, "rows": []}, tmp_path / "results.json")
 
 
 def test_the_command_line_knows_every_measure_and_loop() -> None:
@@ -267,7 +269,7 @@ def test_the_command_line_knows_every_measure_and_loop() -> None:
 
 
 def test_a_setting_that_fails_costs_no_other(driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Latency, on: rig.Rig) -> list[rig.Row]:
+    def fails(self: Latency, on: runner.Runner) -> list[runner.Row]:
         if self.length == 20_000:
             raise RuntimeError("a clock stands still")
         return original(self, on)
@@ -278,5 +280,5 @@ def test_a_setting_that_fails_costs_no_other(driver_kind: str, tmp_path: Path, m
     options = ["--quick", "--measures", "latency", "--loops", "asyncio", "--peers", "blocking", "--output", str(path)]
     assert bench.main(options) == 0
     results = report.read(path)
-    assert {cell["length_ns"] for cell in results["cells"]} == {5_000, 100_000, 300_000, 1_000_000}
+    assert {row["length_ns"] for row in results["rows"]} == {5_000, 100_000, 300_000, 1_000_000}
     assert [entry["reason"] for entry in results["not_run"]] == ["RuntimeError: a clock stands still"]

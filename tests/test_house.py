@@ -47,7 +47,7 @@ BENCH_LEVELS = {
     "loops": 0,
     "gpu": 0,
     "peers": 1,
-    "rig": 2,
+    "runner": 2,
     "latency": 3,
     "footprint": 3,
     "throughput": 4,

@@ -75,7 +75,7 @@ def _reuse(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
         results = report.read(options.show or options.plot)
         if options.show:
-            results["goals"] = goals.judge(results["cells"])
+            results["goals"] = goals.judge(results["rows"])
             print(report.tables(results))
             return 0
         for path in plot.draw(results, options.plot):
@@ -87,58 +87,58 @@ def _reuse(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measures: list[str], loops: list[str]) -> int:
     from aiostream.bench import goals, peers, plan, report
-    from aiostream.bench.rig import Rig
+    from aiostream.bench.runner import Runner
 
     known = list(peers.all_peers())
     names = _chosen(parser, "--peers", options.peers, known) if options.peers else known
     wanted = loops if "goals" not in measures or options.quick else list(dict.fromkeys([*loops, "asyncio", "trio"]))
     progress = Progress(options.limit)
-    rig = Rig(wanted, None if options.list or "goals" in measures else names, simulator=_on_simulator(), say=progress.note)
+    runner = Runner(wanted, None if options.list or "goals" in measures else names, simulator=_on_simulator(), say=progress.note)
     if options.list:
-        _list(rig, loops, names)
+        _list(runner, loops, names)
         return 0
-    progress.note(f"trying out {len(rig.peers)} peers on {', '.join(wanted)}")
-    rig.try_out()
-    loops = [loop for loop in loops if loop in rig.loops] or list(rig.loops[:1])
+    progress.note(f"trying out {len(runner.peers)} peers on {', '.join(wanted)}")
+    runner.try_out()
+    loops = [loop for loop in loops if loop in runner.loops] or list(runner.loops[:1])
     work: list[tuple[str, Any]] = []
     if "goals" in measures:
         measures = [measure for measure in measures if measure != "memory"]  # the goals measure just that
     for measure in measures:
-        of_measure = rig.loops if measure == "goals" else loops
-        able = [peer.name for peer in rig.taking_part(names if measure != "goals" else known, of_measure[0])]
+        of_measure = runner.loops if measure == "goals" else loops
+        able = [peer.name for peer in runner.taking_part(names if measure != "goals" else known, of_measure[0])]
         work += [(measure, job) for job in plan.jobs(measure, of_measure, able, quick=options.quick)]
     path = options.output or Path(f"aiostream-bench-{datetime.datetime.now():%Y%m%d-%H%M%S}.json")
     asked = {"measures": measures, "loops": loops, "quick": options.quick}
     earlier = report.read(path) if options.append and path.exists() else None
-    results = report.describe(rig, asked, earlier)
+    results = report.describe(runner, asked, earlier)
     if earlier is not None:
         now = {_name(measure, job) for measure, job in work}
-        rig.not_run[:0] = [entry for entry in earlier["not_run"] if entry["peer"] not in now]
+        runner.not_run[:0] = [entry for entry in earlier["not_run"] if entry["peer"] not in now]
     progress.begin([job.seconds() for _, job in work])
     try:
         for measure, job in work:
             if progress.over():
-                rig.leave_out(_name(measure, job), "", f"--for {options.limit:g} was over")
+                runner.leave_out(_name(measure, job), "", f"--for {options.limit:g} was over")
                 continue
             progress.next(measure, job.title, job.seconds())
             try:
-                cells = [{"set": measure, **cell} for cell in job.run(rig)]
+                rows = [{"set": measure, **row} for row in job.run(runner)]
             except Exception as error:  # one setting that cannot be measured does not cost the others
-                rig.leave_out(_name(measure, job), "", error)
+                runner.leave_out(_name(measure, job), "", error)
                 continue
-            progress.done(cells)
-            report.add(results, cells)
-            results["goals"] = goals.judge(results["cells"]) if any(cell["set"] == "goals" for cell in results["cells"]) else []
-            results["not_run"] = _unique(rig.not_run)
+            progress.done(rows)
+            report.add(results, rows)
+            results["goals"] = goals.judge(results["rows"]) if any(row["set"] == "goals" for row in results["rows"]) else []
+            results["not_run"] = _unique(runner.not_run)
             report.write(results, path)
     except KeyboardInterrupt:
         progress.note("interrupted")
     finally:
-        results["not_run"] = _unique(rig.not_run)
+        results["not_run"] = _unique(runner.not_run)
         report.write(results, path)
     print(f"\n{report.tables(results)}\n\nResults: {path}")
     _draw_if_possible(results, path)
-    rig.close()
+    runner.close()
     return 0
 
 
@@ -157,10 +157,10 @@ def _unique(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({(entry["peer"], entry["loop"], entry["reason"]): entry for entry in entries}.values())
 
 
-def _list(rig: Any, loops: list[str], names: list[str]) -> None:
+def _list(runner: Any, loops: list[str], names: list[str]) -> None:
     from aiostream.bench import plan
 
-    for peer in rig.peers.values():
+    for peer in runner.peers.values():
         print(f"{peer.name:24}{peer.summary}")
     print()
     for measure in plan.MEASURES:
@@ -213,31 +213,31 @@ class Progress:
         self._left, self._estimated = self._left - estimate, self._estimated + estimate
         self.note(f"[{self._number}/{self._count}, {clock(gone)}, about {rest} left] {measure}: {title}")
 
-    def done(self, cells: Sequence[dict[str, Any]]) -> None:
+    def done(self, rows: Sequence[dict[str, Any]]) -> None:
         """Says what was found, in a line for each loop."""
         by_loop: dict[str, list[str]] = {}
-        for cell in cells:
-            by_loop.setdefault(cell["loop"], []).append(f"{cell['peer']} {short(cell)}")
+        for row in rows:
+            by_loop.setdefault(row["loop"], []).append(f"{row['peer']} {short(row)}")
         for loop, found in by_loop.items():
             self.note(f"    {loop}: {'; '.join(found)}" if loop else f"    {'; '.join(found)}")
 
 
-def short(cell: dict[str, Any]) -> str:
-    """A cell's figure in a few characters."""
-    measure = cell["measure"]
+def short(row: dict[str, Any]) -> str:
+    """A row's figure in a few characters."""
+    measure = row["measure"]
     if measure == "latency":
-        return f"{cell['median_us']:.1f} us, {cell['cpu_percent']:.3g} %"
+        return f"{row['median_us']:.1f} us, {row['cpu_percent']:.3g} %"
     if measure == "throughput":
-        return f"{cell['per_second']:,.0f}/s, {cell['cores']:.2f} cores"
+        return f"{row['per_second']:,.0f}/s, {row['cores']:.2f} cores"
     if measure == "idle":
-        return f"{cell['added_us']:.1f} us" if "added_us" in cell else "none in time"
+        return f"{row['added_us']:.1f} us" if "added_us" in row else "none in time"
     if measure == "lag":
-        return f"p99 {cell['p99_us']:.0f} us"
+        return f"p99 {row['p99_us']:.0f} us"
     if measure == "pending":
-        return f"{cell['pending']:,}: {cell['cpu_us']:.1f} us"
+        return f"{row['pending']:,}: {row['cpu_us']:.1f} us"
     if measure == "memory":
-        return f"{cell['by']} {cell['bytes']:.0f} bytes"
-    return f"{cell['median_ms']:.1f} ms"
+        return f"{row['by']} {row['bytes']:.0f} bytes"
+    return f"{row['median_ms']:.1f} ms"
 
 
 def clock(seconds: float) -> str:

@@ -17,7 +17,7 @@ import tracemalloc
 from dataclasses import dataclass
 from typing import Any
 
-from aiostream.bench.rig import Rig, Row
+from aiostream.bench.runner import Row, Runner
 
 COUNT = 10_000
 STREAMS = 16
@@ -46,7 +46,7 @@ class Memory:
         """About how long it will take."""
         return self.rounds * 4 * (0.6 + self.count * 2.5e-4)
 
-    def run(self, rig: Rig) -> list[Row]:
+    def run(self, runner: Runner) -> list[Row]:
         """Measures."""
         found: dict[tuple[str, str], list[float]] = {}
         for _ in range(self.rounds):
@@ -100,7 +100,7 @@ class ImportTime:
         """About how long it will take."""
         return self.rounds * (0.5 * len(self.modules) + (5 if "torch" in self.modules else 0))
 
-    def run(self, rig: Rig) -> list[Row]:
+    def run(self, runner: Runner) -> list[Row]:
         """Measures; what is not installed is listed as such."""
         found: dict[str, list[float]] = {}
         reasons: dict[str, str] = {}
@@ -115,7 +115,7 @@ class ImportTime:
                 else:
                     found.setdefault(module, []).append(1e3 * float(done.stdout))
         for module, reason in reasons.items():
-            rig.not_run.append({"peer": f"import {module}", "loop": "", "reason": reason})
+            runner.not_run.append({"peer": f"import {module}", "loop": "", "reason": reason})
         return [
             {
                 "measure": "import",
@@ -144,20 +144,20 @@ async def _child(what: str, count: int, by: str, patience: int) -> float | None:
 
     gpu.make_current()
     peer = Ours("aiostream auto")
-    lanes = [gpu.Lane(peer.new_stream()) for _ in range(STREAMS)]
+    bench_streams = [gpu.BenchStream(peer.new_stream()) for _ in range(STREAMS)]
     loop = asyncio.get_running_loop()
     plain: dict[int, Any] = {}
 
     async def one(at: int) -> None:
         if what == "wait":  # nothing is launched in between: see pending.py
-            await lanes[at % STREAMS].stream.synchronize_async()
+            await bench_streams[at % STREAMS].stream.synchronize_async()
         else:
             plain[at] = loop.create_future()
             await plain[at]
 
     async def batch(size: int, hold: int) -> float | None:
-        for lane in lanes:
-            lane.spin(hold)
+        for bench_stream in bench_streams:
+            bench_stream.spin(hold)
         gc.collect()
         before = tracemalloc.get_traced_memory()[0] if by == "traced" else _resident()
         tasks = [loop.create_task(one(at)) for at in range(size)]
@@ -169,8 +169,8 @@ async def _child(what: str, count: int, by: str, patience: int) -> float | None:
             future.set_result(None)
         plain.clear()
         await asyncio.gather(*tasks)
-        for lane in lanes:
-            lane.synchronize()
+        for bench_stream in bench_streams:
+            bench_stream.synchronize()
         return (after - before) / size if pending else None
 
     def hold(size: int) -> int:
@@ -182,8 +182,8 @@ async def _child(what: str, count: int, by: str, patience: int) -> float | None:
         tracemalloc.start()
     result = await batch(count, patience * hold(count))
     tracemalloc.stop()
-    for lane in lanes:
-        lane.stream.close()
+    for bench_stream in bench_streams:
+        bench_stream.stream.close()
     return result
 
 

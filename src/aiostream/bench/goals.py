@@ -1,4 +1,4 @@
-"""The goals, judged from the cells of a results file: what was measured, what it should be, and how sure that is."""
+"""The goals, judged from the rows of a results file: what was measured, what it should be, and how sure that is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiostream.bench.idle import added
 from aiostream.bench.lag import PLAIN
 from aiostream.bench.latency import duration
 from aiostream.bench.plan import AUTO, HOSTFUNC, LENGTHS, MS, STEADY, THREADS, TRIO_THROUGHPUT, UNPREDICTED, US
-from aiostream.bench.rig import Row
+from aiostream.bench.runner import Row
 
 # Kernel length -> (latency, CPU) of steady work as ratios to to_thread's; below, the latency of varying work, and by how much
 # more CPU it may cost.
@@ -58,9 +58,9 @@ class Goal:
     sure: bool
 
 
-def judge(cells: Sequence[Row]) -> list[dict[str, Any]]:
-    """The goals' table, of the cells that were measured for the goals."""
-    judged = _Judge([cell for cell in cells if cell.get("set") == "goals"])
+def judge(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The goals' table, of the rows that were measured for the goals."""
+    judged = _Judge([row for row in rows if row.get("set") == "goals"])
     judged.short()
     judged.steady()
     judged.unpredictable()
@@ -72,16 +72,16 @@ def judge(cells: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 class _Judge:
-    def __init__(self, cells: list[Row]) -> None:
-        self._cells = cells
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
         self.goals: list[Goal] = []
-        loops = {cell["loop"] for cell in cells if cell["measure"] == "lag"} or {cell["loop"] for cell in cells}
+        loops = {row["loop"] for row in rows if row["measure"] == "lag"} or {row["loop"] for row in rows}
         self._main = "uvloop" if "uvloop" in loops else next(iter(sorted(loops)), "uvloop")
         self._thread = next((name for name in THREADS if self._find("latency", name)), THREADS[0])
 
     def _find(self, measure: str, peer: str, **keys: Any) -> Row | None:
         wanted = {"measure": measure, "peer": peer, "loop": self._main, **keys}
-        return next((cell for cell in self._cells if all(cell.get(key) == value for key, value in wanted.items())), None)
+        return next((row for row in self._rows if all(row.get(key) == value for key, value in wanted.items())), None)
 
     def _add(self, group: str, what: str, value: Any, relation: str, bound: float, unit: str = "x") -> None:
         """`value` is (figure, (low, high), samples), or `None`."""
@@ -157,9 +157,9 @@ class _Judge:
         settings = [(AUTO, length, False) for length in (100 * US, 1 * MS, 20 * MS)]
         settings += [(AUTO, 60 * MS, True), (UNPREDICTED, 60 * MS, True)]
         for peer, length, busy in settings:
-            cell = self._find("idle", peer, length_ns=length, python_busy=busy)
+            row = self._find("idle", peer, length_ns=length, python_busy=busy)
             what = f"after {duration(length)}{', Python busy' if busy else ''}, {peer.removeprefix('aiostream ')}"
-            self._add("GPU idle added", what, _idle(cell), "<=", 2.0, "us")
+            self._add("GPU idle added", what, _idle(row), "<=", 2.0, "us")
         ours, plain = (self._find("lag", peer) for peer in (AUTO, PLAIN))
         self._add("loop lag, 64 x 5 ms", "p99 less that of plain futures", _lag(ours, plain), "<=", 0.2, "ms")
 
@@ -173,11 +173,11 @@ class _Judge:
             ratio = (stats.ratio_of_medians(ours, theirs), interval, min(len(ours), len(theirs)))
         self._add("10,000 pending waits", "CPU per completion / at 100 pending", ratio, "<=", 1.2)
         for by, words in (("traced", "Python's allocators"), ("rss", "resident")):
-            ours_cell = self._find("memory", AUTO, by=by, loop="asyncio")
-            plain_cell = self._find("memory", PLAIN, by=by, loop="asyncio")
+            ours_row = self._find("memory", AUTO, by=by, loop="asyncio")
+            plain_row = self._find("memory", PLAIN, by=by, loop="asyncio")
             value = None
-            if ours_cell and plain_cell:
-                ours, theirs = ours_cell["values"], plain_cell["values"]
+            if ours_row and plain_row:
+                ours, theirs = ours_row["values"], plain_row["values"]
                 value = (_difference(ours, theirs), stats.bootstrap(_difference, ours, theirs), len(ours))
             self._add("10,000 pending waits", f"beyond task and future, {words}", value, "<=", 512, "bytes")
 
@@ -194,12 +194,12 @@ class _Judge:
             ours, theirs = (self._latency(AUTO, length, loop=loop) for loop in ("trio", "asyncio"))
             value = None
             if ours and theirs:
-                groups = [[latency / 1e3 for latency in cell["latency_ns"]] for cell in (ours, theirs)]
+                groups = [[latency / 1e3 for latency in row["latency_ns"]] for row in (ours, theirs)]
                 value = (_difference(*groups), stats.bootstrap(_difference, *groups), min(map(len, groups)))
             self._add("trio", f"latency, {duration(length)}, less asyncio's", value, "<=", 30, "us")
 
 
-# ------------------------------------------------------------------------------------------------ figures of cells
+# ------------------------------------------------------------------------------------------------ figures of rows
 
 
 def _difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -224,18 +224,18 @@ def _cpu_ratio(ours: Row | None, theirs: Row | None) -> Any:
     return figure, (walls * low, walls * high), min(ours["samples"], theirs["samples"])
 
 
-def _cpu_percent(cell: Row | None) -> Any:
-    if not cell:
+def _cpu_percent(row: Row | None) -> Any:
+    if not row:
         return None
-    scale = 100 * cell["samples"] / cell["wall_ns"]
-    low, high = stats.bootstrap(statistics.fmean, cell["cpu_ns"])
-    return scale * statistics.fmean(cell["cpu_ns"]), (scale * low, scale * high), cell["samples"]
+    scale = 100 * row["samples"] / row["wall_ns"]
+    low, high = stats.bootstrap(statistics.fmean, row["cpu_ns"])
+    return scale * statistics.fmean(row["cpu_ns"]), (scale * low, scale * high), row["samples"]
 
 
-def _windows(cell: Row | None, key: str) -> Any:
-    if not cell:
+def _windows(row: Row | None, key: str) -> Any:
+    if not row:
         return None
-    values = [window[key] for window in cell["windows"]]
+    values = [window[key] for window in row["windows"]]
     return statistics.median(values), stats.median_interval(values), len(values)
 
 
@@ -243,16 +243,16 @@ def _window_ratio(ours: Row | None, theirs: Row | None, key: str) -> Any:
     """Of the medians of windows that were taken in turn."""
     if not ours or not theirs:
         return None
-    groups = [[window[key] for window in cell["windows"] if window[key]] for cell in (ours, theirs)]
+    groups = [[window[key] for window in row["windows"] if window[key]] for row in (ours, theirs)]
     if not all(groups):
         return None
     return stats.ratio_of_medians(*groups), stats.bootstrap(stats.ratio_of_medians, *groups), min(map(len, groups))
 
 
-def _idle(cell: Row | None) -> Any:
-    if not cell or not cell["with_ns"] or not cell["without_ns"]:
+def _idle(row: Row | None) -> Any:
+    if not row or not row["with_ns"] or not row["without_ns"]:
         return None
-    groups = cell["with_ns"], cell["without_ns"]
+    groups = row["with_ns"], row["without_ns"]
     return added(*groups), stats.bootstrap(added, *groups), min(map(len, groups))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from aiostream import Device, Stream, _driver, _kernels
 
 
-class Lane:
+class BenchStream:
     """A stream, and launches on it whose arguments stand ready: some 3 us each, where `_kernels.spin` takes 20.
 
     Used by one thread at a time, with the stream's context current.

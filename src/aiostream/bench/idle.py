@@ -17,11 +17,11 @@ from time import perf_counter_ns
 from typing import Any
 
 from aiostream.bench import gpu, stats
-from aiostream.bench.gpu import Lane
+from aiostream.bench.gpu import BenchStream
 from aiostream.bench.latency import duration
-from aiostream.bench.loops import Kit
+from aiostream.bench.loops import LoopAdapter
 from aiostream.bench.peers import Peer
-from aiostream.bench.rig import Rig, Row
+from aiostream.bench.runner import Row, Runner
 
 NOBODY = "no wait"
 
@@ -56,49 +56,51 @@ class Idle:
         each = 2 * self.length / 1e9 + (0.08 if self.busy else 0.0005)
         return len(self.loops) * len(self.peers) * (self.samples * each + self.rounds * 0.02)
 
-    def run(self, rig: Rig) -> list[Row]:
+    def run(self, runner: Runner) -> list[Row]:
         """Measures, and the gap without a wait in turn with each wait's."""
         share = -(-self.samples // self.rounds)
         gaps: dict[tuple[str, str], dict[str, list[int]]] = {}
         with gpu.pinned(2) as words, gpu.computing(self.busy):
 
-            async def measure(kit: Kit, peer: Peer) -> dict[str, list[int]]:
-                return await self._round(kit, peer, rig.lanes(peer, 1)[0], words, share)
+            async def measure(adapter: LoopAdapter, peer: Peer) -> dict[str, list[int]]:
+                return await self._round(adapter, peer, runner.bench_streams(peer, 1)[0], words, share)
 
             for number in range(self.rounds):
                 for loop in self.loops:
                     # A task that blocks its loop launches nothing behind the wait.
-                    peers = [peer for peer in rig.taking_part(self.peers, loop) if not peer.blocks]
+                    peers = [peer for peer in runner.taking_part(self.peers, loop) if not peer.blocks]
                     for peer in peers:
-                        rig.lanes(peer, 1)
-                    for peer, found in rig.each_in_turn(loop, peers, number, measure):
+                        runner.bench_streams(peer, 1)
+                    for peer, found in runner.each_in_turn(loop, peers, number, measure):
                         known = gaps.setdefault((loop, peer.name), {"with": [], "without": [], "late": []})
                         for key, values in found.items():
                             known[key] += values
         return [self._row(loop, name, found) for (loop, name), found in gaps.items()]
 
-    async def _round(self, kit: Kit, peer: Peer, lane: Lane, words: Any, count: int) -> dict[str, list[int]]:
+    async def _round(
+        self, adapter: LoopAdapter, peer: Peer, bench_stream: BenchStream, words: Any, count: int
+    ) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {"with": [], "without": [], "late": []}
         address = ctypes.addressof(words)
-        wait = peer.waiter(kit, lane)
+        wait = peer.waiter(adapter, bench_stream)
         for number in range(2 * count + 2):
             waits = bool(number % 2)
             launched = 0
 
             def behind() -> None:
                 nonlocal launched
-                lane.stamp(address + 8)
+                bench_stream.stamp(address + 8)
                 launched = perf_counter_ns()
 
-            await kit.checkpoint()
+            await adapter.checkpoint()
             began = perf_counter_ns()
-            lane.spin(self.length)
-            lane.stamp(address)
+            bench_stream.spin(self.length)
+            bench_stream.stamp(address)
             if waits:
                 await _with_step(wait(), behind)
             else:
                 behind()
-            await kit.in_thread(lane.synchronize)
+            await adapter.in_thread(bench_stream.synchronize)
             if number < 2:
                 continue  # the first of each warms up
             if launched - began > self.length:

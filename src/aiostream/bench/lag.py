@@ -18,11 +18,11 @@ from time import monotonic_ns, perf_counter_ns
 from typing import Any
 
 from aiostream.bench import gpu, stats
-from aiostream.bench.gpu import Lane
+from aiostream.bench.gpu import BenchStream
 from aiostream.bench.latency import duration
-from aiostream.bench.loops import Kit
+from aiostream.bench.loops import LoopAdapter
 from aiostream.bench.peers import Peer
-from aiostream.bench.rig import Rig, Row
+from aiostream.bench.runner import Row, Runner
 
 PLAIN = "plain futures"
 PLAIN_BUSY = "plain futures with a launch's computing"
@@ -61,60 +61,62 @@ class Lag:
         each = self.window + self.warm + 0.1
         return len(self.loops) * self.rounds * (len(self.peers) * each + 2 * each)
 
-    def run(self, rig: Rig) -> list[Row]:
+    def run(self, runner: Runner) -> list[Row]:
         """Measures."""
         lags: dict[tuple[str, str], list[int]] = {}
         counts: dict[tuple[str, str], int] = {}
         for number in range(self.rounds):
             for loop in self.loops:
-                peers = rig.taking_part(self.peers, loop)
-                lanes = {peer.name: rig.lanes(peer, self.streams) for peer in peers}
+                peers = runner.taking_part(self.peers, loop)
+                bench_streams = {peer.name: runner.bench_streams(peer, self.streams) for peer in peers}
 
-                async def measure(kit: Kit, peer: Peer, lanes: dict[str, list[Lane]] = lanes) -> list[tuple[str, _Window]]:
-                    window = await self._beside_streams(kit, peer, lanes[peer.name])
+                async def measure(
+                    adapter: LoopAdapter, peer: Peer, bench_streams: dict[str, list[BenchStream]] = bench_streams
+                ) -> list[tuple[str, _Window]]:
+                    window = await self._beside_streams(adapter, peer, bench_streams[peer.name])
                     played = [(peer.name, window)]
                     if peer.name == self.peers[0]:
-                        played.append((PLAIN, await self._beside_futures(kit, window, 0)))
-                        played.append((PLAIN_BUSY, await self._beside_futures(kit, window, window.launch)))
+                        played.append((PLAIN, await self._beside_futures(adapter, window, 0)))
+                        played.append((PLAIN_BUSY, await self._beside_futures(adapter, window, window.launch)))
                     return played
 
-                for _, windows in rig.each_in_turn(loop, peers, number, measure):
+                for _, windows in runner.each_in_turn(loop, peers, number, measure):
                     for name, window in windows:
                         lags.setdefault((loop, name), []).extend(window.lags)
                         counts[loop, name] = counts.get((loop, name), 0) + len(window.resumed)
         return [self._row(loop, name, found, counts[loop, name]) for (loop, name), found in lags.items()]
 
-    async def _beside_streams(self, kit: Kit, peer: Peer, lanes: list[Lane]) -> _Window:
+    async def _beside_streams(self, adapter: LoopAdapter, peer: Peer, bench_streams: list[BenchStream]) -> _Window:
         window = _Window()
         launching: list[int] = []
 
-        def busy(lane: Lane) -> Callable[[], Awaitable[None]]:
-            wait = peer.waiter(kit, lane)
+        def busy(bench_stream: BenchStream) -> Callable[[], Awaitable[None]]:
+            wait = peer.waiter(adapter, bench_stream)
 
             async def task() -> None:
                 while not window.stop:
                     began = perf_counter_ns()
-                    lane.spin(self.length)
+                    bench_stream.spin(self.length)
                     launching.append(perf_counter_ns() - began)
                     await wait()
                     window.resumed.append(monotonic_ns())
                     if peer.blocks:
-                        await kit.checkpoint()
+                        await adapter.checkpoint()
 
             return task
 
         with gpu.quiet():
-            await kit.together([*map(busy, lanes), *window.watching(kit, self.warm, self.window)])
+            await adapter.together([*map(busy, bench_streams), *window.watching(adapter, self.warm, self.window)])
         window.launch = round(statistics.median(launching))
         return window
 
-    async def _beside_futures(self, kit: Kit, pattern: _Window, launch: int) -> _Window:
+    async def _beside_futures(self, adapter: LoopAdapter, pattern: _Window, launch: int) -> _Window:
         window = _Window()
         waiting: collections.deque[Callable[[], Any]] = collections.deque()
 
         async def task() -> None:
             while not window.stop:
-                done, wake = kit.plain()
+                done, wake = adapter.plain()
                 waiting.append(wake)
                 await done
                 window.resumed.append(monotonic_ns())
@@ -129,7 +131,7 @@ class Lag:
             with _Timer() as timer:
                 while due and not window.stop:
                     timer.set(due[0])
-                    await kit.readable(timer.descriptor)
+                    await adapter.readable(timer.descriptor)
                     timer.take()
                     now = monotonic_ns()
                     while due and due[0] <= now:
@@ -139,13 +141,13 @@ class Lag:
 
         async def end() -> None:
             while not window.stop:
-                await kit.sleep(0.01)
+                await adapter.sleep(0.01)
             while waiting:
                 waiting.popleft()()
 
         with gpu.quiet():
             tasks = [task] * self.streams
-            await kit.together([*tasks, player, end, *window.watching(kit, self.warm, self.window)])
+            await adapter.together([*tasks, player, end, *window.watching(adapter, self.warm, self.window)])
         return window
 
     def _row(self, loop: str, peer: str, lags: list[int], count: int) -> Row:
@@ -175,13 +177,13 @@ class _Window:
     recording: bool = False
     stop: bool = False
 
-    def watching(self, kit: Kit, warm: float, length: float) -> list[Callable[[], Awaitable[None]]]:
+    def watching(self, adapter: LoopAdapter, warm: float, length: float) -> list[Callable[[], Awaitable[None]]]:
         """The two tasks that measure."""
 
         async def clock() -> None:
-            await kit.sleep(warm)
+            await adapter.sleep(warm)
             self.recording = True
-            await kit.sleep(length)
+            await adapter.sleep(length)
             self.recording, self.stop = False, True
 
         async def context_id() -> None:
@@ -189,7 +191,7 @@ class _Window:
                 due = monotonic_ns() + TICK
                 timer.set(due, TICK)
                 while not self.stop:
-                    await kit.readable(timer.descriptor)
+                    await adapter.readable(timer.descriptor)
                     fired = timer.take()  # before the clock is read, or one might fire in between
                     now = monotonic_ns()
                     for _ in range(fired):

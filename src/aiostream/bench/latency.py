@@ -15,10 +15,10 @@ from time import perf_counter_ns, process_time_ns
 from typing import Any
 
 from aiostream.bench import gpu, stats
-from aiostream.bench.gpu import Lane
-from aiostream.bench.loops import Kit
+from aiostream.bench.gpu import BenchStream
+from aiostream.bench.loops import LoopAdapter
 from aiostream.bench.peers import Peer
-from aiostream.bench.rig import Rig, Row, pause
+from aiostream.bench.runner import Row, Runner, pause
 
 UNPREDICTABLE = (50_000, 50_000_000)  # ns: log-uniform between
 LOADS = ("steady", "varying", "unpredictable", "fresh")
@@ -63,25 +63,25 @@ class Latency:
         each = mean / 1e9 + (0.012 if self.busy else 0.0005)
         return len(self.loops) * len(self.peers) * (waits * each + self.rounds * 0.03)
 
-    def run(self, rig: Rig) -> list[Row]:
+    def run(self, runner: Runner) -> list[Row]:
         """Measures."""
         lengths = self._lengths()
         share = -(-len(lengths) // self.rounds)
         taken: dict[tuple[str, str], _Samples] = {}
-        lanes: dict[tuple[str, str], Lane] = {}
+        bench_streams: dict[tuple[str, str], BenchStream] = {}
         with gpu.computing(self.busy):
             for number in range(self.rounds):
                 for loop in self.loops:
-                    peers = rig.taking_part(self.peers, loop)
+                    peers = runner.taking_part(self.peers, loop)
                     for peer in peers:
-                        if (loop, peer.name) not in lanes:
-                            lanes[loop, peer.name] = Lane(peer.new_stream())
+                        if (loop, peer.name) not in bench_streams:
+                            bench_streams[loop, peer.name] = BenchStream(peer.new_stream())
                     now = lengths[number * share : (number + 1) * share]
-                    measure = _measure(self, lanes, now, first=number == 0)
-                    for peer, samples in rig.each_in_turn(loop, peers, number, measure):
+                    measure = _measure(self, bench_streams, now, first=number == 0)
+                    for peer, samples in runner.each_in_turn(loop, peers, number, measure):
                         taken.setdefault((loop, peer.name), _Samples()).extend(samples)
-        for lane in lanes.values():
-            lane.close()
+        for bench_stream in bench_streams.values():
+            bench_stream.close()
         return [self._row(loop, name, samples) for (loop, name), samples in taken.items()]
 
     def _lengths(self) -> list[int]:
@@ -131,32 +131,34 @@ class _Samples:
         self.wall += others.wall
 
 
-def _measure(job: Latency, lanes: dict[tuple[str, str], Lane], lengths: list[int], *, first: bool) -> Callable[[Kit, Peer], Any]:
-    async def measure(kit: Kit, peer: Peer) -> _Samples:
+def _measure(
+    job: Latency, bench_streams: dict[tuple[str, str], BenchStream], lengths: list[int], *, first: bool
+) -> Callable[[LoopAdapter, Peer], Any]:
+    async def measure(adapter: LoopAdapter, peer: Peer) -> _Samples:
         if job.load == "fresh":
-            return await _fresh(kit, peer, lengths)
-        lane = lanes[kit.name, peer.name]
-        wait = peer.waiter(kit, lane)
+            return await _fresh(adapter, peer, lengths)
+        bench_stream = bench_streams[adapter.name, peer.name]
+        wait = peer.waiter(adapter, bench_stream)
         # Unpredictable work warms up on lengths of its own kind; the reversed ones are such, and are not those that come next.
         warm = (job.warm if first else 2) if lengths else 0
         for number in range(warm):
-            lane.spin(lengths[-1 - number % len(lengths)])
+            bench_stream.spin(lengths[-1 - number % len(lengths)])
             await wait()
         samples, generator = _Samples(), random.Random(len(lengths))
         with gpu.quiet():
             for length in lengths:
                 pause(generator)
-                await kit.checkpoint()
-                await _sample(samples, lane, wait, length)
+                await adapter.checkpoint()
+                await _sample(samples, bench_stream, wait, length)
         return samples
 
     return measure
 
 
-async def _sample(samples: _Samples, lane: Lane, wait: Callable[[], Any], length: int) -> None:
+async def _sample(samples: _Samples, bench_stream: BenchStream, wait: Callable[[], Any], length: int) -> None:
     cpu = process_time_ns()
     began = perf_counter_ns()
-    lane.spin(length)
+    bench_stream.spin(length)
     await wait()
     wall = perf_counter_ns() - began
     samples.cpu.append(process_time_ns() - cpu)
@@ -164,17 +166,17 @@ async def _sample(samples: _Samples, lane: Lane, wait: Callable[[], Any], length
     samples.latency.append(wall - length)
 
 
-async def _fresh(kit: Kit, peer: Peer, lengths: list[int]) -> _Samples:
+async def _fresh(adapter: LoopAdapter, peer: Peer, lengths: list[int]) -> _Samples:
     """A new stream for each wait, made and closed while nothing is in flight."""
     samples, generator = _Samples(), random.Random(len(lengths))
     with gpu.quiet():
         for length in lengths:
-            lane = Lane(peer.new_stream())
-            wait = peer.waiter(kit, lane)
+            bench_stream = BenchStream(peer.new_stream())
+            wait = peer.waiter(adapter, bench_stream)
             pause(generator)
-            await kit.checkpoint()
-            await _sample(samples, lane, wait, length)
-            lane.close()
+            await adapter.checkpoint()
+            await _sample(samples, bench_stream, wait, length)
+            bench_stream.close()
     return samples
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 LOOPS = ("uvloop", "asyncio", "trio")
 
 
-class Kit(Protocol):
+class LoopAdapter(Protocol):
     """The running loop, as the measures and the peers see it."""
 
     name: str
@@ -150,7 +150,7 @@ def missing(loop: str) -> str | None:
 
 
 def run(loop: str, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-    """Runs `function(kit, *args)` to its end on one kind of loop, a new one each time."""
+    """Runs `function(adapter, *args)` to its end on one kind of loop, a new one each time."""
     if loop == "trio":
         import trio
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiostream import Stream, _driver, _native
-from aiostream.bench.gpu import Lane
-from aiostream.bench.loops import Kit
+from aiostream.bench.gpu import BenchStream
+from aiostream.bench.loops import LoopAdapter
 
 Wait = Callable[[], Awaitable[Any]]
 SUCCESS, NO_CONTEXT, NOT_READY = 0, 201, 600
@@ -46,7 +46,7 @@ class Peer:
         """Holds while this peer is measured."""
         return contextlib.nullcontext()
 
-    def waiter(self, kit: Kit, lane: Lane) -> Wait:
+    def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
         """What waits, when called and awaited, for all that is on the stream then."""
         raise NotImplementedError
 
@@ -55,7 +55,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """How one of ours is selected."""
 
     wait: str
@@ -64,11 +64,11 @@ class Way:
 
 
 OURS = {
-    "aiostream auto": Way("auto", True, 'Stream(wait="auto").synchronize_async()'),
-    "aiostream unpredicted": Way("auto", False, "the same with prediction switched off"),
-    "aiostream hostfunc": Way("hostfunc", True, 'Stream(wait="hostfunc"): one native host function on the stream'),
-    "aiostream event": Way("event", True, 'Stream(wait="event"): an event and the native watcher'),
-    "aiostream spin": Way("spin", True, 'Stream(wait="spin"): an event, queried in the loop'),
+    "aiostream auto": Variant("auto", True, 'Stream(wait="auto").synchronize_async()'),
+    "aiostream unpredicted": Variant("auto", False, "the same with prediction switched off"),
+    "aiostream hostfunc": Variant("hostfunc", True, 'Stream(wait="hostfunc"): one native host function on the stream'),
+    "aiostream event": Variant("event", True, 'Stream(wait="event"): an event and the native watcher'),
+    "aiostream spin": Variant("spin", True, 'Stream(wait="spin"): an event, queried in the loop'),
 }
 
 
@@ -77,30 +77,30 @@ class Ours(Peer):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._way = OURS[name]
-        self.summary = self._way.summary
+        self._variant = OURS[name]
+        self.summary = self._variant.summary
 
     @property
     def kind(self) -> str:
-        """What is known of a stream's waits must not pass from one way to another."""
+        """What is known of a stream's waits must not pass from one variant to another."""
         return self.name
 
     def new_stream(self) -> Stream:
-        """A stream of this way."""
-        return Stream(wait=self._way.wait)
+        """A stream of this variant."""
+        return Stream(wait=self._variant.wait)
 
     @contextlib.contextmanager
     def selected(self) -> Any:
         """Switches prediction off where that is what is measured."""
-        _native.predict(self._way.predicted)
+        _native.predict(self._variant.predicted)
         try:
             yield
         finally:
             _native.predict(True)
 
-    def waiter(self, kit: Kit, lane: Lane) -> Wait:
+    def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
         """`synchronize_async`."""
-        return lane.stream.synchronize_async
+        return bench_stream.stream.synchronize_async
 
 
 # ------------------------------------------------------------------------------------------------ the driver's own means
@@ -113,11 +113,11 @@ class Blocking(Peer):
     summary = "cuStreamSynchronize in the loop's own thread: the floor, and the loop stands still"
     blocks = True
 
-    def waiter(self, kit: Kit, lane: Lane) -> Wait:
+    def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
         """Blocks."""
 
         async def wait() -> None:
-            lane.synchronize()
+            bench_stream.synchronize()
 
         return wait
 
@@ -128,9 +128,9 @@ class Polling(Peer):
     name = "polling"
     summary = "cuStreamQuery and sleep(0) in the loop, for ever"
 
-    def waiter(self, kit: Kit, lane: Lane) -> Wait:
+    def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
         """Yields first: what was launched just now is not done yet, and the other tasks get their turn."""
-        query, stream, checkpoint = _driver.bindings().cuStreamQuery, lane.cu_stream, kit.checkpoint
+        query, stream, checkpoint = _driver.bindings().cuStreamQuery, bench_stream.cu_stream, adapter.checkpoint
 
         async def wait() -> None:
             while True:
@@ -157,10 +157,10 @@ class ToThread(Peer):
         if not self._torch.cuda.is_available():
             raise RuntimeError("torch sees no GPU")
 
-    def waiter(self, kit: Kit, lane: Lane) -> Wait:
+    def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
         """In the loop's default threads."""
-        synchronize = self._torch.cuda.ExternalStream(lane.handle).synchronize
-        in_thread = kit.in_thread
+        synchronize = self._torch.cuda.ExternalStream(bench_stream.handle).synchronize
+        in_thread = adapter.in_thread
         return lambda: in_thread(synchronize)
 
 
@@ -170,9 +170,9 @@ class ToThreadBindings(Peer):
     name = "to_thread bindings"
     summary = "to_thread(cuStreamSynchronize) through cuda-bindings"
 
-    def waiter(self, kit: Kit, lane: Lane) -> Wait:
+    def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
         """In the loop's default threads."""
-        in_thread, synchronize = kit.in_thread, lane.synchronize
+        in_thread, synchronize = adapter.in_thread, bench_stream.synchronize
         return lambda: in_thread(synchronize)
 
 
@@ -182,13 +182,13 @@ class BlockingEvent(Peer):
     name = "blocking event"
     summary = "to_thread(cuEventSynchronize) of an event made with BLOCKING_SYNC"
 
-    def waiter(self, kit: Kit, lane: Lane) -> Wait:
+    def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
         """The event is recorded in the loop, and waited for in a thread."""
         driver = _driver.bindings()
         flags = driver.CUevent_flags
         handle = _driver.call("cuEventCreate", flags.CU_EVENT_BLOCKING_SYNC.value | flags.CU_EVENT_DISABLE_TIMING.value)
-        event = _OwnedEvent(handle, lane.stream.context.handle)
-        in_thread, record, stream = kit.in_thread, driver.cuEventRecord, lane.cu_stream
+        event = _OwnedEvent(handle, bench_stream.stream.context.handle)
+        in_thread, record, stream = adapter.in_thread, driver.cuEventRecord, bench_stream.cu_stream
 
         async def wait() -> None:
             (code,) = record(event.handle, stream)
@@ -238,10 +238,16 @@ class Ctypes(Peer):
         """Called by the driver, on its thread, with the GIL."""
         self._waiting.pop(number)()
 
-    def waiter(self, kit: Kit, lane: Lane) -> Wait:
+    def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
         """A host function for each wait."""
-        launch, fired, waiting_for, numbers, signal = self._launch, self._fired_address, self._waiting, self._numbers, kit.signal
-        stream = lane.handle
+        launch, fired, waiting_for, numbers, signal = (
+            self._launch,
+            self._fired_address,
+            self._waiting,
+            self._numbers,
+            adapter.signal,
+        )
+        stream = bench_stream.handle
 
         async def wait() -> None:
             done, wake = signal()
@@ -270,10 +276,10 @@ class Cupy(Peer):
         self._cupy: Any = importlib.import_module("cupy")
         self._cupy.cuda.runtime.getDeviceCount()
 
-    def waiter(self, kit: Kit, lane: Lane) -> Wait:
+    def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
         """A host function for each wait."""
-        launch = self._cupy.cuda.ExternalStream(lane.handle).launch_host_func
-        signal = kit.signal
+        launch = self._cupy.cuda.ExternalStream(bench_stream.handle).launch_host_func
+        signal = adapter.signal
 
         async def wait() -> None:
             done, wake = signal()
@@ -299,9 +305,9 @@ class Numba(Peer):
         """Imports numba's CUDA part."""
         self._cuda: Any = importlib.import_module("numba.cuda")
 
-    def waiter(self, kit: Kit, lane: Lane) -> Wait:
+    def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
         """A future of asyncio's for each wait."""
-        done: Wait = self._cuda.external_stream(lane.handle).async_done
+        done: Wait = self._cuda.external_stream(bench_stream.handle).async_done
         return done
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from time import perf_counter_ns, process_time_ns
 
 from aiostream.bench import gpu
-from aiostream.bench.gpu import Lane
-from aiostream.bench.loops import Kit
+from aiostream.bench.gpu import BenchStream
+from aiostream.bench.loops import LoopAdapter
 from aiostream.bench.peers import Peer
-from aiostream.bench.rig import Rig, Row
+from aiostream.bench.runner import Row, Runner
 
 STREAMS = 16
 LONGEST = 5_000_000_000  # ns for which a stream is held at most
@@ -49,25 +49,29 @@ class Pending:
         """About how long it will take."""
         return len(self.loops) * len(self.peers) * (self.total + max(self.counts)) * len(self.counts) * 60e-6
 
-    def run(self, rig: Rig) -> list[Row]:
+    def run(self, runner: Runner) -> list[Row]:
         """Measures."""
         costs: dict[tuple[str, str, int], list[float]] = {}
         rounds = max(1, self.total // max(self.counts))
         holds: dict[tuple[str, str, int], int] = {}
         for number in range(rounds):
             for loop in self.loops:
-                peers = [peer for peer in rig.taking_part(self.peers, loop) if not peer.blocks]
-                lanes = {peer.name: rig.lanes(peer, STREAMS) for peer in peers}
+                peers = [peer for peer in runner.taking_part(self.peers, loop) if not peer.blocks]
+                bench_streams = {peer.name: runner.bench_streams(peer, STREAMS) for peer in peers}
 
-                async def measure(kit: Kit, peer: Peer, lanes: dict[str, list[Lane]] = lanes) -> dict[int, list[float]]:
+                async def measure(
+                    adapter: LoopAdapter, peer: Peer, bench_streams: dict[str, list[BenchStream]] = bench_streams
+                ) -> dict[int, list[float]]:
                     found = {}
                     for count in self.counts:
-                        key = (kit.name, peer.name, count)
+                        key = (adapter.name, peer.name, count)
                         times = max(1, self.total // rounds // count)
-                        holds[key], found[count] = await _batches(kit, peer, lanes[peer.name], count, times, holds.get(key))
+                        holds[key], found[count] = await _batches(
+                            adapter, peer, bench_streams[peer.name], count, times, holds.get(key)
+                        )
                     return found
 
-                for peer, found in rig.each_in_turn(loop, peers, number, measure):
+                for peer, found in runner.each_in_turn(loop, peers, number, measure):
                     for count, values in found.items():
                         costs.setdefault((loop, peer.name, count), []).extend(values)
         return [self._row(*key, values) for key, values in costs.items() if values]
@@ -86,15 +90,15 @@ class Pending:
 
 
 async def _batches(
-    kit: Kit, peer: Peer, lanes: Sequence[Lane], count: int, times: int, hold: int | None
+    adapter: LoopAdapter, peer: Peer, bench_streams: Sequence[BenchStream], count: int, times: int, hold: int | None
 ) -> tuple[int, list[float]]:
     """So many batches; returns how long they were held, and the CPU for each wait in us."""
     if hold is None:
-        _, _, spent = await _batch(kit, peer, lanes, count, GUESS * count + 2_000_000)
+        _, _, spent = await _batch(adapter, peer, bench_streams, count, GUESS * count + 2_000_000)
         hold = round(1.5 * spent) + 200_000
     costs: list[float] = []
     for _ in range(3 * times):
-        cost, whole, spent = await _batch(kit, peer, lanes, count, hold)
+        cost, whole, spent = await _batch(adapter, peer, bench_streams, count, hold)
         if whole:
             costs.append(cost)
         else:  # the kernel was over before all waits had begun
@@ -106,11 +110,13 @@ async def _batches(
     return hold, costs
 
 
-async def _batch(kit: Kit, peer: Peer, lanes: Sequence[Lane], count: int, hold: int) -> tuple[float, bool, int]:
+async def _batch(
+    adapter: LoopAdapter, peer: Peer, bench_streams: Sequence[BenchStream], count: int, hold: int
+) -> tuple[float, bool, int]:
     """CPU in us for each wait; whether all were pending at once; ns that it took to begin them."""
     begun = ended = 0
     whole, spent = False, 0
-    waits = [peer.waiter(kit, lane) for lane in lanes]
+    waits = [peer.waiter(adapter, bench_stream) for bench_stream in bench_streams]
 
     def one(at: int) -> Callable[[], Awaitable[None]]:
         wait = waits[at % len(waits)]
@@ -127,9 +133,9 @@ async def _batch(kit: Kit, peer: Peer, lanes: Sequence[Lane], count: int, hold: 
 
     tasks = [one(at) for at in range(count)]
     with gpu.quiet():
-        for lane in lanes:
-            lane.spin(hold)
+        for bench_stream in bench_streams:
+            bench_stream.spin(hold)
         began, cpu = perf_counter_ns(), process_time_ns()
-        await kit.together(tasks)
+        await adapter.together(tasks)
         cpu = process_time_ns() - cpu
     return cpu / 1e3 / count, whole, spent

@@ -10,7 +10,7 @@ from aiostream.bench.idle import Idle
 from aiostream.bench.lag import Lag
 from aiostream.bench.latency import Latency
 from aiostream.bench.pending import Pending
-from aiostream.bench.rig import Job
+from aiostream.bench.runner import Job
 from aiostream.bench.throughput import Throughput
 
 US, MS = 1_000, 1_000_000  # ns

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiostream.bench.latency import duration
 from aiostream.bench.report import machine
-from aiostream.bench.rig import Row
+from aiostream.bench.runner import Row
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, and a mark for each besides.
 STYLES: dict[str, dict[str, Any]] = {
@@ -49,71 +49,70 @@ def draw(results: dict[str, Any], path: Path) -> list[Path]:
         figures: Any = importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise UnavailableError("matplotlib is not installed: pip install 'aiostream-cuda[bench]', then bench --plot") from error
-    cells = _cells(results)
-    loop = next((loop for loop in LOOPS if any(cell["loop"] == loop for cell in cells)), None)
+    rows = _rows(results)
+    loop = next((loop for loop in LOOPS if any(row["loop"] == loop for row in rows)), None)
     if loop is None:
-        raise UnavailableError("there are no cells of the measures latency and throughput in it")
-    cells = [cell for cell in cells if cell["loop"] == loop]
+        raise UnavailableError("there are no rows of the measures latency and throughput in it")
+    rows = [row for row in rows if row["loop"] == loop]
     # The figure's text becomes outlines, and its marks are named by a constant: the same results give the same file everywhere.
     with matplotlib.rc_context(
         {"font.size": 10, "svg.hashsalt": "aiostream", "axes.spines.top": False, "axes.spines.right": False}
     ):
         figure = figures.Figure(figsize=(14, 5.6), layout="constrained")
-        _fill(figure, cells, results, loop)
+        _fill(figure, rows, results, loop)
         pictures = [path.with_suffix(".png"), path.with_suffix(".svg")]
         figure.savefig(pictures[0], dpi=150)
         figure.savefig(pictures[1], metadata={"Date": None})
     return pictures
 
 
-def _cells(results: dict[str, Any]) -> list[Row]:
-    """The tables' cells; where only the goals were measured, theirs of steady work."""
-    known = [cell for cell in results["cells"] if cell["peer"] in STYLES]
-    tables = [cell for cell in known if cell["set"] in ("latency", "throughput")]
+def _rows(results: dict[str, Any]) -> list[Row]:
+    """The tables' rows; where only the goals were measured, theirs of steady work."""
+    known = [row for row in results["rows"] if row["peer"] in STYLES]
+    tables = [row for row in known if row["set"] in ("latency", "throughput")]
     return tables or [
-        cell
-        for cell in known
-        if (cell["measure"] == "latency" and cell["load"] == "steady")
-        or (cell["measure"] == "throughput" and not cell["neighbours"])
+        row
+        for row in known
+        if (row["measure"] == "latency" and row["load"] == "steady") or (row["measure"] == "throughput" and not row["neighbours"])
     ]
 
 
-def _fill(figure: Any, cells: Sequence[Row], results: dict[str, Any], loop: str) -> None:
+def _fill(figure: Any, rows: Sequence[Row], results: dict[str, Any], loop: str) -> None:
     where = f"{machine(results['environment'])}, {loop}; {results['date'][:10]}"
     if results["simulator"]:
         where = f"ON THE SIMULATOR: these figures say nothing about a GPU. {where}"
     figure.suptitle(f"Waiting for the GPU from Python\n{where}", fontsize=11)
     latency, cpu, rate = figure.subplots(1, 3)
-    waits = [cell for cell in cells if cell["measure"] == "latency" and not cell["python_busy"]]
-    _lines(latency, waits, "length_ns", lambda cell: (cell["median_us"], cell["low_us"], cell["high_us"]))
+    waits = [row for row in rows if row["measure"] == "latency" and not row["python_busy"]]
+    _lines(latency, waits, "length_ns", lambda row: (row["median_us"], row["low_us"], row["high_us"]))
     _axes(latency, waits, "length_ns", duration, "kernel", "us from the kernel's end to resumption (median)")
-    _lines(cpu, waits, "length_ns", lambda cell: (max(cell["cpu_percent"], 0.01),) * 3)
+    _lines(cpu, waits, "length_ns", lambda row: (max(row["cpu_percent"], 0.01),) * 3)
     _axes(cpu, waits, "length_ns", duration, "kernel", "process's CPU while waiting, % of one core")
-    lengths = {cell["length_ns"] for cell in cells if cell["measure"] == "throughput"}
+    lengths = {row["length_ns"] for row in rows if row["measure"] == "throughput"}
     length = BUSIEST if BUSIEST in lengths else max(lengths, default=0)
-    busy = [cell for cell in cells if cell["measure"] == "throughput" and cell["length_ns"] == length]
-    _lines(rate, busy, "streams", lambda cell: (cell["per_second"], cell["low"], cell["high"]))
+    busy = [row for row in rows if row["measure"] == "throughput" and row["length_ns"] == length]
+    _lines(rate, busy, "streams", lambda row: (row["per_second"], row["low"], row["high"]))
     _axes(rate, busy, "streams", str, f"streams, each with kernels of {duration(length)}", "completions per second (median)")
     handles = {line.get_label(): line for panel in (latency, rate) for line in panel.get_lines()}
     names = [name for name in STYLES if name in handles]
     figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=len(names), frameon=False)
 
 
-def _lines(panel: Any, cells: Sequence[Row], key: str, figures: Callable[[Row], tuple[float, float, float]]) -> None:
+def _lines(panel: Any, rows: Sequence[Row], key: str, figures: Callable[[Row], tuple[float, float, float]]) -> None:
     """A line for each peer, with the 95 % interval of each median behind it."""
     for name, style in STYLES.items():
-        some = sorted((cell for cell in cells if cell["peer"] == name), key=lambda cell: float(cell[key]))
+        some = sorted((row for row in rows if row["peer"] == name), key=lambda row: float(row[key]))
         if not some:
             continue
-        across = [cell[key] for cell in some]
+        across = [row[key] for row in some]
         middle, low, high = zip(*map(figures, some), strict=True)
         panel.plot(across, middle, label=name, markersize=5, **{"linewidth": 1.5, **style})
         panel.fill_between(across, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def _axes(panel: Any, cells: Sequence[Row], key: str, text: Callable[[int], str], across: str, up: str) -> None:
+def _axes(panel: Any, rows: Sequence[Row], key: str, text: Callable[[int], str], across: str, up: str) -> None:
     """Both logarithmic; every setting that was measured has its mark."""
-    settings = sorted({cell[key] for cell in cells})
+    settings = sorted({row[key] for row in rows})
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.set_xticks(settings, [text(setting) for setting in settings], fontsize=9, rotation=45 if key == "length_ns" else 0)

@@ -14,7 +14,7 @@ from typing import Any
 import aiostream
 from aiostream import Device, _driver
 from aiostream.bench.latency import LOADS, duration
-from aiostream.bench.rig import Rig, Row
+from aiostream.bench.runner import Row, Runner
 
 FORMAT = 1
 SIMULATED = "Measured on the simulator, which has no GPU: these figures say nothing about one."
@@ -22,24 +22,24 @@ PACKAGES = ("cuda-bindings", "anyio", "uvloop", "trio", "torch", "numpy", "numba
 KEYS = ("set", "measure", "loop", "peer", "load", "length_ns", "python_busy", "streams", "neighbours", "pending", "by")
 
 
-def describe(rig: Rig, options: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Any]:
+def describe(runner: Runner, options: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Any]:
     """The results to begin with: where and with what is measured, and what an earlier run has left.
 
     Args:
-        rig: The peers.
+        runner: The peers.
         options: What was asked for.
         earlier: The results to which these are added.
     """
-    results: dict[str, Any] = {"format": FORMAT, "simulator": rig.simulator}
-    if rig.simulator:
+    results: dict[str, Any] = {"format": FORMAT, "simulator": runner.simulator}
+    if runner.simulator:
         results["note"] = SIMULATED
     results["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     results["runs"] = [*(earlier["runs"] if earlier else ()), {"date": results["date"], **options}]
     results["environment"] = _environment()
-    results["peers"] = {name: peer.summary for name, peer in rig.peers.items()}
+    results["peers"] = {name: peer.summary for name, peer in runner.peers.items()}
     results["not_run"] = []
     results["goals"] = []
-    results["cells"] = earlier["cells"] if earlier else []
+    results["rows"] = earlier["rows"] if earlier else []
     return results
 
 
@@ -82,25 +82,25 @@ def _cpu_name() -> str | None:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
-def key_of(cell: Row) -> tuple[Any, ...]:
-    """What a cell is of: a later one of the same key replaces it."""
-    return tuple(cell.get(key) for key in KEYS)
+def key_of(row: Row) -> tuple[Any, ...]:
+    """What a row is of: a later one of the same key replaces it."""
+    return tuple(row.get(key) for key in KEYS)
 
 
-def add(results: dict[str, Any], cells: Iterable[Row]) -> None:
-    """Adds cells, and replaces those of the same key."""
-    known = {key_of(cell): cell for cell in results["cells"]}
-    known.update((key_of(cell), cell) for cell in cells)
-    results["cells"] = list(known.values())
+def add(results: dict[str, Any], rows: Iterable[Row]) -> None:
+    """Adds rows, and replaces those of the same key."""
+    known = {key_of(row): row for row in results["rows"]}
+    known.update((key_of(row), row) for row in rows)
+    results["rows"] = list(known.values())
 
 
 def write(results: dict[str, Any], path: Path) -> None:
-    """Writes the file: one line for each cell, and whole or not at all, for the run may be killed at any time."""
-    head = json.dumps({key: value for key, value in results.items() if key not in ("cells", "goals")}, indent=1)
+    """Writes the file: one line for each row, and whole or not at all, for the run may be killed at any time."""
+    head = json.dumps({key: value for key, value in results.items() if key not in ("rows", "goals")}, indent=1)
     lines = [head[: head.rindex("}")].rstrip()]
-    for key in ("goals", "cells"):
-        rows = ",\n  ".join(json.dumps(row, separators=(",", ":")) for row in results[key])
-        lines.append(f' "{key}": [\n  {rows}\n ]' if rows else f' "{key}": []')
+    for key in ("goals", "rows"):
+        text_rows = ",\n  ".join(json.dumps(text_row, separators=(",", ":")) for text_row in results[key])
+        lines.append(f' "{key}": [\n  {text_rows}\n ]' if text_rows else f' "{key}": []')
     whole = ",\n".join(lines) + "\n}\n"
     partial = path.with_suffix(path.suffix + ".part")
     partial.write_text(whole)
@@ -129,10 +129,10 @@ def tables(results: dict[str, Any]) -> str:
     if results["simulator"]:
         parts.append(SIMULATED)
     for of_goals in (False, True):
-        cells = [cell for cell in results["cells"] if (cell["set"] == "goals") == of_goals]
-        if cells and of_goals:
+        rows = [row for row in results["rows"] if (row["set"] == "goals") == of_goals]
+        if rows and of_goals:
             parts.append("The settings of the goals:")
-        parts += _latency(cells) + _throughput(cells) + _idle(cells) + _lag(cells) + _small(cells)
+        parts += _latency(rows) + _throughput(rows) + _idle(rows) + _lag(rows) + _small(rows)
     if results["goals"]:
         parts.append(_goals(results["goals"]))
     if results["not_run"]:
@@ -151,132 +151,132 @@ def machine(environment: dict[str, Any]) -> str:
     return f"{environment['gpu']}, {cuda}, {environment['cores']} cores, Python {environment['python']}"
 
 
-def grid(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def grid(title: str, header: Sequence[str], text_rows: Sequence[Sequence[str]]) -> str:
     """A table: the first column to the left, the others to the right."""
-    widths = [max(len(row[at]) for row in (header, *rows)) for at in range(len(header))]
+    widths = [max(len(text_row[at]) for text_row in (header, *text_rows)) for at in range(len(header))]
 
-    def line(row: Sequence[str]) -> str:
+    def line(text_row: Sequence[str]) -> str:
         first, *others = (
             f"{text:<{width}}" if at == 0 else f"{text:>{width}}"
-            for at, (text, width) in enumerate(zip(row, widths, strict=True))
+            for at, (text, width) in enumerate(zip(text_row, widths, strict=True))
         )
         return "  ".join((first, *others)).rstrip()
 
-    return "\n".join([title, line(header), "-" * len(line(header)), *map(line, rows)])
+    return "\n".join([title, line(header), "-" * len(line(header)), *map(line, text_rows)])
 
 
-def _matrix(title: str, cells: Sequence[Row], column: Any, text: Any) -> str:
+def _matrix(title: str, rows: Sequence[Row], column: Any, text: Any) -> str:
     """Peers down, settings across."""
-    columns = list(dict.fromkeys(column(cell) for cell in cells))
-    peers = list(dict.fromkeys(cell["peer"] for cell in cells))
-    known = {(cell["peer"], column(cell)): text(cell) for cell in cells}
-    rows = [[peer, *(known.get((peer, name), "-") for name in columns)] for peer in peers]
-    return grid(title, ["", *columns], rows)
+    columns = list(dict.fromkeys(column(row) for row in rows))
+    peers = list(dict.fromkeys(row["peer"] for row in rows))
+    known = {(row["peer"], column(row)): text(row) for row in rows}
+    text_rows = [[peer, *(known.get((peer, name), "-") for name in columns)] for peer in peers]
+    return grid(title, ["", *columns], text_rows)
 
 
-def _by_loop(cells: Sequence[Row], **keys: Any) -> dict[str, list[Row]]:
+def _by_loop(rows: Sequence[Row], **keys: Any) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
-    for cell in cells:
-        if all(cell.get(key) == value for key, value in keys.items()):
-            found.setdefault(cell["loop"], []).append(cell)
+    for row in rows:
+        if all(row.get(key) == value for key, value in keys.items()):
+            found.setdefault(row["loop"], []).append(row)
     return found
 
 
-def _latency(cells: Sequence[Row]) -> list[str]:
+def _latency(rows: Sequence[Row]) -> list[str]:
     parts = []
     for load, busy in (*((load, False) for load in LOADS), ("steady", True)):
-        for loop, some in _by_loop(cells, measure="latency", load=load, python_busy=busy).items():
+        for loop, some in _by_loop(rows, measure="latency", load=load, python_busy=busy).items():
             title = f"Latency over the kernel's length in us (95 % interval of the median), CPU in % of a core; {load}, {loop}"
             title += ", another Python thread computing" if busy else ""
             parts.append(_matrix(title, some, _latency_column, _latency_text))
     return parts
 
 
-def _latency_column(cell: Row) -> str:
-    return duration(cell["length_ns"]) if cell["length_ns"] else "50 us to 50 ms"
+def _latency_column(row: Row) -> str:
+    return duration(row["length_ns"]) if row["length_ns"] else "50 us to 50 ms"
 
 
-def _latency_text(cell: Row) -> str:
-    return f"{cell['median_us']:.0f} ({cell['low_us']:.0f}-{cell['high_us']:.0f}) {cell['cpu_percent']:.3g}%"
+def _latency_text(row: Row) -> str:
+    return f"{row['median_us']:.0f} ({row['low_us']:.0f}-{row['high_us']:.0f}) {row['cpu_percent']:.3g}%"
 
 
-def _throughput(cells: Sequence[Row]) -> list[str]:
+def _throughput(rows: Sequence[Row]) -> list[str]:
     parts = []
-    settings = dict.fromkeys((cell["length_ns"], cell["neighbours"]) for cell in cells if cell["measure"] == "throughput")
+    settings = dict.fromkeys((row["length_ns"], row["neighbours"]) for row in rows if row["measure"] == "throughput")
     for length, neighbours in settings:
-        for loop, some in _by_loop(cells, measure="throughput", length_ns=length, neighbours=neighbours).items():
+        for loop, some in _by_loop(rows, measure="throughput", length_ns=length, neighbours=neighbours).items():
             title = f"Completions per second, and CPU us of each; kernels of {duration(length)}, by streams; {loop}"
             title += f"; beside {neighbours} x 1.2 s" if neighbours else ""
-            parts.append(_matrix(title, some, lambda cell: str(cell["streams"]), _throughput_text))
+            parts.append(_matrix(title, some, lambda row: str(row["streams"]), _throughput_text))
     return parts
 
 
-def _throughput_text(cell: Row) -> str:
-    return f"{cell['per_second']:,.0f} / {cell['cpu_us']:.3g}" if cell["cpu_us"] is not None else "0"
+def _throughput_text(row: Row) -> str:
+    return f"{row['per_second']:,.0f} / {row['cpu_us']:.3g}" if row["cpu_us"] is not None else "0"
 
 
-def _idle(cells: Sequence[Row]) -> list[str]:
+def _idle(rows: Sequence[Row]) -> list[str]:
     parts = []
-    for loop, some in _by_loop(cells, measure="idle").items():
+    for loop, some in _by_loop(rows, measure="idle").items():
         title = f"GPU idle added on the awaited stream in us (95 % interval), after a kernel of; {loop}"
         parts.append(_matrix(title, some, _idle_column, _idle_text))
     return parts
 
 
-def _idle_column(cell: Row) -> str:
-    return f"{duration(cell['length_ns'])}{', Python busy' if cell['python_busy'] else ''}"
+def _idle_column(row: Row) -> str:
+    return f"{duration(row['length_ns'])}{', Python busy' if row['python_busy'] else ''}"
 
 
-def _idle_text(cell: Row) -> str:
-    if "added_us" not in cell:
-        return f"none of {cell['late']} in time"
-    return f"{cell['added_us']:.1f} ({cell['low_us']:.1f}-{cell['high_us']:.1f})"
+def _idle_text(row: Row) -> str:
+    if "added_us" not in row:
+        return f"none of {row['late']} in time"
+    return f"{row['added_us']:.1f} ({row['low_us']:.1f}-{row['high_us']:.1f})"
 
 
-def _lag(cells: Sequence[Row]) -> list[str]:
+def _lag(rows: Sequence[Row]) -> list[str]:
     parts = []
-    for loop, some in _by_loop(cells, measure="lag").items():
+    for loop, some in _by_loop(rows, measure="lag").items():
         header = ["", "p50", "p99", "p99.9", "wake-ups/s", "samples"]
-        rows = [
+        text_rows = [
             [
-                cell["peer"],
-                *(f"{cell[key]:.0f}" for key in ("p50_us", "p99_us", "p999_us")),
-                f"{cell['wake_ups_per_second']:,}",
-                f"{cell['samples']:,}",
+                row["peer"],
+                *(f"{row[key]:.0f}" for key in ("p50_us", "p99_us", "p999_us")),
+                f"{row['wake_ups_per_second']:,}",
+                f"{row['samples']:,}",
             ]
-            for cell in some
+            for row in some
         ]
         title = f"Loop lag in us beside {some[0]['streams']} streams x {duration(some[0]['length_ns'])}; {loop}"
-        parts.append(grid(title, header, rows))
+        parts.append(grid(title, header, text_rows))
     return parts
 
 
-def _small(cells: Sequence[Row]) -> list[str]:
+def _small(rows: Sequence[Row]) -> list[str]:
     parts = []
-    for loop, some in _by_loop(cells, measure="pending").items():
+    for loop, some in _by_loop(rows, measure="pending").items():
         title = f"CPU us per completion with so many pending; {loop}"
-        parts.append(_matrix(title, some, lambda cell: f"{cell['pending']:,}", lambda cell: f"{cell['cpu_us']:.1f}"))
-    memory = [cell for cell in cells if cell["measure"] == "memory"]
+        parts.append(_matrix(title, some, lambda row: f"{row['pending']:,}", lambda row: f"{row['cpu_us']:.1f}"))
+    memory = [row for row in rows if row["measure"] == "memory"]
     if memory:
         title = f"Bytes for each of {memory[0]['pending']:,} pending waits, task and future included; asyncio"
-        parts.append(_matrix(title, memory, lambda cell: cell["by"], lambda cell: f"{cell['bytes']:,.0f}"))
-    imports = [cell for cell in cells if cell["measure"] == "import"]
+        parts.append(_matrix(title, memory, lambda row: row["by"], lambda row: f"{row['bytes']:,.0f}"))
+    imports = [row for row in rows if row["measure"] == "import"]
     if imports:
-        rows = [[cell["peer"], f"{cell['median_ms']:.1f}"] for cell in imports]
-        parts.append(grid("Import time in ms", ["", "median"], rows))
+        text_rows = [[row["peer"], f"{row['median_ms']:.1f}"] for row in imports]
+        parts.append(grid("Import time in ms", ["", "median"], text_rows))
     return parts
 
 
 def _goals(goals: Sequence[Row]) -> str:
     header = ["Goal", "measured", "95 % interval", "goal", "", "samples"]
-    rows: list[list[str]] = []
+    text_rows: list[list[str]] = []
     for goal in goals:
         unit = goal["unit"] if goal["unit"] in ("x", "%") else f" {goal['unit']}"
         measured = "-" if goal["measured"] is None else f"{goal['measured']:.3g}{unit}"
         interval = "-" if goal["measured"] is None else f"{goal['low']:.3g} to {goal['high']:.3g}"
         bound = f"{goal['relation']} {goal['bound']:.4g}{unit}"
         verdict = goal["verdict"] if goal["sure"] or goal["measured"] is None else f"{goal['verdict']}?"
-        rows.append([f"{goal['group']}: {goal['what']}", measured, interval, bound, verdict, str(goal["samples"])])
+        text_rows.append([f"{goal['group']}: {goal['what']}", measured, interval, bound, verdict, str(goal["samples"])])
     counts = {verdict: sum(goal["verdict"] == verdict for goal in goals) for verdict in ("met", "missed", "not measured")}
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    return f"{grid('Goals', header, rows)}\n{summary} (with a question mark: the interval has the goal within it)"
+    return f"{grid('Goals', header, text_rows)}\n{summary} (with a question mark: the interval has the goal within it)"

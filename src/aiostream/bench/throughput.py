@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from time import perf_counter_ns, process_time_ns
 
 from aiostream.bench import gpu, stats
-from aiostream.bench.gpu import Lane
+from aiostream.bench.gpu import BenchStream
 from aiostream.bench.latency import duration
-from aiostream.bench.loops import Kit
+from aiostream.bench.loops import LoopAdapter
 from aiostream.bench.peers import Peer
-from aiostream.bench.rig import Rig, Row
+from aiostream.bench.runner import Row, Runner
 
 LONG = 1_200_000_000  # ns: the neighbour that keeps on
 
@@ -52,22 +52,24 @@ class Throughput:
         each = max(self.window + self.warm, LONG / 1e9 if self.neighbours else 0) + 0.08 + self.length / 1e9
         return len(self.loops) * len(self.peers) * self.rounds * each
 
-    def run(self, rig: Rig) -> list[Row]:
+    def run(self, runner: Runner) -> list[Row]:
         """Measures."""
         rounds: dict[tuple[str, str], list[Row]] = {}
         for number in range(self.rounds):
             for loop in self.loops:
-                peers = rig.taking_part(self.peers, loop)
-                lanes = {peer.name: rig.lanes(peer, self.streams + self.neighbours) for peer in peers}
+                peers = runner.taking_part(self.peers, loop)
+                bench_streams = {peer.name: runner.bench_streams(peer, self.streams + self.neighbours) for peer in peers}
 
-                async def measure(kit: Kit, peer: Peer, lanes: dict[str, list[Lane]] = lanes) -> Row:
-                    return await self._window(kit, peer, lanes[peer.name])
+                async def measure(
+                    adapter: LoopAdapter, peer: Peer, bench_streams: dict[str, list[BenchStream]] = bench_streams
+                ) -> Row:
+                    return await self._window(adapter, peer, bench_streams[peer.name])
 
-                for peer, window in rig.each_in_turn(loop, peers, number, measure):
+                for peer, window in runner.each_in_turn(loop, peers, number, measure):
                     rounds.setdefault((loop, peer.name), []).append(window)
         return [self._row(loop, name, windows) for (loop, name), windows in rounds.items()]
 
-    async def _window(self, kit: Kit, peer: Peer, lanes: Sequence[Lane]) -> Row:
+    async def _window(self, adapter: LoopAdapter, peer: Peer, bench_streams: Sequence[BenchStream]) -> Row:
         counts = [0] * self.streams
         # No peer need ever let the loop go on by itself, so the tasks look at the clock too.
         limit = perf_counter_ns() + round((self.warm + 2 * self.window + 1) * 1e9)
@@ -76,24 +78,24 @@ class Throughput:
         stop = False
 
         def busy(at: int) -> Callable[[], Awaitable[None]]:
-            lane, length, blocks = lanes[at], self.length, peer.blocks
-            wait = peer.waiter(kit, lane)
+            bench_stream, length, blocks = bench_streams[at], self.length, peer.blocks
+            wait = peer.waiter(adapter, bench_stream)
 
             async def task() -> None:
                 while not stop and perf_counter_ns() < limit:
-                    lane.spin(length)
+                    bench_stream.spin(length)
                     await wait()
                     counts[at] += 1
                     if blocks:
-                        await kit.checkpoint()
+                        await adapter.checkpoint()
 
             return task
 
-        def long(lane: Lane) -> Callable[[], Awaitable[None]]:
-            wait = peer.waiter(kit, lane)
+        def long(bench_stream: BenchStream) -> Callable[[], Awaitable[None]]:
+            wait = peer.waiter(adapter, bench_stream)
 
             async def task() -> None:
-                lane.spin(LONG)
+                bench_stream.spin(LONG)
                 await wait()
 
             return task
@@ -102,17 +104,17 @@ class Throughput:
 
         async def watch() -> None:
             nonlocal stop
-            await kit.sleep(self.warm)
+            await adapter.sleep(self.warm)
             began, cpu, count = perf_counter_ns(), process_time_ns(), sum(counts)
-            await kit.sleep(self.window)
+            await adapter.sleep(self.window)
             wall, cpu, count = perf_counter_ns() - began, process_time_ns() - cpu, sum(counts) - count
             stop = True
             result.update(per_second=round(count * 1e9 / wall, 1), cores=round(cpu / wall, 4), count=count)
             result["cpu_us"] = round(cpu / 1e3 / count, 3) if count else None
 
         with gpu.quiet():
-            neighbours = [long(lane) for lane in lanes[self.streams :]]
-            await kit.together([*neighbours, *(busy(at) for at in range(self.streams)), watch])
+            neighbours = [long(bench_stream) for bench_stream in bench_streams[self.streams :]]
+            await adapter.together([*neighbours, *(busy(at) for at in range(self.streams)), watch])
         return result
 
     def _row(self, loop: str, peer: str, windows: list[Row]) -> Row:

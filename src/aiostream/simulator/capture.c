@@ -12,7 +12,7 @@ void capture_release(struct capture *capture)
 {
     if (--capture->references > 0 || !capture->ended)
         return;
-    dependencies_clear(&capture->excused);
+    dependencies_clear(&capture->exempt);
     dependencies_clear(&capture->left);
     free(capture);
 }
@@ -99,9 +99,9 @@ struct capture *capture_inside(const struct graph *graph)
 }
 
 /* A node that the program has cut off itself need not be joined. */
-void capture_excuse(struct capture *capture, struct node *node)
+void capture_exempt(struct capture *capture, struct node *node)
 {
-    dependencies_add(&capture->excused, node, NULL);
+    dependencies_add(&capture->exempt, node, NULL);
 }
 
 static void depend_on(struct stream *stream, struct node *node)
@@ -166,7 +166,7 @@ CUresult capture_record(struct stream *stream, struct event *event)
 {
     if (stream->capture->invalid)
         return CAPTURE_INVALIDATED;
-    event_forget_capture(event);
+    event_unregister_capture(event);
     if (event->marker != NULL)
         marker_release(event->marker);
     event->marker = NULL;
@@ -333,7 +333,7 @@ static bool joined(const struct capture *capture)
 {
     uint64_t mark = ++sim.next_id;
     reach(&capture->origin->dependencies, mark);
-    reach(&capture->excused, mark);
+    reach(&capture->exempt, mark);
     for (size_t c = 0; c < sim.context_count; c++)
         for (const struct stream *stream = sim.contexts[c]->streams; stream != NULL; stream = stream->next)
             for (size_t i = 0; stream->capture == capture && i < stream->dependencies.count; i++)
@@ -380,12 +380,12 @@ static void discard(struct capture *capture)
     if (capture->recapture != NULL || graph->owner != NULL)
         return;
     while (capture_inside(graph) != NULL)
-        capture_forget_stream(capture_inside(graph)->origin);
+        capture_unregister_stream(capture_inside(graph)->origin);
     graph_free(graph);
 }
 
 /* For a stream that is destroyed. Where the capture began, it ends with the stream; another leaves its work to be joined. */
-void capture_forget_stream(struct stream *stream)
+void capture_unregister_stream(struct stream *stream)
 {
     struct capture *capture = stream->capture;
     if (capture == NULL)
@@ -509,7 +509,7 @@ static CUresult update(CUstream handle, const CUgraphNode *nodes, const struct e
         return leave(code);
     if (flags == 1) {
         for (size_t i = 0; i < stream->dependencies.count; i++)
-            capture_excuse(stream->capture, stream->dependencies.nodes[i]);
+            capture_exempt(stream->capture, stream->dependencies.nodes[i]);
         dependencies_clear(&stream->dependencies);
     }
     for (size_t i = 0; i < given.count; i++)

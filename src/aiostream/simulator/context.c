@@ -46,7 +46,7 @@ static void deactivate(struct context *context)
 {
     context->active = false;
     context->generation++;
-    streams_forget(context);
+    streams_unregister(context);
     memory_release_context(context);
 }
 

@@ -151,7 +151,7 @@ EXPORT CUresult aiostream_sim_recover(void)
     fault(LAUNCH_FAILED);
     fault_wait_settled();
     while (sim.captures != NULL)
-        capture_forget_stream(sim.captures->origin);
+        capture_unregister_stream(sim.captures->origin);
     host_wait_empty();
     user_objects_wait();
     sim.sticky = OK;

@@ -178,7 +178,7 @@ static CUresult take_away(CUgraph handle, const CUgraphNode *from, const CUgraph
             continue; /* named twice */
         dependencies_remove(&second->before, at);
         if (capture_into(graph) != NULL)
-            capture_excuse(capture_into(graph), first);
+            capture_exempt(capture_into(graph), first);
     }
     return leave(OK);
 }

@@ -90,7 +90,7 @@ struct op {
     struct op *next_host;   /* the next one in the context's host queue */
     struct stream *stream;  /* NULL once the stream's queue was abandoned: the host thread that has it frees it */
     struct context *context;
-    struct flight *flight; /* the launch of a graph that this is a part of: a reference */
+    struct launch_refs *launch_refs; /* the launch of a graph that this is a part of: a reference */
     uint64_t sequence; /* position in the order of all enqueues of the process */
     enum op_kind kind;
     enum op_state state;
@@ -221,7 +221,7 @@ struct capture {
     struct stream *origin;
     struct context *context;
     struct graph *graph;
-    struct dependencies excused; /* nodes that need not be joined: the program itself has cut them off */
+    struct dependencies exempt; /* nodes that need not be joined: the program itself has cut them off */
     struct dependencies left;    /* where streams stood that were destroyed: still to be joined, if they have not been */
     struct recapture *recapture; /* NULL: new nodes are added */
     struct capture *next; /* all captures that have not ended */
@@ -304,8 +304,8 @@ extern const size_t version_count;
 
 /* --- handles.c --- */
 void *object_new(enum object_kind kind, size_t bytes);
-void object_know(void *object, enum object_kind kind); /* makes a handle of what was made otherwise */
-void object_forget(void *handle); /* the handle is unknown from here on; the memory is the caller's to free */
+void object_register(void *object, enum object_kind kind); /* makes a handle of what was made otherwise */
+void object_unregister(void *handle); /* the handle is unknown from here on; the memory is the caller's to free */
 void *object_find(const void *handle, enum object_kind kind);
 
 /* --- context.c --- */
@@ -321,7 +321,7 @@ void stream_release(struct stream *stream); /* frees it if destroyed, empty and 
 CUresult stream_wait(struct stream *stream, uint64_t target);
 CUresult drain(struct stream *stream);
 CUresult context_drain(struct context *context);
-void streams_forget(struct context *context);
+void streams_unregister(struct context *context);
 
 /* --- engine.c --- */
 struct op *op_new(enum op_kind kind, size_t payload_bytes);
@@ -345,7 +345,7 @@ void engine_start(void);
 bool is_holder(const struct op *op);
 void queue_request(struct stream *stream, struct op *op);
 void queue_release(struct stream *stream, struct op *op);
-void queue_forget(struct stream *stream);
+void queue_unregister(struct stream *stream);
 bool queue_blocks(struct stream *stream, const struct op *op);
 
 /* --- hostthread.c --- */
@@ -360,7 +360,7 @@ struct marker *marker_new(void);
 void marker_release(struct marker *marker);
 void marker_finish(struct marker *marker, uint64_t time);
 CUresult marker_wait(struct marker *marker);
-void event_forget_capture(struct event *event);
+void event_unregister_capture(struct event *event);
 struct event *find_event(CUevent handle);
 void event_release(struct event *event);
 struct op *event_record_op(struct event *event);
@@ -390,10 +390,10 @@ CUresult capture_record(struct stream *stream, struct event *event);
 CUresult capture_wait(struct stream *stream, struct event *event);
 CUresult capture_unsupported(struct stream *stream);
 void capture_invalidate(struct capture *capture);
-void capture_excuse(struct capture *capture, struct node *node);
+void capture_exempt(struct capture *capture, struct node *node);
 struct capture *capture_into(const struct graph *graph);
 struct capture *capture_inside(const struct graph *graph); /* or into a child graph of it, however deep */
-void capture_forget_stream(struct stream *stream);
+void capture_unregister_stream(struct stream *stream);
 void capture_release(struct capture *capture);
 
 /* --- attributes.c --- */

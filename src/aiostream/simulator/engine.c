@@ -149,8 +149,8 @@ void op_free(struct op *op)
         sim.pending--;
     if ((op->kind == OP_RECORD || op->kind == OP_WAIT_EVENT) && op->u.mark.marker != NULL)
         marker_release(op->u.mark.marker);
-    if (op->flight != NULL)
-        flight_land(op->flight);
+    if (op->launch_refs != NULL)
+        launch_refs_drop(op->launch_refs);
     free(op);
 }
 
@@ -418,7 +418,7 @@ static void start_kernel(struct op *op)
 /* What a graph's work refers to may have been freed since its node was made: on a GPU that is an illegal address. */
 static bool dangles(const struct op *op)
 {
-    if (op->flight == NULL)
+    if (op->launch_refs == NULL)
         return false;
     switch (op->kind) {
     case OP_COPY:
@@ -536,7 +536,7 @@ static void abandon_op(struct op *op)
 static void abandon_stream(struct stream *stream)
 {
     struct op *op = stream->head;
-    queue_forget(stream);
+    queue_unregister(stream);
     stream->head = stream->tail = NULL;
     stream->launches = 0;
     stream->queue_blocked = stream->legacy_blocked = false;

@@ -68,7 +68,7 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags)
     return leave(code);
 }
 
-void event_forget_capture(struct event *event)
+void event_unregister_capture(struct event *event)
 {
     if (event->capture == NULL)
         return;
@@ -81,7 +81,7 @@ void event_release(struct event *event)
 {
     if (--event->references > 0)
         return;
-    event_forget_capture(event);
+    event_unregister_capture(event);
     if (event->marker != NULL)
         marker_release(event->marker);
     free(event);
@@ -93,7 +93,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     struct event *event = object_find(handle, OBJECT_EVENT);
     if (event == NULL)
         return leave(INVALID_HANDLE);
-    object_forget(event);
+    object_unregister(event);
     event_release(event);
     return leave(OK);
 }
@@ -101,7 +101,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
 /* The event stands for this record from here on. */
 struct op *event_record_op(struct event *event)
 {
-    event_forget_capture(event);
+    event_unregister_capture(event);
     if (event->marker != NULL)
         marker_release(event->marker);
     struct op *op = op_new(OP_RECORD, 0);

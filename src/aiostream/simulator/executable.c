@@ -18,11 +18,11 @@ enum {
 
 static void executable_free(struct executable *executable)
 {
-    object_forget(executable);
+    object_unregister(executable);
     executable_unlay(executable);
     graph_free(executable->graph);
-    if (executable->flight != NULL)
-        flight_release(executable->flight);
+    if (executable->launch_refs != NULL)
+        launch_refs_release(executable->launch_refs);
     if (executable->last != NULL)
         marker_release(executable->last);
     free(executable);
@@ -115,7 +115,7 @@ EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph_han
     return leave(code);
 }
 
-/* What is in flight finishes: its ops are in the streams, and what they refer to, the flight keeps. */
+/* What is in flight finishes: its ops are in the streams, and what they refer to, its launch_refs keep. */
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec handle)
 {
     ENTER(cuGraphExecDestroy, UNSAFE);
@@ -332,11 +332,11 @@ static CUresult update_from(struct executable *executable, struct graph *old, st
     bool fine = update(&pairing, false);
     if (fine) {
         /* The old references outlive the new ones' coming: an object in both must not die in between. */
-        executable->flight->references++;
-        struct flight *before = executable->flight;
+        executable->launch_refs->references++;
+        struct launch_refs *before = executable->launch_refs;
         update(&pairing, true);
         flight_renew(executable);
-        flight_release(before);
+        launch_refs_release(before);
     }
     *info = (struct update_info){fine ? UPDATED : pairing.result, pairing.error, pairing.error_from};
     return fine ? OK : GRAPH_EXEC_UPDATE_FAILURE;

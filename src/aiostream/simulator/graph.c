@@ -42,7 +42,7 @@ static void drop_work(struct node *node)
 void node_free(struct node *node)
 {
     if (node->graph != NULL && !node->graph->hidden)
-        object_forget(node);
+        object_unregister(node);
     drop_work(node);
     dependencies_clear(&node->before);
     free(node);
@@ -122,7 +122,7 @@ void graph_free(struct graph *graph)
     for (size_t i = 0; i < graph->node_count; i++)
         node_free(graph->nodes[i]);
     if (!graph->hidden)
-        object_forget(graph);
+        object_unregister(graph);
     holdings_release(graph);
     free(graph->nodes);
     free(graph);
@@ -149,7 +149,7 @@ CUresult graph_link(struct graph *graph, struct node *node, const struct depende
             return INVALID_VALUE;
         }
     if (!graph->hidden)
-        object_know(node, OBJECT_NODE);
+        object_register(node, OBJECT_NODE);
     dependencies_set(&node->before, before);
     take_in(graph, node);
     return OK;

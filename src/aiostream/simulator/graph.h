@@ -95,7 +95,7 @@ struct graph {
 };
 
 /* What an executable keeps alive, and each of its launches until the last of its ops is gone. */
-struct flight {
+struct launch_refs {
     int references;
     size_t count;
     struct user_object *objects[];
@@ -114,7 +114,7 @@ struct executable {
     size_t step_count;
     uint64_t flags;
     unsigned id;
-    struct flight *flight;
+    struct launch_refs *launch_refs;
     struct marker *last; /* the end of its latest launch; NULL: none yet */
 };
 
@@ -162,8 +162,8 @@ bool executable_lay_out(struct executable *executable);
 void executable_unlay(struct executable *executable);
 CUresult node_can_become(const struct node *old, const struct node *new, int *result);
 void flight_renew(struct executable *executable);
-void flight_release(struct flight *flight); /* by a call */
-void flight_land(struct flight *flight);    /* by an op that is gone */
+void launch_refs_release(struct launch_refs *launch_refs); /* by a call */
+void launch_refs_drop(struct launch_refs *launch_refs);    /* by an op that is gone */
 
 /* --- recapture.c --- */
 struct recapture *recapture_new(CUrecaptureFn function, void *user_data);
@@ -173,7 +173,7 @@ CUresult recapture_end(struct capture *capture);
 /* --- userobject.c --- */
 void user_object_retain(struct user_object *object);
 void user_object_release(struct user_object *object, unsigned count); /* by a call */
-void user_object_land(struct user_object *object);                    /* by a launch in flight */
+void user_object_drop(struct user_object *object);                    /* by a launch in flight */
 void user_objects_wait(void);
 void holdings_copy(struct graph *to, const struct graph *from);
 void holdings_release(struct graph *graph);

@@ -41,7 +41,7 @@ static void grow(void)
     free(old);
 }
 
-void object_know(void *object, enum object_kind kind)
+void object_register(void *object, enum object_kind kind)
 {
     if ((used + 1) * 2 > space)
         grow();
@@ -53,7 +53,7 @@ void *object_new(enum object_kind kind, size_t bytes)
     void *object = calloc(1, bytes);
     if (object == NULL)
         abort();
-    object_know(object, kind);
+    object_register(object, kind);
     return object;
 }
 
@@ -68,7 +68,7 @@ static struct slot *find(const void *handle)
     return NULL;
 }
 
-void object_forget(void *handle)
+void object_unregister(void *handle)
 {
     struct slot *slot = find(handle);
     if (slot != NULL)

@@ -20,44 +20,44 @@ static size_t count_objects(const struct graph *graph)
     return count;
 }
 
-static void collect_objects(const struct graph *graph, struct flight *flight)
+static void collect_objects(const struct graph *graph, struct launch_refs *launch_refs)
 {
     for (size_t i = 0; i < graph->holding_count; i++) {
         user_object_retain(graph->holdings[i].object);
-        flight->objects[flight->count++] = graph->holdings[i].object;
+        launch_refs->objects[launch_refs->count++] = graph->holdings[i].object;
     }
     for (size_t i = 0; i < graph->node_count; i++)
         if (graph->nodes[i]->child != NULL)
-            collect_objects(graph->nodes[i]->child, flight);
+            collect_objects(graph->nodes[i]->child, launch_refs);
 }
 
-void flight_release(struct flight *flight)
+void launch_refs_release(struct launch_refs *launch_refs)
 {
-    if (--flight->references > 0)
+    if (--launch_refs->references > 0)
         return;
-    for (size_t i = 0; i < flight->count; i++)
-        user_object_release(flight->objects[i], 1);
-    free(flight);
+    for (size_t i = 0; i < launch_refs->count; i++)
+        user_object_release(launch_refs->objects[i], 1);
+    free(launch_refs);
 }
 
-void flight_land(struct flight *flight)
+void launch_refs_drop(struct launch_refs *launch_refs)
 {
-    if (--flight->references > 0)
+    if (--launch_refs->references > 0)
         return;
-    for (size_t i = 0; i < flight->count; i++)
-        user_object_land(flight->objects[i]);
-    free(flight);
+    for (size_t i = 0; i < launch_refs->count; i++)
+        user_object_drop(launch_refs->objects[i]);
+    free(launch_refs);
 }
 
 /* For the launches to come. Those in flight keep what they have. */
 void flight_renew(struct executable *executable)
 {
-    struct flight *flight = calloc(1, sizeof *flight + count_objects(executable->graph) * sizeof flight->objects[0]);
-    flight->references = 1;
-    collect_objects(executable->graph, flight);
-    if (executable->flight != NULL)
-        flight_release(executable->flight);
-    executable->flight = flight;
+    struct launch_refs *launch_refs = calloc(1, sizeof *launch_refs + count_objects(executable->graph) * sizeof launch_refs->objects[0]);
+    launch_refs->references = 1;
+    collect_objects(executable->graph, launch_refs);
+    if (executable->launch_refs != NULL)
+        launch_refs_release(executable->launch_refs);
+    executable->launch_refs = launch_refs;
 }
 
 /* --- laying out flat --- */
@@ -147,8 +147,8 @@ struct launch {
 
 static void put(const struct launch *launch, struct stream *stream, struct op *op)
 {
-    op->flight = launch->executable->flight;
-    op->flight->references++;
+    op->launch_refs = launch->executable->launch_refs;
+    op->launch_refs->references++;
     enqueue_now(stream, op);
 }
 
@@ -212,7 +212,7 @@ static size_t choose_lane(struct launch *launch, size_t at)
 static struct stream *hidden_stream(struct context *context, int priority)
 {
     struct stream *stream = stream_make(context, 1, priority);
-    object_forget(stream);
+    object_unregister(stream);
     stream->destroyed = true;
     return stream;
 }
@@ -242,28 +242,28 @@ static void put_step(struct launch *launch, size_t at)
         if (launch->marker[step->before[i]] != NULL && launch->lane_of[step->before[i]] != launch->lane_of[at])
             put_wait(launch, lane->stream, launch->marker[step->before[i]]);
     put_work(launch, lane->stream, step->node);
-    if (launch->marker[at] != NULL) { /* so far only a wish */
+    if (launch->marker[at] != NULL) { /* so far only needed */
         launch->marker[at] = put_record(launch, lane->stream);
     }
 }
 
 static void plan(struct launch *launch)
 {
-    static struct marker wish;
+    static struct marker NEEDED;
     const struct executable *executable = launch->executable;
     for (size_t at = 0; at < executable->step_count; at++) {
         const struct step *step = &executable->steps[at];
         size_t lane = launch->lane_of[at] = choose_lane(launch, at);
         launch->lanes[lane].tail = at;
         if (step->last && lane != 0)
-            launch->marker[at] = &wish;
+            launch->marker[at] = &NEEDED;
         for (size_t i = 0; i < step->before_count; i++)
             if (launch->lane_of[step->before[i]] != lane)
-                launch->marker[step->before[i]] = &wish;
+                launch->marker[step->before[i]] = &NEEDED;
     }
 }
 
-static void fly(struct executable *executable, struct stream *stream)
+static void launch_on(struct executable *executable, struct stream *stream)
 {
     size_t count = executable->step_count;
     struct launch launch = {.executable = executable, .lane_count = 1};
@@ -322,7 +322,7 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
     if (code == OK && !contexts_live(executable))
         code = CONTEXT_IS_DESTROYED;
     if (code == OK)
-        fly(executable, stream);
+        launch_on(executable, stream);
     return leave(code);
 }
 

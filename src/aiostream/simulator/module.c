@@ -91,9 +91,9 @@ EXPORT CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned co
 
 static void unload(struct module *module)
 {
-    object_forget(module);
+    object_unregister(module);
     for (size_t i = 0; i < module->function_count; i++) {
-        object_forget(module->functions[i]);
+        object_unregister(module->functions[i]);
         free(module->functions[i]);
     }
     if (module->loaded != NULL)

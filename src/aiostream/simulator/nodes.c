@@ -368,7 +368,7 @@ EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraph
 
 /* --- telling --- */
 
-static CUresult tell(CUgraphNode handle, int type, struct node_params *out, const void *wanted)
+static CUresult get_params(CUgraphNode handle, int type, struct node_params *out, const void *wanted)
 {
     struct node *node = object_find(handle, OBJECT_NODE);
     if (node == NULL || wanted == NULL || (type >= 0 && node->type != type))
@@ -377,29 +377,29 @@ static CUresult tell(CUgraphNode handle, int type, struct node_params *out, cons
     return OK;
 }
 
-#define TELLS(call, kind, type, field, bytes) \
+#define GETTERS(call, kind, type, field, bytes) \
     EXPORT CUresult call(CUgraphNode node, kind *out) \
     { \
         ENTER(call, 0); \
         struct node_params params; \
-        CUresult code = tell(node, type, &params, out); \
+        CUresult code = get_params(node, type, &params, out); \
         if (code == OK) \
             memcpy(out, &params.u.field, bytes); \
         return leave(code); \
     }
-TELLS(cuGraphMemcpyNodeGetParams, struct copy_params, NODE_COPY, copy.params, sizeof *out)
-TELLS(cuGraphMemsetNodeGetParams, struct fill_params, NODE_FILL, fill, offsetof(struct fill_params, context))
-TELLS(cuGraphHostNodeGetParams, struct host_params, NODE_HOST, host, offsetof(struct host_params, sync_mode))
-TELLS(cuGraphChildGraphNodeGetGraph, CUgraph, NODE_CHILD, child.graph, sizeof *out)
-TELLS(cuGraphEventRecordNodeGetEvent, CUevent, NODE_RECORD_EVENT, event.event, sizeof *out)
-TELLS(cuGraphEventWaitNodeGetEvent, CUevent, NODE_WAIT_EVENT, event.event, sizeof *out)
-TELLS(cuGraphBatchMemOpNodeGetParams, struct words_params, NODE_WORDS, words, sizeof *out)
+GETTERS(cuGraphMemcpyNodeGetParams, struct copy_params, NODE_COPY, copy.params, sizeof *out)
+GETTERS(cuGraphMemsetNodeGetParams, struct fill_params, NODE_FILL, fill, offsetof(struct fill_params, context))
+GETTERS(cuGraphHostNodeGetParams, struct host_params, NODE_HOST, host, offsetof(struct host_params, sync_mode))
+GETTERS(cuGraphChildGraphNodeGetGraph, CUgraph, NODE_CHILD, child.graph, sizeof *out)
+GETTERS(cuGraphEventRecordNodeGetEvent, CUevent, NODE_RECORD_EVENT, event.event, sizeof *out)
+GETTERS(cuGraphEventWaitNodeGetEvent, CUevent, NODE_WAIT_EVENT, event.event, sizeof *out)
+GETTERS(cuGraphBatchMemOpNodeGetParams, struct words_params, NODE_WORDS, words, sizeof *out)
 
 EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, struct kernel_params *out)
 {
     ENTER(cuGraphKernelNodeGetParams, 0);
     struct node_params params;
-    CUresult code = tell(node, NODE_KERNEL, &params, out);
+    CUresult code = get_params(node, NODE_KERNEL, &params, out);
     if (code == OK)
         *out = params.u.kernel;
     return leave(code);
@@ -409,7 +409,7 @@ EXPORT CUresult cuGraphNodeGetParams(CUgraphNode node, struct node_params *out)
 {
     ENTER(cuGraphNodeGetParams, 0);
     struct node_params params;
-    CUresult code = tell(node, -1, &params, out);
+    CUresult code = get_params(node, -1, &params, out);
     if (code == OK)
         *out = params;
     return leave(code);

@@ -97,7 +97,7 @@ void queue_release(struct stream *stream, struct op *op)
 }
 
 /* The stream's queue was abandoned. */
-void queue_forget(struct stream *stream)
+void queue_unregister(struct stream *stream)
 {
     if (stream->first_holder == NULL)
         return;

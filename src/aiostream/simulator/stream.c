@@ -38,13 +38,13 @@ void stream_release(struct stream *stream)
 
 static void destroy(struct stream *stream)
 {
-    capture_forget_stream(stream);
-    object_forget(stream);
+    capture_unregister_stream(stream);
+    object_unregister(stream);
     stream->destroyed = true;
     stream_release(stream);
 }
 
-void streams_forget(struct context *context)
+void streams_unregister(struct context *context)
 {
     for (struct stream *stream = context->streams, *next; stream != NULL; stream = next) {
         next = stream->next;

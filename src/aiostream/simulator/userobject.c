@@ -76,7 +76,7 @@ void user_objects_destroy(void)
 
 static void append(struct user_object *object, struct user_object **first, struct user_object **last)
 {
-    object_forget(object);
+    object_unregister(object);
     object->next = NULL;
     if (*first == NULL)
         *first = object;
@@ -95,7 +95,7 @@ void user_object_release(struct user_object *object, unsigned count)
     running++;
 }
 
-void user_object_land(struct user_object *object)
+void user_object_drop(struct user_object *object)
 {
     if (--object->references > 0)
         return;

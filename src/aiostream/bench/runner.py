@@ -1,4 +1,4 @@
-"""What all measures share: the peers that can be had, their streams, and the way to run something on a loop."""
+"""What all measures share: the peers that can be had, their streams, and how to run something on a loop."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from aiostream import _driver
 from aiostream.bench import gpu, loops
-from aiostream.bench.gpu import Lane
-from aiostream.bench.loops import Kit
+from aiostream.bench.gpu import BenchStream
+from aiostream.bench.loops import LoopAdapter
 from aiostream.bench.peers import Peer, all_peers
 
-Row = dict[str, Any]  # one cell of the results, as it stands in the JSON file
+Row = dict[str, Any]  # one row of the results, as it stands in the JSON file
 
 TRIAL = 10.0  # seconds in which a peer must have waited for a kernel of 5 us
 
@@ -29,11 +29,11 @@ class Job(Protocol):
     def seconds(self) -> float:
         """About how long it will take on a GPU."""
 
-    def run(self, rig: Rig) -> list[Row]:
+    def run(self, runner: Runner) -> list[Row]:
         """Measures, and returns a row for each peer and loop."""
 
 
-class Rig:
+class Runner:
     """The peers and their streams.
 
     Args:
@@ -53,7 +53,7 @@ class Rig:
         self.not_run: list[Row] = []
         self._say = say
         self._out: set[tuple[str, str]] = set()
-        self._pools: dict[str, list[Lane]] = {}
+        self._pools: dict[str, list[BenchStream]] = {}
         gpu.make_current()
 
     # -------------------------------------------------------------------------------------------- who takes part
@@ -79,25 +79,25 @@ class Rig:
             if loop not in peer.loops:
                 self.drop(peer.name, loop, f"it does not know {loop}")
                 continue
-            lane = Lane(peer.new_stream())
+            bench_stream = BenchStream(peer.new_stream())
             try:
                 with peer.selected():
-                    loops.run(loop, self._trial, peer, lane)
+                    loops.run(loop, self._trial, peer, bench_stream)
             except Exception as error:
                 self.drop(peer.name, loop, error)
             finally:
-                lane.close()
+                bench_stream.close()
 
     @staticmethod
-    async def _trial(kit: Kit, peer: Peer, lane: Lane) -> None:
-        wait = peer.waiter(kit, lane)
+    async def _trial(adapter: LoopAdapter, peer: Peer, bench_stream: BenchStream) -> None:
+        wait = peer.waiter(adapter, bench_stream)
 
         async def twice() -> None:
             for _ in range(2):
-                lane.spin(5_000)
+                bench_stream.spin(5_000)
                 await wait()
 
-        await kit.within(TRIAL, twice)
+        await adapter.within(TRIAL, twice)
 
     def drop(self, peer: str, loop: str, reason: str | Exception) -> None:
         """Leaves a peer out on one loop from now on, and says why."""
@@ -121,26 +121,26 @@ class Rig:
 
     # -------------------------------------------------------------------------------------------- streams and loops
 
-    def lanes(self, peer: Peer, count: int) -> list[Lane]:
+    def bench_streams(self, peer: Peer, count: int) -> list[BenchStream]:
         """So many streams, kept for the whole run. They are made here, while nothing is in flight, or it would block."""
         pool = self._pools.setdefault(peer.kind, [])
         while len(pool) < count:
-            pool.append(Lane(peer.new_stream()))
+            pool.append(BenchStream(peer.new_stream()))
         return pool[:count]
 
     def close(self) -> None:
         """Destroys the streams, and leaves the thread's context and the garbage collector as they were."""
         gc.unfreeze()
         for pool in self._pools.values():
-            for lane in pool:
-                lane.close()
+            for bench_stream in pool:
+                bench_stream.close()
         self._pools.clear()
         _driver.call("cuCtxPopCurrent")
 
     def each_in_turn(
-        self, loop: str, peers: Sequence[Peer], number: int, measure: Callable[[Kit, Peer], Any]
+        self, loop: str, peers: Sequence[Peer], number: int, measure: Callable[[LoopAdapter, Peer], Any]
     ) -> Iterator[tuple[Peer, Any]]:
-        """Runs `measure(kit, peer)` for each peer, each time beginning with another; a peer that fails is left out from now on.
+        """Runs `measure(adapter, peer)` for each peer, each time beginning with another. A peer that fails is left out.
 
         Args:
             loop: The loop, a new one for each.
