@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,30 @@ BENCH_LEVELS = {
 }
 
 
+# The native part: a file includes only headers of lower floors, and its own.
+NATIVE_FLOORS = {
+    "base": 0,
+    "waker": 1,
+    "handles": 1,
+    "timer": 1,
+    "policy": 1,
+    "contexts": 2,
+    "queues": 2,
+    "helper_streams": 3,
+    "points": 3,
+    "helper_hostfunc": 4,
+    "waits": 4,
+    "wait_record": 5,
+    "wait_records": 6,
+    "task_waits": 6,
+    "watched_waits": 6,
+    "watcher": 7,
+    "module": 8,
+    "module_graphs": 9,
+    "module_waits": 9,
+}
+
+
 def runtime_imports(path: Path) -> set[str]:
     """The package's modules that a module imports when it runs; what stands under TYPE_CHECKING does not count."""
     found: set[str] = set()
@@ -112,6 +137,17 @@ def test_the_benchmark_imports_downwards_only() -> None:
             for imported in parts[2:] or [alias.name for alias in node.names]:
                 if BENCH_LEVELS[imported] >= BENCH_LEVELS[name]:
                     wrong.append(f"bench.{name} imports bench.{imported}")
+    assert not wrong
+
+
+def test_native_files_include_downwards_only() -> None:
+    sources = [path for path in (Path(__file__).parent.parent / "src" / "aiostream" / "native").glob("*.[ch]")]
+    assert {path.stem for path in sources} == NATIVE_FLOORS.keys(), "a new native file needs its floor"
+    wrong = []
+    for path in sources:
+        for included in re.findall(r'#include "(\w+)\.h"', path.read_text()):
+            if included != path.stem and NATIVE_FLOORS[included] >= NATIVE_FLOORS[path.stem]:
+                wrong.append(f"{path.name} includes {included}.h")
     assert not wrong
 
 

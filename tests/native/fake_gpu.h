@@ -241,7 +241,7 @@ static int fake_pop(void **context) {
     return 0;
 }
 
-struct driver_calls driver = {
+static const struct driver_calls fake_driver = {
     .stream_query = fake_stream_query, .stream_is_capturing = fake_is_capturing, .stream_destroy = fake_stream_destroy,
     .exchange_capture_mode = fake_exchange_capture_mode, .event_query = fake_event_query, .event_record = fake_event_record,
     .event_destroy = fake_event_destroy, .event_create = fake_event_create, .stream_create = fake_stream_create,

@@ -1,4 +1,4 @@
-/* What history.c learns from waits of different kinds, and what it had better not believe. Run by test_native.py. */
+/* What policy.c learns from waits of different kinds, and what it had better not believe. Run by test_native.py. */
 #include "stress.h"
 
 static const int64_t US = 1000, MS = 1000000;

@@ -47,16 +47,16 @@ static uint64_t reserve(struct queue *queue, struct context *context, enum point
 
 /* Refuses now and then, as a drain does that runs out of memory or is struck by a KeyboardInterrupt. */
 static bool emit(void *argument, uint64_t ticket, int64_t status, bool complete) {
-    bool never_refuse = context != NULL;
+    bool never_refuse = argument != NULL;
     if (!never_refuse && chance(400) == 0) return false;
     struct record *record = record_of(ticket);
     REQUIRE(record->ticket == ticket, "ticket %llx was delivered after its slot had gone on", (unsigned long long)ticket);
-    REQUIRE(record->passed == 0, "ticket %llx was delivered passed, and then again", (unsigned long long)ticket);
-    if (passed) {
-        REQUIRE(record->may_pass, "ticket %llx was refused by the driver and passed all the same", (unsigned long long)ticket);
+    REQUIRE(record->passed == 0, "ticket %llx was delivered complete, and then again", (unsigned long long)ticket);
+    if (complete) {
+        REQUIRE(record->may_pass, "ticket %llx was refused by the driver and completed", (unsigned long long)ticket);
         record->passed = 1;
         atomic_fetch_add(&delivered_passed, 1);
-        REQUIRE(status == (record->failed ? ERROR_FAILED : status), "a failed point passed with %d", (int)status);
+        REQUIRE(status == (record->failed ? ERROR_FAILED : status), "a failed point completed with %d", (int)status);
         bool known = status == 0 || status == STATUS_UNKNOWN || status == ERROR_FAILED || status == ERROR_REFUSED;
         REQUIRE(known, "status %d", (int)status);
     } else {
@@ -68,7 +68,7 @@ static bool emit(void *argument, uint64_t ticket, int64_t status, bool complete)
     return true;
 }
 
-void python_dispatch(uint64_t ticket, int status) {
+static void python_dispatch(uint64_t ticket, int status) {
     (void)ticket, (void)status;
     atomic_fetch_add(&dispatched, 1);
 }
@@ -271,7 +271,7 @@ static _Thread_local int contexts_entered;
 static int fake_push(void *context) { (void)context; contexts_entered++; return 0; }
 static int fake_pop(void **context) { *context = NULL; contexts_entered--; return 0; }
 
-struct driver_calls driver = {
+static const struct driver_calls fake_driver = {
     .launch_host_func = fake_launch_host_func, .stream_add_callback = fake_stream_add_callback, .stream_query = fake_stream_query,
     .stream_synchronize = fake_synchronize, .stream_is_capturing = fake_stream_is_capturing, .stream_destroy = fake_destroy,
     .exchange_capture_mode = fake_exchange_capture_mode, .event_query = fake_synchronize, .event_record = fake_event_record,
@@ -299,7 +299,7 @@ static void drain_all(struct queue *queue) {
 
 static _Thread_local bool meets_captures;
 
-/* One point. Its thread may not poll at the ticket again after arming it: it may belong to another point by then. */
+/* One point. Its thread may not look at the ticket again after arming it: it may belong to another point by then. */
 static void arm_one(struct queue *queue) {
     static const enum point_kind kinds[] = {KIND_HOST_FUNCTION, KIND_HOST_FUNCTION,   KIND_CALLBACK,
                                             KIND_PYTHON_HOST,   KIND_PYTHON_CALLBACK, KIND_FOREIGN};
@@ -499,8 +499,8 @@ static uint64_t expected[10000];
 static _Atomic int arrived;
 
 static bool emit_in_order(void *argument, uint64_t ticket, int64_t status, bool complete) {
-    (void)context;
-    REQUIRE(passed && status == STATUS_UNKNOWN, "a host function brings no status, and this one brought %d", (int)status);
+    (void)argument;
+    REQUIRE(complete && status == STATUS_UNKNOWN, "a host function brings no status, and this one brought %d", (int)status);
     int number = arrived++;
     REQUIRE(expected[number] == ticket, "arrival %d is another ticket", number);
     return true;
@@ -626,6 +626,8 @@ static void stress_handles(void) {
 }
 
 int main(int count, char **arguments) {
+    driver = fake_driver;
+    points_set_dispatcher(python_dispatch);
     double seconds = count > 1 ? atof(arguments[1]) : 1.0;
     uint64_t seed = count > 2 ? strtoull(arguments[2], NULL, 10) : 1;
     for (int i = 0; i < GPUS; i++) {

@@ -2,7 +2,12 @@
 #ifndef AIOSTREAM_STRESS_H
 #define AIOSTREAM_STRESS_H
 
-#include "native.h"
+#include "handles.h"
+#include "helper_hostfunc.h"
+#include "helper_streams.h"
+#include "policy.h"
+#include "waits.h"
+#include "watcher.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -11,7 +11,7 @@
 
 enum { TASKS = 12, LOOPS = 3, SLOTS = 1 << 16 };
 
-void python_dispatch(uint64_t ticket, int status) {
+static void python_dispatch(uint64_t ticket, int status) {
     broken("host function %llx, %d: nobody armed one", (unsigned long long)ticket, status);
 }
 
@@ -42,7 +42,7 @@ struct loop {
     uint64_t seed;
     struct queue *queue;
     struct task tasks[TASKS];
-    struct wait_list *lines[CONTEXTS][STREAMS]; /* the same in every loop */
+    struct wait_list *wait_lists[CONTEXTS][STREAMS]; /* the same in every loop */
 };
 static _Atomic int64_t begun_count, delivered, orphaned, handed_back, dropped, ended, failures, captured, outstanding[CONTEXTS];
 
@@ -79,7 +79,7 @@ static bool emit(void *unused, uint64_t ticket, int64_t status, bool complete) {
     int context;
     if (chance(100) == 0) return false; /* as a drain that runs out of memory does */
     struct task *task = taken(ticket, &context);
-    REQUIRE(passed, "a watched ticket failed without being passed");
+    REQUIRE(complete, "a watched ticket failed without being passed");
     REQUIRE(task->state == WATCHED && task->ticket == ticket, "a task was delivered a ticket that is not its own");
     struct wait *wait = wait_handed_back(status);
     if (!wait) {
@@ -102,7 +102,7 @@ static bool emit(void *unused, uint64_t ticket, int64_t status, bool complete) {
 }
 
 static bool emit_orphan(void *unused, uint64_t ticket, int64_t status, bool complete) {
-    (void)unused, (void)passed;
+    (void)unused, (void)complete;
     int context;
     if (chance(100) == 0) return false;
     taken(ticket, &context);
@@ -139,7 +139,7 @@ static void begin(struct loop *loop, struct task *task) {
     bool few = atomic_load(&few_tasks);
     int context = (int)chance(CONTEXTS), number = (int)chance(few ? REGULAR : STREAMS);
     struct stream *stream = &streams[context][number];
-    struct wait_list *list = loop->lines[context][number];
+    struct wait_list *list = loop->wait_lists[context][number];
     enum wait_mode mode = few || chance(3) ? WAIT_AUTO : chance(2) ? WAIT_EVENT : WAIT_SPIN;
     struct event users = {.recorded = true, .context = context};
     bool for_event = !few && chance(5) == 0, own_list = for_event || (!few && chance(6) == 0);
@@ -175,7 +175,7 @@ static void begin(struct loop *loop, struct task *task) {
     }
 }
 
-static void poll(struct loop *loop, struct task *task) {
+static void poll_task(struct loop *loop, struct task *task) {
     struct wait_result result = {.spinning = task->wait};
     int mode = relaxed_enter();
     bool over = wait_poll(task->wait, loop->queue, &result);
@@ -203,7 +203,7 @@ static void turn(struct loop *loop, bool may_begin) {
         struct task *task = &loop->tasks[i];
         if (task->state == IDLE && may_begin && (i == 0 || !atomic_load(&few_tasks)) && chance(4) == 0) begin(loop, task);
         else if (task->state == SPINNING && chance(60) == 0) leave(task);
-        else if (task->state == SPINNING) poll(loop, task);
+        else if (task->state == SPINNING) poll_task(loop, task);
         else if (task->state == WATCHED && chance(400) == 0) leave(task);
         spinning += task->state == SPINNING;
         watched += task->state == WATCHED;
@@ -249,8 +249,8 @@ static void *loop(void *argument) {
 /* ------------------------------------------------------------------------------------------------ failing contexts */
 
 static bool emit_canary(void *argument, uint64_t ticket, int64_t status, bool complete) {
-    (void)ticket, (void)passed;
-    *(int64_t *)context = status;
+    (void)ticket, (void)complete;
+    *(int64_t *)argument = status;
     return true;
 }
 
@@ -286,7 +286,7 @@ static int64_t last_status;
 static uint64_t awaited;
 
 static bool emit_awaited(void *unused, uint64_t ticket, int64_t status, bool complete) {
-    (void)unused, (void)passed;
+    (void)unused, (void)complete;
     if (ticket == awaited) awaited = 0, last_status = status;
     return true;
 }
@@ -311,7 +311,7 @@ static struct wait_result begin_one(struct wait_list *list, struct stream *strea
     wait_begin(list, stream, NULL, queue, mode, &result);
     relaxed_leave(before);
     REQUIRE(result.refusal == 0 && (result.ticket || result.spinning), "refused with %d", result.refusal);
-    return begun;
+    return result;
 }
 
 /* Looks until the wait is the watcher's. */
@@ -342,7 +342,7 @@ static void order(struct queue *queue) {
     finish(stream);
     await_ticket(queue, third, 5 * SECOND, "the last wait does not end");
     REQUIRE(!point_is_live(second), "the second wait came after the third");
-    while (run_a_function()) {} /* the first by_hostfunc */
+    while (run_a_function()) {} /* the first, by its host function */
     wait_list_unref(list);
     printf("order: a wait that comes late to the watcher is not late\n");
 }
@@ -393,7 +393,7 @@ static int by_size(const void *left, const void *right) {
     return a < b ? -1 : a > b;
 }
 
-/* A watcher that has nothing to poll at soon is woken by a new wait. */
+/* A watcher that has nothing to poll soon is woken by a new wait. */
 static void wake(struct queue *queue) {
     enum { TRIALS = 21 };
     struct stream *stream = &streams[0][STREAMS - 1];
@@ -418,7 +418,7 @@ static void wake(struct queue *queue) {
 static uint64_t begin_until_hostfunc(struct wait_list *list, struct stream *stream, struct queue *queue) {
     enqueue_work(stream);
     struct wait_result result = begin_one(list, stream, queue, WAIT_AUTO);
-    uint64_t ticket = result.ticket ? result.ticket : spin_out(begun, queue);
+    uint64_t ticket = result.ticket ? result.ticket : spin_out(result, queue);
     int64_t deadline = now_ns() + 5 * SECOND;
     while (functions_pending() == 0) {
         REQUIRE(now_ns() < deadline, "an old wait is given no host function: %lld were", (long long)counters[WAITS_BY_HOSTFUNC]);
@@ -444,7 +444,7 @@ static void awaken(struct queue *queue) {
         await_ticket(queue, second, 5 * SECOND, "the wait behind it does not end");
         if (now_ns() - began < least) least = now_ns() - began;
     }
-    REQUIRE(least < 20 * MILLISECOND, "a wait behind one that by_hostfunc was noticed after %lld us", (long long)(least / 1000));
+    REQUIRE(least < 20 * MILLISECOND, "a wait behind one with a host function was noticed after %lld us", (long long)(least / 1000));
     wait_list_unref(list);
     printf("awaken: a wait behind one that by_hostfunc is noticed after %lld us\n", (long long)(least / 1000));
 }
@@ -477,7 +477,7 @@ static void hostfunc_in_a_failing_context(struct queue *queue) {
     printf("failing: 9 waits by_hostfunc while their context failed, and left nothing behind\n");
 }
 
-static struct wait_list *lines[CONTEXTS][STREAMS];
+static struct wait_list *wait_lists[CONTEXTS][STREAMS];
 static pthread_t gpu;
 
 static void stress(struct queue *orphans, double seconds, uint64_t seed) {
@@ -485,13 +485,13 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
     pthread_t janitor_thread;
     atomic_store(&unruly, true);
     for (int context = 0; context < CONTEXTS; context++)
-        for (int i = 0; i < STREAMS; i++) lines[context][i] = wait_list_new(contexts[context], i != REGULAR); /* one of them unordered */
+        for (int i = 0; i < STREAMS; i++) wait_lists[context][i] = wait_list_new(contexts[context], i != REGULAR); /* one of them unordered */
     pthread_create(&gpu, NULL, moving, NULL);
     pthread_create(&janitor_thread, NULL, janitor, orphans);
     for (int i = 0; i < LOOPS; i++) {
         loops[i].seed = seed + (uint64_t)i;
         for (int context = 0; context < CONTEXTS; context++)
-            for (int j = 0; j < STREAMS; j++) loops[i].lines[context][j] = lines[context][j];
+            for (int j = 0; j < STREAMS; j++) loops[i].wait_lists[context][j] = wait_lists[context][j];
         pthread_create(&loops[i].thread, NULL, loop, &loops[i]);
     }
     int64_t end = now_ns() + (int64_t)(seconds * 1e9);
@@ -543,7 +543,7 @@ static int64_t take_all(int context, struct queue *queue) {
         REQUIRE(wait_poll(waits[i], queue, &result) && result.refusal == 0, "it is over, and was not seen");
         relaxed_leave(before);
     }
-    REQUIRE(*(_Atomic int64_t *)line == 1, "the first field of a line, its references, is not 1"); /* only the owner's are left */
+    REQUIRE(*(_Atomic int64_t *)list == 1, "the first field of a wait list, its references, is not 1"); /* only the owner's are left */
     wait_list_unref(list);
     free(waits);
     return taken - 1;
@@ -597,14 +597,16 @@ static void require_all_back(struct queue *queue) {
            (long long)lost, (long long)captured, (long long)helpers_made, (long long)helpers);
     for (int context = 0; context < CONTEXTS; context++) {
         for (int i = 0; i < STREAMS; i++) {
-            int64_t refs = *(_Atomic int64_t *)lines[context][i];
-            REQUIRE(refs == 1, "a line has %lld references too many", (long long)refs - 1);
-            wait_list_unref(lines[context][i]);
+            int64_t refs = *(_Atomic int64_t *)wait_lists[context][i];
+            REQUIRE(refs == 1, "a wait list has %lld references too many", (long long)refs - 1);
+            wait_list_unref(wait_lists[context][i]);
         }
     }
 }
 
 int main(int count, char **arguments) {
+    driver = fake_driver;
+    points_set_dispatcher(python_dispatch);
     double seconds = count > 1 ? atof(arguments[1]) : 1.0;
     uint64_t seed = count > 2 ? strtoull(arguments[2], NULL, 10) : 1;
     seed_thread(seed, 1000);

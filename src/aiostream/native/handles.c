@@ -1,10 +1,10 @@
 /* Handles: who may still use a stream, an event or a graph.
  *
- * Each call pins the handle for as long as the driver may poll at it. close() refuses new uses, and whoever is the last user
+ * Each call pins the handle for as long as the driver may use it. close() refuses new uses, and whoever is the last user
  * destroys the driver's object; release() (into_raw) refuses new uses and waits for the last one. All in one word, so that a
  * KeyboardInterrupt cannot come between the count and the call.
  */
-#include "native.h"
+#include "handles.h"
 
 #include <pthread.h>
 #include <stdlib.h>

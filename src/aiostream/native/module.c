@@ -7,7 +7,8 @@
 #include <errno.h>
 #include <pthread.h>
 
-struct driver_calls driver;
+#include "waits.h"
+#include "watcher.h"
 
 static _Atomic bool forked; /* set in a forked child, where the driver may not be called */
 
@@ -45,7 +46,7 @@ static void gate_leave(void) {
     pthread_mutex_unlock(&gate_lock);
 }
 
-void python_dispatch(uint64_t ticket, int status) {
+static void python_dispatch(uint64_t ticket, int status) {
     if (!gate_enter()) return;
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *result = PyObject_CallFunction(dispatcher, "Ki", (unsigned long long)ticket, status);
@@ -70,6 +71,7 @@ static PyObject *native_set_dispatcher(PyObject *self, PyObject *callable) {
     (void)self;
     Py_XDECREF(dispatcher);
     dispatcher = Py_NewRef(callable);
+    points_set_dispatcher(python_dispatch);
     Py_RETURN_NONE;
 }
 
@@ -601,7 +603,7 @@ static PyMethodDef functions[] = {
     {"event_record", native_event_record, METH_VARARGS, "(code, captured)."},
     {"event_query", native_event_query, METH_O, "cuEventQuery."},
     {"event_synchronize", native_event_synchronize, METH_O, "cuEventSynchronize."},
-    {"counters", native_counters, METH_NOARGS, "All counters, in the order of native.h."},
+    {"counters", native_counters, METH_NOARGS, "All counters, in the order of base.h."},
     {"pending", native_pending, METH_NOARGS, "The points that are armed now, counted one by one."},
     {"captured", native_captured, METH_NOARGS, "Of these, the host functions that live in graphs."},
     {"count", native_count, METH_VARARGS, "Adds to a counter."},
@@ -658,7 +660,7 @@ static PyModuleDef_Slot module_slots[] = {
     {0, NULL},
 };
 static struct PyModuleDef module_definition = {
-    PyModuleDef_HEAD_INIT, "_native", "The compiled part of aiostream: see native/native.h.", 0, functions, module_slots,
+    PyModuleDef_HEAD_INIT, "_native", "The compiled part of aiostream: see native/base.h.", 0, functions, module_slots,
     NULL, NULL, NULL,
 };
 

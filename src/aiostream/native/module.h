@@ -4,7 +4,8 @@
 
 #include <Python.h>
 
-#include "native.h"
+#include "handles.h"
+#include "points.h"
 
 bool is_child(void);        /* of a fork, where the driver may not be called */
 bool refuse_in_child(void); /* the same, with an exception set */

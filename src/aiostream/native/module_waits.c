@@ -1,6 +1,10 @@
 /* The Python face of waits.c and sleeper.c: the types WaitList and Wait, and some functions. */
 #include "module.h"
 
+#include "helper_hostfunc.h"
+#include "helper_streams.h"
+#include "waits.h"
+
 /* ---------------------------------------------------------------- Wait */
 
 /* A KeyboardInterrupt may come between a call's return and the next step of Python, when its answer is lost. So what must not be
@@ -8,7 +12,7 @@
 typedef struct {
     PyObject_HEAD
     struct wait *wait;   /* NULL: it is over, or the watcher has it */
-    struct queue *queue; /* of the loop whose task polls at it */
+    struct queue *queue; /* of the loop whose task polls it */
     bool yielded;        /* the loop has had its turn: the next step is a poll */
 } WaitObject;
 

@@ -15,21 +15,18 @@
  * Only the thread that sets QUEUED pushes, so a slot is on at most one stack and its `next` has one writer. OWED says that
  * the point ended while another thread may still be pushing it: the consumer then gives back its reference to the queue.
  */
-#include "native.h"
+#include "points.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 enum { RESERVED = 1, ARMED = 2, FIRED = 4, FAILED = 8, QUEUED = 16, DISARMED = 32, QUARANTINED = 64, OWED = 128 };
-enum { SLOT_BITS = 24, CHUNK_SLOTS = 1024, MAX_CHUNKS = (1 << SLOT_BITS) / CHUNK_SLOTS, MAX_QUEUES = 65536 };
+enum { SLOT_BITS = 24, CHUNK_SLOTS = 1024, MAX_CHUNKS = (1 << SLOT_BITS) / CHUNK_SLOTS };
 
 struct slot {
-    _Atomic uint64_t word;   /* any thread, by compare-and-swap as drawn above */
-    struct slot *next;       /* whoever set QUEUED, until the consumer has taken the stack; free list: under table_lock */
+    struct queue_entry entry; /* first, because a queue knows a slot by it. Its link belongs to the thread that set QUEUED until
+                                 the consumer has taken the stack; on the free list it is under table_lock */
+    _Atomic uint64_t word;    /* any thread, by compare-and-swap as drawn above */
     _Atomic(struct queue *) queue; /* written by reserve, constant until the slot is free again; a stale firing may read
                                       it at any time, but uses it only if its transition succeeds */
     _Atomic(struct context *) context; /* likewise */
@@ -43,136 +40,17 @@ struct slot {
                              transition */
 };
 
-/* A multi-producer stack that is drained whole, with the eventfd that wakes its consumer, and an timer that does so too: the
- * consumer watches one descriptor for both. Queues are recycled, never freed, and their descriptors are never closed: a write
- * that comes late can only wake the next owner for nothing.
- * `refs` counts the owner and every point that has not fired; at zero nobody can push any more and it may be recycled. */
-struct queue {
-    _Atomic(struct slot *) head; /* pushed by any thread; taken whole by the consumer, or by whoever sees `closed` */
-    _Atomic int64_t refs;
-    _Atomic bool closed; /* set once by the owner, then the stack is drained; a pusher reads it after its push */
-    _Atomic int64_t pushed;  /* when its stack stopped being empty; by that pusher */
-    _Atomic int64_t lag;     /* a running mean; by the owner's thread, read by any */
-    _Atomic bool wakeup_suppressed;     /* the consumer is about to take the stack: no need to wake it; by its thread, read by any */
-    struct timer *timer;     /* these four are constant */
-    int eventfd;
-    int descriptor; /* an epoll of the eventfd and the timer's */
-    int index;
-    struct queue *next_free; /* under table_lock */
-};
-
-_Atomic int64_t counters[COUNTERS];
-
-static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* free lists and growth; never held across a driver call */
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* free list and growth; never held across a driver call */
 static _Atomic(struct slot *) chunks[MAX_CHUNKS];
 static _Atomic uint32_t chunk_count;
 static struct slot *free_slots;
-static _Atomic(struct queue *) queues[MAX_QUEUES]; /* number 0 is the orphans' */
-static int queue_count;
-static struct queue *free_queues;
+static python_dispatcher dispatch_to_python; /* set once, before any Python host function is armed */
 
-/* ------------------------------------------------------------------------------------------------ queues */
-
-static bool watch(struct queue *queue, int descriptor) {
-    struct epoll_event event = {.events = EPOLLIN};
-    return epoll_ctl(queue->descriptor, EPOLL_CTL_ADD, descriptor, &event) == 0;
-}
-
-static struct queue *queue_allocate(void) { /* table_lock held */
-    if (queue_count == MAX_QUEUES) return NULL;
-    struct queue *queue = calloc(1, sizeof *queue);
-    if (!queue) return NULL;
-    queue->timer = timer_new();
-    queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
-    if (queue->timer && watch(queue, queue->eventfd) && watch(queue, timer_descriptor(queue->timer))) {
-        queue->index = queue_count;
-        queues[queue_count++] = queue;
-        return queue;
-    }
-    if (queue->timer) timer_free(queue->timer);
-    if (queue->eventfd >= 0) close(queue->eventfd);
-    if (queue->descriptor >= 0) close(queue->descriptor);
-    free(queue);
-    return NULL;
-}
-
-struct queue *queue_open(void) {
-    pthread_mutex_lock(&table_lock);
-    struct queue *queue = free_queues;
-    if (queue) free_queues = queue->next_free;
-    else queue = queue_allocate();
-    pthread_mutex_unlock(&table_lock);
-    if (!queue) return NULL;
-    uint64_t ignored;
-    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
-    queue->lag = 0; /* its former owner's says nothing of this one */
-    queue->refs = 1;
-    queue->closed = false;
-    timer_open(queue->timer);
-    return queue;
-}
-
-int queue_descriptor(const struct queue *queue) { return queue->descriptor; }
-struct timer *queue_timer(const struct queue *queue) { return queue->timer; }
-void queue_suppress_wakeup(struct queue *queue) { atomic_store(&queue->wakeup_suppressed, true); }
-int queue_index(const struct queue *queue) { return queue->index; }
-struct queue *queue_at(int index) { return index < 0 || index >= MAX_QUEUES ? NULL : queues[index]; }
-
-void queue_wake(struct queue *queue) {
-    uint64_t one = 1;
-    /* EAGAIN means that the counter is full, so the consumer is awake; EINTR is retried. */
-    while (write(queue->eventfd, &one, sizeof one) < 0 && errno == EINTR) {}
-}
-
-int64_t queue_lag(const struct queue *queue) { return atomic_load(&((struct queue *)queue)->lag); }
-
-void queue_note_lag(struct queue *queue, int64_t lag) {
-    int64_t mean = atomic_load(&queue->lag);
-    atomic_store(&queue->lag, mean + (lag - mean) / 4);
-}
-
-static void queue_unref(struct queue *queue) {
-    if (atomic_fetch_sub(&queue->refs, 1) != 1) return;
-    pthread_mutex_lock(&table_lock);
-    queue->next_free = free_queues;
-    free_queues = queue;
-    pthread_mutex_unlock(&table_lock);
-}
-
-/* Links a chain (first is the newest) onto a stack; true if the stack was empty. */
-static bool stack_push(struct queue *queue, struct slot *first, struct slot *last) {
-    struct slot *head = atomic_load(&queue->head);
-    do last->next = head;
-    while (!atomic_compare_exchange_weak(&queue->head, &head, first));
-    return head == NULL;
-}
-
-static void push_to_orphans(struct queue *queue) {
-    struct slot *first = atomic_exchange(&queue->head, NULL);
-    if (!first) return;
-    struct slot *last = first;
-    while (last->next) last = last->next;
-    if (stack_push(queues[0], first, last)) queue_wake(queues[0]);
-}
-
-/* Push, then read `closed`; the closer sets `closed`, then drains: whichever comes second sees the other (both sequentially
- * consistent), so no ticket stays behind on a queue that nobody reads. */
-static void queue_push(struct queue *queue, struct slot *slot) {
-    /* Noted before the push, because the consumer may take the slot at once. Two that find it empty note nearly the same. */
-    if (!atomic_load(&queue->head)) atomic_store(&queue->pushed, now_ns());
-    bool was_empty = stack_push(queue, slot, slot);
-    if (atomic_load(&queue->closed)) push_to_orphans(queue);
-    else if (was_empty && !atomic_load(&queue->wakeup_suppressed)) queue_wake(queue);
-}
-
-void queue_close(struct queue *queue) {
-    if (queue->index == 0 || atomic_exchange(&queue->closed, true)) return;
-    push_to_orphans(queue);
-    queue_unref(queue);
-}
+void points_set_dispatcher(python_dispatcher dispatcher) { dispatch_to_python = dispatcher; }
 
 /* ------------------------------------------------------------------------------------------------ slots */
+
+static struct slot *slot_of(struct queue_entry *entry) { return (struct slot *)entry; }
 
 static struct slot *slot_at(uint64_t ticket) {
     uint32_t index = ticket & ((1u << SLOT_BITS) - 1);
@@ -189,7 +67,7 @@ static bool grow(void) { /* table_lock held */
     if (!chunk) return false;
     for (int i = CHUNK_SLOTS - 1; i >= 0; i--) {
         chunk[i].index = number * CHUNK_SLOTS + i;
-        chunk[i].next = free_slots;
+        chunk[i].entry.next = (struct queue_entry *)free_slots;
         free_slots = &chunk[i];
     }
     atomic_store(&chunks[number], chunk);
@@ -201,7 +79,7 @@ static void slot_release(struct slot *slot) {
     uint64_t next_generation = (atomic_load(&slot->word) >> 8) + 1;
     atomic_store(&slot->word, next_generation << 8);
     pthread_mutex_lock(&table_lock);
-    slot->next = free_slots;
+    slot->entry.next = (struct queue_entry *)free_slots;
     free_slots = slot;
     pthread_mutex_unlock(&table_lock);
 }
@@ -209,10 +87,10 @@ static void slot_release(struct slot *slot) {
 uint64_t point_reserve(struct queue *queue, struct context *context, enum point_kind kind) {
     pthread_mutex_lock(&table_lock);
     struct slot *slot = free_slots || grow() ? free_slots : NULL;
-    if (slot) free_slots = slot->next;
+    if (slot) free_slots = slot_of(slot->entry.next);
     pthread_mutex_unlock(&table_lock);
     if (!slot) return 0;
-    atomic_fetch_add(&queue->refs, 1); /* the owner's reference is held: it is the caller */
+    queue_ref(queue); /* the owner's reference is held: it is the caller */
     slot->queue = queue;
     slot->context = context;
     slot->kind = kind;
@@ -285,13 +163,13 @@ void point_fire(uint64_t ticket, int64_t status) {
             return;
         }
         if (transition(slot, ticket, ARMED, FIRED | QUEUED | QUARANTINED | DISARMED, 0, FIRED | QUEUED, &before)) {
-            /* Nobody else polls at the slot until it is pushed. */
+            /* Nobody else looks at the slot until it is pushed. */
             struct queue *queue = slot->queue;
             atomic_store(&slot->fire_status, status);
             atomic_fetch_add(&counters[POINTS_FIRED], 1);
             if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
             else if (!in_graph(slot)) context_drop_pending(slot->context);
-            queue_push(queue, slot);
+            queue_push(queue, &slot->entry);
             queue_unref(queue);
             return;
         }
@@ -308,14 +186,14 @@ static void on_callback(void *stream, int status, void *data) {
 
 static void on_python_host_function(void *data) {
     uint64_t ticket = (uint64_t)(uintptr_t)data;
-    if (awaits_firing(ticket)) python_dispatch(ticket, CUDA_SUCCESS);
+    if (awaits_firing(ticket)) dispatch_to_python(ticket, CUDA_SUCCESS);
     point_fire(ticket, STATUS_UNKNOWN);
 }
 
 static void on_python_callback(void *stream, int status, void *data) {
     (void)stream;
     uint64_t ticket = (uint64_t)(uintptr_t)data;
-    if (awaits_firing(ticket)) python_dispatch(ticket, status);
+    if (awaits_firing(ticket)) dispatch_to_python(ticket, status);
     point_fire(ticket, status);
 }
 
@@ -331,21 +209,13 @@ static void on_foreign(void *data) {
 /* In a graph: at each launch. The ticket stays armed. */
 static void on_graph_host_function(void *data) {
     uint64_t ticket = (uint64_t)(uintptr_t)data;
-    if (awaits_firing(ticket)) python_dispatch(ticket, CUDA_SUCCESS);
+    if (awaits_firing(ticket)) dispatch_to_python(ticket, CUDA_SUCCESS);
 }
 
 /* The user object's destructor: nothing will call the function any more. On whatever thread the driver likes. */
 static void on_graph_released(void *data) { point_fire((uint64_t)(uintptr_t)data, CUDA_SUCCESS); }
 
 /* ------------------------------------------------------------------------------------------------ arming */
-
-int capture_refusal(void *stream) {
-    int capturing = 0;
-    int status = driver.stream_is_capturing(stream, &capturing);
-    if (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST) return -status; /* 906: the legacy stream */
-    if (status != CUDA_SUCCESS) return status;
-    return capturing ? RESULT_CAPTURING - (capturing - 1) : 0; /* 1 active: -900; 2 invalidated: -901 */
-}
 
 static int launch(const struct slot *slot, void *stream, host_function function, void *data) {
     if (slot->sync_mode >= 0) return driver.launch_host_func_v2(stream, function, data, slot->sync_mode);
@@ -482,17 +352,6 @@ uint64_t point_watch(struct queue *queue, struct context *context) {
 
 /* ------------------------------------------------------------------------------------------------ the consumer */
 
-static struct slot *reversed(struct slot *slot) {
-    struct slot *result = NULL;
-    while (slot) {
-        struct slot *next = slot->next;
-        slot->next = result;
-        result = slot;
-        slot = next;
-    }
-    return result;
-}
-
 static void consumer_release(struct slot *slot) {
     struct queue *queue = slot->queue;
     bool owed = atomic_load(&slot->word) & OWED;
@@ -501,44 +360,34 @@ static void consumer_release(struct slot *slot) {
 }
 
 /* What the consumer does with one slot that it has taken off a stack; false: emit refused, and it belongs back on one. */
-static bool consume(struct slot *slot, emit_function emit, void *context) {
+static bool consume(struct slot *slot, emit_function emit, void *argument) {
     uint64_t word = atomic_load(&slot->word);
     uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
     int before = word & 0xff;
     if (before & FIRED) {
         int64_t status = before & FAILED && slot->fail_status ? slot->fail_status : slot->fire_status;
-        if (!emit(context, ticket, status, true)) return false;
+        if (!emit(argument, ticket, status, true)) return false;
         consumer_release(slot);
         return true;
     }
     /* Failed by the watcher. If it fires or is disarmed before the transition, that is seen there. */
-    if (!(before & DISARMED) && !emit(context, ticket, slot->fail_status, false)) return false;
+    if (!(before & DISARMED) && !emit(argument, ticket, slot->fail_status, false)) return false;
     if (!transition(slot, ticket, QUEUED, FIRED | DISARMED, QUEUED, 0, &before)) {
-        if (!(atomic_load(&slot->word) & DISARMED) && !emit(context, ticket, slot->fail_status, true)) return false;
+        if (!(atomic_load(&slot->word) & DISARMED) && !emit(argument, ticket, slot->fail_status, true)) return false;
         consumer_release(slot);
     }
     return true;
 }
 
-bool queue_drain(struct queue *queue, emit_function emit, void *context) {
-    uint64_t ignored;
-    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
-    /* Who reads `wakeup_suppressed` before this has pushed before, and is found on the stack (both sequentially consistent). */
-    atomic_store(&queue->wakeup_suppressed, false);
-    struct slot *slot = reversed(atomic_exchange(&queue->head, NULL));
-    /* Of a few together: a single one may have come to a loop that by_hostfunc, whose slow waking says nothing of its turns. */
-    if (slot && slot->next && slot->next->next) queue_note_lag(queue, now_ns() - atomic_load(&queue->pushed));
-    while (slot) {
-        struct slot *next = slot->next;
-        if (!consume(slot, emit, context)) {
-            /* Put the rest back, newest on top as it was, and come again. */
-            struct slot *oldest = slot, *newest = reversed(slot);
-            stack_push(queue, newest, oldest);
-            if (atomic_load(&queue->closed)) push_to_orphans(queue);
-            else queue_wake(queue);
+bool queue_drain(struct queue *queue, emit_function emit, void *argument) {
+    struct queue_entry *entry = queue_take(queue);
+    while (entry) {
+        struct queue_entry *next = entry->next;
+        if (!consume(slot_of(entry), emit, argument)) {
+            queue_put_back(queue, entry);
             return false;
         }
-        slot = next;
+        entry = next;
     }
     return true;
 }
@@ -562,7 +411,7 @@ void points_fail(struct context *context, int status) {
             if (!transition(slot, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED, &before)) continue;
             atomic_fetch_add(&counters[POINTS_LEAKED], 1);
             context_drop_pending(context);
-            queue_push(slot->queue, slot);
+            queue_push(slot->queue, &slot->entry);
         }
     }
 }

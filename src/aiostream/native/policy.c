@@ -4,7 +4,7 @@
  * One odd wait (another kind of request, a hiccup) is passed over; two in a row mean that the work has changed, and everything
  * is learnt anew. So it learns within three waits and forgets within two.
  */
-#include "native.h"
+#include "policy.h"
 
 enum { WEIGHT = 8, ENOUGH = 3, TRUSTED_AFTER = 8, MICROSECOND = 1000 };
 

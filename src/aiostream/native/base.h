@@ -1,0 +1,100 @@
+/* What every native file stands on: the driver's functions, result codes, counters, the clock, and questions about captures.
+ *
+ * Only module*.c know Python. Nothing in the other files takes the GIL or holds a Python object, because the driver's threads
+ * run them. The include order is held by a test (tests/test_house.py): a header includes only headers of lower floors.
+ *
+ * Memory orders: every atomic of the native part is sequentially consistent (C11's default). The few that could be weaker are
+ * not on any path that a measurement has shown to matter, and the proofs beside them are written for the strong order.
+ */
+#ifndef AIOSTREAM_BASE_H
+#define AIOSTREAM_BASE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The driver, called by raw address: cuda-bindings' own cuLaunchHostFunc and cuStreamAddCallback wrap the function in one
+ * that takes the GIL on the driver's thread. Written once by native_bind() before any other call; read by every thread. */
+typedef void (*host_function)(void *);
+typedef void (*stream_callback)(void *stream, int status, void *data);
+
+struct driver_calls {
+    int (*launch_host_func)(void *stream, host_function, void *data);
+    int (*stream_add_callback)(void *stream, stream_callback, void *data, unsigned flags);
+    int (*stream_query)(void *stream);
+    int (*stream_synchronize)(void *stream);
+    int (*stream_is_capturing)(void *stream, int *status);
+    int (*stream_destroy)(void *stream);
+    int (*exchange_capture_mode)(int *mode);
+    int (*event_query)(void *event);
+    int (*event_record)(void *event, void *stream, unsigned flags);
+    int (*event_synchronize)(void *event);
+    int (*event_destroy)(void *event);
+    int (*event_create)(void **event, unsigned flags);
+    int (*stream_create)(void **stream, unsigned flags);
+    int (*stream_wait_event)(void *stream, void *event, unsigned flags);
+    int (*ctx_push)(void *context);
+    int (*ctx_pop)(void **context);
+    int (*capture_info)(void *stream, int *status, uint64_t *id, void **graph, void *nodes, void *count); /* as of CUDA 11.3 */
+    int (*user_object_create)(void **object, void *data, host_function, unsigned references, unsigned flags);
+    int (*user_object_release)(void *object, unsigned references);
+    int (*graph_retain_user_object)(void *graph, void *object, unsigned references, unsigned flags);
+    int (*graph_release_user_object)(void *graph, void *object, unsigned references);
+    int (*graph_launch)(void *executable, void *stream);
+    int (*graph_upload)(void *executable, void *stream);
+    int (*graph_update)(void *executable, void *graph, void *result);
+    int (*graph_destroy)(void *graph);
+    int (*graph_exec_destroy)(void *executable);
+    int (*launch_host_func_v2)(void *stream, host_function, void *data, unsigned mode); /* NULL where the driver is too old */
+};
+extern struct driver_calls driver;
+
+/* Results: 0 and positive numbers are the driver's own codes. */
+enum {
+    RESULT_CLOSED = -1,      /* the handle was closed or released: nothing was done */
+    RESULT_QUARANTINED = -2, /* a capture began between the check and the enqueue: the point is kept for ever */
+    RESULT_NO_HELPER = -3,   /* no helper stream is idle: make one where blocking does no harm, and come again */
+    RESULT_NO_MEMORY = -4,
+    RESULT_CAPTURING = -900, /* -900, -901, -906: refused before the stream was touched */
+};
+enum { CUDA_SUCCESS = 0, CUDA_NOT_READY = 600, CUDA_CAPTURE_FIRST = 900, CUDA_CAPTURE_LAST = 908 };
+
+/* What a firing says of its success. A host function brings no status, and by the manual never runs after an error; some
+ * drivers were reported to run it all the same, so whoever delivers reads the context's health after it. */
+enum { STATUS_UNKNOWN = 1 << 20 };
+
+/* Runs a few driver calls so that they can disturb nobody's capture: every query of ours happens between these two. */
+static inline int relaxed_enter(void) {
+    int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED; THREAD_LOCAL is not enough on a thread that itself captures */
+    return driver.exchange_capture_mode(&mode) == 0 ? mode : -1;
+}
+static inline void relaxed_leave(int mode) {
+    if (mode >= 0) driver.exchange_capture_mode(&mode);
+}
+
+enum counter {
+    POINTS_ARMED, POINTS_FIRED, POINTS_LEAKED,
+    POINTS_STALE,       /* firings of a ticket that was no longer armed: ignored */
+    POINTS_QUARANTINED, /* armed into a capture that began meanwhile; counted as leaked too */
+    HOST_FUNCTIONS_LATE, /* Python host functions that came after the exit gate had closed: not run */
+    WATCHER_PASSES,
+    HANDLES_CREATED, HANDLES_DESTROYED, HANDLES_RELEASED, HANDLES_OPEN,
+    FUTURES_CREATED, FUTURES_DONE, FUTURES_FAILED, FUTURES_CANCELLED, FUTURES_DROPPED,
+    WAITS_READY,     /* nothing to wait for */
+    WAITS_BY_TIMER,     /* left alone until shortly before their expected end, by a timer of their loop */
+    WAITS_HANDED_BACK, /* given back to the task because the end was near */
+    WAITS_SPUN,      /* ended in the waiting task's own queries */
+    WAITS_WATCHED,   /* given to the watcher */
+    WAITS_PREDICTED, /* of these, the ones whose end was expected */
+    WAITS_BY_HOSTFUNC,     /* of these, the ones that were given a host function on a helper stream */
+    WAITS_LEAKED,      /* their record was kept for ever: the context failed under a helper */
+    EVENT_POLLS,           /* queries by the watcher */
+    COUNTERS,
+};
+extern _Atomic int64_t counters[COUNTERS];
+
+int64_t now_ns(void); /* CLOCK_MONOTONIC */
+int capture_refusal(void *stream); /* 0, RESULT_CAPTURING.., or the driver's error */
+
+#endif

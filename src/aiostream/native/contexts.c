@@ -1,0 +1,70 @@
+/* The registry of contexts, and their health.
+ *
+ * After a sticky error no host function ever runs, so a waiter that only its host function could wake would hang for ever.
+ * The fault shows at the same moment on every stream of the process, also on an idle one that nobody else knows; so the watcher
+ * queries a private stream of ours per context, and never a user's, which might be capturing or destroyed.
+ */
+#include "contexts.h"
+
+#include <pthread.h>
+
+#include "waker.h"
+
+struct context {
+    void *stream; /* private and always idle; written by context_register, then constant */
+    void *handle;
+    int device;
+    _Atomic int64_t pending; /* points armed and neither fired nor failed; any thread */
+    int index;
+};
+
+static struct context contexts[MAX_CONTEXTS];
+static _Atomic int context_count;
+static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER; /* for context_register alone */
+
+static _Atomic int64_t pending_total;
+
+struct context *context_register(void *handle, void *private_stream, int device) {
+    pthread_mutex_lock(&context_lock);
+    struct context *context = NULL;
+    int number = context_count;
+    if (number < MAX_CONTEXTS) {
+        context = &contexts[number];
+        context->handle = handle;
+        context->stream = private_stream;
+        context->device = device;
+        context->index = number;
+        atomic_store(&context_count, number + 1);
+    }
+    pthread_mutex_unlock(&context_lock);
+    return context;
+}
+
+int context_index(const struct context *context) { return context->index; }
+int context_device(const struct context *context) { return context->device; }
+void *context_handle(const struct context *context) { return context->handle; }
+struct context *context_at(int index) { return index < 0 || index >= context_count ? NULL : &contexts[index]; }
+
+/* Add, then read `parked`; the watcher sets `parked`, then reads the total: one of the two sees the other. */
+void context_add_pending(struct context *context) {
+    atomic_fetch_add(&context->pending, 1);
+    atomic_fetch_add(&pending_total, 1);
+    waker_wake_if_parked();
+}
+
+void context_drop_pending(struct context *context) {
+    atomic_fetch_sub(&context->pending, 1);
+    atomic_fetch_sub(&pending_total, 1);
+}
+
+int context_health(struct context *context) {
+    int mode = relaxed_enter();
+    int status = driver.stream_query(context->stream);
+    relaxed_leave(mode);
+    /* NOT_READY cannot come from an idle stream unless the driver is being slow; 9xx speak of somebody's capture. */
+    if (status == CUDA_NOT_READY || (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST)) return CUDA_SUCCESS;
+    return status;
+}
+
+bool context_has_pending(const struct context *context) { return atomic_load(&((struct context *)context)->pending) > 0; }
+int64_t contexts_pending(void) { return atomic_load(&pending_total); }

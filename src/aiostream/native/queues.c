@@ -1,0 +1,164 @@
+/* Completion queues: what has arrived for a loop, pushed by any thread, taken whole by the loop's. */
+#include "queues.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { MAX_QUEUES = 65536 };
+
+/* A multi-producer stack that is drained whole, with the eventfd that wakes its consumer, and a timer that does so too: the
+ * consumer watches one descriptor for both. Queues are recycled, never freed, and their descriptors are never closed: a write
+ * that comes late can only wake the next owner for nothing.
+ * `refs` counts the owner and every point that has not fired; at zero nobody can push any more and it may be recycled. */
+struct queue {
+    _Atomic(struct queue_entry *) head; /* pushed by any thread; taken whole by the consumer, or by whoever sees `closed` */
+    _Atomic int64_t refs;
+    _Atomic bool closed; /* set once by the owner, then the stack is drained; a pusher reads it after its push */
+    _Atomic int64_t pushed;  /* when its stack stopped being empty; by that pusher */
+    _Atomic int64_t lag;     /* a running mean; by the owner's thread, read by any */
+    _Atomic bool wakeup_suppressed;     /* the consumer is about to take the stack: no need to wake it; by its thread, read by any */
+    struct timer *timer;     /* these four are constant */
+    int eventfd;
+    int descriptor; /* an epoll of the eventfd and the timer's */
+    int index;
+    struct queue *next_free; /* under table_lock */
+};
+
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* free list and growth; never held across a driver call */
+static _Atomic(struct queue *) queues[MAX_QUEUES]; /* number 0 is the orphans' */
+static int queue_count;
+static struct queue *free_queues;
+
+static bool watch(struct queue *queue, int descriptor) {
+    struct epoll_event event = {.events = EPOLLIN};
+    return epoll_ctl(queue->descriptor, EPOLL_CTL_ADD, descriptor, &event) == 0;
+}
+
+static struct queue *queue_allocate(void) { /* table_lock held */
+    if (queue_count == MAX_QUEUES) return NULL;
+    struct queue *queue = calloc(1, sizeof *queue);
+    if (!queue) return NULL;
+    queue->timer = timer_new();
+    queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
+    if (queue->timer && watch(queue, queue->eventfd) && watch(queue, timer_descriptor(queue->timer))) {
+        queue->index = queue_count;
+        queues[queue_count++] = queue;
+        return queue;
+    }
+    if (queue->timer) timer_free(queue->timer);
+    if (queue->eventfd >= 0) close(queue->eventfd);
+    if (queue->descriptor >= 0) close(queue->descriptor);
+    free(queue);
+    return NULL;
+}
+
+struct queue *queue_open(void) {
+    pthread_mutex_lock(&table_lock);
+    struct queue *queue = free_queues;
+    if (queue) free_queues = queue->next_free;
+    else queue = queue_allocate();
+    pthread_mutex_unlock(&table_lock);
+    if (!queue) return NULL;
+    uint64_t ignored;
+    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
+    queue->lag = 0; /* its former owner's says nothing of this one */
+    queue->refs = 1;
+    queue->closed = false;
+    timer_open(queue->timer);
+    return queue;
+}
+
+int queue_descriptor(const struct queue *queue) { return queue->descriptor; }
+struct timer *queue_timer(const struct queue *queue) { return queue->timer; }
+void queue_suppress_wakeup(struct queue *queue) { atomic_store(&queue->wakeup_suppressed, true); }
+int queue_index(const struct queue *queue) { return queue->index; }
+struct queue *queue_at(int index) { return index < 0 || index >= MAX_QUEUES ? NULL : queues[index]; }
+
+void queue_wake(struct queue *queue) {
+    uint64_t one = 1;
+    /* EAGAIN means that the counter is full, so the consumer is awake; EINTR is retried. */
+    while (write(queue->eventfd, &one, sizeof one) < 0 && errno == EINTR) {}
+}
+
+int64_t queue_lag(const struct queue *queue) { return atomic_load(&((struct queue *)queue)->lag); }
+
+void queue_note_lag(struct queue *queue, int64_t lag) {
+    int64_t mean = atomic_load(&queue->lag);
+    atomic_store(&queue->lag, mean + (lag - mean) / 4);
+}
+
+void queue_unref(struct queue *queue) {
+    if (atomic_fetch_sub(&queue->refs, 1) != 1) return;
+    pthread_mutex_lock(&table_lock);
+    queue->next_free = free_queues;
+    free_queues = queue;
+    pthread_mutex_unlock(&table_lock);
+}
+
+/* Links a chain (first is the newest) onto a stack; true if the stack was empty. */
+static bool stack_push(struct queue *queue, struct queue_entry *first, struct queue_entry *last) {
+    struct queue_entry *head = atomic_load(&queue->head);
+    do last->next = head;
+    while (!atomic_compare_exchange_weak(&queue->head, &head, first));
+    return head == NULL;
+}
+
+static void push_to_orphans(struct queue *queue) {
+    struct queue_entry *first = atomic_exchange(&queue->head, NULL);
+    if (!first) return;
+    struct queue_entry *last = first;
+    while (last->next) last = last->next;
+    if (stack_push(queues[0], first, last)) queue_wake(queues[0]);
+}
+
+/* Push, then read `closed`; the closer sets `closed`, then drains: whichever comes second sees the other (both sequentially
+ * consistent), so no ticket stays behind on a queue that nobody reads. */
+void queue_push(struct queue *queue, struct queue_entry *entry) {
+    /* Noted before the push, because the consumer may take the slot at once. Two that find it empty note nearly the same. */
+    if (!atomic_load(&queue->head)) atomic_store(&queue->pushed, now_ns());
+    bool was_empty = stack_push(queue, entry, entry);
+    if (atomic_load(&queue->closed)) push_to_orphans(queue);
+    else if (was_empty && !atomic_load(&queue->wakeup_suppressed)) queue_wake(queue);
+}
+
+void queue_close(struct queue *queue) {
+    if (queue->index == 0 || atomic_exchange(&queue->closed, true)) return;
+    push_to_orphans(queue);
+    queue_unref(queue);
+}
+
+void queue_ref(struct queue *queue) { atomic_fetch_add(&queue->refs, 1); }
+
+static struct queue_entry *reversed(struct queue_entry *entry) {
+    struct queue_entry *result = NULL;
+    while (entry) {
+        struct queue_entry *next = entry->next;
+        entry->next = result;
+        result = entry;
+        entry = next;
+    }
+    return result;
+}
+
+struct queue_entry *queue_take(struct queue *queue) {
+    uint64_t ignored;
+    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
+    /* A pusher that read `wakeup_suppressed` before this store has already pushed (both sequentially consistent). */
+    atomic_store(&queue->wakeup_suppressed, false);
+    struct queue_entry *entry = reversed(atomic_exchange(&queue->head, NULL));
+    /* Of a few together: a single one may have come to a loop that slept, whose slow waking says nothing of its turns. */
+    if (entry && entry->next && entry->next->next) queue_note_lag(queue, now_ns() - atomic_load(&queue->pushed));
+    return entry;
+}
+
+void queue_put_back(struct queue *queue, struct queue_entry *oldest) {
+    struct queue_entry *newest = reversed(oldest);
+    stack_push(queue, newest, oldest);
+    if (atomic_load(&queue->closed)) push_to_orphans(queue);
+    else queue_wake(queue);
+}

@@ -1,0 +1,28 @@
+/* Completion queues: a multi-producer stack for each loop, with the descriptor that wakes it. */
+#ifndef AIOSTREAM_QUEUES_H
+#define AIOSTREAM_QUEUES_H
+
+#include "base.h"
+#include "timer.h"
+
+struct queue;
+struct queue_entry { /* part of what is queued, which stays valid until it was taken */
+    struct queue_entry *next;
+};
+struct queue *queue_open(void);
+void queue_close(struct queue *);
+int queue_descriptor(const struct queue *); /* readable when something has arrived, or a timer is due */
+struct timer *queue_timer(const struct queue *);
+void queue_suppress_wakeup(struct queue *); /* by its consumer: until the drain that follows, what is pushed wakes nobody */
+int queue_index(const struct queue *);
+struct queue *queue_at(int index);
+void queue_wake(struct queue *);
+void queue_ref(struct queue *);   /* a point that may still be pushed */
+void queue_unref(struct queue *); /* with the last reference it may be recycled */
+void queue_push(struct queue *, struct queue_entry *);
+struct queue_entry *queue_take(struct queue *);                 /* all that has arrived, oldest first; by its consumer */
+void queue_put_back(struct queue *, struct queue_entry *oldest); /* what the consumer could not take; it will be woken again */
+int64_t queue_lag(const struct queue *); /* ns; how long the loop takes these days to come back to what waits for it */
+void queue_note_lag(struct queue *, int64_t lag);
+
+#endif

@@ -1,0 +1,20 @@
+/* A timer that a loop watches itself, for the waits that are left alone until shortly before their expected end. */
+#ifndef AIOSTREAM_TIMER_H
+#define AIOSTREAM_TIMER_H
+
+#include "base.h"
+
+struct timer;
+struct timer_entry { /* intrusive: part of what waits for its time */
+    int64_t time;
+    struct timer_entry *next;
+};
+struct timer *timer_new(void); /* closed; NULL: no memory, or no descriptor */
+void timer_free(struct timer *);
+int timer_descriptor(const struct timer *);
+void timer_open(struct timer *);
+bool timer_add(struct timer *, struct timer_entry *, int64_t time, int most); /* false: there are so many, or it is closed */
+struct timer_entry *timer_take_due(struct timer *, int64_t now);         /* takes some whose time has come */
+struct timer_entry *timer_close(struct timer *);                    /* takes all */
+
+#endif
