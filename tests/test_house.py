@@ -141,7 +141,7 @@ def test_the_benchmark_imports_downwards_only() -> None:
 
 
 def test_native_files_include_downwards_only() -> None:
-    sources = [path for path in (Path(__file__).parent.parent / "src" / "aiostream" / "native").glob("*.[ch]")]
+    sources = list((Path(__file__).parent.parent / "src" / "aiostream" / "native").glob("*.[ch]"))
     assert {path.stem for path in sources} == NATIVE_FLOORS.keys(), "a new native file needs its floor"
     wrong = []
     for path in sources:
