@@ -334,7 +334,7 @@ def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> Non
     loop = asyncio.new_event_loop()
     context_id = aiostream.Device(0).primary_context._ensure_monitored()
     try:
-        for broken in ("set", "retire", "pop"):
+        for broken in ("set", "state", "pop"):
             steps = futures._native.set_state
             points = [futures.Completion(loop.create_future(), "a stream", "a call", context_id) for _ in range(3)]
             for point in points:
@@ -346,7 +346,7 @@ def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> Non
             struck = []
 
             def strike(*args: Any, broken: str = broken, struck: list[int] = struck, steps: Any = steps) -> None:
-                if broken == "retire" and not struck:
+                if broken == "state" and not struck:
                     struck.append(1)
                     raise KeyboardInterrupt
                 steps(*args)
@@ -356,7 +356,7 @@ def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> Non
 
             with pytest.MonkeyPatch.context() as patch:
                 if broken != "set":
-                    patch.setattr(futures._native, "retire", strike)
+                    patch.setattr(futures._native, "set_state", strike)
                     with pytest.raises(KeyboardInterrupt):
                         _points.deliver(backlog)
                 _points.deliver(backlog)
