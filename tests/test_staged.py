@@ -23,8 +23,9 @@ import pytest
 
 import aiostream
 from aiostream import ContextFailedError, Event, Stream, StreamCaptureError, WaitCounts, _loops, _native, statistics, waiting
-from support import Gate, held_stream, idle_helpers, run_on, run_script, run_together, settle, spin, succeed
-from test_capture import CAPTURES, MODE_NAMES, MODES
+from captures import CAPTURES, MODE_NAMES, MODES
+from internals import idle_helpers
+from support import Gate, held_stream, recover, run_on, run_script, run_together, settle, spin, succeed
 
 STRATEGIES = ["auto", "event", "spin", "hostfunc"]
 OURS = STRATEGIES[:3]  # those that record an event
@@ -149,22 +150,6 @@ async def waiter_in(stage: str, thing: str = "stream") -> AsyncIterator[tuple[Wa
     await waiter.wait()
     await waiter.stream.synchronize_async()
     waiter.close()
-
-
-@pytest.fixture
-def breakable(driver_kind: str) -> Any:
-    if driver_kind != "simulator":
-        pytest.skip("a GPU's context cannot be broken and recovered")
-    from aiostream import simulator
-
-    yield simulator
-    recover(simulator)
-
-
-def recover(simulator: Any) -> None:
-    _native.watcher_stop()
-    simulator.recover()
-    _native.watcher_start()
 
 
 # ------------------------------------------------------------------------------------------------ the end of the work
@@ -1152,7 +1137,7 @@ def test_strategies_are_chosen_by_name_or_value() -> None:
         with default_wait(name):
             assert aiostream.default_wait() == name
             third = Stream()
-        assert third.wait == name
+        assert third.wait_strategy == name
         assert aiostream.default_wait() == "auto"
         for each in (stream, other, third):
             each.close()
