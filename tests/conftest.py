@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from support import LOOPS, run_on, settle
+import internals
+from support import LOOPS, recover, run_on, settle
 
 PROBE = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
@@ -33,13 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
         there = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False).returncode == 0
         driver = "gpu" if there else "simulator"
     config.stash[DRIVER] = driver
-    from aiostream import _driver, simulator
+    from aiostream import simulator
 
     if driver == "simulator":
         simulator.install(devices=2)
     else:
         # Now, before any test can install the simulator: the first driver that is loaded is the process's for good.
-        _driver.bindings()
+        internals.bindings()
         assert not simulator.installed()
 
 
@@ -47,10 +48,10 @@ DRIVER = pytest.StashKey[str]()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    from aiostream import Device, _driver
+    from aiostream import Device
 
     names = ", ".join(Device(n).name for n in range(Device.count()))
-    return f"driver: {config.stash[DRIVER]} (CUDA {_driver.driver_version()}; {names})"
+    return f"driver: {config.stash[DRIVER]} (CUDA {internals.driver_version()}; {names})"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -134,3 +135,29 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     left = {thread.name for thread in threading.enumerate()} - threads
     cached = ("aiostream-", "Trio thread", "AnyIO worker")  # ours stay for the process; the loops' own end when they idle
     assert not {name for name in left if not name.startswith(cached)}, f"threads left behind: {left}"
+
+
+# ------------------------------------------------------------------------------------------------ what a test changes
+
+
+@pytest.fixture
+def breakable(driver_kind: str) -> Any:
+    """The simulator, for a test that breaks its contexts; afterwards they are healthy."""
+    if driver_kind != "simulator":
+        pytest.skip("a GPU's context cannot be broken and recovered")
+    from aiostream import simulator
+
+    yield simulator
+    simulator.adversary()
+    recover(simulator)
+    simulator.clear_faults()
+
+
+@pytest.fixture
+def default_prediction() -> Iterator[None]:
+    """Restores prediction and the timer limits after a test that changes them, as a `Waiter` does."""
+    length, most = internals.timer_limits(0, 0)
+    internals.timer_limits(length, most)
+    yield
+    internals.set_prediction(True)
+    internals.timer_limits(length, most)

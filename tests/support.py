@@ -1,4 +1,4 @@
-"""What the tests hold streams with, and look at them through."""
+"""What most tests share: loops, gates that hold streams, and scripts in processes of their own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
-from aiostream import Device, Event, Stream, _driver, _kernels, _native, interop
+from aiostream import Device, Stream, interop
+from internals import bindings, driver_call, load_kernels, spin, start_watcher, stop_watcher
 
-spin = _kernels.spin
+__all__ = ["LOOPS", "Gate", "held_stream", "recover", "run_on", "run_script", "run_together", "settle", "spin", "succeed"]
+
 LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
 
 
@@ -78,9 +80,14 @@ def settle(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     return True
 
 
-def idle_helpers(event: Event) -> int:
-    """How many of the library's private streams wait for nothing, in an event's context."""
-    return _native.idle_helpers(event.context._ensure_monitored())
+def recover(simulator: Any) -> None:
+    """Makes the simulator's failed contexts healthy again.
+
+    The library does not expect that. So the watcher is stopped meanwhile: a pass that saw the failure must be over.
+    """
+    stop_watcher()
+    simulator.recover()
+    start_watcher()
 
 
 class Gate:
@@ -90,20 +97,20 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        _kernels.load(Device(0).primary_context)  # with a gate shut, the driver would load nothing
+        load_kernels(Device(0).primary_context)  # with a gate shut, the driver would load nothing
         with Device(0).primary_context.current():
-            self._pointer = int(_driver.call("cuMemHostAlloc", 64, 3))  # portable, mapped
+            self._pointer = int(driver_call("cuMemHostAlloc", 64, 3))  # portable, mapped
         self._word = ctypes.c_uint32.from_address(self._pointer)
         self._word.value = 0
 
     def hold(self, stream: Any) -> None:
         """Later work of the stream waits for `open()`."""
         reference = interop.reference_to(stream)
-        driver = _driver.bindings()
+        driver = bindings()
         with reference.context.current():
             flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value
             handle = driver.CUstream(reference.handle.value)
-            _driver.call("cuStreamWaitValue32", handle, driver.CUdeviceptr(self._pointer), 1, flags)
+            driver_call("cuStreamWaitValue32", handle, driver.CUdeviceptr(self._pointer), 1, flags)
 
     def open(self) -> None:
         """Lets everything through, also what is held later, until it is shut."""
@@ -130,7 +137,7 @@ def held_stream(gate: Gate, **options: Any) -> Stream:
 def run_script(driver_kind: str, script: str, *, timeout: float = 60.0, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs Python text in a process of its own, on the driver that is under test.
 
-    Failed contexts, exits and forks cannot be tested in the process that tests. `support` can be imported there.
+    Failed contexts, exits and forks cannot be tested in the process that tests. The modules of `tests/` can be imported there.
     """
     variables = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "PYTHONFAULTHANDLER": "1", **environment}
     variables["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")

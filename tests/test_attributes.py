@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import aiostream
+import internals
 from aiostream import (
     AccessPolicyWindow,
     AccessProperty,
@@ -22,7 +23,6 @@ from aiostream import (
     StreamCaptureError,
     StreamClosedError,
     SynchronizationPolicy,
-    _driver,
 )
 from support import succeed
 
@@ -39,15 +39,15 @@ def stream() -> Any:
 @pytest.fixture
 def memory() -> Any:
     with Device(0).primary_context.current():
-        pointer = _driver.call("cuMemAlloc", 1 << 16)
+        pointer = internals.driver_call("cuMemAlloc", 1 << 16)
     yield int(pointer)
     with Device(0).primary_context.current():
-        _driver.call("cuMemFree", pointer)
+        internals.driver_call("cuMemFree", pointer)
 
 
 def test_enumerations_have_the_drivers_values() -> None:
     """Each member that these bindings know has the number that they give it."""
-    driver = _driver.bindings()
+    driver = internals.bindings()
     named = {
         "AccessProperty": ("CUaccessProperty", "CU_ACCESS_PROPERTY_"),
         "CaptureMode": ("CUstreamCaptureMode", "CU_STREAM_CAPTURE_MODE_"),
@@ -184,7 +184,7 @@ def test_a_capture_is_not_disturbed_by_questions(stream: Stream, mode: CaptureMo
         for attribute in StreamAttribute:
             stream.get_attribute(attribute)
         stream.set_attribute(StreamAttribute.PRIORITY, 0)
-        if _driver.driver_version() >= 13010:
+        if internals.driver_version() >= 13010:
             with pytest.raises(StreamCaptureError):
                 stream.dev_resource()
         assert stream.priority == 0
@@ -205,17 +205,17 @@ def test_an_ordinary_stream_has_no_green_context(stream: Stream) -> None:
 
 
 def test_a_green_contexts_stream_tells_of_it() -> None:
-    driver = _driver.bindings()
-    device = _driver.call("cuDeviceGet", 0)
+    driver = internals.bindings()
+    device = internals.driver_call("cuDeviceGet", 0)
     try:
-        resource = _driver.call("cuDeviceGetDevResource", device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
-        groups = _driver.call("cuDevSmResourceSplitByCount", 1, resource, 0, 8)[0]
+        resource = internals.driver_call("cuDeviceGetDevResource", device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+        groups = internals.driver_call("cuDevSmResourceSplitByCount", 1, resource, 0, 8)[0]
     except NotSupportedError as error:
         pytest.skip(f"this driver has no green contexts: {error}")
-    description = _driver.call("cuDevResourceGenerateDesc", groups, 1)
+    description = internals.driver_call("cuDevResourceGenerateDesc", groups, 1)
     flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM.value
-    green = _driver.call("cuGreenCtxCreate", description, device, flags)
-    raw = _driver.call("cuGreenCtxStreamCreate", green, 1, 0)
+    green = internals.driver_call("cuGreenCtxCreate", description, device, flags)
+    raw = internals.driver_call("cuGreenCtxStreamCreate", green, 1, 0)
     stream = Stream.from_raw(int(raw))
     assert stream.green_context == int(green)
     stream.synchronize()
@@ -250,7 +250,7 @@ def test_a_cuda_core_stream_on_the_same_handle(stream: Stream) -> None:
 @pytest.mark.simulator_only("plays a newer driver")
 def test_what_newer_drivers_can() -> None:
     """Sync modes of host functions, and recaptures, on a driver of CUDA 13.3."""
-    if not hasattr(_driver.bindings(), "cuStreamBeginRecaptureToGraph"):
+    if not hasattr(internals.bindings(), "cuStreamBeginRecaptureToGraph"):
         pytest.skip("these bindings are older")
     script = """
         from aiostream import simulator

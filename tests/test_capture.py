@@ -11,72 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from aiostream import Event, Stream, StreamCaptureError, _driver, _native, statistics
+from aiostream import Event, Stream, StreamCaptureError, statistics
+from captures import CAPTURES, GLOBAL, MODE_NAMES, MODES, begin, end
+from internals import native_call_replaced
 from support import Gate, held_stream, spin, succeed
-
-GLOBAL, THREAD_LOCAL, RELAXED = MODES = (0, 1, 2)
-MODE_NAMES = ["global", "thread-local", "relaxed"]
-
-
-def begin(stream: Stream, mode: int) -> None:
-    driver = _driver.bindings()
-    _driver.call("cuStreamBeginCapture", driver.CUstream(stream.handle), driver.CUstreamCaptureMode(mode))
-
-
-def end(stream: Stream) -> int:
-    """Ends the capture, which must have survived; returns how many nodes its graph has."""
-    graph = _driver.call("cuStreamEndCapture", _driver.bindings().CUstream(stream.handle))
-    assert int(graph) != 0, "the capture ended without a graph"
-    _, nodes = _driver.call("cuGraphGetNodes", graph)
-    _driver.call("cuGraphDestroy", graph)
-    return int(nodes)
-
-
-class HereCapture:
-    """Captures in the calling thread."""
-
-    def __init__(self, stream: Stream, mode: int) -> None:
-        self.stream = stream
-        begin(stream, mode)
-
-    def end(self) -> int:
-        return end(self.stream)
-
-
-class ElsewhereCapture:
-    """Captures in a thread of its own, which alone may end what it began (unless RELAXED)."""
-
-    def __init__(self, stream: Stream, mode: int) -> None:
-        self._begun, self._to_end = threading.Event(), threading.Event()
-        self._outcome: int | BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(stream, mode), name="aiostream-test-capture")
-        self._thread.start()
-        assert self._begun.wait(30)
-        if self._outcome is not None:
-            self.end()
-
-    def _run(self, stream: Stream, mode: int) -> None:
-        try:
-            with stream.context.current():
-                begin(stream, mode)
-                self._begun.set()
-                assert self._to_end.wait(60)
-                self._outcome = end(stream)
-        except BaseException as error:
-            self._outcome = error
-        finally:
-            self._begun.set()
-
-    def end(self) -> int:
-        self._to_end.set()
-        self._thread.join()
-        if isinstance(self._outcome, BaseException):
-            raise self._outcome
-        assert self._outcome is not None
-        return self._outcome
-
-
-CAPTURES: dict[str, Callable[[Stream, int], Any]] = {"here": HereCapture, "elsewhere": ElsewhereCapture}
 
 
 @pytest.fixture(params=CAPTURES)
@@ -347,12 +285,13 @@ def test_the_very_first_use_may_fall_into_a_capture(driver_kind: str) -> None:
     """The library starts, and makes its private streams, while this thread captures GLOBAL."""
     script = """
         import asyncio
-        import test_capture as t
-        from aiostream import Event, Stream, StreamCaptureError, _kernels
+        import captures
+        from aiostream import Event, Stream, StreamCaptureError
+        from support import spin
         captured, other, event = Stream(), Stream(), Event()
-        _kernels.spin(captured, 0)
+        spin(captured, 0)
         async def main():
-            t.begin(captured, t.GLOBAL)
+            captures.begin(captured, captures.GLOBAL)
             event.record(other)
             await other.completion_future()
             await other.synchronize_async()
@@ -361,7 +300,7 @@ def test_the_very_first_use_may_fall_into_a_capture(driver_kind: str) -> None:
                 captured.completion_future()
             except StreamCaptureError as error:
                 print("refused", error.code)
-            print("nodes", t.end(captured))
+            print("nodes", captures.end(captured))
         asyncio.run(main())
     """
     assert succeed(driver_kind, script) == "refused 900\nnodes 0\n"
@@ -373,26 +312,23 @@ def test_the_very_first_use_may_fall_into_a_capture(driver_kind: str) -> None:
 @contextlib.contextmanager
 def capture_begins_after_check(stream: Stream, mode: int, *, check: int = 1) -> Iterator[None]:
     """A driver that lets somebody begin a capture right after our n-th check of the stream: the worst moment there is."""
-    addresses = _driver.native_addresses()
     signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
-    truth = signature(addresses["cuStreamIsCapturing"])
     handle, checks = stream.handle, 0
 
-    def lie(asked: int, status: Any) -> int:
-        nonlocal checks
-        code = truth(asked, status)
-        if asked == handle:
-            checks += 1
-            if checks == check:
-                begin(stream, mode)
-        return code
+    def replace(original: Callable[..., int]) -> Callable[..., int]:
+        def check_and_begin(asked: int, status: Any) -> int:
+            nonlocal checks
+            code = original(asked, status)
+            if asked == handle:
+                checks += 1
+                if checks == check:
+                    begin(stream, mode)
+            return code
 
-    lying = signature(lie)
-    _native.bind({**addresses, "cuStreamIsCapturing": ctypes.cast(lying, ctypes.c_void_p).value})
-    try:
+        return check_and_begin
+
+    with native_call_replaced("cuStreamIsCapturing", signature, replace):
         yield
-    finally:
-        _native.bind(addresses)
     assert checks >= check, "the stream was never checked"
 
 
@@ -459,16 +395,16 @@ def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
     """
     script = """
         import asyncio, threading
-        import test_capture as t
+        import captures
         from aiostream import Stream, StreamCaptureError, statistics
         stream = Stream()
         stopping, died = False, []
         def capture():
             with stream.context.current():
                 while not stopping:
-                    t.begin(stream, t.RELAXED)
+                    captures.begin(stream, captures.RELAXED)
                     try:
-                        t.end(stream)
+                        captures.end(stream)
                     except BaseException as error:
                         died.append(error)
                         return

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import aiostream
+import internals
 from aiostream import (
     CaptureMode,
     CaptureStatus,
@@ -242,7 +243,7 @@ def test_unjoined_and_unmatched(stream: Stream) -> None:
 
 
 def test_an_invalidated_capture_is_told_and_must_be_ended(stream: Stream) -> None:
-    driver = aiostream._driver.bindings()
+    driver = internals.bindings()
     stream.begin_capture()
     driver.cuStreamQuery(driver.CUstream(stream.handle))  # what aiostream never does
     assert stream.capture_status() is CaptureStatus.INVALIDATED
@@ -302,21 +303,19 @@ def test_capture_info_lends_the_graph_until_the_end(stream: Stream) -> None:
 
 def test_captures_that_others_end_leave_nothing_behind(stream: Stream) -> None:
     """What was lent of them is closed when the stream is seen in the next one."""
-    from aiostream import capture as module
-
-    driver = aiostream._driver.bindings()
+    driver = internals.bindings()
     graphs = []
     for _ in range(5):
         stream.begin_capture()
         graphs.append(stream.capture_info().graph)
         _, raw = driver.cuStreamEndCapture(driver.CUstream(stream.handle))
         driver.cuGraphDestroy(raw)
-        assert len(module._in_progress) == 1
+        assert internals.captures_in_progress() == 1
     assert [graph is not None and graph.closed for graph in graphs] == [True] * 4 + [False]
     stream.begin_capture()
     graphs.append(stream.capture_info().graph)
     stream.end_capture().close()
-    assert module._in_progress == []
+    assert internals.captures_in_progress() == 0
     assert all(graph is not None and graph.closed for graph in graphs)
 
 
@@ -353,7 +352,10 @@ def test_dependencies_can_be_added_and_replaced(stream: Stream) -> None:
     with capture.graph as graph:
         assert set(graph.root_nodes) == {graph.nodes[0], graph.nodes[1]}
         last = next(node for node in graph.nodes if node == third.node)
-        assert {dependency.node.handle for dependency in last.dependencies} == {first.node._handle, second.node._handle}
+        assert {dependency.node.handle for dependency in last.dependencies} == {
+            internals.last_handle_of(first.node),
+            internals.last_handle_of(second.node),
+        }
         assert [dependency.node for dependency in graph.nodes[0].dependents] == [last]
     assert code_of(stream.update_capture_dependencies, [])[:2] == (CudaError, 401)
 
@@ -468,7 +470,7 @@ def test_a_capture_that_fails_takes_its_graph_with_it(how: str, closed_before: b
         assert in_thread(stream.end_capture, stream).code == 908
     else:
         if how == "invalidated":
-            driver = aiostream._driver.bindings()
+            driver = internals.bindings()
             driver.cuStreamQuery(driver.CUstream(stream.handle))
         assert code_of(stream.end_capture)[1] == {"unjoined": 904, "invalidated": 901}[how]
     assert graph.closed
@@ -507,7 +509,7 @@ def test_a_graph_that_is_captured_into_is_not_given_away(stream: Stream) -> None
 @pytest.mark.parametrize("good", [True, False])
 def test_a_capture_into_a_graph_that_others_ended(stream: Stream, good: bool) -> None:
     """Noticed when the stream captures again: then the graph is let go of, or closed if it is no more."""
-    driver, graph = aiostream._driver.bindings(), Graph()
+    driver, graph = internals.bindings(), Graph()
     stream.begin_capture_to_graph(graph)
     if not good:
         driver.cuStreamQuery(driver.CUstream(stream.handle))
@@ -546,7 +548,7 @@ def test_a_threads_mode_is_pushed_and_popped() -> None:
 
 
 def test_a_relaxed_thread_may_do_what_a_global_capture_forbids(stream: Stream) -> None:
-    driver = aiostream._driver.bindings()
+    driver = internals.bindings()
 
     def allocate() -> int:
         code, pointer = driver.cuMemAlloc(64)

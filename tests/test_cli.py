@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import aiostream
-from aiostream import _clash, _demo
+import internals
 
-SOURCE = Path(_clash.__file__).parents[1]
+SOURCE = Path(aiostream.__file__).parents[1]
 ANSI = re.compile(r"\x1b\[")
 
 
@@ -57,9 +57,12 @@ def test_demo_draws_each_stream_and_the_heartbeat_and_balances(driver_kind: str,
 def test_the_drawing_puts_each_thing_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     ms = 1_000_000
     monkeypatch.setenv("COLUMNS", "100")
-    record = _demo.Record(started=5 * ms, ended=85 * ms, beats=[5 * ms, 25 * ms, 75 * ms], uncertainty=2_000)
-    record.steps["5 10 20 40 ms"] = [_demo.Step(5 * ms, 25 * ms, 25.25 * ms), _demo.Step(25 * ms, 45 * ms, 46.5 * ms)]
-    axis, gpu, task, heartbeat, _, _, beats, latency, clocks = _demo._drawing(record)
+    record = internals.DemoRecord(started=5 * ms, ended=85 * ms, beats=[5 * ms, 25 * ms, 75 * ms], uncertainty=2_000)
+    record.steps["5 10 20 40 ms"] = [
+        internals.DemoStep(5 * ms, 25 * ms, 25.25 * ms),
+        internals.DemoStep(25 * ms, 45 * ms, 46.5 * ms),
+    ]
+    axis, gpu, task, heartbeat, _, _, beats, latency, clocks = internals.demo_drawing(record)
     start, width = 19, 80  # a column for each millisecond
     assert axis == f"{'':{start}}0{'':19}20{'':18}40{'':18}60 ms"
     assert gpu == f"{'5 10 20 40 ms GPU':{start}}{'█' * 20}{'▒' * 21}"

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import aiostream
-from aiostream import _driver
+import internals
 from support import run_script
 
 
@@ -24,18 +24,18 @@ from support import run_script
     ],
 )
 def test_a_code_has_its_name_and_class(code: int, name: str, kind: type[aiostream.CudaError]) -> None:
-    error = _driver.error(code, "cuStreamQuery", "stream 0x10")
+    error = internals.driver_error(code, "cuStreamQuery", "stream 0x10")
     assert type(error) is kind
     assert (error.code, error.name, error.call, error.stream) == (code, name, "cuStreamQuery", "stream 0x10")
     assert str(error) == f"cuStreamQuery reported {name} ({code}) for stream 0x10"
 
 
 def test_a_code_newer_than_the_bindings_is_still_an_error() -> None:
-    assert _driver.error(987654, "cuStreamQuery").name == "CUDA_ERROR_UNRECOGNIZED"
+    assert internals.driver_error(987654, "cuStreamQuery").name == "CUDA_ERROR_UNRECOGNIZED"
 
 
 def test_errors_cross_process_boundaries() -> None:
-    error = _driver.error(700, "cuStreamQuery", "stream 0x10")
+    error = internals.driver_error(700, "cuStreamQuery", "stream 0x10")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is aiostream.ContextFailedError
     assert (copy.code, copy.name, copy.call, copy.stream, str(copy)) == (
@@ -49,13 +49,13 @@ def test_errors_cross_process_boundaries() -> None:
 
 def test_the_driver_s_refusal_is_raised_with_its_call() -> None:
     with pytest.raises(aiostream.CudaError, match=r"cuCtxGetDevice reported CUDA_ERROR_INVALID_CONTEXT \(201\)") as caught:
-        _driver.call("cuCtxGetDevice")
+        internals.driver_call("cuCtxGetDevice")
     assert caught.value.code == 201
 
 
 def test_a_function_that_the_bindings_lack_is_not_supported() -> None:
     with pytest.raises(aiostream.NotSupportedError, match="cuda-bindings do not have it"):
-        _driver.call("cuStreamTeleport")
+        internals.driver_call("cuStreamTeleport")
 
 
 def test_without_a_driver_the_error_says_how_to_get_the_simulator(driver_kind: str) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 import aiostream
 from aiostream import Event, Stream, StreamClosedError
-from support import Gate, held_stream, idle_helpers, spin
+from internals import idle_helpers
+from support import Gate, held_stream, spin
 
 
 def test_an_event_that_was_never_recorded_is_done() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import aiostream
-from aiostream import ContextFailedError, CudaError, Device, Event, Stream, _driver, _native, statistics
-from support import Gate, held_stream, idle_helpers, run_script, spin, succeed
+import internals
+from aiostream import ContextFailedError, CudaError, Device, Event, Stream, statistics
+from support import Gate, held_stream, recover, run_script, spin, succeed
 
 # 32 awaited streams; the first will meet the fault, the others are busy for much longer than that takes. Hardware queues are
 # few, so the stream that will fault takes its own first.
@@ -26,7 +27,8 @@ FAULT = """
         from aiostream import simulator
         simulator.install(devices=2)
         simulator.adversary({adversary})
-    from aiostream import (ContextFailedError, CudaError, Device, Stream, _driver, _kernels, statistics)
+    from aiostream import (ContextFailedError, CudaError, Device, Stream, statistics)
+    import internals
     from support import Gate, spin
     KERNEL, CODE, DEVICES, EXIT = {kernel!r}, {code}, {devices}, {exit}
 
@@ -37,9 +39,9 @@ FAULT = """
         spin(stream, 0)  # loads the module on each device
         stream.synchronize()
     with Device(0).primary_context.current():
-        _, private = _driver.bindings().cuStreamCreate(1)  # now: with work in flight the driver may make no other
+        _, private = internals.bindings().cuStreamCreate(1)  # now: with work in flight the driver may make no other
     gate.hold(streams[0])
-    _kernels.launch(streams[0], KERNEL)
+    internals.launch_kernel(streams[0], KERNEL)
     for stream in streams[1:]:
         spin(stream, 25.0)
 
@@ -51,7 +53,7 @@ FAULT = """
 
     def poll():
         # A user's own look at the driver: the moment at which it first says that the context has failed.
-        driver = _driver.bindings()
+        driver = internals.bindings()
         while True:
             (code,) = driver.cuStreamQuery(private)
             if int(code) not in (0, 600):
@@ -182,16 +184,17 @@ def test_host_functions_that_run_after_a_fault(driver_kind: str, backend: str) -
 def test_a_callback_is_called_with_the_fault_and_a_host_function_is_not_called(driver_kind: str) -> None:
     script = """
         import threading
-        from aiostream import Stream, _kernels
-        from support import Gate
+        from aiostream import Stream
+        from support import Gate, spin
+        import internals
         called, gate, stream = threading.Event(), Gate(), Stream()
-        _kernels.spin(stream, 0)
+        spin(stream, 0)
         def note(*arguments):
             print(*(f"{type(a).__name__} {a.code}" if isinstance(a, Exception) else a for a in arguments), flush=True)
         stream.add_callback(note, "before")
         stream.synchronize()
         gate.hold(stream)
-        _kernels.launch(stream, "trap")
+        internals.launch_kernel(stream, "trap")
         stream.launch_host_func(note, "never")
         stream.add_callback(note, "after")
         stream.add_callback(lambda error: called.set())
@@ -205,14 +208,15 @@ def test_an_asyncio_gather_and_a_timeout_over_a_fault(driver_kind: str) -> None:
     """What users do: the first failure of a gather, and a wait that was given up before the fault."""
     script = """
         import asyncio
-        from aiostream import ContextFailedError, Stream, _kernels, statistics
+        from aiostream import ContextFailedError, Stream, statistics
+        import internals
         from support import Gate, settle, spin
         async def main():
             gate = Gate()
             first, second = Stream(), Stream()
             spin(first, 0)
             gate.hold(first)
-            _kernels.launch(first, "trap")
+            internals.launch_kernel(first, "trap")
             spin(second, 20)
             given_up = second.completion_future()
             try:
@@ -238,25 +242,6 @@ def test_an_asyncio_gather_and_a_timeout_over_a_fault(driver_kind: str) -> None:
 
 class Kept:
     """Something that must stay alive."""
-
-
-@pytest.fixture
-def breakable(driver_kind: str) -> Any:
-    if driver_kind != "simulator":
-        pytest.skip("a GPU's context cannot be broken and recovered")
-    from aiostream import simulator
-
-    yield simulator
-    simulator.adversary()
-    recover(simulator)
-    simulator.clear_faults()
-
-
-def recover(simulator: Any) -> None:
-    """Nothing in the library expects a context to come back: a look of the watcher's that saw the failure must be over."""
-    _native.watcher_stop()
-    simulator.recover()
-    _native.watcher_start()
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
@@ -331,12 +316,10 @@ async def test_host_functions_that_come_late_release_what_they_keep(breakable: A
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 async def test_a_wait_that_ends_in_a_fault_that_shows_late(breakable: Any, loop_kind: str) -> None:
     breakable.adversary(late_faults=0.2)
-    from aiostream import _kernels
-
     stream = Stream()
     spin(stream, 0)
     await stream.synchronize_async()
-    _kernels.launch(stream, "illegal_address")
+    internals.launch_kernel(stream, "illegal_address")
     with pytest.raises(ContextFailedError) as caught:
         await stream.synchronize_async()
     assert caught.value.code == 700
@@ -549,7 +532,7 @@ async def test_a_refused_helper_stream(breakable: Any, loop_kind: str) -> None:
         for nth in range(1, 9):  # the janitor tries too, when the last is lent, and so do waits that grow old
             breakable.fail("cuStreamCreate", 2, nth=nth)
         async with anyio.create_task_group() as group:
-            for _ in range(idle_helpers(event)):
+            for _ in range(internals.idle_helpers(event)):
                 group.start_soon(event.synchronize_async)
             await anyio.wait_all_tasks_blocked()
             with pytest.raises(CudaError) as caught:
@@ -583,4 +566,4 @@ async def test_a_watcher_that_is_lied_to_by_a_capture_code_believes_nothing(brea
 
 def test_this_suite_left_no_fault_behind(driver_kind: str) -> None:
     with Device(0).primary_context.current():
-        _driver.call("cuCtxSynchronize")
+        internals.driver_call("cuCtxSynchronize")

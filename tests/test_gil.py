@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from aiostream import Device, Stream, _driver, _kernels, statistics
+import internals
+from aiostream import Device, Stream, statistics
 from support import Gate, spin, succeed
 
 # A thread keeps the GIL while it waits for the whole context. With anything of ours that needed the GIL on a driver thread, or
@@ -102,18 +103,18 @@ async def idle_time(kind: str, repetitions: int = 20) -> list[float]:
     """Microseconds between two kernels with a completion between them, by the GPU's own clock."""
     stream = Stream()
     with Device(0).primary_context.current():
-        pointer = int(_driver.call("cuMemHostAlloc", 16, 3))
+        pointer = int(internals.driver_call("cuMemHostAlloc", 16, 3))
     stamps = (ctypes.c_uint64 * 2).from_address(pointer)
     times: list[float] = []
-    _kernels.stamp(stream, pointer)
+    internals.stamp(stream, pointer)
     await stream.synchronize_async()
     gate = Gate()
     for _ in range(repetitions):
         gate.hold(stream)  # all of it is enqueued before any of it runs, however long Python takes for that
         spin(stream, 0.02)  # the driver's thread has gone to sleep by then, busy Python or not
-        _kernels.stamp(stream, pointer)
+        internals.stamp(stream, pointer)
         future = getattr(stream, kind)() if kind != "none" else None
-        _kernels.stamp(stream, pointer + 8)
+        internals.stamp(stream, pointer + 8)
         gate.open()
         if future is not None:
             await future
@@ -122,7 +123,7 @@ async def idle_time(kind: str, repetitions: int = 20) -> list[float]:
         times.append((stamps[1] - stamps[0]) / 1000)
     stream.close()
     with Device(0).primary_context.current():
-        _driver.call("cuMemFreeHost", pointer)
+        internals.driver_call("cuMemFreeHost", pointer)
     return times
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import internals
 from aiostream import (
     CaptureMode,
     CaptureStatus,
@@ -25,7 +26,6 @@ from aiostream import (
     Stream,
     StreamCaptureError,
     StreamClosedError,
-    _driver,
     statistics,
 )
 from support import Gate, settle, spin
@@ -91,7 +91,7 @@ def test_nodes_know_their_neighbours(stream: Stream) -> None:
 
 def test_edited_through_the_driver(stream: Stream) -> None:
     """The bindings' own functions take the handle; what they add is found."""
-    driver = _driver.bindings()
+    driver = internals.bindings()
     with Graph() as graph:
         (code, node) = driver.cuGraphAddEmptyNode(driver.CUgraph(int(graph)), [], 0)
         assert int(code) == 0
@@ -172,7 +172,7 @@ def test_dropped_graphs_are_destroyed_in_the_background(stream: Stream) -> None:
 
 
 def test_a_structure_that_cannot_be_executed_is_named() -> None:
-    driver = _driver.bindings()
+    driver = internals.bindings()
     with Graph() as graph:
         handle = driver.CUgraph(int(graph))
         _, first = driver.cuGraphAddEmptyNode(handle, [], 0)
@@ -193,7 +193,7 @@ def test_instantiate_flags(stream: Stream) -> None:
     with captured(stream) as graph:
         for flags in (InstantiateFlags.AUTO_FREE_ON_LAUNCH, InstantiateFlags.USE_NODE_PRIORITY):
             with graph.instantiate(flags) as executable:
-                driver = _driver.bindings()
+                driver = internals.bindings()
                 code, told = driver.cuGraphExecGetFlags(driver.CUgraphExec(int(executable)))
                 # Node priorities are not told, here or on an H200.
                 assert (int(code), int(told)) == (0, int(flags & InstantiateFlags.AUTO_FREE_ON_LAUNCH))
@@ -426,13 +426,13 @@ def test_nothing_that_is_done_with_graphs_ends_a_capture(stream: Stream, mode: C
 
 def test_what_the_driver_is_too_old_for_is_named(stream: Stream) -> None:
     graph = captured(stream)
-    if _driver.driver_version() < 13030:
+    if internals.driver_version() < 13030:
         with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.3 or newer"):
             stream.begin_recapture_to_graph(graph)
-    if _driver.driver_version() < 13020:
+    if internals.driver_version() < 13020:
         with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.2 or newer"):
             stream.launch_host_func(print, sync_mode=1)
-    if _driver.driver_version() < 13010:
+    if internals.driver_version() < 13010:
         with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.1 or newer"):
             stream.dev_resource()
     graph.close()
@@ -449,7 +449,7 @@ class Fake:
 
 
 def test_graphs_of_other_libraries(stream: Stream) -> None:
-    driver = _driver.bindings()
+    driver = internals.bindings()
     graph = captured(stream)
     executable = graph.instantiate()
     raw, raw_executable = driver.CUgraph(int(graph)), driver.CUgraphExec(int(executable))

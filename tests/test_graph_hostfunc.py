@@ -7,11 +7,13 @@ import gc
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from aiostream import CaptureMode, CudaError, Event, Graph, GraphNodeType, Stream, StreamCaptureError, simulator, statistics
+from internals import bindings, native_call_replaced
 from support import Gate, settle, spin, succeed
 
 
@@ -135,9 +137,7 @@ def test_it_lives_as_long_as_any_graph_that_may_call_it(stream: Stream) -> None:
 
 def test_it_lives_in_a_child_graph(stream: Stream) -> None:
     """A graph that was launched into a capture, or added as a child."""
-    from aiostream import _driver
-
-    driver = _driver.bindings()
+    driver = bindings()
     child, owner = captured_owner(stream)
     with Graph() as parent:
         (code, _) = driver.cuGraphAddChildGraphNode(driver.CUgraph(int(parent)), [], 0, driver.CUgraph(int(child)))
@@ -195,9 +195,7 @@ def test_a_capture_that_fails_frees_what_it_took_in(stream: Stream, how: str) ->
         if how == "exception":
             raise ValueError("body")
         if how == "invalidated":
-            from aiostream import _driver
-
-            driver = _driver.bindings()
+            driver = bindings()
             driver.cuStreamQuery(driver.CUstream(stream.handle))
         if how == "unjoined":
             event.record(stream)
@@ -260,15 +258,13 @@ def test_an_exception_is_reported_at_each_launch_and_the_graph_goes_on(stream: S
 
 def test_native_functions_are_captured_raw(stream: Stream) -> None:
     """The driver is given the user's own pointer and data; both are kept alive as long as the graph."""
-    from aiostream import _driver
-
     library = ctypes.CDLL(None)
     semaphore = (ctypes.c_char * 64)()
     value = ctypes.c_int(-1)
     assert library.sem_init(semaphore, 0, 0) == 0
     with stream.capture() as capture:
         stream.launch_host_func(library.sem_post, semaphore)
-    driver = _driver.bindings()
+    driver = bindings()
     code, parameters = driver.cuGraphHostNodeGetParams(driver.CUgraphNode(int(capture.graph.nodes[0])))
     assert int(code) == 0
     assert int(parameters.fn) == ctypes.cast(library.sem_post, ctypes.c_void_p).value
@@ -387,26 +383,21 @@ def test_a_refused_step_leaves_nothing_behind(stream: Stream, call: str) -> None
 @pytest.mark.leaks(1)
 def test_a_capture_that_another_thread_ends_in_between_is_quarantined(stream: Stream) -> None:
     """What was enqueued may be plain work of the stream, which no graph keeps: its record is kept for ever and does nothing."""
-    from aiostream import _driver, _native
-
-    addresses = _driver.native_addresses()
     signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    truth = signature(addresses["cuLaunchHostFunc"])
     graphs: list[Graph] = []
 
-    def end_first(asked: int, function: int, data: int) -> int:
-        graphs.append(stream.end_capture())
-        return truth(asked, function, data)
+    def replace(original: Callable[..., int]) -> Callable[..., int]:
+        def end_first(asked: int, function: int, data: int) -> int:
+            graphs.append(stream.end_capture())
+            return original(asked, function, data)
 
-    lying = signature(end_first)
+        return end_first
+
     called: list[int] = []
     stream.begin_capture(CaptureMode.RELAXED)
-    _native.bind({**addresses, "cuLaunchHostFunc": ctypes.cast(lying, ctypes.c_void_p).value or 0})
-    try:
-        with pytest.raises(StreamCaptureError, match="began or ended a capture"):
-            stream.launch_host_func(called.append, 1)
-    finally:
-        _native.bind(addresses)
+    refused = pytest.raises(StreamCaptureError, match="began or ended a capture")
+    with native_call_replaced("cuLaunchHostFunc", signature, replace), refused:
+        stream.launch_host_func(called.append, 1)
     stream.synchronize()
     graphs[0].close()
     assert called in ([], [1])

@@ -1,4 +1,4 @@
-"""The order of the house: who imports whom, what is public, and what happens at import (nothing)."""
+"""The order of the house: who imports whom, what is public, what happens at import (nothing), and how the tests are built."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import aiostream
 
 PACKAGE = Path(aiostream.__file__).parent
+TESTS = Path(__file__).parent
 
 # A module imports only modules of lower numbers.
 LEVELS = {
@@ -141,7 +142,7 @@ def test_the_benchmark_imports_downwards_only() -> None:
 
 
 def test_native_files_include_downwards_only() -> None:
-    sources = list((Path(__file__).parent.parent / "src" / "aiostream" / "native").glob("*.[ch]"))
+    sources = list((TESTS.parent / "src" / "aiostream" / "native").glob("*.[ch]"))
     assert {path.stem for path in sources} == NATIVE_FLOORS.keys(), "a new native file needs its floor"
     wrong = []
     for path in sources:
@@ -200,5 +201,42 @@ assert aiostream.statistics().points.armed == 0
 
 
 def test_modules_stay_small() -> None:
-    for path in [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.c")]:
-        assert len(path.read_text().splitlines()) <= 700, path.name
+    files = [path for folder in (PACKAGE, TESTS) for path in folder.rglob("*") if path.suffix in {".py", ".c", ".h"}]
+    long = {path.name: lines for path in files if (lines := len(path.read_text().splitlines())) > 700}
+    assert not long
+
+
+# ------------------------------------------------------------------------------------------------ the tests
+
+
+def test_no_test_imports_a_test_module() -> None:
+    """What tests share lies in modules of its own. Scripts in strings count too."""
+    importing = re.compile(r"^\s*(?:from|import) (?:\w+, )*(?:test_\w+|conftest)\b", re.MULTILINE)
+    wrong = [(path.name, line.strip()) for path in TESTS.rglob("*.py") for line in importing.findall(path.read_text())]
+    assert not wrong
+
+
+def test_only_one_test_module_knows_private_names() -> None:
+    """`tests/internals.py` gives them plain names, so that a rename in the library changes one file of the tests."""
+    wrong = []
+    for path in sorted(TESTS.rglob("*.py")):
+        if path.name != "internals.py":
+            text = path.read_text()
+            wrong += [f"{path.name} names {name}" for name in private_modules(text)]
+            wrong += [f"{path.name} uses {name}" for name in private_attributes(ast.parse(text))]
+    assert not wrong
+
+
+def private_modules(text: str) -> list[str]:
+    """Private modules of the library that a text names, also in scripts in strings."""
+    found = re.findall(r"\baiostream(?:\.\w+)*?\._[a-z]\w*", text)
+    for names in re.findall(r"^\s*from aiostream(?:\.\w+)* import (\([^)]*\)|.*)", text, re.MULTILINE):
+        found += re.findall(r"\b_[a-z]\w*", re.sub(r" as \w+", "", names))
+    return found
+
+
+def private_attributes(tree: ast.AST) -> list[str]:
+    """Private attributes that code uses of other objects than `self`; a few of the standard library's are allowed."""
+    allowed = {"os._exit", "asyncio._set_running_loop", "task._log_destroy_pending"}
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)]
+    return [name for node in used if (name := ast.unparse(node)) not in allowed and not name.startswith("self.")]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from aiostream import Event, Stream, _driver
+import internals
+from aiostream import Event, Stream
 from support import Gate, spin
 
 
@@ -19,7 +20,7 @@ class Fake:
 
 
 def shapes_of_a_stream(handle: int) -> list[Any]:
-    driver = _driver.bindings()
+    driver = internals.bindings()
     return [
         handle,
         driver.CUstream(handle),
@@ -33,7 +34,7 @@ def shapes_of_a_stream(handle: int) -> list[Any]:
 
 
 def shapes_of_an_event(handle: int) -> list[Any]:
-    driver = _driver.bindings()
+    driver = internals.bindings()
     return [
         handle,
         driver.CUevent(handle),

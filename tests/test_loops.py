@@ -1,4 +1,4 @@
-"""Loops: each is told in its own thread, once per batch, also when it ends badly."""
+"""Loops: each is woken in its own thread, once per batch, also when it ends badly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import selectors
 import signal
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
@@ -16,20 +16,20 @@ import pytest
 import uvloop
 
 import aiostream
-from aiostream import Stream, _loops, _native, statistics
+import internals
+from aiostream import Stream, statistics
 from support import LOOPS, Gate, held_stream, run_on, settle, spin
 
 
 async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
-    deliver = _loops._points.deliver
 
-    def counted(backlog: list[int], orphaned: bool = False) -> None:
+    def count_and_deliver(backlog: list[Any], orphaned: bool, deliver: Callable[[], None]) -> None:
         if backlog and not orphaned:
             batches.append(len(backlog) // 2)
-        deliver(backlog, orphaned)
+        deliver()
 
-    monkeypatch.setattr(_loops._points, "deliver", counted)
+    internals.intercept_delivery(monkeypatch, count_and_deliver)
     with Gate() as gate:
         async with held_stream(gate) as stream:
             futures = [stream.completion_future() for _ in range(50)]
@@ -136,12 +136,12 @@ def test_a_queue_is_used_again_by_a_later_loop() -> None:
     async def main() -> None:
         async with Stream() as stream:
             await stream.synchronize_async()
-            queues.add(_loops.current_bridge().queue)
+            queues.add(internals.current_bridge().queue)
 
     for _ in range(20):
         asyncio.run(main())
         gc.collect()
-        assert settle(lambda: not _loops._process._tasks)
+        assert settle(internals.janitor_is_idle)
     assert len(queues) < 10
 
 
@@ -185,12 +185,12 @@ class Blind(asyncio.SelectorEventLoop):
     """A loop that cannot watch descriptors for others, as asyncio's proactor loop cannot."""
 
     def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
-        if callback.__func__ is _loops.Bridge.drain:
+        if internals.is_drain(callback):
             raise NotImplementedError
         super().add_reader(fd, callback, *args)
 
 
-def test_a_loop_without_add_reader_is_told_by_the_dispatcher() -> None:
+def test_loop_without_add_reader_is_woken_by_the_dispatcher() -> None:
     async def main() -> None:
         with Gate() as gate:
             async with held_stream(gate) as stream:
@@ -205,8 +205,8 @@ def test_a_loop_without_add_reader_is_told_by_the_dispatcher() -> None:
     assert any(thread.name == "aiostream-dispatcher" for thread in threading.enumerate())
 
 
-def test_dozing_waits_of_a_loop_without_add_reader() -> None:
-    """Their timer is behind the descriptor that the dispatcher watches, which tells it of each change once."""
+def test_timer_waits_of_a_loop_without_add_reader() -> None:
+    """Their timer is behind the descriptor that the dispatcher watches, which reports each change once."""
 
     async def main() -> None:
         streams = [Stream() for _ in range(20)]
@@ -285,15 +285,14 @@ def test_a_keyboard_interrupt_in_a_drain_loses_nothing(monkeypatch: pytest.Monke
     """
     loop = asyncio.new_event_loop()
     interrupts = 0
-    deliver = _loops._points.deliver
 
-    def interrupted(backlog: list[int], orphaned: bool = False) -> None:
+    def interrupt_and_deliver(backlog: list[Any], orphaned: bool, deliver: Callable[[], None]) -> None:
         nonlocal interrupts
         if not orphaned and len(backlog) > 2 and interrupts < 30:
             interrupts += 1
             signal.setitimer(signal.ITIMER_REAL, 0.00001 * interrupts)
         try:
-            deliver(backlog, orphaned)
+            deliver()
         finally:
             if not orphaned:
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -308,7 +307,7 @@ def test_a_keyboard_interrupt_in_a_drain_loses_nothing(monkeypatch: pytest.Monke
         except KeyboardInterrupt:
             pass
 
-    monkeypatch.setattr(_loops._points, "deliver", interrupted)
+    internals.intercept_delivery(monkeypatch, interrupt_and_deliver)
     previous = signal.signal(signal.SIGALRM, strike)
     stream = Stream()
     futures: list[Any] = []
@@ -329,41 +328,37 @@ def test_a_keyboard_interrupt_in_a_drain_loses_nothing(monkeypatch: pytest.Monke
 
 def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> None:
     """The same without chance: the delivery of each of three points is broken off at each of its steps."""
-    from aiostream import _points, futures
-
     loop = asyncio.new_event_loop()
-    context_id = aiostream.Device(0).primary_context._ensure_monitored()
+    context_id = internals.register_context(aiostream.Device(0).primary_context)
+    registered = internals.point_registry()
     try:
-        for broken in ("set", "state", "pop"):
-            steps = futures._native.set_state
-            points = [futures.Completion(loop.create_future(), "a stream", "a call", context_id) for _ in range(3)]
-            for point in points:
-                _native.set_state(point, futures.State.PENDING, _native.FUTURES_CREATED)
+        for broken in ("before", "change", "after"):
+            points = [internals.pending_completion(loop.create_future(), context_id) for _ in range(3)]
             waiting = [point.future for point in points]
             registry = {-1 - n: point for n, point in enumerate(points)}
-            _points.registry.update(registry)
+            registered.update(registry)
             backlog = [number for ticket in registry for number in (ticket, 0)]
-            struck = []
+            struck: list[int] = []
 
-            def strike(*args: Any, broken: str = broken, struck: list[int] = struck, steps: Any = steps) -> None:
-                if broken == "state" and not struck:
+            def strike(set_state: Callable[[], None], broken: str = broken, struck: list[int] = struck) -> None:
+                if broken == "change" and not struck:
                     struck.append(1)
                     raise KeyboardInterrupt
-                steps(*args)
-                if broken == "pop" and not struck:
+                set_state()
+                if broken == "after" and not struck:
                     struck.append(1)
                     raise KeyboardInterrupt
 
             with pytest.MonkeyPatch.context() as patch:
-                if broken != "set":
-                    patch.setattr(futures._native, "set_state", strike)
+                if broken != "before":
+                    internals.intercept_set_state(patch, strike)
                     with pytest.raises(KeyboardInterrupt):
-                        _points.deliver(backlog)
-                _points.deliver(backlog)
+                        internals.deliver(backlog)
+                internals.deliver(backlog)
             assert backlog == []
             assert all(future is not None and future.done() for future in waiting)
-            assert all(point.state is futures.State.DONE for point in points)
-            assert not registry.keys() & _points.registry.keys()
+            assert all(map(internals.is_done, points))
+            assert not registry.keys() & registered.keys()
     finally:
         loop.close()
-    assert _native.pending() == 0
+    assert internals.pending_points() == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import internals
 from aiostream import (
     CudaError,
     Device,
@@ -25,7 +26,6 @@ from aiostream import (
     WaitValueFlags,
     WriteValue,
     WriteValueFlags,
-    _driver,
 )
 
 
@@ -34,7 +34,7 @@ class Words:
 
     def __init__(self) -> None:
         with Device(0).primary_context.current():
-            self.address = int(_driver.call("cuMemHostAlloc", 64, 3))
+            self.address = int(internals.driver_call("cuMemHostAlloc", 64, 3))
         self.small = (ctypes.c_uint32 * 16).from_address(self.address)
         self.large = (ctypes.c_uint64 * 8).from_address(self.address)
         for place in range(16):
@@ -42,7 +42,7 @@ class Words:
 
     def free(self) -> None:
         with Device(0).primary_context.current():
-            _driver.call("cuMemFreeHost", self.address)
+            internals.driver_call("cuMemFreeHost", self.address)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_values_are_written_in_order(stream: Stream, words: Words, bits: int) ->
 
 
 def test_a_batch_is_done_in_order(stream: Stream, words: Words) -> None:
-    pointer = _driver.bindings().CUdeviceptr(words.address)
+    pointer = internals.bindings().CUdeviceptr(words.address)
     stream.batch_mem_op(
         [
             WaitValue(pointer, 1),
@@ -187,7 +187,7 @@ def test_what_the_driver_refuses(stream: Stream, words: Words) -> None:
 
 def test_managed_memory_is_attached(stream: Stream) -> None:
     with Device(0).primary_context.current():
-        pointer = _driver.call("cuMemAllocManaged", 4096, MemAttach.GLOBAL.value)
+        pointer = internals.driver_call("cuMemAllocManaged", 4096, MemAttach.GLOBAL.value)
     for flags in MemAttach:
         stream.attach_mem_async(pointer, 0, flags)
         stream.attach_mem_async(int(pointer), 4096, flags)
@@ -199,7 +199,7 @@ def test_managed_memory_is_attached(stream: Stream) -> None:
         stream.attach_mem_async(1 << 20)  # no memory of anybody's
     assert caught.value.call == "cuStreamAttachMemAsync"
     with Device(0).primary_context.current():
-        _driver.call("cuMemFree", pointer)
+        internals.driver_call("cuMemFree", pointer)
 
 
 def test_a_streams_share_of_the_device(stream: Stream) -> None:

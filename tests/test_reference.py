@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import aiostream
+import internals
 
 TESTS = Path(__file__).parent
 SCRIPT = TESTS.parent / "docs" / "make_reference.py"
@@ -60,7 +60,7 @@ def test_every_stream_function_of_the_bindings_has_a_row(reference: ModuleType) 
         "cuStreamGetGreenCtx",  # cuStreamGetCtx_v2 tells it too
     }
     known = {row.theirs for row in reference.DRIVER} | left_out
-    there = {name for name in dir(aiostream._driver.bindings()) if name.startswith("cuStream")}
+    there = {name for name in dir(internals.bindings()) if name.startswith("cuStream")}
     assert not there - known
 
 

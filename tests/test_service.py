@@ -9,6 +9,7 @@ import time
 import pytest
 
 import aiostream
+import internals
 from aiostream import CudaError, Stream, statistics
 from support import Gate, settle, succeed
 
@@ -48,7 +49,7 @@ async def test_waiting_for_the_first_exception() -> None:
         never, fine = held.completion_future(), free.completion_future()
         failing = held.enqueue_async(lambda _: None)
         # A future of this loop that fails, without a lost context.
-        failing.set_exception(CudaError(1, "CUDA_ERROR_INVALID_VALUE", "test"))  # type: ignore[attr-defined]
+        internals.fail_future(failing, CudaError(1, "CUDA_ERROR_INVALID_VALUE", "test"))
         done, pending = await aiostream.wait([never, fine, failing], return_when="FIRST_EXCEPTION")
         assert failing in done
         assert never in pending
@@ -175,7 +176,8 @@ def test_listeners_are_told_once(driver_kind: str) -> None:
     script = """
         import asyncio, threading
         import aiostream
-        from aiostream import Stream, _kernels
+        from aiostream import Stream
+        import internals
         from support import settle
         told = []
         def tell(error):
@@ -195,7 +197,7 @@ def test_listeners_are_told_once(driver_kind: str) -> None:
             future = stream.completion_future()
             await future
             assert not told
-            _kernels.launch(stream, "trap")
+            internals.launch_kernel(stream, "trap")
             try:
                 await stream.completion_future()  # refused at once if the fault has shown already
             except aiostream.ContextFailedError as error:

@@ -11,17 +11,18 @@ import anyio
 import pytest
 
 import aiostream
-from aiostream import Context, CudaError, Device, Event, Stream, StreamClosedError, StreamFlags, _driver
+import internals
+from aiostream import Context, CudaError, Device, Event, Stream, StreamClosedError, StreamFlags
 from support import Gate, held_stream, settle, spin
 
 
 def raw_stream() -> int:
     with Device(0).primary_context.current():
-        return int(_driver.call("cuStreamCreate", 1))
+        return int(internals.driver_call("cuStreamCreate", 1))
 
 
 def destroy(handle: int) -> None:
-    _driver.call("cuStreamDestroy", _driver.bindings().CUstream(handle))
+    internals.driver_call("cuStreamDestroy", internals.bindings().CUstream(handle))
 
 
 # ------------------------------------------------------------------------------------------------ what it is
@@ -208,7 +209,7 @@ def test_a_dropped_stream_is_destroyed_by_the_janitor() -> None:
 def test_close_waits_for_the_last_user_who_then_destroys() -> None:
     before = aiostream.statistics().handles
     stream = Stream()
-    with stream._pinned():  # what every call does while the driver may look at the handle
+    with internals.pinned(stream):  # what every call does while the driver may look at the handle
         stream.close()
         assert stream.closed
         assert aiostream.statistics().handles.destroyed == before.destroyed, "somebody still uses it"
@@ -259,7 +260,7 @@ def test_into_raw_waits_for_the_last_use() -> None:
     stream = Stream()
     taken: list[int] = []
     taker = threading.Thread(target=lambda: taken.append(stream.into_raw()))
-    with stream._pinned():
+    with internals.pinned(stream):
         taker.start()
         assert settle(lambda: stream.closed), "new uses are refused at once"
         assert taken == []
@@ -288,7 +289,7 @@ class CupyLike:
 @pytest.mark.parametrize("kind", [int, Foreign, TorchLike, CupyLike, "bindings"])
 async def test_other_libraries_streams_are_borrowed(kind: Any) -> None:
     handle = raw_stream()
-    theirs = _driver.bindings().CUstream(handle) if kind == "bindings" else kind(handle)
+    theirs = internals.bindings().CUstream(handle) if kind == "bindings" else kind(handle)
     stream = Stream.borrow(theirs)
     assert stream.handle == handle
     await stream.synchronize_async()
@@ -390,7 +391,7 @@ def test_wait_event_orders_streams() -> None:
     second.wait_event(Event())  # never recorded: holds nothing up
     second.synchronize()
     second.wait_event(event.handle)
-    second.wait_event(_driver.bindings().CUevent(event.handle))
+    second.wait_event(internals.bindings().CUevent(event.handle))
     with pytest.raises(TypeError, match="a CUDA event is needed"):
         second.wait_event("event")
     with pytest.raises(ValueError, match="invalid value 64"):

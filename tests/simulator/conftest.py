@@ -60,3 +60,10 @@ def gate(driver: None) -> Iterator[Any]:
     made = Gate()
     yield made
     made.open()
+
+
+@pytest.fixture
+def build(driver: None) -> Any:
+    from simgraphs import Nodes
+
+    return Nodes()

@@ -9,6 +9,7 @@ import time
 import pytest
 from simdriver import Gate, address, callback, code, cu, host, ok, raw, run_python, until
 
+import internals
 from aiostream import simulator
 
 # --- names and versions
@@ -260,9 +261,9 @@ def test_adversaries_are_put_back(stream):
     simulator.adversary(late_faults=0.5)
     with simulator.adversary(blocking_enqueue=True), simulator.adversary():
         pass
-    assert simulator._adversary[3] == 0.5
+    assert internals.adversary_in_force()[3] == 0.5
     simulator.adversary()
-    assert simulator._adversary == (False, 0.0, False, 0.0, False)
+    assert internals.adversary_in_force() == (False, 0.0, False, 0.0, False)
 
 
 def test_recovering_without_a_fault_fails_what_is_pending(stream, gate):

@@ -1,0 +1,76 @@
+"""Captures that a test begins and ends by the driver's own calls, without the library."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from aiostream import Stream
+from internals import bindings, driver_call
+
+GLOBAL, THREAD_LOCAL, RELAXED = MODES = (0, 1, 2)
+MODE_NAMES = ["global", "thread-local", "relaxed"]
+
+
+def begin(stream: Stream, mode: int) -> None:
+    """Begins a capture by the driver's own call."""
+    driver = bindings()
+    driver_call("cuStreamBeginCapture", driver.CUstream(stream.handle), driver.CUstreamCaptureMode(mode))
+
+
+def end(stream: Stream) -> int:
+    """Ends the capture, which must have survived; returns how many nodes its graph has."""
+    graph = driver_call("cuStreamEndCapture", bindings().CUstream(stream.handle))
+    assert int(graph) != 0, "the capture ended without a graph"
+    _, nodes = driver_call("cuGraphGetNodes", graph)
+    driver_call("cuGraphDestroy", graph)
+    return int(nodes)
+
+
+class HereCapture:
+    """Captures in the calling thread."""
+
+    def __init__(self, stream: Stream, mode: int) -> None:
+        self.stream = stream
+        begin(stream, mode)
+
+    def end(self) -> int:
+        return end(self.stream)
+
+
+class ElsewhereCapture:
+    """Captures in a thread of its own, which alone may end what it began (unless RELAXED)."""
+
+    def __init__(self, stream: Stream, mode: int) -> None:
+        self._begun, self._to_end = threading.Event(), threading.Event()
+        self._outcome: int | BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(stream, mode), name="aiostream-test-capture")
+        self._thread.start()
+        assert self._begun.wait(30)
+        if self._outcome is not None:
+            self.end()
+
+    def _run(self, stream: Stream, mode: int) -> None:
+        try:
+            with stream.context.current():
+                begin(stream, mode)
+                self._begun.set()
+                assert self._to_end.wait(60)
+                self._outcome = end(stream)
+        except BaseException as error:
+            self._outcome = error
+        finally:
+            self._begun.set()
+
+    def end(self) -> int:
+        self._to_end.set()
+        self._thread.join()
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        assert self._outcome is not None
+        return self._outcome
+
+
+# Where a test captures: in its own thread, or in another one.
+CAPTURES: dict[str, Callable[[Stream, int], Any]] = {"here": HereCapture, "elsewhere": ElsewhereCapture}

@@ -1,0 +1,290 @@
+"""The only module of the tests that uses the library's private names.
+
+Each of them has a plain name here. If you rename one in `src/`, change this file and no test. Scripts that run in processes of
+their own may import this module too. `tests/test_house.py` holds the rule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from aiostream import (
+    Context,
+    CudaError,
+    Event,
+    Stream,
+    StreamPool,
+    _clash,
+    _demo,
+    _driver,
+    _kernels,
+    _loops,
+    _native,
+    _points,
+    _process,
+    capture,
+    futures,
+    simulator,
+    waiting,
+)
+
+# ------------------------------------------------------------------------------------------------ the driver
+
+
+def bindings() -> ModuleType:
+    """Loads the driver, if it is not loaded, and returns its bindings."""
+    return _driver.bindings()
+
+
+def driver_call(name: str, *args: Any) -> Any:
+    """Calls a function of the driver by its name; an error code is raised."""
+    return _driver.call(name, *args)
+
+
+def driver_error(code: int, call: str, stream: str | None = None) -> CudaError:
+    """Makes the exception for an error code of the driver."""
+    return _driver.error(code, call, stream)
+
+
+def driver_version() -> int:
+    """Returns the CUDA version of the driver, 13010 for 13.1."""
+    return _driver.driver_version()
+
+
+@contextlib.contextmanager
+def native_call_replaced(name: str, signature: Any, replace: Callable[[Any], Callable[..., int]]) -> Iterator[None]:
+    """Binds the native part to `replace(original)` in place of one driver function, until the block ends."""
+    addresses = _driver.native_addresses()
+    replacement = signature(replace(signature(addresses[name])))
+    _native.bind({**addresses, name: _address_of(replacement)})
+    try:
+        yield
+    finally:
+        _native.bind(addresses)
+
+
+def _address_of(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+# ------------------------------------------------------------------------------------------------ kernels
+
+
+def spin(stream: Any, seconds: float) -> None:
+    """Launches a kernel that keeps the stream busy for that long."""
+    _kernels.spin(stream, seconds)
+
+
+def stamp(stream: Any, pointer: int) -> None:
+    """Launches a kernel that writes the GPU's clock to an address."""
+    _kernels.stamp(stream, pointer)
+
+
+def launch_kernel(stream: Any, name: str) -> None:
+    """Launches one of the library's kernels without arguments: `trap`, `illegal_address`."""
+    _kernels.launch(stream, name)
+
+
+def load_kernels(context: Context) -> None:
+    """Loads the library's kernels into a context."""
+    _kernels.load(context)
+
+
+# ------------------------------------------------------------------------------------------------ counters
+
+POINTS_ARMED: int = _native.POINTS_ARMED
+"""Index in `native_counters()`: host functions and callbacks that were enqueued."""
+WAITS_WATCHED: int = _native.WAITS_WATCHED
+"""Index in `native_counters()`: waits that the watcher has taken."""
+WAITS_HANDED_BACK: int = _native.WAITS_HANDED_BACK
+"""Index in `native_counters()`: waits that the watcher has handed back to their task."""
+WAITS_BY_TIMER: int = _native.WAITS_BY_TIMER
+"""Index in `native_counters()`: waits that were left to a timer of their loop."""
+WAITS_BY_HOSTFUNC: int = _native.WAITS_BY_HOSTFUNC
+"""Index in `native_counters()`: waits that the watcher has given a host function on a helper stream."""
+
+
+def native_counters() -> list[int]:
+    """Returns the native part's counters, without the checks of `statistics()`."""
+    return _native.counters()
+
+
+def pending_points() -> int:
+    """Returns how many host functions and callbacks the driver has not called yet."""
+    return _native.pending()
+
+
+# ------------------------------------------------------------------------------------------------ waits
+
+
+def set_prediction(enabled: bool) -> None:
+    """Switches the prediction of waits on or off."""
+    _native.predict(enabled)
+
+
+def timer_limits(nanoseconds: int, count: int) -> tuple[int, int]:
+    """Sets how long a timer may be and how many there may be at a time; returns the limits before."""
+    return _native.timer_limits(nanoseconds, count)
+
+
+def hostfunc_limit(count: int) -> None:
+    """Sets how many waits may have a host function on a helper stream at a time; the default is 4."""
+    _native.hostfunc_limit(count)
+
+
+def idle_helpers(event: Event) -> int:
+    """Returns how many of the library's helper streams are idle, in an event's context."""
+    return _native.idle_helpers(register_context(event.context))
+
+
+def add_helper(context: Context) -> None:
+    """Makes one more helper stream in a context."""
+    context._add_helper()
+
+
+def register_context(context: Context) -> int:
+    """Registers a context with the watcher, if it is not registered; returns the watcher's number for it."""
+    return context._ensure_monitored()
+
+
+def use_wait_list(context: Context, stream_id: int) -> None:
+    """Looks up the wait list of a stream, as each wait does; makes it if there is none."""
+    context._wait_list(stream_id)
+
+
+def wait_list_count(context: Context) -> int:
+    """Returns how many streams' wait lists a context keeps."""
+    return len(context._wait_lists)
+
+
+def start_watcher() -> None:
+    """Starts the watcher thread."""
+    _native.watcher_start()
+
+
+def stop_watcher() -> None:
+    """Stops the watcher thread and waits for the end of its current pass."""
+    _native.watcher_stop()
+
+
+def intercept_hand_back(patch: pytest.MonkeyPatch, act: Callable[[Any, Callable[[], None]], None]) -> None:
+    """Calls `act(wait, hand_back)` in place of each hand-back of a wait to its task; `hand_back()` carries it out."""
+    original = waiting._Watched.handed_back
+
+    def intercepted(watched: Any, wait: Any, orphaned: bool) -> None:
+        act(wait, lambda: original(watched, wait, orphaned))
+
+    patch.setattr(waiting._Watched, "handed_back", intercepted)
+
+
+# ------------------------------------------------------------------------------------------------ loops and deliveries
+
+
+def current_bridge() -> Any:
+    """Returns the bridge between the native part and the running loop: `queue`, `descriptor`, `drain()`."""
+    return _loops.current_bridge()
+
+
+def is_drain(callback: Any) -> bool:
+    """Whether a loop's callback is a bridge's `drain` method."""
+    return getattr(callback, "__func__", None) is _loops.Bridge.drain
+
+
+def janitor_is_idle() -> bool:
+    """Whether no task waits for the janitor thread."""
+    return not _process._tasks
+
+
+def intercept_delivery(patch: pytest.MonkeyPatch, act: Callable[[list[Any], bool, Callable[[], None]], None]) -> None:
+    """Calls `act(backlog, orphaned, deliver)` in place of each delivery of a drain; `deliver()` carries it out."""
+    original = _points.deliver
+
+    def intercepted(backlog: list[Any], orphaned: bool = False) -> None:
+        act(backlog, orphaned, lambda: original(backlog, orphaned))
+
+    patch.setattr(_points, "deliver", intercepted)
+
+
+def deliver(backlog: list[Any]) -> None:
+    """Delivers `ticket, code, ticket, code, ...` as a bridge does after a drain."""
+    _points.deliver(backlog)
+
+
+def point_registry() -> dict[int, Any]:
+    """Returns the registry itself: what each ticket stands for."""
+    return _points.registry
+
+
+def pending_completion(future: Any, context_id: int) -> futures.Completion:
+    """Makes a pending completion that no driver call belongs to."""
+    completion = futures.Completion(future, "a stream", "a call", context_id)
+    _native.set_state(completion, futures.State.PENDING, _native.FUTURES_CREATED)
+    return completion
+
+
+def is_done(completion: futures.Completion) -> bool:
+    """Whether a completion has settled as done."""
+    return completion.state is futures.State.DONE
+
+
+def fail_future(future: Any, error: BaseException) -> None:
+    """Settles a future of the library with an exception."""
+    futures.set_exception(future, error)
+
+
+def intercept_set_state(patch: pytest.MonkeyPatch, act: Callable[[Callable[[], None]], None]) -> None:
+    """Calls `act(set_state)` in place of each change of a completion's state; `set_state()` carries it out."""
+    original = _native.set_state
+    patch.setattr(_native, "set_state", lambda *args: act(lambda: original(*args)))
+
+
+# ------------------------------------------------------------------------------------------------ other objects
+
+
+def pinned(stream: Stream) -> contextlib.AbstractContextManager[int]:
+    """Keeps a stream's handle in use until the block ends, as each driver call does."""
+    return stream._pinned()
+
+
+def waiting_tasks(pool: StreamPool) -> int:
+    """Returns how many tasks wait for a stream of a pool."""
+    return len(pool._waiting)
+
+
+def captures_in_progress() -> int:
+    """Returns how many captures the library keeps a record of."""
+    return len(capture._in_progress)
+
+
+def last_handle_of(node: Any) -> int:
+    """Returns a graph node's handle, also after its graph was closed."""
+    return node._handle
+
+
+def adversary_in_force() -> tuple[bool, float, bool, float, bool]:
+    """Returns what the simulator's adversary does now; `late_faults` is the fourth."""
+    return simulator._adversary
+
+
+# ------------------------------------------------------------------------------------------------ command line
+
+DemoRecord = _demo.Record
+"""What a run of the demo has measured."""
+DemoStep = _demo.Step
+"""One await in a record of the demo."""
+
+
+def demo_drawing(record: _demo.Record) -> list[str]:
+    """Returns the lines that the demo prints for a record."""
+    return _demo._drawing(record)
+
+
+def other_distribution() -> str | None:
+    """Returns where the metadata of PyPI's other aiostream lies, or None."""
+    return _clash.other_distribution()

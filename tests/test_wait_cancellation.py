@@ -1,0 +1,188 @@
+"""Cancelled waits, in each stage; and trio's rule that each wait is a checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import internals
+from support import Gate
+from waiters import THINGS, Waiter, counts, in_each_stage, since, waiter_in
+
+pytestmark = pytest.mark.usefixtures("default_prediction")
+
+
+@in_each_stage
+async def test_cancelled_wait_raises_at_once(stage: str, thing: str) -> None:
+    async with waiter_in(stage, thing) as (waiter, _):
+        caught = []
+
+        async def wait(scope: anyio.CancelScope) -> None:
+            with scope:
+                await waiter.wait()
+            caught.append(scope.cancelled_caught)
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                scope = anyio.CancelScope()
+                tasks.start_soon(wait, scope)
+                await waiter.reach()
+                scope.cancel()
+        assert caught == [True]
+        assert not waiter.stream.query(), "the work goes on"
+
+
+@in_each_stage
+def test_asyncio_timeout_and_cancelled_task(stage: str, thing: str) -> None:
+    async def main() -> None:
+        async with waiter_in(stage, thing) as (waiter, _):
+            task = asyncio.ensure_future(waiter.wait())
+            await waiter.reach()
+            task.cancel("enough")
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.005):
+                    await waiter.wait()
+            with anyio.move_on_after(0.005) as scope:
+                await waiter.wait()
+            assert scope.cancelled_caught
+
+    asyncio.run(main())
+
+
+@pytest.mark.simulator_only("a GPU does not count its calls")
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_handed_back_wait_is_polled_once_per_loop_turn(monkeypatch: pytest.MonkeyPatch, loop_kind: str) -> None:
+    """Once as soon as its task resumes, and again only after a turn of the loop: the library measures the turn by that."""
+    from aiostream import simulator
+
+    queries: list[int] = []
+
+    def poll_twice(wait: Any, hand_back: Callable[[], None]) -> None:
+        before = simulator.calls("cuEventQuery")
+        assert wait.poll() is wait
+        queries.append(simulator.calls("cuEventQuery") - before)
+        assert next(wait.__await__()) is None
+        queries.append(simulator.calls("cuEventQuery") - before)
+        hand_back()
+
+    while not queries:  # see `Stage.predicted`: on a busy machine it may get no timer
+        async with waiter_in("on timer") as (waiter, gate):
+            internals.intercept_hand_back(monkeypatch, poll_twice)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waiter.wait)
+                await waiter.reach()
+                while not queries and since(waiter.before).by_hostfunc == 0:
+                    await anyio.lowlevel.checkpoint()
+                gate.open()
+            monkeypatch.undo()
+    assert queries == [1, 1]
+
+
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_wait_cancelled_while_it_is_handed_back(
+    monkeypatch: pytest.MonkeyPatch, loop_kind: str, moment: str, thing: str
+) -> None:
+    """Just before the delivery, when only the future is cancelled; or between the delivery and the task's next step."""
+    struck = []
+
+    def cancel_meanwhile(wait: Any, hand_back: Callable[[], None]) -> None:
+        if moment == "before":
+            cancel()
+        hand_back()
+        if moment == "after":
+            cancel()
+        struck.append(wait)
+
+    async def wait(waiter: Waiter) -> None:
+        if loop_kind == "trio":
+            with scope:
+                await waiter.wait()
+            outcome.append(scope.cancelled_caught)
+            return
+        task.append(asyncio.current_task())
+        try:
+            await waiter.wait()
+        except asyncio.CancelledError:
+            outcome.append(True)
+
+    def cancel() -> None:
+        if loop_kind == "trio":
+            scope.cancel()
+        else:
+            task[-1].cancel()
+
+    task: list[Any] = []
+    while not struck:
+        async with waiter_in("handed back", thing) as (waiter, _):
+            outcome: list[bool] = []
+            scope = anyio.CancelScope()
+            internals.intercept_hand_back(monkeypatch, cancel_meanwhile)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait, waiter)
+                await waiter.reach()
+                for _ in range(20):
+                    await anyio.lowlevel.checkpoint()
+                if not struck:  # it was not predicted after all
+                    tasks.cancel_scope.cancel()
+            monkeypatch.undo()
+    assert outcome == [True]
+    assert len(struck) == 1
+
+
+@pytest.mark.simulator_only("a GPU does not count its calls")
+@in_each_stage
+async def test_cancelled_waits_lose_no_records(stage: str, thing: str) -> None:
+    """The library reuses their events once the GPU has passed them."""
+    from aiostream import simulator
+
+    waiter = Waiter(stage, thing)
+    made = 0
+    for number in range(12):
+        if number == 2:  # the watcher may still have the first ones
+            made = simulator.calls("cuEventCreate")
+        with Gate() as gate:
+            await waiter.hold(gate)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waiter.wait)
+                await waiter.reach()
+                tasks.cancel_scope.cancel()
+        await waiter.wait()
+    assert simulator.calls("cuEventCreate") - made <= 4
+    assert counts().leaked == waiter.before.leaked
+    waiter.close()
+
+
+# ------------------------------------------------------------------------------------------------ trio's checkpoint rule
+
+
+@in_each_stage
+def test_each_wait_is_a_checkpoint_on_trio(stage: str, thing: str) -> None:
+    import trio
+    import trio.testing
+
+    async def main() -> None:
+        async with waiter_in(stage, thing) as (waiter, gate):
+
+            async def open_soon() -> None:
+                await waiter.reach()
+                gate.open()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(open_soon)
+                with trio.testing.assert_checkpoints():
+                    await waiter.wait()
+            with trio.testing.assert_checkpoints():
+                await waiter.wait()  # ready, or about to be
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await waiter.wait()
+            assert scope.cancelled_caught
+
+    trio.run(main)

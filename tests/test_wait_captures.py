@@ -1,0 +1,111 @@
+"""Waits and captures: a capturing stream refuses waits, and no wait invalidates a capture."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+import aiostream
+from aiostream import Event, Stream, StreamCaptureError, statistics
+from captures import CAPTURES, MODE_NAMES, MODES
+from support import Gate, spin
+from waiters import CASES, STRATEGIES, Waiter, counts, since
+
+pytestmark = pytest.mark.usefixtures("default_prediction")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_capturing_stream_refuses_its_waits_untouched(strategy: str, driver_kind: str) -> None:
+    stream, event = Stream(wait=strategy), Event()
+    spin(stream, 0)
+    stream.synchronize()
+    for _ in range(12):  # also when the query is left out
+        before, armed = counts(), statistics().points.armed
+        for where, mode in zip(("here", "elsewhere", "here"), MODES, strict=True):
+            capture = CAPTURES[where](stream, mode)
+            with pytest.raises(StreamCaptureError) as caught:
+                await stream.synchronize_async()
+            assert caught.value.code == 900
+            spin(stream, 0)
+            event.record(stream)
+            with pytest.raises(StreamCaptureError) as caught:
+                await event.synchronize_async()
+            assert caught.value.code == 907
+            assert capture.end() == 1
+        now = since(before)
+        assert (now.ready, now.spun, now.watched, now.leaked) == (0, 0, 0, 0)
+        assert statistics().points.armed == armed
+        with Gate() as gate:
+            gate.hold(stream)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stream.synchronize_async)
+                await anyio.lowlevel.checkpoint()
+                gate.open()
+    stream.close()
+    event.close()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
+@pytest.mark.parametrize("where", CAPTURES)
+async def test_waits_in_all_stages_invalidate_no_capture(where: str, mode: int) -> None:
+    """P6, also by the library's threads that poll, make helper streams and enqueue host functions."""
+    waiters = [Waiter(stage, thing) for stage, thing in CASES]
+    captured = Stream()
+    spin(captured, 0)
+    for waiter in waiters:
+        waiter.work(0)
+        await waiter.wait()
+        await waiter.prepare()
+    gates = [Gate() for _ in range(4)]
+    before = counts()
+    async with anyio.create_task_group() as tasks:
+        # Four held streams at a time, because each holds a hardware queue, and the helpers behind them do too.
+        for number, waiter in enumerate(waiters):
+            gate = gates[number // 3]
+            gate.hold(waiter.stream)
+            waiter.event.record(waiter.stream)
+            if number % 3 == 0:
+                capture = CAPTURES[where](captured, mode)
+            tasks.start_soon(waiter.wait)
+            if number % 3 == 2 or number == len(waiters) - 1:
+                spin(captured, 0)
+                polls = counts().polls
+                passes = statistics().watcher_passes
+                while counts().polls < polls + 8 or statistics().watcher_passes < passes + 2:
+                    await anyio.lowlevel.checkpoint()
+                gate.open()
+                for _ in range(20):
+                    await anyio.lowlevel.checkpoint()
+                assert capture.end() == 1
+    assert since(before).by_hostfunc > 0
+    assert since(before).leaked == 0
+    for waiter in waiters:
+        waiter.close()
+    captured.close()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
+async def test_busy_capturing_stream_refuses_its_waits(mode: int) -> None:
+    """The capture is noticed after the record, which takes the library's event into the capture. That harms neither."""
+    stream = Stream()
+    spin(stream, 0)
+    for _ in range(40):  # until the library takes it to be busy
+        spin(stream, 0.0002)
+        await stream.synchronize_async()
+    before = counts()
+    for _ in range(3):
+        with stream.capture(aiostream.CaptureMode(mode)) as capture:
+            spin(stream, 0)
+            for _ in range(20):
+                with pytest.raises(StreamCaptureError) as refused:
+                    await stream.synchronize_async()
+                assert refused.value.code == 900
+            spin(stream, 0)
+            assert stream.capture_status() is aiostream.CaptureStatus.ACTIVE
+        assert len(capture.graph.nodes) == 2
+        capture.graph.close()
+        for _ in range(20):
+            spin(stream, 0.0002)
+            await stream.synchronize_async()
+    assert since(before).leaked == 0
+    stream.close()

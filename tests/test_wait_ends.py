@@ -1,0 +1,282 @@
+"""A wait completes when the work before it has completed: in each strategy, in each stage, on special streams."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+
+import anyio
+import pytest
+
+import aiostream
+import internals
+from aiostream import Event, Stream
+from support import Gate, held_stream, run_on, run_together, spin
+from waiters import EVENT_STRATEGIES, STRATEGIES, THINGS, Waiter, counts, default_wait, in_each_stage, since, waiter_in
+
+pytestmark = pytest.mark.usefixtures("default_prediction")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_each_strategy_waits_for_the_work_and_no_longer(strategy: str) -> None:
+    with Gate() as first, Gate() as second:
+        async with held_stream(first, wait=strategy) as stream:
+            event = Event()
+            event.record(stream)
+            woken = anyio.Event()
+
+            async def wait() -> None:
+                await stream.synchronize_async()
+                assert event.query()
+                woken.set()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                for _ in range(50):
+                    await anyio.lowlevel.checkpoint()
+                assert not woken.is_set()
+                second.hold(stream)  # later work does not prolong the wait
+                first.open()
+                with anyio.fail_after(20):
+                    await woken.wait()
+            second.open()
+            event.close()
+
+
+@in_each_stage
+async def test_wait_in_each_stage_completes_with_the_work(stage: str, thing: str) -> None:
+    async with waiter_in(stage, thing) as (waiter, gate), anyio.create_task_group() as tasks:
+        tasks.start_soon(waiter.wait)
+        await waiter.reach()
+        gate.open()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_two_waits_on_one_stream_complete_in_its_order(strategy: str) -> None:
+    with Gate() as first, Gate() as second:
+        async with held_stream(first, wait=strategy) as stream:
+            early, late = anyio.Event(), anyio.Event()
+
+            async def wait(end: anyio.Event) -> None:
+                await stream.synchronize_async()
+                end.set()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait, early)
+                for _ in range(30):
+                    await anyio.lowlevel.checkpoint()
+                second.hold(stream)
+                tasks.start_soon(wait, late)
+                for _ in range(30):
+                    await anyio.lowlevel.checkpoint()
+                first.open()
+                with anyio.fail_after(20):
+                    await early.wait()
+                assert not late.is_set()
+                second.open()
+
+
+async def test_wait_back_at_the_watcher_keeps_its_place() -> None:
+    """The watcher hands it back, gets later waits of the same stream, and then gets it again: its record is still the first."""
+    waiter = Waiter("handed back")
+    with Gate() as first, Gate() as second:
+        await waiter.hold(first)
+        ended = anyio.Event()
+
+        async def wait() -> None:
+            await waiter.wait()
+            ended.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await waiter.reach()
+            for _ in range(3):
+                second.hold(waiter.stream)
+                with default_wait("event"):
+                    tasks.start_soon(Stream.borrow(waiter.stream).synchronize_async)
+                    await anyio.lowlevel.checkpoint()
+            with anyio.fail_after(10):
+                while since(waiter.before).watched < 4:
+                    await anyio.lowlevel.checkpoint()
+                polls = counts().polls
+                while counts().polls < polls + 3:  # and it has come back behind them, unless it still spins
+                    await anyio.lowlevel.checkpoint()
+            first.open()
+            with anyio.fail_after(10):
+                await ended.wait()
+            second.open()
+    waiter.close()
+
+
+async def test_waits_behind_a_host_function_complete_soon() -> None:
+    """When the host function of a stream's first wait has run, the watcher polls the other waits too."""
+    least = 1.0
+    for _ in range(5):
+        async with waiter_in("helper stream") as (waiter, gate):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waiter.wait)
+                await waiter.reach()
+                for _ in range(3):
+                    tasks.start_soon(waiter.wait)
+                before = counts()
+                while since(before).watched < 3:
+                    await anyio.lowlevel.checkpoint()
+                gate.open()
+                began = time.monotonic()
+            least = min(least, time.monotonic() - began)
+    assert least < 0.03, f"{least * 1000:.1f} ms: they were left until the watcher's next poll of a wait with a host function"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_several_loops_wait_on_one_stream_in_each_strategy(strategy: str) -> None:
+    stream = Stream(wait=strategy)
+    kinds = ["asyncio", "uvloop", "trio", "asyncio"]
+    together = threading.Barrier(len(kinds))
+
+    async def main() -> None:
+        thread = threading.get_ident()
+        for number in range(30):
+            if number % 10 == 0:
+                together.wait(30)
+            spin(stream, 0.0003)
+            with anyio.fail_after(30):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(stream.synchronize_async)
+                    await stream.synchronize_async()
+            assert threading.get_ident() == thread
+
+    run_together(kinds, main, together)
+    stream.close()
+
+
+@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
+def test_per_thread_stream_is_another_one_in_each_thread(strategy: str) -> None:
+    """The two share a name and their predictions, but no order."""
+    with default_wait(strategy):
+        stream = Stream.per_thread()
+    gates = [Gate(), Gate()]
+    ended = [threading.Event(), threading.Event()]
+    begun = threading.Barrier(3)
+    errors: list[BaseException] = []
+
+    async def main(number: int) -> None:
+        gates[number].hold(stream)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stream.synchronize_async)
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+            begun.wait(30)
+        ended[number].set()
+
+    def run(number: int) -> None:
+        try:
+            run_on("asyncio", main, number)
+        except BaseException as error:
+            errors.append(error)
+            begun.abort()
+
+    threads = [threading.Thread(target=run, args=(number,), name=f"aiostream-test-{number}") for number in range(2)]
+    for thread in threads:
+        thread.start()
+    begun.wait(30)
+    for number in (1, 0):
+        gates[number].open()
+        assert ended[number].wait(20), "the wait is for the other thread's stream"
+        assert ended[0].is_set() == (number == 0)
+    for thread in threads:
+        thread.join(20)
+    assert not errors, errors
+
+
+def test_wait_lists_of_many_streams_are_dropped_by_many_threads() -> None:
+    """A context keeps the wait lists of the latest 1,024 streams."""
+    context = aiostream.Device(0).primary_context
+    internals.register_context(context)
+    errors: list[BaseException] = []
+
+    def ask(number: int) -> None:
+        try:
+            for identity in range(5000):
+                internals.use_wait_list(context, 1 << 40 | number << 20 | identity)
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=ask, args=(number,), name=f"aiostream-test-{number}") for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors, errors
+    assert internals.wait_list_count(context) < 1100
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_each_strategy_waits_for_the_legacy_stream(strategy: str) -> None:
+    with default_wait(strategy):
+        legacy = Stream.legacy()
+    blocking, other = Stream(non_blocking=False), Stream()
+    await legacy.synchronize_async()
+    with Gate() as gate:
+        gate.hold(blocking)
+        event = Event()
+        event.record(blocking)
+        spin(legacy, 0)  # it waits for all blocking streams
+        woken = []
+
+        async def wait() -> None:
+            await legacy.synchronize_async()
+            woken.append(event.query())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await other.synchronize_async()
+            for _ in range(30):
+                await anyio.lowlevel.checkpoint()
+            assert woken == []
+            gate.open()
+        assert woken == [True]
+    for thing in (blocking, other, event):
+        thing.close()
+
+
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
+def test_full_stream_does_not_block_the_loop(driver_kind: str, strategy: str, thing: str) -> None:
+    """P10: 1,022 launches deep the driver blocks a launch and a host function, but not the record of an event."""
+    with default_wait(strategy):
+        stream, event = Stream(), Event()
+    spin(stream, 0)
+    stream.synchronize()
+    safety = threading.Timer(30, lambda: gate.open())  # if it does block, the test fails and does not hang
+    safety.daemon = True
+
+    async def main() -> None:
+        gate.hold(stream)
+        for _ in range(1000):
+            spin(stream, 0)
+        event.record(stream)
+        before = counts()
+        began = time.monotonic()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stream.synchronize_async if thing == "stream" else event.synchronize_async)
+            while strategy == "auto" and since(before).by_hostfunc == 0:
+                await anyio.lowlevel.checkpoint()
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+            assert time.monotonic() - began < 10, "something blocked the loop"
+            gate.open()
+
+    with Gate() as gate:
+        safety.start()
+        asyncio.run(main())
+        safety.cancel()
+        safety.join()
+    stream.close()
+    event.close()

@@ -1,0 +1,224 @@
+"""Waits across interrupts, the end of the interpreter, and forks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import internals
+from aiostream import Stream, statistics
+from support import run_script, settle, spin, succeed
+from waiters import EVENT_STRATEGIES
+
+pytestmark = pytest.mark.usefixtures("default_prediction")
+
+
+def drive(coroutine: Any, bridge: Any) -> None:
+    """Carries out a coroutine without asyncio's tasks, whose own callbacks an interrupt may lose."""
+    with contextlib.suppress(StopIteration):
+        while True:
+            future = coroutine.send(None)
+            while future is not None and not future.done():
+                select.select([bridge.descriptor], [], [], 0.01)
+                bridge.drain()
+
+
+@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
+def test_keyboard_interrupts_lose_no_wait(driver_kind: str, strategy: str) -> None:
+    """On a bare loop SIGINT raises wherever Python is: between the start of a wait and its registration, or between a poll and
+    its answer. No record is lost, and none is used twice."""
+    armed = False
+
+    def strike(*_: Any) -> None:
+        if armed:
+            raise KeyboardInterrupt
+
+    stream, loop = Stream(wait=strategy), asyncio.new_event_loop()
+    spin(stream, 0)
+    stream.synchronize()
+    events = event_creations(driver_kind)
+    before, interrupts = statistics(), 0
+    previous = signal.signal(signal.SIGALRM, strike)
+    asyncio._set_running_loop(loop)
+    try:
+        bridge = internals.current_bridge()
+        drive(stream.synchronize_async(), bridge)
+        made = events()
+        for number in range(600):
+            spin(stream, 0.0003)
+            coroutine = stream.synchronize_async()
+            try:
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, 0.00001 + number % 60 * 0.00001)
+                drive(coroutine, bridge)
+            except KeyboardInterrupt:
+                interrupts += 1
+            finally:
+                armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            coroutine.close()
+            del coroutine
+            stream.synchronize()  # because interrupted waits would pile up
+        stream.synchronize()
+        assert settle(lambda: statistics().points.pending == 0)
+        bridge.drain()
+    finally:
+        asyncio._set_running_loop(None)
+        signal.signal(signal.SIGALRM, previous)
+        loop.close()
+    assert interrupts > 200, interrupts
+    assert settle(lambda: statistics().balanced), statistics()
+    assert statistics().waits.leaked == before.waits.leaked
+    assert events() - made <= 20, f"{events() - made} records were lost by {interrupts} interrupts"
+    stream.close()
+
+
+def event_creations(driver_kind: str) -> Callable[[], int]:
+    if driver_kind != "simulator":
+        return lambda: 0
+    from aiostream import simulator
+
+    return lambda: simulator.calls("cuEventCreate")
+
+
+PENDING = """
+    import asyncio, atexit, os, sys, time
+    import anyio
+    from aiostream import statistics
+    from support import Gate
+    from waiters import CASES, Waiter
+
+    gate = Gate()
+    waiters = [Waiter(*case) for case in CASES]
+
+    async def prepare():
+        for waiter in waiters:
+            waiter.work(0)
+            await waiter.wait()
+            await waiter.prepare()
+        for waiter in waiters:
+            gate.hold(waiter.stream)
+            waiter.event.record(waiter.stream)
+
+    async def until_some_have_host_functions():
+        while statistics().waits.by_hostfunc == 0:
+            await anyio.lowlevel.checkpoint()
+
+    atexit.register(gate.open)  # runs before the library's exit handler, whose threads then meet the completions
+"""
+CANCELLED = (
+    PENDING
+    + """
+    async def main():
+        await prepare()
+        async with anyio.create_task_group() as tasks:
+            for waiter in waiters:
+                tasks.start_soon(waiter.wait)
+            await until_some_have_host_functions()
+            tasks.cancel_scope.cancel()
+
+    anyio.run(main, backend={backend!r})
+    sys.exit(5)
+"""
+)
+NEVER_CLOSED = (
+    PENDING
+    + """
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(prepare())
+    tasks = [loop.create_task(waiter.wait()) for waiter in waiters]
+    for task in tasks:
+        task._log_destroy_pending = False
+    loop.run_until_complete(until_some_have_host_functions())
+    import warnings
+    warnings.simplefilter("ignore", ResourceWarning)  # asyncio's own, about the loop
+    sys.exit(5)
+"""
+)
+
+
+@pytest.mark.parametrize("script", [CANCELLED.format(backend=backend) for backend in ("asyncio", "trio")] + [NEVER_CLOSED])
+def test_interpreter_exits_with_waits_in_every_stage(driver_kind: str, script: str) -> None:
+    began = time.monotonic()
+    done = run_script(driver_kind, script)
+    assert (done.returncode, done.stderr) == (5, ""), done.stderr
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.simulator_only("a GPU does not block on command")
+def test_interpreter_exits_while_the_driver_blocks_an_enqueue(driver_kind: str) -> None:
+    script = """
+        import asyncio, sys, time
+        from aiostream import Stream, simulator, statistics
+        from support import Gate
+        gate, stream = Gate(), Stream()
+        gate.hold(stream)
+        async def main():
+            task = asyncio.ensure_future(stream.synchronize_async())
+            while statistics().waits.watched == 0:
+                await asyncio.sleep(0)
+            simulator.adversary(blocking_enqueue=20.0)
+            while statistics().waits.by_hostfunc == 0:
+                await asyncio.sleep(0)
+            polls = statistics().waits.polls
+            while statistics().waits.polls < polls + 20:  # the watcher goes on meanwhile
+                await asyncio.sleep(0)
+            task.cancel()
+            print(time.monotonic(), flush=True)
+        asyncio.run(main())
+    """
+    done = run_script(driver_kind, script)
+    ended = time.monotonic()
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert ended - float(done.stdout) < 2.0
+
+
+def test_forked_child_leaves_the_parents_waits_alone(driver_kind: str) -> None:
+    """In the child every wait is refused and coroutines end quietly. The parent's watcher and loop notice nothing."""
+    script = """
+        import asyncio, gc, os, sys, warnings
+        from aiostream import statistics
+        from support import Gate
+        from waiters import Waiter
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's own, about threads and fork
+
+        def child(coroutines, waiter):
+            try:
+                waiter.wait().send(None)
+            except RuntimeError as error:  # asyncio knows that its loop does not run here
+                print("refused")
+            for coroutine in coroutines:
+                coroutine.close()
+            del coroutines, waiter
+            gc.collect()
+            sys.stdout.flush()
+            os._exit(0)
+
+        async def main():
+            gate = Gate()
+            waiters = [Waiter("spinning"), Waiter("watched"), Waiter("helper stream")]
+            for waiter in waiters:
+                gate.hold(waiter.stream)
+            coroutines = [waiter.wait() for waiter in waiters]
+            tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+            while statistics().waits.by_hostfunc == 0:
+                await asyncio.sleep(0)
+            if os.fork() == 0:
+                child(coroutines, waiters[1])
+            os.wait()
+            gate.open()
+            await asyncio.gather(*tasks)
+            print("all ended", statistics().balanced)
+            for waiter in waiters:
+                waiter.close()
+
+        asyncio.run(main())
+    """
+    assert succeed(driver_kind, script) == "refused\nall ended True\n"

@@ -1,0 +1,344 @@
+"""Which stages a wait goes through: what was done, by the counters and by the driver's calls."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import anyio
+import pytest
+
+import internals
+from aiostream import Event, Stream, statistics
+from support import Gate, held_stream, run_on, settle, spin
+from waiters import EVENT_STRATEGIES, TIMER_LIMITS, Waiter, counts, default_wait, since, waiter_in
+
+pytestmark = pytest.mark.usefixtures("default_prediction")
+
+
+@pytest.mark.simulator_only("a GPU does not count its calls")
+@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
+async def test_ready_stream_costs_one_query(strategy: str) -> None:
+    from aiostream import simulator
+
+    calls = ("cuStreamQuery", "cuEventQuery", "cuEventRecord", "cuStreamWaitEvent", "cuLaunchHostFunc")
+    async with Stream(wait=strategy) as stream:
+        await stream.synchronize_async()
+        # While anything is pending the watcher queries the health of the contexts, so nothing may be pending.
+        assert settle(lambda: statistics().points.pending == 0)
+        passes, before = statistics().watcher_passes, counts()
+        asked = [simulator.calls(call) for call in calls]
+        for _ in range(20):
+            await stream.synchronize_async()
+        answered = [simulator.calls(call) for call in calls]
+        assert statistics().watcher_passes == passes
+        assert [after - start for start, after in zip(asked, answered, strict=True)] == [20, 0, 0, 0, 0]
+        assert {name: number for name, number in dataclasses.asdict(since(before)).items() if number} == {"ready": 20}
+
+
+@pytest.mark.simulator_only("a GPU does not count its calls")
+async def test_always_busy_stream_is_not_queried_each_time() -> None:
+    """After eight waits in a row that were not ready, only each eighth wait queries the stream: it may be ready again."""
+    from aiostream import simulator
+
+    with Gate() as gate:
+        stream = held_stream(gate, wait="event")
+        before = counts()
+        asked = simulator.calls("cuStreamQuery") - statistics().watcher_passes
+        async with anyio.create_task_group() as tasks:
+            for _ in range(24):
+                tasks.start_soon(stream.synchronize_async)
+            while since(before).watched < 24:
+                await anyio.lowlevel.checkpoint()
+            asked = simulator.calls("cuStreamQuery") - statistics().watcher_passes - asked
+            gate.open()
+    assert 9 <= asked <= 12, "8 in a row, then each eighth; and the health of the contexts, as often as was counted"
+    ready = counts()
+    for _ in range(16):
+        await stream.synchronize_async()
+    assert since(ready).ready >= 8, "it is queried again now that it is ready"
+    stream.close()
+
+
+@pytest.mark.simulator_only("a GPU does not count its calls")
+@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
+async def test_ready_event_costs_one_query(strategy: str) -> None:
+    from aiostream import simulator
+
+    calls = ("cuStreamQuery", "cuEventQuery", "cuEventRecord", "cuStreamWaitEvent", "cuLaunchHostFunc")
+    async with Stream() as stream:
+        with default_wait(strategy):
+            event = Event()
+        event.record(stream)
+        stream.synchronize()
+        await event.synchronize_async()
+        assert settle(lambda: statistics().points.pending == 0)
+        asked = [simulator.calls(call) for call in calls]
+        for _ in range(20):
+            await event.synchronize_async()
+        answered = [simulator.calls(call) for call in calls]
+        assert [after - start for start, after in zip(asked, answered, strict=True)] == [0, 20, 0, 0, 0]
+        event.close()
+
+
+async def test_spinning_wait_never_goes_to_the_watcher() -> None:
+    async with waiter_in("spinning") as (waiter, gate):
+        before = counts()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(waiter.wait)
+            for _ in range(100):
+                await anyio.lowlevel.checkpoint()
+            gate.open()
+        now = since(before)
+        assert (now.spun, now.watched, now.polls) == (1, 0, 0)
+
+
+async def test_unpredicted_wait_is_polled_then_watched() -> None:
+    """Its task polls for a moment, then the watcher polls, then the wait gets a host function on a helper stream."""
+    async with waiter_in("helper stream") as (waiter, gate), anyio.create_task_group() as tasks:
+        tasks.start_soon(waiter.wait)
+        await waiter.reach()
+        now = since(waiter.before)
+        assert (now.watched, now.by_hostfunc, now.spun, now.handed_back) == (1, 1, 0, 0)
+        assert now.polls > 0, "the watcher has polled before"
+        gate.open()
+
+
+async def test_watched_wait_gets_no_host_function() -> None:
+    async with waiter_in("watched") as (waiter, gate):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(waiter.wait)
+            await waiter.reach()
+            while since(waiter.before).polls < 40:
+                await anyio.lowlevel.checkpoint()
+            gate.open()
+        now = since(waiter.before)
+        assert (now.watched, now.by_hostfunc, now.spun, now.handed_back) == (1, 0, 0, 0)
+
+
+async def test_equal_waits_are_predicted_and_handed_back() -> None:
+    waiter = Waiter("handed back")
+    await waiter.learn()
+    before = now = counts()
+    for _ in range(200):
+        waiter.work(0.004)
+        await waiter.wait()
+        now = since(before)
+        if now.handed_back >= 10 and now.spun >= 5:  # on an idle machine after a dozen
+            break
+    assert now.handed_back >= 10, now
+    assert now.spun >= 5, "many that are handed back complete while their task polls"
+    assert now.handed_back <= now.predicted <= now.watched <= 200, now
+    waiter.close()
+
+
+async def test_short_equal_waits_use_a_timer_and_not_the_watcher() -> None:
+    waiter = Waiter("on timer")
+    await waiter.learn(0.002)
+    before = now = counts()
+    for _ in range(200):
+        one = counts()
+        waiter.work(0.002)
+        await waiter.wait()
+        now = since(one)
+        if now.by_timer == now.spun == 1:  # complete when its task polled, or soon after
+            assert (now.watched, now.polls) == (0, 0)
+        if since(before).by_timer >= 10:
+            break
+    assert since(before).by_timer >= 10, since(before)
+    waiter.close()
+
+
+async def test_late_wait_on_a_timer_goes_to_the_watcher() -> None:
+    for _ in range(20):
+        async with waiter_in("on timer") as (waiter, gate), anyio.create_task_group() as tasks:
+            tasks.start_soon(waiter.wait)
+            await waiter.reach()
+            on_timer = since(waiter.before).by_timer > 0
+            while since(waiter.before).by_hostfunc == 0:
+                await anyio.lowlevel.checkpoint()
+            now = since(waiter.before)
+            gate.open()
+        if on_timer:
+            assert (now.by_timer, now.watched, now.handed_back, now.by_hostfunc, now.spun) == (1, 0, 0, 1, 0)
+            return
+    raise AssertionError("after equal waits the next had no timer, 20 times")
+
+
+async def test_only_one_wait_of_a_stream_uses_a_timer() -> None:
+    """Of two waits, the later one does not take as long as a wait by itself."""
+    async with waiter_in("on timer") as (waiter, gate), anyio.create_task_group() as tasks:
+        tasks.start_soon(waiter.wait)
+        tasks.start_soon(waiter.wait)
+        with anyio.fail_after(10):
+            while since(waiter.before).watched == 0:
+                await anyio.lowlevel.checkpoint()
+        assert since(waiter.before).by_timer <= 1
+        gate.open()
+
+
+async def test_many_waits_on_timers_all_complete() -> None:
+    """Some in one turn of the loop and the others in the next ones, however many timers are due."""
+    streams = [Stream() for _ in range(24)]
+    before = counts()
+
+    async def serve(stream: Stream) -> None:
+        for _ in range(25):
+            spin(stream, 0.002)
+            with anyio.fail_after(10):
+                await stream.synchronize_async()
+
+    for _ in range(40):
+        async with anyio.create_task_group() as tasks:
+            for stream in streams:
+                tasks.start_soon(serve, stream)
+        if since(before).by_timer > 100:
+            break
+    assert since(before).by_timer > 10  # few on a machine that is busy with other things: see `Stage.predicted`
+    for stream in streams:
+        stream.close()
+
+
+async def test_timers_stay_within_their_limit() -> None:
+    waiters = [Waiter("on timer") for _ in range(3)]
+    for waiter in waiters:
+        await waiter.learn()
+    internals.timer_limits(TIMER_LIMITS[0], 1)
+    before = counts()
+    async with anyio.create_task_group() as tasks:
+        for waiter in waiters:
+            waiter.work(0.004)
+            tasks.start_soon(waiter.wait)
+    assert since(before).by_timer <= 1
+    for waiter in waiters:
+        waiter.close()
+
+
+async def test_loop_that_ends_leaves_its_timer_waits_to_the_watcher(loop_kind: str) -> None:
+    """So does a task that is never resumed. The record is reused once the GPU has passed it."""
+    waiter = Waiter("on timer")
+    await waiter.learn()
+    leaked = counts().leaked
+
+    def elsewhere() -> None:
+        async def leave() -> None:
+            waiter.work(0.004)
+            with anyio.move_on_after(0):
+                await waiter.wait()
+
+        run_on(loop_kind, leave)
+
+    await anyio.to_thread.run_sync(elsewhere)
+    waiter.work(0)
+    await waiter.wait()
+    assert counts().leaked == leaked
+    waiter.close()
+
+
+async def test_late_handed_back_wait_is_watched_again() -> None:
+    for _ in range(20):
+        async with waiter_in("handed back") as (waiter, gate), anyio.create_task_group() as tasks:
+            tasks.start_soon(waiter.wait)
+            await waiter.reach()
+            handed_back = since(waiter.before).handed_back > 0
+            while since(waiter.before).by_hostfunc == 0:  # the task has polled long enough, and so has the watcher
+                await anyio.lowlevel.checkpoint()
+            now = since(waiter.before)
+            gate.open()
+        if handed_back:
+            assert (now.watched, now.predicted, now.handed_back, now.by_hostfunc, now.spun) == (1, 1, 1, 1, 0)
+            return
+    raise AssertionError("after equal waits the next was not predicted, 20 times")
+
+
+async def test_predicted_waits_of_two_tasks_are_not_handed_back() -> None:
+    """Two tasks wait on one stream: neither wait is handed back, because the watcher must poll the other one too."""
+    async with waiter_in("handed back") as (waiter, gate):
+        async with anyio.create_task_group() as tasks:
+            with default_wait("event"):
+                tasks.start_soon(waiter.wait)
+                tasks.start_soon(waiter.wait)
+            with anyio.fail_after(10):
+                while since(waiter.before).by_hostfunc == 0:
+                    await anyio.lowlevel.checkpoint()
+            now = since(waiter.before)
+            gate.open()
+        assert (now.watched, now.handed_back) == (2, 0)
+        assert now.predicted <= 1  # 0 if the machine is so busy that nothing can be predicted
+
+
+async def test_without_prediction_no_wait_is_predicted() -> None:
+    waiter = Waiter("handed back")
+    await waiter.learn()
+    internals.set_prediction(False)
+    try:
+        before = counts()
+        for _ in range(5):
+            waiter.work(0.004)
+            await waiter.wait()
+        assert (since(before).predicted, since(before).handed_back) == (0, 0)
+    finally:
+        internals.set_prediction(True)
+    waiter.close()
+
+
+async def test_host_functions_stay_within_their_limit() -> None:
+    """Each host function on a helper stream holds one of the device's hardware queues. The other waits are only watched."""
+    with Gate() as gate:
+        streams = [held_stream(gate) for _ in range(6)]
+        before = counts()
+        async with anyio.create_task_group() as tasks:
+            for stream in streams:
+                tasks.start_soon(stream.synchronize_async)
+            while since(before).by_hostfunc < 4:
+                await anyio.lowlevel.checkpoint()
+            polls = counts().polls
+            while counts().polls < polls + 30:
+                await anyio.lowlevel.checkpoint()
+            assert since(before).by_hostfunc == 4
+            gate.open()
+        for stream in streams:
+            stream.close()
+
+
+async def test_cancelled_wait_gets_no_host_function() -> None:
+    """Its record only has to be reused. That is worth no hardware queue, and the watcher polls it rarely."""
+    with Gate() as gate:
+        left, other = held_stream(gate), held_stream(gate)
+        before = counts()
+        for _ in range(4):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(left.synchronize_async)
+                await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+        assert since(before).watched == 0, "they were still spinning"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other.synchronize_async)
+            while since(before).by_hostfunc == 0:  # it is younger
+                await anyio.lowlevel.checkpoint()
+            passes = statistics().watcher_passes
+            while statistics().watcher_passes < passes + 3:
+                await anyio.lowlevel.checkpoint()
+            assert since(before).by_hostfunc == 1
+            gate.open()
+        await left.aclose()
+        await other.aclose()
+
+
+async def test_no_wait_gets_a_host_function_if_the_limit_is_zero() -> None:
+    internals.hostfunc_limit(0)
+    try:
+        with Gate() as gate:
+            stream = held_stream(gate)
+            before = counts()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(stream.synchronize_async)
+                while since(before).polls < 60:
+                    await anyio.lowlevel.checkpoint()
+                assert since(before).by_hostfunc == 0
+                internals.hostfunc_limit(4)
+                while since(before).by_hostfunc == 0:
+                    await anyio.lowlevel.checkpoint()
+                gate.open()
+            stream.close()
+    finally:
+        internals.hostfunc_limit(4)

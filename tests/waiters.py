@@ -1,0 +1,172 @@
+"""The harness of the wait tests: a stream or an event, and how a wait for it gets into each of its stages.
+
+Gates and counters bring a wait into a stage, never a sleep. A test that uses a `Waiter` needs the fixture `default_prediction`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+
+import anyio
+import pytest
+
+import aiostream
+from aiostream import Event, Stream, WaitCounts, statistics
+from internals import (
+    POINTS_ARMED,
+    WAITS_BY_HOSTFUNC,
+    WAITS_BY_TIMER,
+    WAITS_HANDED_BACK,
+    WAITS_WATCHED,
+    add_helper,
+    idle_helpers,
+    native_counters,
+    set_prediction,
+    timer_limits,
+)
+from support import Gate, spin
+
+STRATEGIES = ["auto", "event", "spin", "hostfunc"]
+EVENT_STRATEGIES = STRATEGIES[:3]  # those that record an event
+THINGS = ["stream", "event"]
+TIMER_LIMITS = (10_000_000, 256)  # nanoseconds, and how many timers at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """What a pending wait is doing, and how it gets there."""
+
+    strategy: str
+    """The strategy of the stream and the event."""
+    signs: tuple[int, ...] = ()
+    """The native counters of which one counts up when the wait is there."""
+    predicted: bool = False
+    """Equal waits come before it, until the first of `signs` counts up.
+
+    On a machine that is busy with other things even equal waits may take so different a time that the watcher predicts none. Then
+    the wait gets a host function on a helper stream instead, and the test goes on with that. So that counter is a sign too.
+    """
+    timers: tuple[int, int] = TIMER_LIMITS
+    """The timer limits while it is predicted."""
+    things: tuple[str, ...] = ("stream", "event")
+    """What can be waited for in this stage."""
+
+
+STAGES = {
+    "spinning": Stage("spin"),
+    "watched": Stage("event", (WAITS_WATCHED,)),
+    "helper stream": Stage("auto", (WAITS_BY_HOSTFUNC,)),
+    # No timers: the watcher has no part in a wait that has one.
+    "handed back": Stage("auto", (WAITS_HANDED_BACK, WAITS_BY_HOSTFUNC), predicted=True, timers=(0, 0)),
+    "on timer": Stage("auto", (WAITS_BY_TIMER, WAITS_BY_HOSTFUNC), predicted=True),
+    "host function": Stage("hostfunc", (POINTS_ARMED,), things=("stream",)),
+}
+CASES = [(name, thing) for name, stage in STAGES.items() for thing in stage.things]
+
+in_each_stage = pytest.mark.parametrize(("stage", "thing"), CASES, ids=["-".join(case).replace(" ", "-") for case in CASES])
+
+
+def counts() -> WaitCounts:
+    """The counters of waits, now."""
+    return statistics().waits
+
+
+def since(before: WaitCounts) -> WaitCounts:
+    """How far the counters of waits have come since then."""
+    now, then = dataclasses.asdict(counts()), dataclasses.asdict(before)
+    return WaitCounts(**{name: now[name] - then[name] for name in now})
+
+
+@contextlib.contextmanager
+def default_wait(strategy: str | None) -> Iterator[None]:
+    """Streams and events that are made in the block have this strategy."""
+    aiostream.set_default_wait(strategy)
+    try:
+        yield
+    finally:
+        aiostream.set_default_wait(None)
+
+
+class Waiter:
+    """A stream, and an event on it, whose waits get into one stage."""
+
+    def __init__(self, stage: str, thing: str = "stream") -> None:
+        self.stage, self.thing = STAGES[stage], thing
+        with default_wait(self.stage.strategy):
+            self.stream, self.event = Stream(), Event()
+        # Without an idle helper stream a wait on the event would first make one, in a thread. (Failed contexts, which the
+        # simulator can recover, have lost theirs.)
+        while idle_helpers(self.event) < 3:
+            add_helper(self.event.context)
+        self._mark()
+
+    def _mark(self) -> None:
+        self.turns, self.before, self.counters_before = 0, counts(), native_counters()
+
+    async def wait(self) -> None:
+        """Waits for the stream or the event."""
+        await (self.stream.synchronize_async() if self.thing == "stream" else self.event.synchronize_async())
+
+    def work(self, length: float) -> None:
+        """Enqueues that many seconds of work, and records the event behind it."""
+        spin(self.stream, length)
+        self.event.record(self.stream)
+
+    async def learn(self, length: float = 0.004) -> None:
+        """Waits for equal work until one wait was in the stage: the next will be too, if nothing comes between."""
+        timer_limits(*self.stage.timers)
+        sign = self.stage.signs[0]
+        before = native_counters()[sign]
+        for _ in range(60):  # see `Stage.predicted`: on a busy machine it may never count up
+            self.work(length)
+            await self.wait()
+            if native_counters()[sign] > before:
+                return
+
+    async def prepare(self) -> None:
+        """All that must come before the work that holds the wait in its stage."""
+        if self.stage.predicted:
+            await self.learn()
+
+    async def hold(self, gate: Gate) -> None:
+        """From now on a wait stands still in its stage, sooner or later, until the gate is opened."""
+        spin(self.stream, 0)
+        self.stream.synchronize()
+        set_prediction(self.stage.predicted)  # a predicted wait gets no host function on a helper stream
+        await self.prepare()
+        gate.hold(self.stream)
+        self.event.record(self.stream)
+        self._mark()
+
+    def reached(self) -> bool:
+        """Whether the wait is in its stage."""
+        self.turns += 1
+        if not self.stage.signs:
+            return self.turns > 20
+        now = native_counters()
+        return any(now[counter] > self.counters_before[counter] for counter in self.stage.signs)
+
+    async def reach(self) -> None:
+        """Lets the loop take turns until the wait is in its stage."""
+        with anyio.fail_after(20):
+            while not self.reached():
+                await anyio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        """Closes the stream and the event."""
+        self.stream.close()
+        self.event.close()
+
+
+@contextlib.asynccontextmanager
+async def waiter_in(stage: str, thing: str = "stream") -> AsyncIterator[tuple[Waiter, Gate]]:
+    """A waiter that is held. At the end its gate is opened, and it must serve as before."""
+    waiter = Waiter(stage, thing)
+    with Gate() as gate:
+        await waiter.hold(gate)
+        yield waiter, gate
+    await waiter.wait()
+    await waiter.stream.synchronize_async()
+    waiter.close()
