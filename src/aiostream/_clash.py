@@ -8,7 +8,7 @@ import sys
 MESSAGE = (
     "Two distributions that both call their package `aiostream` are installed side by side: `aiostream-cuda` (CUDA streams for "
     "asyncio and trio, this one) and `aiostream` (operators for asynchronous iterators, found at {path}). They overwrite each "
-    "other's files. KeepAlive one: `pip uninstall aiostream aiostream-cuda`, then install the one you want; use a second virtual "
+    "other's files. Keep one: `pip uninstall aiostream aiostream-cuda`, then install the one you want; use a second virtual "
     "environment for the other."
 )
 

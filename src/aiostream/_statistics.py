@@ -57,26 +57,22 @@ class HandleCounts:
 
 @dataclass(frozen=True, slots=True)
 class WaitCounts:
-    """What the stages of `synchronize_async` have done; a wait by host function alone is counted among the points only."""
+    """What the stages of `synchronize_async` have done. One wait may pass through several stages, and through one repeatedly."""
 
     ready: int
-    """There was nothing to wait for."""
+    """Waits that had nothing to wait for."""
     spun: int
-    """Ended while the waiting task looked itself, before it dozed or the watcher had it, or after."""
-    watched: int
-    """Given to the watcher."""
-    predicted: int
-    """Of the watched ones, those that the watcher looked at closely because it expected their end."""
+    """Waits that ended while their task polled."""
     by_timer: int
-    """Left alone until shortly before their expected end, by a timer of their loop; the watcher had no part in them."""
+    """How often a wait was left to a timer of its loop, which wakes the task shortly before the expected end."""
+    watched: int
+    """How often a wait was left to the watcher."""
     handed_back: int
-    """Of the predicted ones, those that were given back to their task, which looked itself from then on."""
-    by_hostfunc: int
-    """Of the watched ones, those that were given a host function beside the stream."""
-    leaked: int
-    """Records that are kept for ever: their context failed while they slept."""
+    """How often the watcher handed a wait back to its task, because the expected end was near."""
+    pending: int
+    """Waits that a task is in now, also those that the task polls."""
     polls: int
-    """How often the watcher has queried an event."""
+    """How often the watcher has polled an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +148,9 @@ def _snapshot() -> Statistics:
             ready=count[_native.WAITS_READY],
             spun=count[_native.WAITS_SPUN],
             watched=count[_native.WAITS_WATCHED],
-            predicted=count[_native.WAITS_PREDICTED],
             by_timer=count[_native.WAITS_BY_TIMER],
             handed_back=count[_native.WAITS_HANDED_BACK],
-            by_hostfunc=count[_native.WAITS_BY_HOSTFUNC],
-            leaked=count[_native.WAITS_LEAKED],
+            pending=_native.pending_waits(),
             polls=count[_native.EVENT_POLLS],
         ),
         late_host_functions=count[_native.HOST_FUNCTIONS_LATE],

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Iterator
 
 from aiostream import _driver, _native, _process
-from aiostream.errors import ContextFailedError, CudaError
+from aiostream.errors import ContextFailedError
 
 __all__ = ["Context", "Device"]
 
 _CONTEXT_IS_DESTROYED = 709
 _MAX_WAIT_LISTS = 1024  # streams of a context of which it is remembered how long their waits take
-_HELPERS = 2  # private streams that a context has from the beginning, for waits on events
+_HELPERS = 2  # private streams that a context has from the beginning, for events that are recorded again while they are awaited
 _lock = threading.Lock()  # guards the two dicts; never held across a driver call
 _primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
 _contexts: dict[int, Context] = {}  # context id -> Context; ids are never reused, handles are
@@ -175,26 +175,24 @@ class Context:
         """0, or the driver's code of the failure that has befallen the context; never blocks on work of anybody."""
         return _native.health(self._ensure_monitored())
 
-    def _wait_list(self, stream: int) -> _native.WaitList:
-        """What waits on the stream of that id share; for the library's own use."""
-        known = self._wait_lists.get(stream)
+    def _wait_list(self, stream: int, history: _native.History | None = None) -> _native.WaitList:
+        """The wait list of the stream with that id. A history that is given replaces what was learnt."""
+        known = self._wait_lists.get(stream) if history is None else None
         if known is None:
             streams = list(self._wait_lists)  # in one step: an iterator would meet other threads' changes
             for oldest in streams[: max(0, len(streams) - _MAX_WAIT_LISTS + 1)]:
                 self._wait_lists.pop(oldest, None)
-            known = self._wait_lists.setdefault(stream, _native.WaitList(self._ensure_monitored(), True))
+            made = _native.WaitList(self._ensure_monitored(), history or _native.History())
+            if history is not None:
+                self._wait_lists[stream] = made
+            known = self._wait_lists.setdefault(stream, made)
         return known
 
     def _add_helper(self) -> None:
-        """Makes another helper stream, for waits on events. May block until the GPU is idle. For the library's own use."""
+        """Makes another helper stream, for events that are recorded again. May block until the GPU is idle."""
         code = _native.add_helper(self._ensure_monitored())
         if code:
             raise _driver.error(code, "cuStreamCreate")
-
-    def _add_spare_helper(self) -> None:
-        """Makes one ahead of time; if the driver refuses, whoever needs it will be told."""
-        with contextlib.suppress(CudaError):
-            self._add_helper()
 
     def _private_stream(self) -> int:
         driver = _driver.bindings()

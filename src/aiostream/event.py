@@ -54,12 +54,10 @@ class Event:
             value = int(_driver.call("cuEventCreate", flags))
         self._timing = timing
         self._handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)
-        # In no order: each wait is on a helper stream of its own.
-        wait_list = _native.WaitList(self._context._ensure_monitored(), False)
         self._mode = waiting.mode_of(waiting.default_wait())
         self._captured = False  # last recorded on a capturing stream; any thread, last writer wins as with the record itself
         self._name = f"event {value:#x} of {self._context!r}"
-        self._reference = interop.Reference(self._handle, self._context, self._name, wait_list, is_event=True)
+        self._reference = interop.Reference(self._handle, self._context, self._name, history=_native.History(), is_event=True)
 
     @property
     def handle(self) -> int:
@@ -93,7 +91,7 @@ class Event:
             CudaError: The driver refused; 400 for a stream of another context.
         """
         reference = interop.reference_to(stream)
-        code, captured = _native.event_record(self._handle, reference.handle, 0)
+        code, captured = _native.event_record(self._handle, reference.handle, 0, self._context._ensure_monitored())
         if code == _native.RESULT_CLOSED and not self._handle.is_open:
             raise StreamClosedError(f"{self._name} is closed")
         hostfunc.raise_for(code, "cuEventRecord", reference.name)

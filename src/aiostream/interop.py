@@ -7,7 +7,8 @@ stream itself; older objects are known by the attribute that their library docum
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,7 +27,8 @@ class Reference:
     handle: _native.Handle
     context: Context
     name: str
-    wait_list: _native.WaitList | None = None  # what waits on it have learnt; any thread may find it, and all find the same
+    wait_list: _native.WaitList | None = None  # of a stream; any thread may find it, and all find the same
+    history: _native.History | None = None  # of an event
     is_event: bool = False
 
 
@@ -134,27 +136,49 @@ def new_handle(value: int, context: Context, *, owned: bool, parent: _native.Han
     return _native.Handle(_native.HANDLE_STREAM, value, context.handle, owned, value <= PER_THREAD, parent)
 
 
+class _PerThread(threading.local):
+    """The per-thread stream is another stream in each thread, so each thread has wait lists of its own for it."""
+
+    def __init__(self) -> None:
+        self.wait_lists: dict[int, _native.WaitList] = {}  # by the context's id
+
+
+_per_thread = _PerThread()
+
+
 def wait_list_of(reference: Reference) -> _native.WaitList:
-    """The line of waits that a stream has, shared by all who refer to it. To be asked in the thread that waits."""
-    if reference.wait_list is None:
-        reference.wait_list = _find_wait_list(reference)
+    """The wait list of a stream, shared by all who refer to it. Call it in the thread that waits."""
+    if reference.wait_list is not None:
+        return reference.wait_list
+    if reference.handle.value == PER_THREAD:
+        context_id = reference.context._ensure_monitored()
+        known = _per_thread.wait_lists.get(context_id)
+        if known is None:
+            known = _per_thread.wait_lists[context_id] = _native.WaitList(context_id, _native.History())
+        return known
+    reference.wait_list = _find_wait_list(reference, None)
     return reference.wait_list
 
 
-def _find_wait_list(reference: Reference) -> _native.WaitList:
+def share_history(references: Iterable[Reference]) -> None:
+    """Lets the waits on several streams learn from each other: they run the same kinds of work."""
+    history = _native.History()
+    for reference in references:
+        reference.wait_list = _find_wait_list(reference, history)
+
+
+def _find_wait_list(reference: Reference, history: _native.History | None) -> _native.WaitList:
     handle, context = reference.handle, reference.context
-    if handle.value == PER_THREAD:
-        return _native.WaitList(context._ensure_monitored(), False)  # in each thread another stream: their waits have no order
     if handle.value <= LEGACY:
-        return context._wait_list(LEGACY)
+        return context._wait_list(LEGACY, history)
     # cuStreamGetId would end a capture of the stream. While there is one every wait is refused anyway.
     if _native.capture_refusal(handle) != 0 or not handle.pin():
-        return _native.WaitList(context._ensure_monitored(), True)
+        return _native.WaitList(context._ensure_monitored(), history or _native.History())
     try:
         identity = int(_driver.call("cuStreamGetId", _driver.bindings().CUstream(handle.value), stream=reference.name))
     finally:
         handle.unpin()
-    return context._wait_list(identity)
+    return context._wait_list(identity, history)
 
 
 def reference_to(stream: Any) -> Reference:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from aiostream import _loops, futures, waiting
+from aiostream import _loops, futures, interop, waiting
 from aiostream.device import Device
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.stream import Stream
@@ -39,6 +39,7 @@ class StreamPool:
             raise ValueError(f"a pool has at least one stream, not {size}")
         # All of these by the loop's thread alone.
         self._idle = deque(Stream(device, **options) for _ in range(size))
+        interop.share_history(stream._reference for stream in self._idle)
         self._lent: dict[int, tuple[Stream, Stream]] = {}  # by the id of what was lent: that, and the stream itself
         self._waiting: deque[Any] = deque()  # futures of the loop
         self._size = size

@@ -106,7 +106,7 @@ async def drain(timeout: float | None = None) -> bool:
 
 def _anything_pending() -> bool:
     now = _statistics.statistics()
-    return now.points.pending > now.points.captured or now.futures.pending > 0
+    return now.points.pending > now.points.captured or now.futures.pending > 0 or now.waits.pending > 0
 
 
 _listeners: list[Callable[[ContextFailedError], object]] = []  # any thread; single list operations

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from aiostream import _loops, _native, _points, _process, hostfunc, interop
+from aiostream import _loops, _native, _points, hostfunc, interop
 from aiostream.enums import WaitStrategy
 from aiostream.futures import Completion, SettledFuture, State
 
@@ -120,13 +120,13 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
     if mode == _BY_HOST_FUNCTION and not reference.is_event:
         await wait_for(hostfunc.arm_completion(reference.handle, reference.context, reference.name))
         return
-    wait_list = reference.wait_list or interop.wait_list_of(reference)
     bridge = _current_bridge()
     take_turn = bridge.checkpoint
     answer: int | _native.Wait
     if reference.is_event:
-        answer = await _begin_event(reference, wait_list, bridge, mode)
+        answer = _begin_event(reference, bridge, mode)
     else:
+        wait_list = reference.wait_list or interop.wait_list_of(reference)
         answer = wait_list.begin(reference.handle, bridge.queue, mode)
     if answer == 0:
         if take_turn is not None:
@@ -167,18 +167,10 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
         hostfunc.raise_for(answer, "cuEventQuery" if reference.is_event else "cuStreamQuery", reference.name)
 
 
-async def _begin_event(
-    event: interop.Reference, wait_list: _native.WaitList, bridge: _loops.Bridge, mode: int
-) -> int | _native.Wait:
+def _begin_event(event: interop.Reference, bridge: _loops.Bridge, mode: int) -> int | _native.Wait:
     mode = max(mode, _native.WAIT_AUTO)  # an event is never waited for by a host function alone
-    context = event.context
-    answer = wait_list.begin_event(event.handle, bridge.queue, mode)
-    while answer == _native.RESULT_NO_HELPER:
-        await in_thread(context._add_helper)
-        answer = wait_list.begin_event(event.handle, bridge.queue, mode)
-    if (isinstance(answer, _Wait) or answer >= _TICKETS) and _native.idle_helpers(context._ensure_monitored()) == 0:
-        _process.run_in_janitor(context._add_spare_helper)  # before the next wait needs it: making a stream may block
-    return answer
+    assert event.history is not None
+    return _native.begin_event_wait(event.handle, bridge.queue, mode, event.context._ensure_monitored(), event.history)
 
 
 async def wait_for(completion: Completion) -> None:

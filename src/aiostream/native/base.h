@@ -54,7 +54,6 @@ extern struct driver_calls driver;
 enum {
     RESULT_CLOSED = -1,      /* the handle was closed or released: nothing was done */
     RESULT_QUARANTINED = -2, /* a capture began between the check and the enqueue: the point is kept for ever */
-    RESULT_NO_HELPER = -3,   /* no helper stream is idle: make one where blocking does no harm, and come again */
     RESULT_NO_MEMORY = -4,
     RESULT_CAPTURING = -900, /* -900, -901, -906: refused before the stream was touched */
 };
@@ -81,15 +80,12 @@ enum counter {
     WATCHER_PASSES,
     HANDLES_CREATED, HANDLES_DESTROYED, HANDLES_RELEASED, HANDLES_OPEN,
     FUTURES_CREATED, FUTURES_DONE, FUTURES_FAILED, FUTURES_CANCELLED, FUTURES_DROPPED,
-    WAITS_READY,     /* nothing to wait for */
-    WAITS_BY_TIMER,     /* left alone until shortly before their expected end, by a timer of their loop */
-    WAITS_HANDED_BACK, /* given back to the task because the end was near */
-    WAITS_SPUN,      /* ended in the waiting task's own queries */
-    WAITS_WATCHED,   /* given to the watcher */
-    WAITS_PREDICTED, /* of these, the ones whose end was expected */
-    WAITS_BY_HOSTFUNC,     /* of these, the ones that were given a host function on a helper stream */
-    WAITS_LEAKED,      /* their record was kept for ever: the context failed under a helper */
-    EVENT_POLLS,           /* queries by the watcher */
+    WAITS_READY,       /* nothing to wait for */
+    WAITS_SPUN,        /* ended in the waiting task's own polls */
+    WAITS_BY_TIMER,    /* how often a wait was left to a timer of its loop */
+    WAITS_WATCHED,     /* how often one was left to the watcher */
+    WAITS_HANDED_BACK, /* how often the watcher handed one back to its task */
+    EVENT_POLLS,       /* by the watcher */
     COUNTERS,
 };
 extern _Atomic int64_t counters[COUNTERS];

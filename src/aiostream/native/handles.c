@@ -14,6 +14,8 @@ static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull 
 
 struct handle {
     _Atomic uint64_t word; /* number of uses, and the bits above; any thread */
+    _Atomic int64_t refs;  /* of this record: the Python object, and snapshots.c */
+    void *attachment;      /* see handle_attachment */
     void *value;           /* the rest is written by handle_new and then constant */
     void *context;
     struct handle *parent; /* a borrowed stream of ours pins its owner's handle too; kept alive by module.c */
@@ -29,7 +31,7 @@ struct handle *handle_new(enum handle_kind kind, void *value, void *context, boo
                           struct handle *parent) {
     struct handle *handle = calloc(1, sizeof *handle);
     if (!handle) return NULL;
-    *handle = (struct handle){.value = value, .context = context, .parent = parent, .kind = kind, .owned = owned,
+    *handle = (struct handle){.refs = 1, .value = value, .context = context, .parent = parent, .kind = kind, .owned = owned,
                               .needs_context = needs_context};
     if (owned) {
         atomic_fetch_add(&counters[HANDLES_CREATED], 1);
@@ -38,7 +40,13 @@ struct handle *handle_new(enum handle_kind kind, void *value, void *context, boo
     return handle;
 }
 
-void handle_free(struct handle *handle) { free(handle); }
+void handle_ref(struct handle *handle) { atomic_fetch_add(&handle->refs, 1); }
+
+void handle_unref(struct handle *handle) {
+    if (atomic_fetch_sub(&handle->refs, 1) == 1) free(handle);
+}
+
+void **handle_attachment(struct handle *handle) { return &handle->attachment; }
 void *handle_value(const struct handle *handle) { return handle->value; }
 void *handle_context(const struct handle *handle) { return handle->context; }
 

@@ -7,7 +7,9 @@
 struct handle;
 enum handle_kind { HANDLE_STREAM = 0, HANDLE_EVENT = 1, HANDLE_GRAPH = 2, HANDLE_GRAPH_EXEC = 3 };
 struct handle *handle_new(enum handle_kind, void *value, void *context, bool owned, bool needs_context, struct handle *parent);
-void handle_free(struct handle *); /* the record only, never the driver's object */
+void handle_ref(struct handle *);
+void handle_unref(struct handle *); /* with the last reference the record goes, never the driver's object */
+void **handle_attachment(struct handle *); /* of an event: what waits for it share; guarded by those who use it */
 void *handle_value(const struct handle *);
 void *handle_context(const struct handle *);
 bool handle_pin(struct handle *);

@@ -84,7 +84,6 @@ typedef struct {
 } HandleObject;
 
 static PyTypeObject *handle_type;
-static PyObject *wait_list_type;
 
 static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"kind", "value", "context", "owned", "needs_context", "parent", NULL};
@@ -110,7 +109,7 @@ static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 static void Handle_dealloc(PyObject *object) {
     HandleObject *self = (HandleObject *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->handle) handle_free(self->handle);
+    if (self->handle) handle_unref(self->handle);
     Py_XDECREF(self->parent);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
@@ -283,6 +282,7 @@ static PyObject *native_event_synchronize(PyObject *self, PyObject *handle) {
 
 struct recording {
     struct handle *event;
+    struct context *context; /* the event's */
     unsigned flags;
     bool captured;
 };
@@ -295,7 +295,8 @@ static int do_event_record(struct handle *stream, void *argument) {
     int refusal = capture_refusal(value);
     if (refusal > 0 || refusal == -906) return refusal; /* 906: touching the legacy stream would end the other's capture */
     if (!handle_pin(recording->event)) return RESULT_CLOSED;
-    int status = driver.event_record(handle_value(recording->event), value, recording->flags);
+    int status = wait_snapshot_before_record(recording->context, recording->event);
+    if (status == CUDA_SUCCESS) status = driver.event_record(handle_value(recording->event), value, recording->flags);
     handle_unpin(recording->event);
     recording->captured = refusal < 0 || capture_refusal(value) < 0;
     return status;
@@ -305,7 +306,10 @@ static PyObject *native_event_record(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *event, *stream;
     struct recording recording = {0};
-    if (!PyArg_ParseTuple(args, "OOI", &event, &stream, &recording.flags)) return NULL;
+    int context_id;
+    if (!PyArg_ParseTuple(args, "OOIi", &event, &stream, &recording.flags, &context_id)) return NULL;
+    recording.context = as_context(context_id);
+    if (!recording.context) return NULL;
     struct handle *stream_handle = as_handle(stream);
     recording.event = as_handle(event);
     if (!stream_handle || !recording.event) return NULL;
@@ -626,11 +630,11 @@ static const struct {
     {"KIND_PYTHON_HOST", KIND_PYTHON_HOST}, {"KIND_PYTHON_CALLBACK", KIND_PYTHON_CALLBACK},
     {"KIND_FOREIGN", KIND_FOREIGN}, {"HANDLE_STREAM", HANDLE_STREAM}, {"HANDLE_EVENT", HANDLE_EVENT},
     {"HANDLE_GRAPH", HANDLE_GRAPH}, {"HANDLE_GRAPH_EXEC", HANDLE_GRAPH_EXEC},
-    {"RESULT_CLOSED", RESULT_CLOSED}, {"RESULT_NO_HELPER", RESULT_NO_HELPER}, {"RESULT_NO_MEMORY", RESULT_NO_MEMORY},
+    {"RESULT_CLOSED", RESULT_CLOSED}, {"RESULT_NO_MEMORY", RESULT_NO_MEMORY},
     {"STATUS_UNKNOWN", STATUS_UNKNOWN}, {"WAIT_AUTO", WAIT_AUTO}, {"WAIT_EVENT", WAIT_EVENT}, {"WAIT_SPIN", WAIT_SPIN},
     {"WAITS_READY", WAITS_READY}, {"WAITS_SPUN", WAITS_SPUN}, {"WAITS_HANDED_BACK", WAITS_HANDED_BACK},
-    {"WAITS_BY_TIMER", WAITS_BY_TIMER}, {"WAITS_WATCHED", WAITS_WATCHED}, {"WAITS_PREDICTED", WAITS_PREDICTED},
-    {"WAITS_BY_HOSTFUNC", WAITS_BY_HOSTFUNC}, {"WAITS_LEAKED", WAITS_LEAKED}, {"EVENT_POLLS", EVENT_POLLS}, {"RESULT_QUARANTINED", RESULT_QUARANTINED},
+    {"WAITS_BY_TIMER", WAITS_BY_TIMER}, {"WAITS_WATCHED", WAITS_WATCHED}, 
+    {"EVENT_POLLS", EVENT_POLLS}, {"RESULT_QUARANTINED", RESULT_QUARANTINED},
     {"RESULT_CAPTURING", RESULT_CAPTURING}, {"POINTS_ARMED", POINTS_ARMED}, {"POINTS_FIRED", POINTS_FIRED},
     {"POINTS_LEAKED", POINTS_LEAKED}, {"POINTS_STALE", POINTS_STALE}, {"POINTS_QUARANTINED", POINTS_QUARANTINED},
     {"HOST_FUNCTIONS_LATE", HOST_FUNCTIONS_LATE}, {"WATCHER_PASSES", WATCHER_PASSES}, {"HANDLES_CREATED", HANDLES_CREATED},
@@ -642,11 +646,7 @@ static const struct {
 static int module_exec(PyObject *module) {
     if (!handle_type) handle_type = (PyTypeObject *)PyType_FromSpec(&handle_spec);
     if (!handle_type || PyModule_AddObjectRef(module, "Handle", (PyObject *)handle_type) < 0) return -1;
-    if (!wait_list_type) wait_list_type = PyType_FromSpec(&wait_list_spec);
-    if (!wait_list_type || PyModule_AddObjectRef(module, "WaitList", wait_list_type) < 0) return -1;
-    if (!wait_type) wait_type = (PyTypeObject *)PyType_FromSpec(&wait_spec);
-    if (!wait_type || PyModule_AddObjectRef(module, "Wait", (PyObject *)wait_type) < 0) return -1;
-    if (PyModule_AddFunctions(module, wait_functions) < 0 || PyModule_AddFunctions(module, graph_functions) < 0) return -1;
+    if (add_wait_types(module) < 0 || PyModule_AddFunctions(module, graph_functions) < 0) return -1;
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) return -1;
     return 0;

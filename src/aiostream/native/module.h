@@ -19,8 +19,7 @@ typedef int (*handle_operation)(struct handle *, void *argument);
 int operate(struct handle *, handle_operation, void *argument);
 int operate_as_is(struct handle *, handle_operation, void *argument); /* in the thread's own capture mode */
 
-extern PyTypeObject *wait_type; /* of an object that owns a wait at which its task polls itself; made by module_exec */
-extern PyType_Spec wait_list_spec, wait_spec;
-extern PyMethodDef wait_functions[], graph_functions[];
+int add_wait_types(PyObject *module); /* also their functions; -1: an exception is set */
+extern PyMethodDef graph_functions[];
 
 #endif

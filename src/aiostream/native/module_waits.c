@@ -1,7 +1,6 @@
-/* The Python face of waits.c and sleeper.c: the types WaitList and Wait, and some functions. */
+/* The Python face of the waits: the types Wait, History and WaitList, and some functions. */
 #include "module.h"
 
-#include "helper_hostfunc.h"
 #include "helper_streams.h"
 #include "waits.h"
 
@@ -16,7 +15,8 @@ typedef struct {
     bool yielded;        /* the loop has had its turn: the next step is a poll */
 } WaitObject;
 
-PyTypeObject *wait_type;
+static PyTypeObject *wait_type;
+static PyMethodDef wait_functions[];
 
 /* NULL: no memory; the wait is the caller's. */
 static PyObject *new_wait(struct wait *wait, struct queue *queue) {
@@ -117,8 +117,52 @@ static PyType_Slot wait_slots[] = {
     {Py_tp_doc, "A wait at which its task polls itself; an asyncio task can await it. When it dies it is dropped."},
     {0, NULL},
 };
-PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+static PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
                          wait_slots};
+
+/* ---------------------------------------------------------------- History */
+
+typedef struct {
+    PyObject_HEAD
+    struct shared_history *history;
+} HistoryObject;
+
+static PyTypeObject *history_type;
+
+static PyObject *History_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "", names)) return NULL;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    HistoryObject *self = (HistoryObject *)allocate(type, 0);
+    if (!self) return NULL;
+    self->history = shared_history_new();
+    if (self->history) return (PyObject *)self;
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+}
+
+static void History_dealloc(PyObject *object) {
+    HistoryObject *self = (HistoryObject *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->history) shared_history_unref(self->history);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static struct shared_history *as_history(PyObject *object) {
+    if (PyObject_TypeCheck(object, history_type)) return ((HistoryObject *)object)->history;
+    PyErr_SetString(PyExc_TypeError, "a History is needed");
+    return NULL;
+}
+
+static PyType_Slot history_slots[] = {
+    {Py_tp_new, History_new},
+    {Py_tp_dealloc, History_dealloc},
+    {Py_tp_doc, "How long waits took: of one stream, of one event, or of the streams of a pool."},
+    {0, NULL},
+};
+static PyType_Spec history_spec = {"aiostream._native.History", sizeof(HistoryObject), 0, Py_TPFLAGS_DEFAULT, history_slots};
 
 /* ---------------------------------------------------------------- WaitList */
 
@@ -128,15 +172,17 @@ typedef struct {
 } WaitListObject;
 
 static PyObject *WaitList_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"context", "ordered", NULL};
-    int number, ordered;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ip", names, &number, &ordered)) return NULL;
+    static char *names[] = {"context_id", "history", NULL};
+    int number;
+    PyObject *object;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO", names, &number, &object)) return NULL;
     struct context *context = as_context(number);
-    if (!context) return NULL;
+    struct shared_history *history = context ? as_history(object) : NULL;
+    if (!history) return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     WaitListObject *self = (WaitListObject *)allocate(type, 0);
     if (!self) return NULL;
-    self->list = wait_list_new(context, ordered);
+    self->list = wait_list_new(context, history);
     if (self->list) return (PyObject *)self;
     Py_DECREF(self);
     return PyErr_NoMemory();
@@ -159,58 +205,75 @@ static PyObject *from_result(const struct wait_result *result, struct queue *que
 }
 
 struct beginning {
-    struct wait_list *list;
+    struct wait_list *list;         /* of a stream */
+    struct context *context;        /* these two of an event */
+    struct shared_history *history;
     struct queue *queue;
     enum wait_mode mode;
-    struct wait_result *result;
+    struct wait_result result;
 };
 
 static int do_begin(struct handle *stream, void *argument) {
     struct beginning *beginning = argument;
-    wait_begin(beginning->list, handle_value(stream), NULL, beginning->queue, beginning->mode, beginning->result);
+    wait_begin(beginning->list, handle_value(stream), beginning->queue, beginning->mode, &beginning->result);
     return 0;
 }
 
 static int do_begin_event(struct handle *event, void *argument) {
     struct beginning *beginning = argument;
-    wait_begin(beginning->list, NULL, handle_value(event), beginning->queue, beginning->mode, beginning->result);
+    wait_begin_event(beginning->context, beginning->history, event, beginning->queue, beginning->mode, &beginning->result);
     return 0;
 }
 
-/* begin(handle, queue, mode): what the handle's stream or event has reached now. */
-static PyObject *WaitList_begin_any(PyObject *object, PyObject *const *args, Py_ssize_t count, handle_operation operation) {
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "a handle, a queue and a mode are needed");
-    struct handle *handle = as_handle(args[0]);
-    struct queue *queue = handle ? as_queue((int)PyLong_AsLong(args[1])) : NULL;
-    long mode = queue ? PyLong_AsLong(args[2]) : -1;
-    if (!queue || (mode == -1 && PyErr_Occurred())) return NULL;
-    struct wait_result result = {0};
-    struct beginning beginning = {((WaitListObject *)object)->list, queue, mode, &result};
-    Py_BEGIN_ALLOW_THREADS
-    int refusal = operation == do_begin ? operate_as_is(handle, operation, &beginning) : operate(handle, operation, &beginning);
-    if (refusal) result.refusal = refusal;
-    Py_END_ALLOW_THREADS
-    return from_result(&result, queue);
+/* The arguments handle, queue and mode; false: an exception is set. */
+static bool parse_beginning(PyObject *const *args, struct handle **handle, struct beginning *beginning) {
+    *handle = as_handle(args[0]);
+    beginning->queue = *handle ? as_queue((int)PyLong_AsLong(args[1])) : NULL;
+    long mode = beginning->queue ? PyLong_AsLong(args[2]) : -1;
+    beginning->mode = mode;
+    return beginning->queue && !(mode == -1 && PyErr_Occurred());
 }
 
-static PyObject *WaitList_begin(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    return WaitList_begin_any(self, args, count, do_begin);
+/* begin(handle, queue, mode): what the handle's stream has reached now. */
+static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "a handle, a queue and a mode are needed");
+    struct handle *handle;
+    struct beginning beginning = {.list = ((WaitListObject *)object)->list};
+    if (!parse_beginning(args, &handle, &beginning)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    int refusal = operate_as_is(handle, do_begin, &beginning);
+    if (refusal) beginning.result.refusal = refusal;
+    Py_END_ALLOW_THREADS
+    return from_result(&beginning.result, beginning.queue);
 }
-static PyObject *WaitList_begin_event(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    return WaitList_begin_any(self, args, count, do_begin_event);
+
+/* begin_event_wait(handle, queue, mode, context, history): what the handle's event has recorded now. */
+static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "a handle, a queue, a mode, a context and a history are needed");
+    struct handle *handle;
+    struct beginning beginning = {0};
+    if (!parse_beginning(args, &handle, &beginning)) return NULL;
+    beginning.context = as_context((int)PyLong_AsLong(args[3]));
+    beginning.history = beginning.context ? as_history(args[4]) : NULL;
+    if (!beginning.history) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    int refusal = operate(handle, do_begin_event, &beginning);
+    if (refusal) beginning.result.refusal = refusal;
+    Py_END_ALLOW_THREADS
+    return from_result(&beginning.result, beginning.queue);
 }
 
 static PyMethodDef wait_list_methods[] = {
     {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL, "Begins a wait for a stream's present end."},
-    {"begin_event", (PyCFunction)(void (*)(void))WaitList_begin_event, METH_FASTCALL, "Begins a wait for an event's present record."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot wait_list_slots[] = {
     {Py_tp_new, WaitList_new},         {Py_tp_dealloc, WaitList_dealloc},
-    {Py_tp_methods, wait_list_methods}, {Py_tp_doc, "A stream, as far as waits on it are concerned; it learns how long they take."},
+    {Py_tp_methods, wait_list_methods}, {Py_tp_doc, "The waits on one stream, in its order."},
     {0, NULL},
 };
-PyType_Spec wait_list_spec = {"aiostream._native.WaitList", sizeof(WaitListObject), 0, Py_TPFLAGS_DEFAULT, wait_list_slots};
+static PyType_Spec wait_list_spec = {"aiostream._native.WaitList", sizeof(WaitListObject), 0, Py_TPFLAGS_DEFAULT, wait_list_slots};
 
 struct delivery {
     PyObject *list;
@@ -253,19 +316,17 @@ static PyObject *native_add_helper(PyObject *self, PyObject *args) {
     struct context *context = as_context(index);
     if (!context) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    void *stream;
-    status = helper_make(context, &stream);
-    if (status == CUDA_SUCCESS) helper_put(context, stream, true);
+    status = helper_make(context);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(status);
 }
 
-static PyObject *native_idle_helpers(PyObject *self, PyObject *args) {
+static PyObject *native_helpers(PyObject *self, PyObject *args) {
     (void)self;
     int index;
     if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
     struct context *context = as_context(index);
-    return context ? PyLong_FromLong(helper_count(context)) : NULL;
+    return context ? Py_BuildValue("ii", helper_count(context), helpers_made(context)) : NULL;
 }
 
 static PyObject *native_predict(PyObject *self, PyObject *enabled) {
@@ -274,29 +335,36 @@ static PyObject *native_predict(PyObject *self, PyObject *enabled) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_timer_limits(PyObject *self, PyObject *args) {
+static PyObject *native_limit_timer(PyObject *self, PyObject *args) {
     (void)self;
-    long long length;
     int most;
-    if (!PyArg_ParseTuple(args, "Li", &length, &most)) return NULL;
-    waits_limit_timer(&length, &most);
-    return Py_BuildValue("Li", length, most);
+    if (!PyArg_ParseTuple(args, "i", &most)) return NULL;
+    return PyLong_FromLong(waits_limit_timer(most));
 }
 
-static PyObject *native_hostfunc_limit(PyObject *self, PyObject *args) {
-    (void)self;
-    int limit;
-    if (!PyArg_ParseTuple(args, "i", &limit)) return NULL;
-    helper_hostfunc_limit(limit);
-    Py_RETURN_NONE;
+static PyObject *native_pending_waits(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    return PyLong_FromLongLong(waits_pending());
 }
 
-PyMethodDef wait_functions[] = {
+int add_wait_types(PyObject *module) {
+    static PyTypeObject *wait_list_type;
+    if (!wait_list_type) wait_list_type = (PyTypeObject *)PyType_FromSpec(&wait_list_spec);
+    if (!wait_list_type || PyModule_AddObjectRef(module, "WaitList", (PyObject *)wait_list_type) < 0) return -1;
+    if (!history_type) history_type = (PyTypeObject *)PyType_FromSpec(&history_spec);
+    if (!history_type || PyModule_AddObjectRef(module, "History", (PyObject *)history_type) < 0) return -1;
+    if (!wait_type) wait_type = (PyTypeObject *)PyType_FromSpec(&wait_spec);
+    if (!wait_type || PyModule_AddObjectRef(module, "Wait", (PyObject *)wait_type) < 0) return -1;
+    return PyModule_AddFunctions(module, wait_functions);
+}
+
+static PyMethodDef wait_functions[] = {
     {"drain", native_drain, METH_VARARGS, "Appends ticket, code, ... of all that has arrived to a list."},
+    {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL, "Begins a wait for an event."},
     {"add_helper", native_add_helper, METH_VARARGS, "Makes a context another helper stream; may block. The driver's code."},
-    {"idle_helpers", native_idle_helpers, METH_VARARGS, "How many helper streams of a context are idle."},
-    {"predict", native_predict, METH_O, "Whether the watcher expects what it has seen before; for benchmarks and tests."},
-    {"timer_limits", native_timer_limits, METH_VARARGS, "Up to which length (ns) waits may doze, and how many of a loop; what it was. For tests."},
-    {"hostfunc_limit", native_hostfunc_limit, METH_VARARGS, "How many host functions on helper streams may be pending for each device."},
+    {"helpers", native_helpers, METH_VARARGS, "How many helper streams of a context are idle, and how many there are."},
+    {"predict", native_predict, METH_O, "Whether the policy uses what waits have learnt; for benchmarks and tests."},
+    {"limit_timer", native_limit_timer, METH_VARARGS, "How many waits a loop's timer takes; what it was. For tests."},
+    {"pending_waits", native_pending_waits, METH_NOARGS, "Waits with a task, also those that the task polls."},
     {NULL, NULL, 0, NULL},
 };

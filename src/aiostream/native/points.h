@@ -16,11 +16,11 @@ enum point_kind {
     KIND_GRAPH_FOREIGN = 7,   /* likewise a KIND_FOREIGN; the driver was given the user's own pointer */
 };
 
-/* Takes everything that has arrived; calls emit(context, ticket, status, passed) for each, oldest first. passed is false
+/* Takes everything that has arrived; calls emit(argument, ticket, status, complete) for each, oldest first. complete is false
  * when the waiter failed but the driver may still come to the point: what is kept alive for it must stay. An emit that
  * returns false stops the drain and what is left goes back: nothing is lost. */
 typedef bool (*emit_function)(void *argument, uint64_t ticket, int64_t status, bool complete);
-bool queue_drain(struct queue *, emit_function, void *context);
+bool queue_drain(struct queue *, emit_function, void *argument);
 
 /* Reserve, register in Python, arm: a point may fire before the call that arms it has returned. */
 uint64_t point_reserve(struct queue *, struct context *, enum point_kind);

@@ -1,60 +1,327 @@
-/* How long the waits of one stream take. GPU work repeats itself: a running mean and a running mean deviation tell when the
- * next wait will end, so that the watcher can sleep until shortly before.
+/* When to look at a wait.
  *
- * One odd wait (another kind of request, a hiccup) is passed over; two in a row mean that the work has changed, and everything
- * is learnt anew. So it learns within three waits and forgets within two.
+ * GPU work repeats itself, but not always the same work: one stream may run kernels of 9 and of 0.4 ms in turn. So a history
+ * keeps the last true lengths, and a prediction is the set of windows in which ends have been. A narrow window is polled by the
+ * task itself, a wide one by the watcher, in steps. Where no end is expected the intervals grow with the age.
+ *
+ * Only what was seen is learnt. A wait that is first polled when its timer fires may have been over for long: its length is then
+ * known as an interval, and a wide interval teaches nothing. (To learn the time of noticing would make the sleep confirm itself.)
+ * So that the history does not starve, some waits are looked at closely: those after an end that no window expected, and one
+ * in sixteen if no true length was seen otherwise.
+ *
+ * The bound of promise P16 is in one function, policy_latest_look, which every path respects.
  */
 #include "policy.h"
 
-enum { WEIGHT = 8, ENOUGH = 3, TRUSTED_AFTER = 8, MICROSECOND = 1000 };
+#include <string.h>
 
-static int64_t magnitude(int64_t value) { return value < 0 ? -value : value; }
+static const int64_t US = 1000, MS = 1000000, NEVER = INT64_MAX;
 
-void history_learn(struct history *history, int64_t duration) {
-    int64_t error = duration - history->mean;
-    int64_t ordinary = 4 * history->deviation;
-    if (ordinary < history->mean / 4) ordinary = history->mean / 4;
-    if (history->samples > 0 && magnitude(error) > ordinary + 20 * MICROSECOND) {
-        /* One that took longer costs nothing but the polls around the expected end; an earlier one would be noticed late. */
-        if (error < 0) history->streak = 0;
-        if (++history->outliers < 2) return;
-        history->samples = 0;
-        history->streak = 0;
-    }
-    history->outliers = 0;
-    if (history->samples == 0) {
-        history->samples = 1;
-        history->lead = 40 * MICROSECOND + duration / 64;
-        history->mean = duration;
-        history->deviation = 0;
-        return;
-    }
-    /* The plain average at first, so that a few waits are enough; then one that forgets. */
-    if (history->samples < WEIGHT) history->samples++;
-    history->mean += error / history->samples;
-    history->deviation += (magnitude(error) - history->deviation) / history->samples;
-    if (history->streak < TRUSTED_AFTER) history->streak++;
+/* All in ns. The name of a benchmark goal says what a constant is held by (`python -m aiostream bench --measures goals`). */
+static const int64_t SPIN_NS = 50000;             /* how long a task polls a wait of which nothing is known ("20 us", "100 us") */
+static const int64_t START_SPIN_NS = 75000;       /* a window that opens so soon is polled from the beginning ("100 us") */
+static const int64_t SHORT_NS = 120000;           /* a length so short makes it worth polling at first ("64 x empty") */
+static const int64_t SHORTEST_INTERVAL_NS = 5000; /* the shortest interval of the plain schedule ("unpredictable") */
+static const int64_t LONGEST_INTERVAL_NS = 200000; /* its longest, up to 30 ms ("patterns: log-uniform") */
+static const int64_t GUARD_FLOOR_NS = 150000;     /* no guard look comes before this age ("CPU at 100 us") */
+static const int64_t GUARD_SLACK_NS = 100000;     /* of the 0.25 ms of P16; the rest is for waking watcher and loop */
+static const int64_t GUARD_MOST_NS = 1000000;     /* the 1 ms of P16 */
+static const int64_t WINDOW_TAIL_NS = 60000;      /* how long after its last length a window closes ("CPU at 300 us") */
+static const int64_t NARROW_NS = 50000;           /* a window so wide, and a share of its length, is narrow ("steady") */
+static const int64_t LONGEST_STEP_NS = 150000;    /* in a wide window ("patterns: within 10 %") */
+static const int64_t SHORTEST_STEP_NS = 30000;
+static const int64_t SHORTEST_EVENT_STEP_NS = 5000; /* in a narrow one that the watcher polls ("event") */
+static const int64_t TRUE_NS = 40000;             /* an interval so wide, and a share of the length, is a true length */
+static const int64_t CLUSTER_GAP_NS = 60000;      /* lengths so near, and a share of them, are of one cluster */
+static const int64_t ZONE_STEP_NS = 20000;        /* the shortest step in a zone */
+static const int64_t LEAD_LEAST_NS = 5000;
+static const int64_t PASS_GAP_PER_LIST_NS = 400;  /* "128 x 5 ms" */
+static const int64_t UNWANTED_MOST_NS = 45000000;
+enum {
+    INTERVALS_PER_AGE = 8, /* the plain schedule looks after each eighth of the age */
+    LATE_SHARE = 150,      /* or after each 150th, if that is more (P16; "lone 100 ms") */
+    DENSE_PER_AGE = 32,    /* a close look: after each 32nd of the age */
+    TRUE_SHARE = 24,
+    TRUE_WITHIN = 16,      /* waits in which at least one true length is learnt */
+    GAP_SHARE = 16,
+    NARROW_SHARE = 32,
+    STEPS = 16,            /* a wide window is polled in so many steps */
+    RECENT = 8,            /* so many members of a cluster say whether its window is narrow */
+    MARGIN_SHARE = 8,      /* a wide window is wider than its cluster by two eighths */
+    WIDEST_SHARE = 3,      /* lengths that are spread over more than a third are no cluster */
+    LIKELY_SHARE = 4,      /* a task is woken only for a window in which a quarter of the longer waits end */
+    SPIN_MAX_LOOP_TURNS = 3, /* an end within so many turns of the loop is polled by the task ("64 x 0.5 ms") */
+    WORTH_LOOP_LAGS = 4,   /* a task is woken for an end only if the wait is longer than so many turns */
+    MAX_LISTS_HANDED_BACK = 256, /* with more, common wake-ups are cheaper */
+    ZONE_STEPS = 12,       /* a zone is polled in so many steps */
+    ZONE_TRIES = 16,       /* and given up after so many waits that passed it */
+    MAX_UNEXPECTED = 2,    /* of the last 16 waits ("mixed", "patterns: log-uniform") */
+    MOST_BACKOFF = 32,
+    EXACT_LISTS = 8,       /* up to so many lists each is polled just when it is due */
+};
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t clamp(int64_t value, int64_t low, int64_t high) { return value < low ? low : value > high ? high : value; }
+
+static int bucket_of(int64_t length) {
+    int bucket = 0;
+    while (length > 1 && bucket < LEAD_BUCKETS - 1) length >>= 1, bucket++;
+    return bucket;
 }
 
-/* Waking the watcher and the loop takes its time, and a processor that has idled for long wakes slowly. So the lead is learnt,
- * as that quantile by which the waiter is on the spot in about three of four waits: to be so more often costs more
- * than it is worth. */
-void history_learn_hand_back(struct history *history, bool late, int64_t slack) {
-    if (late) history->lead += history->lead / 8 + 2 * MICROSECOND;
-    else if (slack > history->lead / 3) history->lead -= slack / 8;
-    else history->lead -= history->lead / 24;
-    int64_t most = history->mean / (history->mean < 1000 * MICROSECOND ? 2 : 8);
-    if (history->lead > most) history->lead = most;
-    if (history->lead < 5 * MICROSECOND) history->lead = 5 * MICROSECOND;
+static bool is_near(int64_t a, int64_t b) { return greatest(a, b) - least(a, b) < CLUSTER_GAP_NS + greatest(a, b) / GAP_SHARE; }
+
+/* ------------------------------------------------------------------------------------------------ the windows */
+
+static int64_t lead_of(const struct history *history, int64_t length) {
+    int64_t lead = history->leads[bucket_of(length)];
+    if (!lead) lead = 40 * US + length / 64;
+    return clamp(lead, LEAD_LEAST_NS, length < MS ? length / 2 : length / 8);
+}
+
+static bool is_narrow(int64_t first, int64_t last) { return last - first <= NARROW_NS + first / NARROW_SHARE; }
+
+/* Where the latest members of a cluster agree closely, they are the window: work that drifts is expected where it is now. Else
+ * all members are, with a margin for those that will be a little shorter or longer. */
+static struct window window_of(const struct history *history, int64_t low, int64_t high) {
+    struct window window = {.first = high, .last = low};
+    int found = 0;
+    for (int i = 1; i <= history->count && found < RECENT; i++) {
+        int64_t length = history->lengths[(history->next - i + HISTORY_LENGTHS) % HISTORY_LENGTHS];
+        if (length < low || length > high) continue;
+        window.first = least(window.first, length);
+        window.last = greatest(window.last, length);
+        found++;
+    }
+    window.narrow = is_narrow(window.first, window.last);
+    if (!window.narrow) {
+        window.first = low - (high - low) / MARGIN_SHARE;
+        window.last = high + (high - low) / MARGIN_SHARE;
+    }
+    window.closes = window.last + window.last / 64 + WINDOW_TAIL_NS;
+    window.wakes = greatest(window.first - lead_of(history, window.first), 0);
+    return window;
+}
+
+/* Lengths that agree by chance are no cluster: the more lengths are known, the more have to agree. */
+static int enough(int known) { return known >= 16 ? 4 : known >= 8 ? 3 : 2; }
+
+static void predict(struct history *history) {
+    struct prediction *prediction = &history->prediction;
+    const int64_t *sorted = history->sorted;
+    prediction->count = 0;
+    for (int begin = 0, end; begin < history->count; begin = end) {
+        end = begin + 1;
+        while (end < history->count && is_near(sorted[end - 1], sorted[end])) end++;
+        int members = end - begin, longer = history->count - begin;
+        if (members < enough(history->count) || prediction->count == MAX_WINDOWS) continue;
+        struct window window = window_of(history, sorted[begin], sorted[end - 1]);
+        int64_t width = window.last - window.first;
+        if (width > window.last / WIDEST_SHARE && width > CLUSTER_GAP_NS) continue;
+        window.narrow &= members * LIKELY_SHARE >= longer;
+        prediction->windows[prediction->count++] = window;
+    }
+    int short_ones = 0;
+    for (int i = 1; i <= history->count && i <= RECENT; i++)
+        short_ones += history->lengths[(history->next - i + HISTORY_LENGTHS) % HISTORY_LENGTHS] < SHORT_NS;
+    prediction->short_likely = history->count == 0 || short_ones > 0;
 }
 
 struct prediction history_predict(const struct history *history) {
-    bool good = history->samples >= ENOUGH && history->deviation <= history->mean / 8 + 30 * MICROSECOND;
-    return (struct prediction){
-        .good = good,
-        .trusted = good && history->streak >= TRUSTED_AFTER,
-        .mean = history->mean,
-        .spread = 2 * history->deviation,
-        .lead = history->lead,
-    };
+    struct prediction prediction = history->prediction;
+    if (history->count == 0) prediction.short_likely = true;
+    prediction.dense = history->since_true >= TRUE_WITHIN - 1;
+    return prediction;
+}
+
+/* ------------------------------------------------------------------------------------------------ learning */
+
+static void remember(struct history *history, int64_t length) {
+    int64_t *sorted = history->sorted;
+    int count = history->count;
+    if (count == HISTORY_LENGTHS) { /* the oldest goes */
+        int64_t oldest = history->lengths[history->next];
+        int at = 0;
+        while (sorted[at] != oldest) at++;
+        memmove(&sorted[at], &sorted[at + 1], (size_t)(count - at - 1) * sizeof *sorted);
+        count--;
+    }
+    int at = count;
+    while (at > 0 && sorted[at - 1] > length) sorted[at] = sorted[at - 1], at--;
+    sorted[at] = length;
+    history->count = count + 1;
+    history->lengths[history->next] = length;
+    history->next = (history->next + 1) % HISTORY_LENGTHS;
+    predict(history);
+}
+
+static bool is_expected(const struct prediction *prediction, int64_t not_before, int64_t seen) {
+    for (int i = 0; i < prediction->count; i++) {
+        const struct window *window = &prediction->windows[i];
+        if (seen >= window->first - window->first / NARROW_SHARE && not_before <= window->closes) return true;
+    }
+    return false;
+}
+
+static bool is_in(const struct zone *zone, int64_t not_before, int64_t seen) {
+    return zone->to && seen >= zone->from && not_before <= zone->to;
+}
+
+/* Counts the zones that this wait has passed in vain, and clears the one in which it has ended. */
+static void leave_zones(struct history *history, int64_t not_before, int64_t seen) {
+    for (int i = 0; i < MAX_ZONES; i++) {
+        struct zone *zone = &history->prediction.zones[i];
+        if (is_in(zone, not_before, seen)) {
+            history->backoff = 0;
+            zone->to = 0;
+        } else if (zone->to && not_before > zone->to && ++zone->tries >= ZONE_TRIES) {
+            zone->to = 0;
+            history->backoff = (int)clamp(2 * history->backoff, 1, MOST_BACKOFF);
+            history->pause = history->backoff;
+        }
+    }
+}
+
+static void add_zone(struct history *history, int64_t from, int64_t to) {
+    struct zone *zones = history->prediction.zones, *chosen = &zones[0];
+    for (int i = 1; i < MAX_ZONES; i++)
+        if (chosen->to && (!zones[i].to || zones[i].tries > chosen->tries)) chosen = &zones[i];
+    *chosen = (struct zone){.from = greatest(from, 0), .to = to};
+}
+
+void history_learn(struct history *history, int64_t not_before, int64_t seen) {
+    not_before = greatest(not_before, 0);
+    seen = greatest(seen, not_before);
+    bool is_true = seen - not_before <= TRUE_NS + seen / TRUE_SHARE;
+    bool expected = is_expected(&history->prediction, not_before, seen);
+    int64_t length = not_before + (seen - not_before) / 2;
+    leave_zones(history, not_before, seen);
+    history->unexpected = (uint16_t)(history->unexpected << 1 | !expected);
+    history->prediction.irregular = __builtin_popcount(history->unexpected) > MAX_UNEXPECTED;
+    if (is_true) {
+        history->since_true = 0;
+        remember(history, length);
+    } else {
+        history->since_true++;
+    }
+    if (expected || is_expected(&history->prediction, not_before, seen)) return;
+    if (history->pause > 0) {
+        history->pause--;
+        return;
+    }
+    int64_t around = length / GAP_SHARE + CLUSTER_GAP_NS / 2;
+    if (is_true) add_zone(history, length - around, length + around);
+    else add_zone(history, not_before, seen);
+}
+
+void history_learn_lead(struct history *history, int64_t length, bool late, int64_t slack) {
+    int bucket = bucket_of(length);
+    int64_t lead = lead_of(history, length);
+    if (late) lead += lead / 8 + 2 * US;
+    else if (slack > lead / 3) lead -= slack / 8;
+    else lead -= lead / 24;
+    history->leads[bucket] = (int32_t)clamp(lead, LEAD_LEAST_NS, 20 * MS);
+    struct prediction *prediction = &history->prediction;
+    for (int i = 0; i < prediction->count; i++) {
+        struct window *window = &prediction->windows[i];
+        if (bucket_of(window->first) == bucket) window->wakes = greatest(window->first - lead_of(history, window->first), 0);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ deciding */
+
+int64_t policy_latest_look(int64_t age) {
+    int64_t interval = greatest(least(age / INTERVALS_PER_AGE, GUARD_MOST_NS), age / LATE_SHARE) + GUARD_SLACK_NS;
+    return greatest(age + interval, GUARD_FLOOR_NS);
+}
+
+int64_t policy_pass_gap(int lists) { return lists > EXACT_LISTS ? lists * PASS_GAP_PER_LIST_NS : 0; }
+
+int64_t policy_unwanted(int64_t age) { return age + clamp(age / INTERVALS_PER_AGE, SHORTEST_INTERVAL_NS, UNWANTED_MOST_NS); }
+
+static const struct window *next_window(const struct prediction *prediction, int64_t age) {
+    for (int i = 0; i < prediction->count; i++)
+        if (prediction->windows[i].closes > age) return &prediction->windows[i];
+    return NULL;
+}
+
+static int64_t plain_interval(const struct prediction *prediction, int64_t age) {
+    if (prediction->dense) return clamp(age / DENSE_PER_AGE, SHORTEST_INTERVAL_NS, LONGEST_INTERVAL_NS);
+    return greatest(clamp(age / INTERVALS_PER_AGE, SHORTEST_INTERVAL_NS, LONGEST_INTERVAL_NS), age / LATE_SHARE);
+}
+
+/* The next look that a zone asks for. */
+static int64_t zone_look(const struct prediction *prediction, int64_t age) {
+    int64_t at = NEVER;
+    for (int i = 0; i < MAX_ZONES; i++) {
+        const struct zone *zone = &prediction->zones[i];
+        if (!zone->to || age > zone->to) continue;
+        int64_t step = greatest((zone->to - zone->from) / ZONE_STEPS, ZONE_STEP_NS);
+        at = least(at, age < zone->from ? zone->from : age + step);
+    }
+    return at;
+}
+
+int64_t policy_guard(const struct prediction *prediction, int64_t age, int64_t timer, const struct load *load) {
+    /* A loop that comes late anyway does not come earlier because the watcher has seen the end. */
+    int64_t next = policy_latest_look(age);
+    if (prediction->dense || prediction->irregular) next = least(next, age + plain_interval(prediction, age));
+    next = least(next, zone_look(prediction, age));
+    next = greatest(next, age + load->loop_lag_ns);
+    return next < timer ? next : NEVER;
+}
+
+/* In a window that the watcher polls. */
+static int64_t step_of(const struct window *window) {
+    int64_t width = window->last - window->first;
+    int64_t shortest = window->narrow ? SHORTEST_EVENT_STEP_NS : SHORTEST_STEP_NS;
+    return clamp(width / STEPS, shortest, LONGEST_STEP_NS);
+}
+
+/* When the watcher looks next, before or in the window, or where no end is expected. */
+static int64_t watch_at(const struct prediction *prediction, const struct window *window, int64_t age) {
+    int64_t at;
+    if (!window) {
+        at = age + plain_interval(prediction, age);
+    } else if (age < window->first) {
+        /* Ends are not expected here: only the guard looks are due. */
+        bool plainly = prediction->dense || prediction->irregular;
+        at = plainly ? least(age + plain_interval(prediction, age), window->first) : window->first;
+    } else {
+        at = age + step_of(window);
+    }
+    at = least(at, zone_look(prediction, age));
+    return least(at, policy_latest_look(age));
+}
+
+struct plan policy_plan(const struct prediction *prediction, int64_t age, const struct load *load, enum wait_mode mode) {
+    if (mode == WAIT_SPIN) return (struct plan){.stage = STAGE_TASK, .at = age, .until = NEVER};
+    const struct window *window = next_window(prediction, age);
+    struct plan watch = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age)};
+    if (mode == WAIT_EVENT) return watch;
+    bool begins = age < SPIN_NS;
+    if (begins && prediction->short_likely && (!window || window->first < START_SPIN_NS))
+        return (struct plan){.stage = STAGE_TASK, .at = age, .until = window && window->narrow ? window->closes : SPIN_NS};
+    if (!window || !window->narrow) return watch;
+    struct plan poll = {.stage = STAGE_TASK, .at = age, .until = window->closes, .length = window->first};
+    /* By the clock, or by the turns of the loop: with a busy loop the end will have come by the time the loop comes back. */
+    bool soon = window->wakes <= age || (begins && window->first < START_SPIN_NS) ||
+                window->first - age < SPIN_MAX_LOOP_TURNS * load->loop_lag_ns;
+    if (soon && (begins || load->alone)) return poll;
+    bool worth_waking = load->alone && load->lists <= MAX_LISTS_HANDED_BACK && window->first > WORTH_LOOP_LAGS * load->loop_lag_ns;
+    if (soon || !worth_waking) return watch;
+    if (!load->timers_allowed) {
+        watch.at = least(watch.at, window->wakes);
+        return watch;
+    }
+    return (struct plan){.stage = STAGE_TIMER, .at = window->wakes, .until = window->closes, .length = window->first};
+}
+
+bool policy_poll_on(const struct prediction *prediction, int64_t age, int polls, const struct load *load) {
+    if (polls < 2) return true;
+    const struct window *window = next_window(prediction, age - SPIN_MAX_LOOP_TURNS * load->loop_lag_ns);
+    if (!window) return false;
+    int64_t turns = SPIN_MAX_LOOP_TURNS * load->loop_lag_ns;
+    return window->first - age < turns && age - window->last < turns;
 }

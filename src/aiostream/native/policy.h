@@ -1,23 +1,94 @@
-/* How long the waits of one stream take, and what to expect of the next. Pure: no lock, no clock, no driver. */
+/* When to look at a wait: a pure policy. No lock, no clock, no driver call. tests/native/policy.c runs it in virtual time.
+ *
+ * Every time here is an age: nanoseconds after the work of the wait began, as far as that is known.
+ */
 #ifndef AIOSTREAM_POLICY_H
 #define AIOSTREAM_POLICY_H
 
 #include "base.h"
 
-struct history { /* guarded by the wait list's lock */
-    int64_t mean, deviation; /* ns; the deviation is the mean absolute one */
-    int samples;
-    int outliers; /* in a row */
-    int64_t lead; /* ns; how long before the expected end the waiter is called */
-    int streak;   /* waits in a row that did not end long before they were expected */
+enum wait_mode { WAIT_AUTO = 0, WAIT_EVENT = 1, WAIT_SPIN = 2 };
+
+enum {
+    HISTORY_LENGTHS = 32, /* true lengths that a history remembers */
+    MAX_WINDOWS = 4,      /* of a prediction; what ends later is left to the plain schedule */
+    MAX_ZONES = 2,
+    LEAD_BUCKETS = 40,    /* powers of two of a length in ns */
 };
-struct prediction { /* what a history says for one wait, in ns after its beginning */
-    bool good;     /* there is something to expect */
-    bool trusted;  /* for so long that looking meanwhile is hardly worth it */
-    int64_t mean, spread, lead;
+
+/* Where ends have been. The windows of a prediction are in order and do not overlap. */
+struct window {
+    int64_t first, last; /* the shortest and the longest of the latest lengths in it */
+    int64_t wakes;       /* when to wake the task, so that it polls by `first` */
+    int64_t closes;      /* when an end here counts as missed */
+    bool narrow;         /* so narrow that the task itself polls through it */
 };
-void history_learn(struct history *, int64_t duration);
-void history_learn_hand_back(struct history *, bool late, int64_t slack);
+
+/* Where an end was seen only roughly: looked through in steps, so that the next end there is a true length. */
+struct zone {
+    int64_t from, to; /* to 0: no zone */
+    int tries;        /* waits that were looked at there in vain */
+};
+
+struct prediction {
+    int count;
+    bool short_likely; /* some of the latest waits ended before a task would have stopped polling, or nothing is known yet */
+    bool irregular;    /* too many of the latest waits ended in no window to count on the windows */
+    bool dense;        /* no true length was seen for long: this wait is looked at closely all the time */
+    struct window windows[MAX_WINDOWS];
+    struct zone zones[MAX_ZONES];
+};
+
+/* The lengths that waits have had, on one stream or on the streams of one pool. Its owner guards it with a lock. */
+struct history {
+    int64_t lengths[HISTORY_LENGTHS]; /* a ring, of true lengths only */
+    int64_t sorted[HISTORY_LENGTHS];  /* the same, in order */
+    int count, next;
+    int since_true; /* waits since a true length was learnt */
+    uint16_t unexpected; /* a bit for each of the latest waits: it ended in no window */
+    int pause;      /* unexpected ends to pass over until one makes a zone again */
+    int backoff;    /* how many, the next time that a zone was in vain */
+    int32_t leads[LEAD_BUCKETS]; /* by the power of two of the length: how long before an end the task is woken; 0: not learnt */
+    struct prediction prediction; /* of the next wait */
+};
+
+/* An end lay between two looks: the last that said "not ready" (at 0, if there was none) and the first that said "ready". */
+void history_learn(struct history *, int64_t not_before, int64_t seen);
+/* A task was woken for the window of `length`: too late, or `slack` before the end. */
+void history_learn_lead(struct history *, int64_t length, bool late, int64_t slack);
 struct prediction history_predict(const struct history *);
+
+/* What else a decision depends on. */
+struct load {
+    int64_t loop_lag_ns;  /* how long the loop takes these days to come back to what waits for it */
+    int lists;            /* wait lists that the watcher has */
+    bool alone;           /* no other wait is pending on the stream */
+    bool timers_allowed;  /* the loop's timer takes another wait */
+};
+
+enum stage {
+    STAGE_TASK,    /* the task polls, once in each turn of its loop, until `until` */
+    STAGE_TIMER,   /* a timer of the loop wakes the task at `at`; the watcher looks at guard times before */
+    STAGE_WATCHER, /* the watcher polls at `at` */
+};
+
+struct plan {
+    enum stage stage;
+    int64_t at, until;
+    int64_t length; /* of the window for which the task polls or is woken; 0: none */
+};
+
+/* What to do with a wait of that age which was not over when it was last looked at. */
+struct plan policy_plan(const struct prediction *, int64_t age, const struct load *, enum wait_mode);
+/* Whether a task that has polled until its `until` had better go on for some turns of its loop. */
+bool policy_poll_on(const struct prediction *, int64_t age, int polls, const struct load *);
+/* The latest next look that keeps promise P16. Every path takes min(next, policy_latest_look(age)). */
+int64_t policy_latest_look(int64_t age);
+/* The next guard look of a wait that a timer has, or INT64_MAX if the timer comes first. */
+int64_t policy_guard(const struct prediction *, int64_t age, int64_t timer, const struct load *);
+/* How soon the watcher's next pass may come. */
+int64_t policy_pass_gap(int lists);
+/* When to look again at a record for which no task waits. */
+int64_t policy_unwanted(int64_t age);
 
 #endif

@@ -1,227 +1,231 @@
-/* Waits: an event of ours recorded in the user's stream, and how its end is noticed.
+/* The task's side of the waits: how one begins, how its task polls it, and when the task leaves it to a timer or the watcher.
  *
- * Recording an event never blocks, also on a full stream, and costs the GPU nothing. The waiting task first queries it itself
- * (it spins, yielding to its loop in between), or leaves that if its end is not near. A short wait whose end is certain enough
- * dozes until shortly before it, by a timer of its loop (timer.c). Any other is the watcher's, which queries the oldest event of
- * each line (a stream with waits on it) at intervals that grow with the age of the wait, and closely around the time at which
- * the line's history expects the end. A wait that grows old unexpectedly is given a host function on a helper stream
- * (sleeper.c) and hardly looked at any more.
- *
- * The life of a wait: pool --begin--> the task's --hand over--> arrivals --> its line's list --> pool, or `pending_hostfuncs` while its
- * host function has yet to run; from a line's list, and from its doze, it may come back to its task. Records and their events are
- * never freed: they are recycled within their context.
+ * Recording an event never blocks, also on a full stream, and costs the GPU nothing. What happens then is the policy's
+ * (policy.h): the task polls the event, once in each turn of its loop; or a timer of the loop wakes it shortly before the expected
+ * end, while the watcher looks at guard times; or the watcher polls. A wait that was left comes back to its task when its end
+ * is near, as often as the policy says.
  */
 #include "wait_record.h"
 
-#include <stddef.h>
-
 #include "waker.h"
 
-static const int64_t NEVER = INT64_MAX;
+enum { QUERY_EACH = 8 }; /* a stream that was busy so many times in a row is queried only each so many waits */
 
-/* ns. Nobody polls a wait that waits by timer: if it ends much earlier than expected, that is noticed so late at most. */
-static _Atomic int64_t longest_timer_wait = 10000000;
-static _Atomic int max_timer_waits = 256; /* of one loop, less those that are watched: with more, common wake-ups are cheaper */
+static _Atomic int max_timer_waits = 256; /* of one loop: with more, common wake-ups by the watcher are cheaper */
 
-void waits_limit_timer(long long *length, int *most) {
-    *length = atomic_exchange(&longest_timer_wait, *length);
-    *most = atomic_exchange(&max_timer_waits, *most);
-}
-
-/* Whether the end is likely to be so near that a task does best to poll itself: by the clock, or by the turns of its loop, for
- * with a busy loop the end will have come by the time the loop comes back. */
-static bool worth_spinning(struct prediction prediction, const struct queue *queue) {
-    int64_t likely = prediction.good ? prediction.mean - prediction.spread : prediction.mean / 2;
-    return likely < SPIN + SPIN / 2 || prediction.mean < SPIN_MAX_LOOP_TURNS * queue_lag(queue);
-}
-
-/* Records our event: on `stream`, or on a helper behind the user's `event`. */
-static int record(struct wait *wait, void *stream, void *event) {
-    struct wait_list *list = wait->list;
-    if (!event) {
-        wait->opened = atomic_fetch_add(&list->clock, 1);
-        int status = driver.event_record(wait->event, stream, 0);
-        wait->closed = atomic_fetch_add(&list->clock, 1);
-        if (status != CUDA_SUCCESS) return status;
-        /* If the stream captures, the event stands for a point of that capture until it is recorded again. */
-        int refusal = capture_refusal(stream);
-        return refusal < 0 ? refusal : CUDA_SUCCESS;
-    }
-    void *helper = helper_take(list->context);
-    if (!helper) return RESULT_NO_HELPER;
-    int status = driver.stream_wait_event(helper, event, 0);
-    bool idle = status != CUDA_SUCCESS;
-    if (status == CUDA_SUCCESS) status = driver.event_record(wait->event, helper, 0);
-    if (status == CUDA_SUCCESS) wait->lent = helper;
-    else helper_put(list->context, helper, idle);
-    return status;
-}
+int waits_limit_timer(int most) { return atomic_exchange(&max_timer_waits, most); }
 
 static bool is_legacy(const void *stream) { return (uintptr_t)stream <= 1; }
 
-/* The end of `stream`, or what `event` has recorded. Called without the GIL, and for an event under RELAXED; for a stream what
- * needs it is done so here, because each exchange of the mode costs, and most waits need none. */
-void wait_begin(struct wait_list *list, void *stream, void *event, struct queue *queue, enum wait_mode mode, struct wait_result *result) {
-    *result = (struct wait_result){0};
-    int status = CUDA_NOT_READY;
-    if (event) {
-        status = driver.event_query(event);
-    } else {
-        /* A stream that was busy every time is taken to be busy: its query, with what has to surround it, costs as much as the
-         * record that follows anyway. */
-        unsigned busy = list->busy;
-        bool ask = busy < QUERY_EACH || busy % QUERY_EACH == 0;
-        /* Whether it captures is seen after the record, which harms no capture, except on the legacy stream. */
-        int refusal = ask || is_legacy(stream) ? capture_refusal(stream) : 0;
-        if (refusal) {
-            result->refusal = refusal;
-            return;
-        }
-        if (ask) {
-            int former = relaxed_enter();
-            status = driver.stream_query(stream);
-            relaxed_leave(former);
-        }
-        list->busy = status == CUDA_NOT_READY ? busy + 1 : 0;
-    }
-    if (status != CUDA_NOT_READY) {
-        if (status == CUDA_SUCCESS) atomic_fetch_add(&counters[WAITS_READY], 1);
-        result->refusal = status;
-        return;
-    }
-    struct wait *wait;
-    status = wait_take_record(list->context, &wait);
-    if (status != CUDA_SUCCESS) {
-        result->refusal = status;
-        return;
-    }
-    atomic_fetch_add(&list->refs, 1);
-    atomic_fetch_add(&list->waiting, 1);
-    wait->list = list;
-    wait->lent = NULL;
-    wait->mode = mode;
-    wait->ticket = 0;
-    wait->queue = queue;
-    wait->closed_in = wait->handed_back = wait->first_poll_due = false;
-    wait->fired = false;
-    wait->ended = 0;
-    wait->hostfunc.unwanted = false;
-    wait->began = now_ns();
-    result->refusal = record(wait, stream, event);
-    if (result->refusal) {
-        wait_recycle(wait);
-        return;
-    }
-    struct prediction prediction = wait_list_predict(list);
-    wait->start = wait->began;
-    if (mode == WAIT_SPIN || (mode == WAIT_AUTO && worth_spinning(prediction, queue))) {
-        wait->spin_until = mode == WAIT_SPIN ? NEVER : wait->began + SPIN + (prediction.good ? prediction.spread : 0);
-        wait->expected = prediction.mean ? wait->began + prediction.mean : 0;
-        wait->polled = wait->began;
-        wait->polls = 0;
-        result->spinning = wait;
-    } else {
-        wait_poll(wait, queue, result);
-    }
-}
+/* ------------------------------------------------------------------------------------------------ leaving */
 
-/* Wakes the watcher unless it will poll in time by itself; what it will make of the wait is guessed from the history. */
-void wait_give_to_watcher(struct wait *wait, struct prediction prediction) {
-    int64_t due = wait->began + FIRST_POLL_NS;
-    if (prediction.good && prediction.trusted) due = wait->began + prediction.mean / 8;
-    struct wait *head = atomic_load(&new_waits);
-    do wait->next = head;
-    while (!atomic_compare_exchange_weak(&new_waits, &head, wait));
+/* Leaves a wait to a timer or the watcher. Whoever has it next may end it before this returns. */
+static void leave(struct wait *wait, enum holder holder, int64_t due) {
+    int expected = HELD_BY_TASK_LISTED;
+    if (atomic_load(&wait->holder) == HELD_BY_TASK_LISTED) {
+        /* The watcher still lists it, and has to come by. Said before the exchange, because afterwards the list may be gone. If
+         * the watcher comes in between, it unlists the wait, and the exchange fails. */
+        atomic_store(&wait->list->revisit, true);
+        atomic_store(&some_revisit, true);
+    }
+    if (!atomic_compare_exchange_strong(&wait->holder, &expected, holder)) {
+        atomic_store(&wait->holder, holder);
+        wait_push_new(wait);
+    }
     waker_wake_before(due);
 }
 
-/* Whether a task whose wait is not over had better poll again itself after one more turn of its loop. */
-static bool go_on_spinning(struct wait *wait, struct queue *queue, int64_t now) {
-    if (now < wait->spin_until || ++wait->polls < 2) return true;
-    int64_t turns = SPIN_MAX_LOOP_TURNS * queue_lag(queue);
-    return wait->expected && wait->expected - now < turns && now - wait->expected < turns;
-}
-
-/* Leaves the only wait of a line alone until shortly before its end, which is as good as certain. false: it may not be. */
-static bool wait_by_timer(struct wait *wait, struct prediction prediction, struct queue *queue) {
-    bool alone = wait->list->waiting == 1, worth_it = prediction.mean <= longest_timer_wait && prediction.mean > 4 * queue_lag(queue);
-    if (wait->mode != WAIT_AUTO || !alone || !worth_it) return false;
-    wait->spin_until = wait->began + prediction_end(prediction);
-    int64_t time = wait->began + prediction.mean - prediction.lead;
-    if (!timer_add(queue_timer(queue), &wait->timer_entry, time, max_timer_waits - active_count)) return false;
+/* Leaves the wait as planned; false: it was to be a timer's, and the timer takes no more. */
+static bool leave_as_planned(struct wait *wait, const struct plan *plan, const struct load *load) {
+    int64_t start = atomic_load(&wait->start);
+    if (plan->stage == STAGE_WATCHER) {
+        atomic_fetch_add(&counters[WAITS_WATCHED], 1);
+        leave(wait, HELD_BY_WATCHER, start + plan->at);
+        return true;
+    }
+    wait->poll_until = start + plan->until;
+    wait->woken_for = plan->length;
+    int64_t now = now_ns(), guard = policy_guard(&wait->prediction, now - start, plan->at, load);
+    struct timer *timer = queue_timer(wait->queue);
+    bool listed = atomic_load(&wait->holder) == HELD_BY_TASK_LISTED;
+    if (!timer_add(timer, &wait->timer_entry, start + plan->at, atomic_load(&max_timer_waits))) return false;
     atomic_fetch_add(&counters[WAITS_BY_TIMER], 1);
+    /* Without a guard look before the timer the watcher need not hear of it. (If it still lists the wait, it finds that out.) */
+    if (listed || guard != INT64_MAX) leave(wait, HELD_BY_TIMER, guard == INT64_MAX ? guard : start + guard);
     return true;
 }
+
+/* Decides what comes next for a wait that was not over at `now`. */
+static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
+    struct load load = wait_load(wait);
+    int64_t start = atomic_load(&wait->start);
+    struct plan plan = policy_plan(&wait->prediction, now - start, &load, wait->mode);
+    if (plan.stage == STAGE_TASK) {
+        wait->poll_until = plan.until == INT64_MAX ? INT64_MAX : start + plan.until;
+        wait->polled = now;
+        result->spinning = wait;
+        return false;
+    }
+    uint64_t ticket = point_watch(wait->queue, wait->context);
+    if (!ticket) { /* no memory: the task goes on polling, which needs none */
+        wait->poll_until = INT64_MAX;
+        result->spinning = wait;
+        return false;
+    }
+    wait->ticket = result->ticket = ticket;
+    if (!leave_as_planned(wait, &plan, &load)) {
+        load.timers_allowed = false;
+        plan = policy_plan(&wait->prediction, now - start, &load, wait->mode);
+        leave_as_planned(wait, &plan, &load);
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------ beginning */
+
+/* Whether the stream has something to wait for: CUDA_NOT_READY, or the answer. */
+static int ask(struct wait_list *list, void *stream) {
+    /* A stream that was busy every time is taken to be busy: its query, with what has to surround it, costs as much as the
+     * record that follows anyway. */
+    unsigned busy = list->busy;
+    bool query = busy < QUERY_EACH || busy % QUERY_EACH == 0;
+    /* Whether it captures is seen after the record, which harms no capture, except on the legacy stream. */
+    int refusal = query || is_legacy(stream) ? capture_refusal(stream) : 0;
+    if (refusal) return refusal;
+    int status = CUDA_NOT_READY;
+    if (query) {
+        int former = relaxed_enter();
+        status = driver.stream_query(stream);
+        relaxed_leave(former);
+    }
+    list->busy = status == CUDA_NOT_READY ? busy + 1 : 0;
+    return status;
+}
+
+static int record(struct wait *wait, void *stream) {
+    struct wait_list *list = wait->list;
+    wait->opened = atomic_fetch_add(&list->clock, 1);
+    int status = driver.event_record(wait->event, stream, 0);
+    wait->closed = atomic_fetch_add(&list->clock, 1);
+    if (status != CUDA_SUCCESS) return status;
+    /* If the stream captures, the event stands for a point of that capture until it is recorded again. */
+    int refusal = capture_refusal(stream);
+    return refusal < 0 ? refusal : CUDA_SUCCESS;
+}
+
+/* A record that its task needs no more. */
+static void release(struct wait *wait, int status) {
+    atomic_fetch_sub(&wait->list->waiting, 1);
+    wait->over_status = status;
+    int expected = HELD_BY_TASK_LISTED;
+    if (!atomic_compare_exchange_strong(&wait->holder, &expected, OVER_LISTED)) wait_recycle(wait, status);
+}
+
+/* The wait ends in its task's hands. */
+static void end_by_task(struct wait *wait, int status) {
+    atomic_fetch_sub(&pending_waits, 1);
+    release(wait, status);
+}
+
+static bool is_over(int status, struct wait_result *result) {
+    if (status == CUDA_NOT_READY) return false;
+    if (status == CUDA_SUCCESS) atomic_fetch_add(&counters[WAITS_READY], 1);
+    result->refusal = status;
+    return true;
+}
+
+void wait_begin(struct wait_list *list, void *stream, struct queue *queue, enum wait_mode mode, struct wait_result *result) {
+    *result = (struct wait_result){0};
+    if (is_over(ask(list, stream), result)) return;
+    struct wait *wait;
+    result->refusal = wait_start(list, queue, mode, &wait);
+    if (result->refusal) return;
+    result->refusal = record(wait, stream);
+    if (result->refusal) end_by_task(wait, result->refusal);
+    else go_on(wait, result, now_ns());
+}
+
+void wait_begin_event(struct context *context, struct shared_history *history, struct handle *event, struct queue *queue,
+                      enum wait_mode mode, struct wait_result *result) {
+    *result = (struct wait_result){0};
+    if (is_over(driver.event_query(handle_value(event)), result)) return;
+    /* A list of its own: waits for events have no order among each other. */
+    struct wait_list *list = wait_list_new(context, history);
+    struct snapshot *snapshot = list ? snapshot_of(event) : NULL;
+    struct wait *wait = NULL;
+    result->refusal = snapshot ? wait_start(list, queue, mode, &wait) : RESULT_NO_MEMORY;
+    if (wait) wait->snapshot = snapshot;
+    else if (snapshot) snapshot_unref(snapshot, false);
+    if (list) wait_list_unref(list);
+    if (wait) go_on(wait, result, now_ns());
+}
+
+/* ------------------------------------------------------------------------------------------------ polling */
 
 bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *result) {
-    bool spinning = result->spinning != NULL;
     *result = (struct wait_result){0};
-    if (spinning) {
-        struct wait_list *list = wait->list;
-        int status = driver.event_query(wait->event);
-        int64_t now = now_ns();
-        bool first = wait->first_poll_due;
-        wait->first_poll_due = false;
-        if (!first) queue_note_lag(queue, now - wait->polled);
-        wait->polled = now;
-        if (first && status == CUDA_NOT_READY) wait->first_poll = now;
-        if (status == CUDA_NOT_READY && go_on_spinning(wait, queue, now)) {
-            result->spinning = wait;
-            return false;
+    int64_t before = now_ns();
+    int status = driver.event_query(wait_event_of(wait));
+    int64_t now = now_ns();
+    bool first = wait->first_poll_due;
+    wait->first_poll_due = false;
+    if (!first) queue_note_lag(queue, now - wait->polled);
+    wait->polled = now;
+    if (status != CUDA_NOT_READY) {
+        if (status == CUDA_SUCCESS) {
+            wait_learn(wait, now);
+            wait_learn_lead(wait, now);
         }
-        if (status != CUDA_NOT_READY) {
-            if (status == CUDA_SUCCESS) {
-                wait_list_learn(list, now - wait->start);
-                if (wait->handed_back) wait_list_learn_hand_back(list, wait->first_poll == 0, now - wait->first_poll);
-            }
-            if (list->ordered) list->free_since = now;
-            atomic_fetch_add(&counters[WAITS_SPUN], 1);
-            result->refusal = status;
-            wait_recycle(wait);
-            return true;
-        }
+        wait_note_end(wait, now);
+        atomic_fetch_add(&counters[WAITS_SPUN], 1);
+        result->refusal = status;
+        end_by_task(wait, status);
+        return true;
     }
-    wait->ticket = point_watch(queue, wait->list->context);
-    result->ticket = wait->ticket;
-    if (!wait->ticket) result->refusal = RESULT_NO_MEMORY;
-    struct prediction prediction = wait->handed_back || !wait->ticket ? (struct prediction){0} : wait_list_predict(wait->list);
-    if (prediction.trusted && wait_by_timer(wait, prediction, queue)) return true;
-    if (!wait->handed_back) atomic_fetch_add(&counters[WAITS_WATCHED], 1);
-    wait_give_to_watcher(wait, prediction);
-    return true;
+    atomic_store(&wait->pending_at, before);
+    if (first) wait->first_poll = now;
+    if (now < wait->poll_until) {
+        result->spinning = wait;
+        return false;
+    }
+    struct load load = wait_load(wait);
+    if (policy_poll_on(&wait->prediction, now - atomic_load(&wait->start), ++wait->polls, &load)) {
+        result->spinning = wait;
+        return false;
+    }
+    wait->woken_for = 0; /* the end for which the task was woken did not come */
+    return go_on(wait, result, now);
 }
 
-/* The task has gone: the watcher recycles the record once the event is complete. */
+/* The watcher recycles the record once our event is complete. A user's event need not be polled any more. */
 void wait_drop(struct wait *wait) {
     wait->ticket = 0;
-    wait_give_to_watcher(wait, (struct prediction){0});
+    atomic_fetch_sub(&pending_waits, 1);
+    if (wait->snapshot) release(wait, CUDA_NOT_READY);
+    else leave(wait, HELD_BY_WATCHER, atomic_load(&wait->start));
 }
 
-void wait_fire_hand_back(struct wait *wait) {
-    uint64_t ticket = wait->ticket;
-    wait->ticket = 0;
-    wait->first_poll_due = wait->handed_back = true;
-    wait->first_poll = 0;
-    wait->polls = 0;
-    wait->expected = 0;
-    point_fire(ticket, STATUS_HANDED_BACK | (int64_t)(uintptr_t)wait);
-}
+/* ------------------------------------------------------------------------------------------------ the loop's timer */
 
 void waits_hand_back_due(struct queue *queue) {
     struct timer_entry *due = timer_take_due(queue_timer(queue), now_ns());
     if (due) queue_suppress_wakeup(queue);
     while (due) {
-        struct wait *wait = (struct wait *)((char *)due - offsetof(struct wait, timer_entry));
+        struct wait *wait = (struct wait *)due;
         due = due->next;
-        wait_fire_hand_back(wait);
+        int expected = HELD_BY_TIMER; /* or the watcher has unlisted it meanwhile, or was never told */
+        atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
+        wait_fire_hand_back(wait, wait->woken_for);
     }
 }
 
 void waits_leave_loop(struct queue *queue) {
     struct timer_entry *left = timer_close(queue_timer(queue));
     while (left) {
-        struct wait *wait = (struct wait *)((char *)left - offsetof(struct wait, timer_entry));
+        struct wait *wait = (struct wait *)left;
         left = left->next;
-        wait_give_to_watcher(wait, (struct prediction){0});
+        int expected = HELD_BY_TIMER;
+        if (atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED)) expected = HELD_BY_TASK_LISTED;
+        leave(wait, HELD_BY_WATCHER, atomic_load(&wait->start));
     }
 }

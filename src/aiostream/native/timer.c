@@ -77,6 +77,20 @@ bool timer_add(struct timer *timer, struct timer_entry *entry, int64_t time, int
     return taken;
 }
 
+bool timer_remove(struct timer *timer, struct timer_entry *entry) {
+    pthread_mutex_lock(&timer->lock);
+    struct timer_entry **link = &timer->first, *previous = NULL;
+    while (*link && *link != entry) previous = *link, link = &previous->next;
+    bool found = *link == entry;
+    if (found) {
+        *link = entry->next;
+        if (timer->last == entry) timer->last = previous;
+        timer->count--; /* the descriptor may wake the loop for nothing */
+    }
+    pthread_mutex_unlock(&timer->lock);
+    return found;
+}
+
 struct timer_entry *timer_take_due(struct timer *timer, int64_t now) {
     int64_t set_for = atomic_load(&timer->set_for);
     if (!set_for || set_for > now + DUE_SOON_NS) return NULL;

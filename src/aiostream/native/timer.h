@@ -14,6 +14,7 @@ void timer_free(struct timer *);
 int timer_descriptor(const struct timer *);
 void timer_open(struct timer *);
 bool timer_add(struct timer *, struct timer_entry *, int64_t time, int most); /* false: there are so many, or it is closed */
+bool timer_remove(struct timer *, struct timer_entry *); /* false: it was taken already, or is none of its entries */
 struct timer_entry *timer_take_due(struct timer *, int64_t now);         /* takes some whose time has come */
 struct timer_entry *timer_close(struct timer *);                    /* takes all */
 

@@ -1,4 +1,4 @@
-/* Records of waits and wait lists: made, recycled, leaked; and what a list has learnt. */
+/* Records of waits, wait lists and histories: made, recycled, and what they learn. */
 #include "wait_record.h"
 
 #include <stdlib.h>
@@ -8,48 +8,92 @@ static struct wait *pools[MAX_CONTEXTS];                      /* by the context'
 static _Atomic bool predicting = true;
 
 _Atomic(struct wait *) new_waits;
-_Atomic bool hostfunc_ran;
+_Atomic bool some_revisit;
 _Atomic int active_count;
+_Atomic int64_t pending_waits;
 
 void waits_predict(bool enabled) { atomic_store(&predicting, enabled); }
+int64_t waits_pending(void) { return atomic_load(&pending_waits); }
 
-struct wait_list *wait_list_new(struct context *context, bool ordered) {
+/* ------------------------------------------------------------------------------------------------ histories */
+
+struct shared_history *shared_history_new(void) {
+    struct shared_history *shared = calloc(1, sizeof *shared);
+    if (!shared) return NULL;
+    shared->refs = 1;
+    pthread_mutex_init(&shared->lock, NULL);
+    return shared;
+}
+
+void shared_history_ref(struct shared_history *shared) { atomic_fetch_add(&shared->refs, 1); }
+
+void shared_history_unref(struct shared_history *shared) {
+    if (atomic_fetch_sub(&shared->refs, 1) != 1) return;
+    pthread_mutex_destroy(&shared->lock);
+    free(shared);
+}
+
+void wait_learn(struct wait *wait, int64_t seen) {
+    struct shared_history *shared = wait->list->history;
+    int64_t start = atomic_load(&wait->start), slack = atomic_load(&wait->start_slack), pending_at = atomic_load(&wait->pending_at);
+    pthread_mutex_lock(&shared->lock);
+    history_learn(&shared->history, pending_at ? pending_at - start : 0, seen - start + slack);
+    pthread_mutex_unlock(&shared->lock);
+}
+
+void wait_note_end(struct wait *wait, int64_t seen) {
+    int64_t pending_at = atomic_load(&wait->pending_at);
+    atomic_store(&wait->list->free_after, pending_at > wait->began ? pending_at : wait->began);
+    atomic_store(&wait->list->free_since, seen);
+}
+
+void wait_learn_lead(struct wait *wait, int64_t seen) {
+    if (!wait->woken_for) return;
+    struct shared_history *shared = wait->list->history;
+    pthread_mutex_lock(&shared->lock);
+    history_learn_lead(&shared->history, wait->woken_for, wait->first_poll == 0, seen - wait->first_poll);
+    pthread_mutex_unlock(&shared->lock);
+}
+
+static void predict(struct wait *wait) {
+    struct shared_history *shared = wait->list->history;
+    if (!atomic_load(&predicting)) {
+        wait->prediction = (struct prediction){.short_likely = true};
+        return;
+    }
+    pthread_mutex_lock(&shared->lock);
+    wait->prediction = history_predict(&shared->history);
+    pthread_mutex_unlock(&shared->lock);
+}
+
+struct load wait_load(const struct wait *wait) {
+    return (struct load){
+        .loop_lag_ns = queue_lag(wait->queue),
+        .lists = atomic_load(&active_count),
+        .alone = atomic_load(&wait->list->waiting) == 1,
+        .timers_allowed = true,
+    };
+}
+
+/* ------------------------------------------------------------------------------------------------ wait lists */
+
+struct wait_list *wait_list_new(struct context *context, struct shared_history *history) {
     struct wait_list *list = calloc(1, sizeof *list);
     if (!list) return NULL;
     list->refs = 1;
     list->context = context;
-    list->ordered = ordered;
-    pthread_mutex_init(&list->lock, NULL);
+    list->history = history;
+    shared_history_ref(history);
     return list;
 }
 
 void wait_list_unref(struct wait_list *list) {
     if (atomic_fetch_sub(&list->refs, 1) != 1) return;
-    pthread_mutex_destroy(&list->lock);
+    shared_history_unref(list->history);
     free(list);
 }
 
-void wait_list_learn(struct wait_list *list, int64_t duration) {
-    pthread_mutex_lock(&list->lock);
-    history_learn(&list->history, duration);
-    pthread_mutex_unlock(&list->lock);
-}
-
-void wait_list_learn_hand_back(struct wait_list *list, bool late, int64_t slack) {
-    pthread_mutex_lock(&list->lock);
-    history_learn_hand_back(&list->history, late, slack);
-    pthread_mutex_unlock(&list->lock);
-}
-
-struct prediction wait_list_predict(struct wait_list *list) {
-    pthread_mutex_lock(&list->lock);
-    struct prediction prediction = history_predict(&list->history);
-    bool known = list->history.samples > 0;
-    pthread_mutex_unlock(&list->lock);
-    if (!atomic_load(&predicting)) prediction.good = prediction.trusted = false;
-    if (!known) prediction.mean = 0;
-    return prediction;
-}
+/* ------------------------------------------------------------------------------------------------ records */
 
 static int make(struct context *context, struct wait **made) {
     void *event = NULL, *popped;
@@ -67,21 +111,12 @@ static int make(struct context *context, struct wait **made) {
         return RESULT_NO_MEMORY;
     }
     wait->event = event;
-    wait->hostfunc.event = event;
-    wait->hostfunc.context = context;
+    wait->context = context;
     *made = wait;
     return CUDA_SUCCESS;
 }
 
-static void pool_put(struct wait *wait) {
-    pthread_mutex_lock(&pool_lock);
-    struct wait **pool = &pools[context_index(wait->hostfunc.context)];
-    wait->next = *pool;
-    *pool = wait;
-    pthread_mutex_unlock(&pool_lock);
-}
-
-int wait_take_record(struct context *context, struct wait **wait) {
+static int take(struct context *context, struct wait **wait) {
     pthread_mutex_lock(&pool_lock);
     struct wait **pool = &pools[context_index(context)];
     *wait = *pool;
@@ -90,19 +125,62 @@ int wait_take_record(struct context *context, struct wait **wait) {
     return *wait ? CUDA_SUCCESS : make(context, wait);
 }
 
-/* Its event is complete, or will never be of use again, and no host function knows it. */
-void wait_recycle(struct wait *wait) {
-    if (wait->lent) helper_put(wait->hostfunc.context, wait->lent, true);
-    atomic_fetch_sub(&wait->list->waiting, 1);
-    wait_list_unref(wait->list);
-    pool_put(wait);
+static void put(struct wait *wait) {
+    pthread_mutex_lock(&pool_lock);
+    struct wait **pool = &pools[context_index(wait->context)];
+    wait->next = *pool;
+    *pool = wait;
+    pthread_mutex_unlock(&pool_lock);
 }
 
-void wait_leak(struct wait *wait) {
-    atomic_fetch_add(&counters[WAITS_LEAKED], 1);
-    atomic_fetch_sub(&wait->list->waiting, 1);
-    wait_list_unref(wait->list);
+int wait_record_take(struct context *context, struct wait **wait) { return take(context, wait); }
+void wait_record_put(struct wait *wait) { put(wait); }
+
+int wait_start(struct wait_list *list, struct queue *queue, enum wait_mode mode, struct wait **started) {
+    int status = take(list->context, started);
+    if (status != CUDA_SUCCESS) return status;
+    struct wait *wait = *started;
+    atomic_fetch_add(&list->refs, 1);
+    atomic_fetch_add(&list->waiting, 1);
+    atomic_fetch_add(&pending_waits, 1);
+    wait->list = list;
+    wait->snapshot = NULL;
+    wait->mode = mode;
+    wait->ticket = 0;
+    wait->queue = queue;
+    wait->holder = HELD_BY_TASK;
+    wait->opened = wait->closed = 0;
+    wait->woken_for = 0;
+    wait->first_poll_due = false;
+    wait->pending_at = 0;
+    wait->polls = 0;
+    wait->began = wait->start = now_ns();
+    wait->start_slack = 0;
+    predict(wait);
+    return CUDA_SUCCESS;
 }
 
-/* When an expected end counts as missed. */
-int64_t prediction_end(struct prediction prediction) { return prediction.mean + prediction.spread + WINDOW_AFTER_NS + prediction.mean / 64; }
+void wait_recycle(struct wait *wait, int status) {
+    if (wait->snapshot) snapshot_unref(wait->snapshot, status == CUDA_SUCCESS);
+    wait->snapshot = NULL;
+    wait_list_unref(wait->list);
+    put(wait);
+}
+
+void *wait_event_of(const struct wait *wait) { return wait->snapshot ? snapshot_event(wait->snapshot) : wait->event; }
+
+void wait_push_new(struct wait *wait) {
+    struct wait *head = atomic_load(&new_waits);
+    do wait->next = head;
+    while (!atomic_compare_exchange_weak(&new_waits, &head, wait));
+}
+
+void wait_fire_hand_back(struct wait *wait, int64_t length) {
+    uint64_t ticket = wait->ticket;
+    wait->ticket = 0;
+    wait->first_poll_due = true;
+    wait->first_poll = 0;
+    wait->polls = 0;
+    wait->woken_for = length;
+    point_fire(ticket, STATUS_HANDED_BACK | (int64_t)(uintptr_t)wait);
+}

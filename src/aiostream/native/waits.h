@@ -1,33 +1,51 @@
-/* Waits: an event of ours recorded in the user's stream, and how its end is noticed. */
+/* Waits: the end of a stream's work, or of what a user's event has recorded, and how it is noticed. */
 #ifndef AIOSTREAM_WAITS_H
 #define AIOSTREAM_WAITS_H
 
+#include "handles.h"
 #include "points.h"
+#include "policy.h"
 
-/* A status with this bit is the address of a wait that the watcher hands back to its task: the end is near. */
+/* A status with this bit is the address of a wait that is handed back to its task: the end is near. */
 #define STATUS_HANDED_BACK (1ll << 62)
-struct wait_list; /* a stream, as far as its waits are concerned; counted by its owner and by each wait on it */
 struct wait;
 static inline struct wait *wait_handed_back(int64_t status) { /* NULL: it is some other status */
     return status & STATUS_HANDED_BACK ? (struct wait *)(uintptr_t)(status & ~STATUS_HANDED_BACK) : NULL;
 }
-enum wait_mode { WAIT_AUTO = 0, WAIT_EVENT = 1, WAIT_SPIN = 2 };
-struct wait_result { /* what wait_begin answers: one of the three is set, or none if there was nothing to wait for */
+
+/* What wait_begin and wait_poll answer: one of the three is set, or none if the wait is over. */
+struct wait_result {
     int refusal;
-    uint64_t ticket;       /* the watcher has it */
-    struct wait *spinning; /* the caller queries it with wait_poll, until wait_poll gives it to the watcher */
+    uint64_t ticket;       /* of the wait, which the watcher or a timer has */
+    struct wait *spinning; /* the caller's: it calls wait_poll until that leaves the wait to the watcher or a timer */
 };
-struct wait_list *wait_list_new(struct context *, bool ordered);
+
+struct shared_history; /* what the waits on one stream, or on the streams of one pool, have learnt; counted */
+struct shared_history *shared_history_new(void);
+void shared_history_ref(struct shared_history *);
+void shared_history_unref(struct shared_history *);
+
+struct wait_list; /* the waits on one stream, in its order; counted by its owner and by each wait on it */
+struct wait_list *wait_list_new(struct context *, struct shared_history *);
 void wait_list_unref(struct wait_list *);
-void wait_begin(struct wait_list *, void *stream, void *event, struct queue *, enum wait_mode, struct wait_result *);
-bool wait_poll(struct wait *, struct queue *, struct wait_result *); /* false: go on spinning */
-void wait_drop(struct wait *);                                 /* nobody spins any more */
-void waits_hand_back_due(struct queue *);  /* by the loop's thread, before each drain: hands back the waits by timer whose time has come */
-void waits_leave_loop(struct queue *); /* before the queue is closed: the watcher sees to those that doze */
-void waits_limit_timer(long long *length, int *most); /* exchanges the longest wait (ns) that may doze, and how many of a loop may */
+
+/* Waits for the present end of a stream. Called without the GIL. */
+void wait_begin(struct wait_list *, void *stream, struct queue *, enum wait_mode, struct wait_result *);
+/* Waits for what a user's event has recorded now. Called without the GIL, under RELAXED; the handle is pinned. */
+void wait_begin_event(struct context *, struct shared_history *, struct handle *event, struct queue *, enum wait_mode,
+                      struct wait_result *);
+bool wait_poll(struct wait *, struct queue *, struct wait_result *); /* false: the caller goes on polling */
+void wait_drop(struct wait *);                                       /* its task has gone */
+void waits_hand_back_due(struct queue *); /* by the loop's thread, before each drain: those whose timer is due */
+void waits_leave_loop(struct queue *);    /* before the queue is closed: the watcher takes those that its timer has */
+int waits_limit_timer(int most);          /* exchanges how many waits a loop's timer takes */
 bool waits_are_new(void);
 int64_t waits_poll(int64_t now); /* the watcher's pass; when to come again */
 void waits_fail(struct context *, int status);
 void waits_predict(bool enabled);
+int64_t waits_pending(void); /* waits with a task, also those that the task polls */
+
+/* Before a user's event is recorded again: waits for what it has recorded so far must not be prolonged. 0, or an error. */
+int wait_snapshot_before_record(struct context *, struct handle *event);
 
 #endif

@@ -8,7 +8,6 @@
 #include <sys/prctl.h>
 
 #include "contexts.h"
-#include "helper_hostfunc.h"
 #include "points.h"
 #include "waits.h"
 #include "waker.h"
@@ -72,14 +71,12 @@ int watcher_start(void) {
         error = waker_open();
         if (!error) error = pthread_create(&thread, NULL, watch, NULL);
         running = error == 0;
-        if (running) error = helper_hostfunc_start();
     }
     pthread_mutex_unlock(&watcher_lock);
     return error;
 }
 
 void watcher_stop(void) {
-    helper_hostfunc_stop();
     pthread_mutex_lock(&watcher_lock);
     if (running) {
         stopping = true;
