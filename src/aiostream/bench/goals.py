@@ -71,6 +71,11 @@ def judge(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [asdict(goal) for goal in judged.goals]
 
 
+def judged(rows: Sequence[Row]) -> bool:
+    """Whether there is anything to judge in these rows."""
+    return any(row["set"] == "goals" for row in rows)
+
+
 class _Judge:
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows

@@ -19,7 +19,7 @@ from aiostream.bench.runner import Row, Runner
 FORMAT = 1
 SIMULATED = "Measured on the simulator, which has no GPU: these figures say nothing about one."
 PACKAGES = ("cuda-bindings", "anyio", "uvloop", "trio", "torch", "numpy", "numba", "numba-cuda")
-KEYS = ("set", "measure", "loop", "peer", "load", "length_ns", "python_busy", "streams", "neighbours", "pending", "by")
+KEYS = ("set", "measure", "loop", "peer", "load", "length_ns", "python_busy", "streams", "neighbours", "pending", "by", "pattern")
 
 
 def describe(runner: Runner, options: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def tables(results: dict[str, Any]) -> str:
         rows = [row for row in results["rows"] if (row["set"] == "goals") == of_goals]
         if rows and of_goals:
             parts.append("The settings of the goals:")
-        parts += _latency(rows) + _throughput(rows) + _idle(rows) + _lag(rows) + _small(rows)
+        parts += _latency(rows) + _throughput(rows) + _idle(rows) + _lag(rows) + _small(rows) + _patterns(rows)
     if results["goals"]:
         parts.append(_goals(results["goals"]))
     if results["not_run"]:
@@ -249,6 +249,32 @@ def _lag(rows: Sequence[Row]) -> list[str]:
         title = f"Loop lag in us beside {some[0]['streams']} streams x {duration(some[0]['length_ns'])}; {loop}"
         parts.append(grid(title, header, text_rows))
     return parts
+
+
+def _patterns(rows: Sequence[Row]) -> list[str]:
+    parts = []
+    for loop, some in _by_loop(rows, measure="patterns").items():
+        title = f"Lateness in us by pattern of work (lower is better), CPU in % of a core while waiting; {loop}"
+        header = ["", "p50", "p90", "p99", "p99.9", "max", "CPU %", "samples"]
+        parts.append(_grouped(title, header, some, lambda row: str(row["pattern"]), _patterns_text))
+    return parts
+
+
+def _patterns_text(row: Row) -> list[str]:
+    return [*_tails_text(row), f"{row['cpu_percent']:.3g}", f"{row['samples']:,}"]
+
+
+def _tails_text(row: Row) -> list[str]:
+    return [f"{row[key]:,.0f}" for key in ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")]
+
+
+def _grouped(title: str, header: Sequence[str], rows: Sequence[Row], group: Any, text: Any) -> str:
+    """A line with each setting's name, and a line for each peer below it."""
+    text_rows: list[list[str]] = []
+    for name in dict.fromkeys(group(row) for row in rows):
+        text_rows.append([name, *[""] * (len(header) - 1)])
+        text_rows += [[f"  {row['peer']}", *text(row)] for row in rows if group(row) == name]
+    return grid(title, header, text_rows)
 
 
 def _small(rows: Sequence[Row]) -> list[str]:
