@@ -59,11 +59,13 @@ BENCH_LEVELS = {
     "lag": 5,
     "pending": 5,
     "patterns": 5,
-    "plan": 6,
-    "report": 6,
-    "plot": 7,
-    "goals": 7,
-    "__init__": 8,
+    "windows": 5,
+    "onecore": 6,
+    "plan": 7,
+    "report": 7,
+    "plot": 8,
+    "goals": 8,
+    "__init__": 9,
 }
 
 

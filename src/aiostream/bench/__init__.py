@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 LOOPS = ("uvloop", "asyncio", "trio")
-MEASURES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import", "patterns")
+TABLES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import")
+MEASURES = (*TABLES, "patterns", "mixed", "fairness", "one-core")
 DESCRIPTION = (
     "Compares the ways to wait for the GPU from Python: latency, throughput, CPU, the GPU's idle time, the loop's lag, memory; "
     "and says whether this library reaches its goals. With AIOSTREAM_SIMULATOR=1 it runs on the simulator, and then its figures "
@@ -29,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loops", help="some of: uvloop, asyncio, trio (default: uvloop; goals also compare trio with asyncio)")
     parser.add_argument("--peers", help="only these peers in the tables, by name, separated by commas (--list names them)")
     parser.add_argument("--patterns", help="only the patterns whose names have one of these words, separated by commas")
-    parser.add_argument("--rounds", type=int, help="in how many rounds the patterns are measured (default: 10)")
-    parser.add_argument("--older", type=Path, metavar="WHEEL", help="compare the patterns with an older aiostream, too")
+    parser.add_argument("--rounds", type=int, help="in how many rounds patterns, mixed, fairness and one-core are measured")
+    parser.add_argument("--older", type=Path, metavar="WHEEL", help="measure an older aiostream, too: patterns, mixed, fairness")
     parser.add_argument("--list", action="store_true", help="list the peers and how long each measure takes, and measure nothing")
     parser.add_argument("--quick", action="store_true", help="as little of everything as shows that it works: seconds")
     parser.add_argument("--for", dest="limit", type=float, metavar="SECONDS", help="begin nothing new after so long")
@@ -176,7 +177,8 @@ def _names(options: argparse.Namespace, measure: str, names: list[str]) -> list[
 
     if measure not in plan.TAILS:
         return names
-    return [*(names if options.peers else plan.TAIL_PEERS), *(companion.WAITS if options.older else ())]
+    older = companion.WAITS if options.older and measure != "one-core" else ()
+    return [*(names if options.peers else plan.TAIL_PEERS), *older]
 
 
 def _tried(options: argparse.Namespace, measures: list[str], names: list[str]) -> list[str] | None:
@@ -333,6 +335,10 @@ def short(row: dict[str, Any]) -> str:
         return f"{row['added_us']:.1f} us" if "added_us" in row else "none in time"
     if measure == "lag":
         return f"p99 {row['p99_us']:.0f} us"
+    if measure == "mixed":
+        return f"{row['per_second']:,.0f}/s, p99 {row['p99_us']:.0f} us"
+    if measure == "fairness":
+        return f"{row['per_second']:,.0f}/s, {row['ratio']:.2f} x, timer p99 {row['timer']['p99_us']:.0f} us"
     if measure == "patterns":
         return f"p99 {row['p99_us']:.0f} us"
     if measure == "pending":

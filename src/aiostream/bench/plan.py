@@ -9,10 +9,12 @@ from aiostream.bench.footprint import ImportTime, Memory
 from aiostream.bench.idle import Idle
 from aiostream.bench.lag import Lag
 from aiostream.bench.latency import Latency
+from aiostream.bench.onecore import OneCore
 from aiostream.bench.patterns import Patterns
 from aiostream.bench.pending import Pending
 from aiostream.bench.runner import Job
 from aiostream.bench.throughput import Throughput
+from aiostream.bench.windows import Fairness, Mixed
 
 US, MS = 1_000, 1_000_000  # ns
 LENGTHS = (5 * US, 20 * US, 100 * US, 300 * US, 1 * MS, 5 * MS, 20 * MS, 100 * MS)
@@ -25,7 +27,8 @@ THREADS = ("to_thread", "to_thread bindings")  # the second stands in where ther
 SLEEPING = "sleep 1 ms"
 TAIL_PEERS = (AUTO, "aiostream event", THREADS[1], "polling", SLEEPING)  # unless others are chosen
 
-TAILS = ("patterns",)  # the measures of late ends, and of tasks that suffer
+CROWDS = (8, 16, 64, 128)  # streams of mixed work
+TAILS = ("patterns", "mixed", "fairness", "one-core")  # the measures of late ends, and of tasks that suffer
 MEASURES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import", *TAILS)
 
 
@@ -128,10 +131,20 @@ def _table_latency(loops: tuple[str, ...], peers: tuple[str, ...], length: int) 
 def _tails(
     measure: str, loops: tuple[str, ...], peers: tuple[str, ...], *, quick: bool, rounds: int | None, words: tuple[str, ...]
 ) -> list[Job]:
-    patterns = Patterns(loops, peers, words)
+    patterns, fairness = Patterns(loops, peers, words), Fairness(loops, peers)
+    mixed = [Mixed(loops, peers, streams, window=0.6) for streams in CROWDS]
     if quick:
         patterns = replace(patterns, waits=3, rounds=2)
-    return [replace(patterns, rounds=rounds or patterns.rounds)]
+        fairness = replace(fairness, streams=8, rounds=2, window=0.05, warm=0.01)
+        mixed = [replace(mixed[0], rounds=2, window=0.05, warm=0.01)]
+    if rounds:
+        patterns, fairness = replace(patterns, rounds=rounds), replace(fairness, rounds=rounds)
+        mixed = [replace(job, rounds=rounds) for job in mixed]
+    if measure == "patterns":
+        return [patterns]
+    if measure == "mixed":
+        return list(mixed)
+    return [fairness] if measure == "fairness" else [OneCore(replace(patterns, waits=2 * patterns.waits // 5), fairness)]
 
 
 # ------------------------------------------------------------------------------------------------ quickly
