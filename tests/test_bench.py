@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,12 @@ import pytest
 
 import aiostream
 from aiostream import bench
-from aiostream.bench import goals, loops, peers, plan, plot, report, runner, stats
+from aiostream.bench import goals, loops, peers, plan, plot, report, runner, stats, turns
+from aiostream.bench.companion import Companion
 from aiostream.bench.latency import Latency
+from aiostream.bench.patterns import Patterns
 from aiostream.bench.throughput import Throughput
+from aiostream.bench.windows import Fairness, Mixed
 
 
 def command(driver_kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -116,11 +122,201 @@ def test_time_that_is_up_is_said_and_what_was_not_measured_is_named(driver_kind:
     assert "latency, 5 us steady: --for 0 was over" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--measures", "speed"], ["--loops", "curio"], ["--show", "/nonexistent.json"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--measures", "speed"],
+        ["--loops", "curio"],
+        ["--show", "/nonexistent.json"],
+        ["--patterns", "alternating,sawtooth"],
+        ["--rounds", "0"],
+        ["--older", "/nonexistent.whl"],
+        ["--older", __file__],
+    ],
+)
 def test_what_cannot_be_is_refused(driver_kind: str, arguments: list[str]) -> None:
     done = command(driver_kind, *arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_the_list_needs_no_driver() -> None:
+    program = "import sys; from aiostream import bench; bench.main(['--list', '--older', 'any.whl'])"
+    program += "; assert 'cuda.bindings.driver' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for measure in plan.MEASURES:
+        assert f"\n{measure:12}about " in done.stdout
+    assert "\nsleep 1 ms  " in done.stdout
+
+
+def test_without_uvloop_asyncio_is_measured(
+    driver_kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    monkeypatch.setattr(loops, "missing", lambda loop: f"{loop} is not installed" if loop == "uvloop" else None)
+    path = tmp_path / "results.json"
+    options = ["--quick", "--measures", "patterns", "--patterns", "steady 1", "--peers", "polling", "--output", str(path)]
+    assert bench.main(options) == 0
+    assert {row["loop"] for row in report.read(path)["rows"]} == {"asyncio"}
+    assert "uvloop is not installed. asyncio's own loop is measured instead." in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------ late ends, starved loops
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This very version as an older one."""
+    path = tmp_path_factory.mktemp("wheel") / "aiostream_cuda-0.0.1-py3-none-any.whl"
+    package = Path(str(aiostream.__file__)).parent
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in package.rglob("*"):
+            if file.suffix in (".py", ".so") and "bench" not in file.parts:
+                archive.write(file, file.relative_to(package.parent))
+    return path
+
+
+OLDER = {"older auto", "older event"}
+
+
+@pytest.fixture(scope="module")
+def tail_run(driver_kind: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    path = tmp_path_factory.mktemp("tails") / "results.json"
+    arguments = ("--quick", "--measures", ",".join(plan.TAILS), "--older", str(wheel), "--output", str(path))
+    done = command(driver_kind, *arguments, "--loops", "asyncio")
+    assert done.returncode == 0, done.stderr
+    return done.stdout, report.read(path)
+
+
+@pytest.mark.parametrize("measure", plan.TAILS)
+def test_each_measure_of_late_ends_has_rows_of_its_peers(tail_run: tuple[str, dict[str, Any]], measure: str) -> None:
+    rows = [row for row in tail_run[1]["rows"] if row["set"] == measure]
+    assert {row["peer"] for row in rows} == {*plan.TAIL_PEERS, *(OLDER if measure != "one-core" else ())}
+    of_patterns = [row for row in rows if row["measure"] == "patterns"]
+    if measure in ("patterns", "one-core"):
+        assert {row["pattern"] for row in of_patterns} == turns.patterns(0, 1).keys()
+    for row in rows:
+        assert row["samples"] > 0
+        if row["measure"] == "fairness":
+            assert 0 <= row["fewest"] <= row["most"]
+            assert row["ratio"] >= 1
+            assert row["timer"]["p50_us"] <= row["timer"]["p99_us"] <= row["timer"]["max_us"]
+        else:
+            assert -2 < row["p50_us"] <= row["p90_us"] <= row["p99_us"] <= row["p999_us"] <= row["max_us"] < 5e6
+        if row["measure"] == "patterns":
+            assert len(row["latency_ns"]) == row["samples"]
+            assert row["cpu_percent"] >= 0
+        else:
+            assert row["low"] <= row["per_second"] <= row["high"]
+            assert row["cores"] >= 0
+
+
+def test_late_ends_are_printed_and_judged(tail_run: tuple[str, dict[str, Any]]) -> None:
+    out, results = tail_run
+    assert results["runs"][0]["older"].endswith(".whl")
+    for words in ("Lateness in us by pattern of work", "8 streams", "Completions of a task in a window", "all on one core"):
+        assert words in out
+    assert {goal["group"] for goal in results["goals"]} == {"patterns", "fairness", "one core"}  # --quick has no 16 streams
+    assert all(goal["verdict"] in ("met", "missed") for goal in results["goals"])
+
+
+def test_all_that_is_late_is_measured_on_trio(driver_kind: str) -> None:
+    names = ("aiostream auto", "sleep 1 ms", "blocking")
+    bench_runner = runner.Runner(["trio"], names, simulator=driver_kind == "simulator", say=lambda line: None)
+    try:
+        bench_runner.try_out()
+        jobs = [
+            Patterns(("trio",), names, ("alternating",), waits=2, rounds=1),
+            Mixed(("trio",), names, 4, rounds=1, window=0.05, warm=0.0),
+            Fairness(("trio",), names, 4, rounds=1, window=0.05, warm=0.0),
+        ]
+        for job in jobs:
+            assert [row["peer"] for row in job.run(bench_runner)] == list(names)
+        assert bench_runner.not_run == []
+    finally:
+        bench_runner.close()
+
+
+def test_an_older_library_that_cannot_be_used_is_named(driver_kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("aiostream/__init__.py", "raise ImportError('of another Python')")
+    with pytest.raises(RuntimeError, match="the older library: ImportError: of another Python"):
+        Companion(path, simulator=driver_kind == "simulator")
+
+
+def test_an_older_library_that_fails_is_left_out(driver_kind: str, wheel: Path) -> None:
+    said: list[str] = []
+    bench_runner = runner.Runner(["asyncio"], ["polling"], simulator=driver_kind == "simulator", say=said.append)
+    companion = Companion(wheel, simulator=driver_kind == "simulator")
+    bench_runner.add(companion)
+    try:
+        bench_runner.try_out()
+        assert said == []
+        with pytest.raises(RuntimeError, match="KeyError: 'dance'"):
+            companion.ask({"turn": "dance", "pool": "", "wait": "auto", "streams": 1, "loop": "asyncio"}, 10)
+        companion._process.kill()
+        rows = Patterns(("asyncio",), ("polling", *sorted(OLDER)), ("steady",), waits=2, rounds=2).run(bench_runner)
+    finally:
+        bench_runner.close()
+    assert {row["peer"] for row in rows} == {"polling"}
+    assert {entry["peer"] for entry in bench_runner.not_run} == OLDER
+    assert "process has ended, exit code -9" in said[0]
+
+
+def test_a_window_shows_a_task_that_keeps_the_others_waiting() -> None:
+    taken = 0
+
+    async def greedy() -> None:
+        nonlocal taken
+        taken += 1
+        time.sleep(0.0002)
+        if taken % 20 == 0:
+            await asyncio.sleep(0)
+
+    async def modest() -> None:
+        await asyncio.sleep(0)
+
+    lanes: list[turns.Lane] = [(lambda length: None, wait) for wait in (greedy, modest, modest)]
+    settings = {"turn": "window", "warm": 0.0, "window": 0.3, "seed": 0, "log_normal": False, "timer": True}
+    found = loops.run("asyncio", turns.take, lanes, settings)
+    window = Fairness._of_window(found)
+    assert window["most"] == found["counts"][0]
+    assert 10 < window["ratio"] < 40
+    assert max(found["timer_ns"]) > 2_000_000  # the greedy task's 20 turns, less the timer's own millisecond
+    assert max(found["latency_ns"]) >= 200_000
+    assert len(found["latency_ns"]) == sum(found["counts"])
+
+
+def test_waits_are_late_by_what_is_beyond_the_kernel() -> None:
+    launched: list[int] = []
+
+    async def late() -> None:
+        time.sleep(0.003)
+
+    settings = {"turn": "waits", "warm": [5], "seed": 0, "lengths": [["a", [1_000_000] * 3], ["b", [2_000_000]]]}
+    found = loops.run("asyncio", turns.take, [(launched.append, late)], settings)
+    assert launched == [5, *[1_000_000] * 3, 2_000_000]
+    assert len(found["a"]["latency_ns"]) == 3
+    assert min(found["a"]["latency_ns"]) >= 2_000_000
+    assert found["b"]["latency_ns"][0] >= 1_000_000
+    assert found["a"]["wall_ns"] >= 9_000_000
+
+
+def test_patterns_are_as_they_are_named_and_enough_for_a_percentile() -> None:
+    patterns = turns.patterns(3, 100)
+    assert patterns == turns.patterns(3, 100) != turns.patterns(4, 100)
+    assert all(len(lengths) >= 100 for lengths in patterns.values())
+    assert len(patterns["prefill and decode"]) % 13 == 0
+    assert (patterns["drifting from 1 to 4 ms"][0], patterns["drifting from 1 to 4 ms"][-1]) == (1_000_000, 4_000_000)
+    (job,) = plan.jobs("patterns", ("uvloop",), plan.TAIL_PEERS, quick=False)
+    assert isinstance(job, Patterns)
+    assert job.rounds >= 10
+    assert job.waits * job.rounds >= 1_000
+    (fewer,) = plan.jobs("patterns", ("uvloop",), plan.TAIL_PEERS, quick=False, rounds=2, words=("bimodal", "prefill"))
+    assert fewer.seconds() < job.seconds() / 10
+    for measure in plan.TAILS:
+        assert sum(one.seconds() for one in plan.jobs(measure, ("uvloop",), (*plan.TAIL_PEERS, *OLDER), quick=False)) < 300
 
 
 # ------------------------------------------------------------------------------------------------ on every loop
@@ -240,6 +436,67 @@ def test_statistics() -> None:
     assert stats.median_interval([3.0]) == (3.0, 3.0)
     low, high = stats.bootstrap(stats.ratio_of_medians, values, [2 * value for value in values])
     assert 0.3 < low < 0.5 < high < 0.7
+
+
+def test_percentiles_of_known_data() -> None:
+    values = [1_000 * value for value in range(1_000, 0, -1)]  # ns
+    expected = {"p50_us": 500, "p90_us": 900, "p99_us": 990, "p999_us": 999, "max_us": 1_000}
+    assert stats.tails(values) == expected
+    assert stats.tails([3_000]) == dict.fromkeys(expected, 3)
+    low, high = stats.percentile_interval([value / 1_000 for value in values], 99)
+    assert (low, high) == (983, 998)  # ranks 990 -+ 6.2, rounded outwards
+    assert stats.percentile_interval([7.0, 8.0], 99) == (7.0, 8.0)
+
+
+def canned_tails() -> list[dict[str, Any]]:
+    """Late ends of one pattern, of one crowd and of starved tasks."""
+    ms = 1_000_000
+
+    def row(measure: str, peer: str, **figures: Any) -> dict[str, Any]:
+        return {"set": measure, "measure": measure, "loop": "uvloop", "peer": peer, "samples": 100, **figures}
+
+    def pattern(peer: str, tail: int, share: float) -> dict[str, Any]:
+        latency = [50_000] * 85 + [tail] * 15
+        name = {"pattern": "alternating 9 and 0.4 ms", "mean_ns": 5 * ms}
+        return row("patterns", peer, **name, latency_ns=latency, cpu_shares=[share] * 10)
+
+    def mixed(peer: str, rate: float, p99: float) -> dict[str, Any]:
+        tails = {"p99_us": p99, "p999_us": 2 * p99}
+        windows = [{"per_second": rate + number, **tails} for number in range(10)]
+        return row("mixed", peer, streams=16, windows=windows, **tails)
+
+    def fairness(peer: str, ratio: float, late: int) -> dict[str, Any]:
+        windows = [{"ratio": ratio}] * 10
+        return row("fairness", peer, windows=windows, timer={"p99_us": late / 1e3}, timer_ns=[late] * 100)
+
+    return [
+        pattern("aiostream auto", 4 * ms, 0.05),
+        pattern("to_thread bindings", 200_000, 0.5),
+        mixed("aiostream auto", 3_900.0, 900.0),
+        mixed("polling", 4_000.0, 100.0),
+        mixed("older event", 3_900.0, 800.0),
+        fairness("aiostream auto", 60.0, 83 * ms),
+        fairness("polling", 1.8, 2 * ms),
+    ]
+
+
+def test_late_ends_are_judged_against_the_peers() -> None:
+    judged = {(row["group"], row["what"]): row for row in goals.judge(canned_tails())}
+    assert len(judged) == 10  # none of the other goals, because nothing was measured for them
+    pattern = "alternating 9 and 0.4 ms"
+    tail = judged["patterns", f"p99, {pattern}, bound by to_thread bindings"]
+    assert (tail["measured"], tail["bound"], tail["verdict"]) == (4.0, 0.3, "missed")
+    assert judged["patterns", f"CPU, {pattern} / to_thread bindings"]["measured"] == pytest.approx(0.1)
+    assert judged["patterns", f"median, {pattern} / to_thread bindings"]["verdict"] == "missed"
+    assert judged["mixed, 16 streams", "p99"]["verdict"] == "met"
+    older = judged["mixed, 16 streams", "p99, bound by older event"]
+    assert (older["measured"], older["bound"], older["verdict"]) == (0.9, 0.88, "missed")
+    assert judged["mixed, 16 streams", "p99.9"]["verdict"] == "met"
+    assert judged["mixed, 16 streams", "completions per second / polling, upper end"]["verdict"] == "met"
+    assert judged["fairness", "most / fewest completions of a task"]["verdict"] == "missed"
+    timer = judged["fairness", "p99 of a 1 ms timer, bound by polling"]
+    assert (timer["measured"], timer["bound"], timer["verdict"]) == (83.0, 2.4, "missed")
+    assert len(goals.judge([*canned(), *canned_tails()])) == 64 + 10
 
 
 def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> None:

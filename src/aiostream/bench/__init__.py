@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 LOOPS = ("uvloop", "asyncio", "trio")
-MEASURES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import")
+TABLES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import")
+MEASURES = (*TABLES, "patterns", "mixed", "fairness", "one-core")
 DESCRIPTION = (
     "Compares the ways to wait for the GPU from Python: latency, throughput, CPU, the GPU's idle time, the loop's lag, memory; "
     "and says whether this library reaches its goals. With AIOSTREAM_SIMULATOR=1 it runs on the simulator, and then its figures "
@@ -28,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measures", default="all", help="some of: all, %(metavar)s (default: all)", metavar=",".join(MEASURES))
     parser.add_argument("--loops", help="some of: uvloop, asyncio, trio (default: uvloop; goals also compare trio with asyncio)")
     parser.add_argument("--peers", help="only these peers in the tables, by name, separated by commas (--list names them)")
+    parser.add_argument("--patterns", help="only the patterns whose names have one of these words, separated by commas")
+    parser.add_argument("--rounds", type=int, help="in how many rounds patterns, mixed, fairness and one-core are measured")
+    parser.add_argument("--older", type=Path, metavar="WHEEL", help="measure an older aiostream, too: patterns, mixed, fairness")
     parser.add_argument("--list", action="store_true", help="list the peers and how long each measure takes, and measure nothing")
     parser.add_argument("--quick", action="store_true", help="as little of everything as shows that it works: seconds")
     parser.add_argument("--for", dest="limit", type=float, metavar="SECONDS", help="begin nothing new after so long")
@@ -86,31 +90,124 @@ def _reuse(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measures: list[str], loops: list[str]) -> int:
-    from aiostream.bench import goals, peers, plan, report
+    from aiostream.bench import peers, report
+    from aiostream.bench.companion import Companion
     from aiostream.bench.runner import Runner
 
     known = list(peers.all_peers())
     names = _chosen(parser, "--peers", options.peers, known) if options.peers else known
-    wanted = loops if "goals" not in measures or options.quick else list(dict.fromkeys([*loops, "asyncio", "trio"]))
-    progress = Progress(options.limit)
-    runner = Runner(wanted, None if options.list or "goals" in measures else names, simulator=_on_simulator(), say=progress.note)
+    _check_patterns(parser, options)
     if options.list:
-        _list(runner, loops, names)
+        _list(options, loops, names)
         return 0
-    progress.note(f"trying out {len(runner.peers)} peers on {', '.join(wanted)}")
-    runner.try_out()
-    loops = [loop for loop in loops if loop in runner.loops] or list(runner.loops[:1])
-    work: list[tuple[str, Any]] = []
+    progress = Progress(options.limit)
+    loops = _installed(loops, progress)
+    wanted = loops if "goals" not in measures or options.quick else list(dict.fromkeys([*loops, "asyncio", "trio"]))
+    simulator = _on_simulator()
+    companion = None
+    if options.older:
+        try:
+            companion = Companion(options.older, simulator=simulator)
+        except (OSError, RuntimeError) as error:
+            parser.error(f"--older: {error}")
+    runner = Runner(wanted, _tried(options, measures, names), simulator=simulator, say=progress.note)
+    try:
+        if companion is not None:
+            runner.add(companion)
+            progress.note(f"the older library is version {companion.version} of {options.older.name}")
+        progress.note(f"trying out {len(runner.peers)} peers on {', '.join(wanted)}")
+        runner.try_out()
+        path = options.output or Path(f"aiostream-bench-{datetime.datetime.now():%Y%m%d-%H%M%S}.json")
+        asked = {"measures": measures, "loops": loops, "quick": options.quick}
+        if options.older:
+            asked["older"] = options.older.name
+        earlier = report.read(path) if options.append and path.exists() else None
+        results = report.describe(runner, asked, earlier)
+        _work_off(_settings(options, runner, measures, loops, names), runner, progress, results, path, earlier)
+    finally:
+        runner.close()
+    print(f"\n{report.tables(results)}\n\nResults: {path}")
+    _draw_if_possible(results, path)
+    return 0
+
+
+def _check_patterns(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Makes the option a list of words, of which at least one is in a pattern's name."""
+    from aiostream.bench import turns
+
+    options.patterns = [word.strip() for word in (options.patterns or "").split(",") if word.strip()]
+    known = turns.patterns(0, 1)
+    for word in options.patterns:
+        if not any(word in name for name in known):
+            parser.error(f"--patterns: no pattern has {word!r} in its name; they are: {'; '.join(known)}")
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+
+
+def _installed(loops: list[str], progress: Progress) -> list[str]:
+    """The loops that can be used, or asyncio in their place."""
+    from aiostream.bench.loops import missing
+
+    reasons = [reason for reason in map(missing, loops) if reason]
+    if len(reasons) < len(loops):
+        return loops
+    progress.note(f"{'; '.join(reasons)}. asyncio's own loop is measured instead.")
+    return ["asyncio"]
+
+
+def _settings(
+    options: argparse.Namespace, runner: Any, measures: list[str], loops: list[str], names: list[str]
+) -> list[tuple[str, Any]]:
+    """What is to be measured: (measure, job)."""
     if "goals" in measures:
         measures = [measure for measure in measures if measure != "memory"]  # the goals measure just that
+    loops = [loop for loop in loops if loop in runner.loops]
+    found: list[tuple[str, Any]] = []
     for measure in measures:
         of_measure = runner.loops if measure == "goals" else loops
-        able = [peer.name for peer in runner.taking_part(names if measure != "goals" else known, of_measure[0])]
-        work += [(measure, job) for job in plan.jobs(measure, of_measure, able, quick=options.quick)]
-    path = options.output or Path(f"aiostream-bench-{datetime.datetime.now():%Y%m%d-%H%M%S}.json")
-    asked = {"measures": measures, "loops": loops, "quick": options.quick}
-    earlier = report.read(path) if options.append and path.exists() else None
-    results = report.describe(runner, asked, earlier)
+        wanted = list(runner.peers) if measure == "goals" else _names(options, measure, names)
+        able = [peer.name for peer in runner.taking_part(wanted, of_measure[0])]
+        found += [(measure, job) for job in _jobs(options, measure, of_measure, able)]
+    return found
+
+
+def _names(options: argparse.Namespace, measure: str, names: list[str]) -> list[str]:
+    """The peers of a measure: those that were asked for, or its own choice, and the older library's."""
+    from aiostream.bench import companion, plan
+
+    if measure not in plan.TAILS:
+        return names
+    older = companion.WAITS if options.older and measure != "one-core" else ()
+    return [*(names if options.peers else plan.TAIL_PEERS), *older]
+
+
+def _tried(options: argparse.Namespace, measures: list[str], names: list[str]) -> list[str] | None:
+    """The peers that any of the measures needs; `None` for all."""
+    from aiostream.bench import companion
+
+    if "goals" in measures:
+        return None
+    needed = [name for measure in measures for name in _names(options, measure, names)]
+    return [name for name in dict.fromkeys(needed) if name not in companion.WAITS]
+
+
+def _jobs(options: argparse.Namespace, measure: str, loops: Sequence[str], names: Sequence[str]) -> list[Any]:
+    from aiostream.bench import plan
+
+    return list(plan.jobs(measure, loops, names, quick=options.quick, rounds=options.rounds, words=options.patterns))
+
+
+def _work_off(
+    work: list[tuple[str, Any]],
+    runner: Any,
+    progress: Progress,
+    results: dict[str, Any],
+    path: Path,
+    earlier: dict[str, Any] | None,
+) -> None:
+    """Measures one setting after the other, and writes the results after each."""
+    from aiostream.bench import goals, report
+
     if earlier is not None:
         now = {_name(measure, job) for measure, job in work}
         runner.not_run[:0] = [entry for entry in earlier["not_run"] if entry["peer"] not in now]
@@ -118,7 +215,7 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
     try:
         for measure, job in work:
             if progress.over():
-                runner.leave_out(_name(measure, job), "", f"--for {options.limit:g} was over")
+                runner.leave_out(_name(measure, job), "", f"{progress.limit} was over")
                 continue
             progress.next(measure, job.title, job.seconds())
             try:
@@ -128,7 +225,7 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
                 continue
             progress.done(rows)
             report.add(results, rows)
-            results["goals"] = goals.judge(results["rows"]) if any(row["set"] == "goals" for row in results["rows"]) else []
+            results["goals"] = goals.judge(results["rows"]) if goals.judged(results["rows"]) else []
             results["not_run"] = _unique(runner.not_run)
             report.write(results, path)
     except KeyboardInterrupt:
@@ -136,10 +233,6 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
     finally:
         results["not_run"] = _unique(runner.not_run)
         report.write(results, path)
-    print(f"\n{report.tables(results)}\n\nResults: {path}")
-    _draw_if_possible(results, path)
-    runner.close()
-    return 0
 
 
 def _name(measure: str, job: Any) -> str:
@@ -157,15 +250,18 @@ def _unique(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({(entry["peer"], entry["loop"], entry["reason"]): entry for entry in entries}.values())
 
 
-def _list(runner: Any, loops: list[str], names: list[str]) -> None:
-    from aiostream.bench import plan
+def _list(options: argparse.Namespace, loops: list[str], names: list[str]) -> None:
+    """Prints the peers and the measures. It needs no driver."""
+    from aiostream.bench import peers, plan
 
-    for peer in runner.peers.values():
-        print(f"{peer.name:24}{peer.summary}")
+    known = peers.all_peers()
+    for name in names:
+        print(f"{name:24}{known[name].summary}")
     print()
     for measure in plan.MEASURES:
         on = ["uvloop", "asyncio", "trio"] if measure == "goals" else loops
-        seconds = sum(job.seconds() for job in plan.jobs(measure, on, names, quick=False))
+        of_measure = names if measure == "goals" else _names(options, measure, names)
+        seconds = sum(job.seconds() for job in _jobs(options, measure, on, of_measure))
         print(f"{measure:12}about {clock(seconds)} min on {', '.join(on)}")
 
 
@@ -200,6 +296,11 @@ class Progress:
         self._count, self._left, self._began = len(estimates), sum(estimates), time.monotonic()
         self.note(f"{self._count} settings, about {clock(self._left)} min")
 
+    @property
+    def limit(self) -> str:
+        """The option that says when the time is up."""
+        return f"--for {self._limit:g}"
+
     def over(self) -> bool:
         """Whether the time is up."""
         return self._limit is not None and time.monotonic() - self._started > self._limit
@@ -215,11 +316,12 @@ class Progress:
 
     def done(self, rows: Sequence[dict[str, Any]]) -> None:
         """Says what was found, in a line for each loop."""
-        by_loop: dict[str, list[str]] = {}
+        by_loop: dict[str, dict[str, list[str]]] = {}
         for row in rows:
-            by_loop.setdefault(row["loop"], []).append(f"{row['peer']} {short(row)}")
-        for loop, found in by_loop.items():
-            self.note(f"    {loop}: {'; '.join(found)}" if loop else f"    {'; '.join(found)}")
+            by_loop.setdefault(row["loop"], {}).setdefault(row["peer"], []).append(short(row))
+        for loop, by_peer in by_loop.items():
+            found = "; ".join(f"{peer} {', '.join(figures)}" for peer, figures in by_peer.items())
+            self.note(f"    {loop}: {found}" if loop else f"    {found}")
 
 
 def short(row: dict[str, Any]) -> str:
@@ -232,6 +334,12 @@ def short(row: dict[str, Any]) -> str:
     if measure == "idle":
         return f"{row['added_us']:.1f} us" if "added_us" in row else "none in time"
     if measure == "lag":
+        return f"p99 {row['p99_us']:.0f} us"
+    if measure == "mixed":
+        return f"{row['per_second']:,.0f}/s, p99 {row['p99_us']:.0f} us"
+    if measure == "fairness":
+        return f"{row['per_second']:,.0f}/s, {row['ratio']:.2f} x, timer p99 {row['timer']['p99_us']:.0f} us"
+    if measure == "patterns":
         return f"p99 {row['p99_us']:.0f} us"
     if measure == "pending":
         return f"{row['pending']:,}: {row['cpu_us']:.1f} us"

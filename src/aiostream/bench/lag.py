@@ -186,7 +186,7 @@ class _Window:
             await adapter.sleep(length)
             self.recording, self.stop = False, True
 
-        async def context_id() -> None:
+        async def ticks() -> None:
             with _Timer() as timer:
                 due = monotonic_ns() + TICK
                 timer.set(due, TICK)
@@ -199,7 +199,7 @@ class _Window:
                             self.lags.append(now - due)
                         due += TICK
 
-        return [clock, context_id]
+        return [clock, ticks]
 
 
 class _Timer:

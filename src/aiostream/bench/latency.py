@@ -18,7 +18,8 @@ from aiostream.bench import gpu, stats
 from aiostream.bench.gpu import BenchStream
 from aiostream.bench.loops import LoopAdapter
 from aiostream.bench.peers import Peer
-from aiostream.bench.runner import Row, Runner, pause
+from aiostream.bench.runner import Row, Runner
+from aiostream.bench.turns import pause
 
 UNPREDICTABLE = (50_000, 50_000_000)  # ns: log-uniform between
 LOADS = ("steady", "varying", "unpredictable", "fresh")

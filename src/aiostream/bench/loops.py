@@ -49,7 +49,7 @@ class LoopAdapter(Protocol):
         """
 
 
-class AsyncioKit:
+class AsyncioAdapter:
     """asyncio and uvloop."""
 
     checkpoint = staticmethod(partial(asyncio.sleep, 0))
@@ -91,7 +91,7 @@ class AsyncioKit:
             await function()
 
 
-class TrioKit:
+class TrioAdapter:
     """trio."""
 
     def __init__(self) -> None:
@@ -155,12 +155,12 @@ def run(loop: str, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         import trio
 
         async def on_trio() -> Any:
-            return await function(TrioKit(), *args)
+            return await function(TrioAdapter(), *args)
 
         return trio.run(on_trio)
 
     async def on_asyncio() -> Any:
-        return await function(AsyncioKit(loop), *args)
+        return await function(AsyncioAdapter(loop), *args)
 
     factory = None
     if loop == "uvloop":

@@ -144,6 +144,28 @@ class Polling(Peer):
         return wait
 
 
+class Sleeping(Peer):
+    """What people write who want their core back."""
+
+    name = "sleep 1 ms"
+    summary = "cuStreamQuery and sleep(0.001) in the loop, again and again"
+
+    def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
+        """Queries first, and sleeps only while there is work."""
+        query, stream, sleep = _driver.bindings().cuStreamQuery, bench_stream.cu_stream, adapter.sleep
+
+        async def wait() -> None:
+            while True:
+                (code,) = query(stream)
+                if code == SUCCESS:
+                    return
+                if code != NOT_READY:
+                    raise _driver.error(int(code), "cuStreamQuery")
+                await sleep(0.001)
+
+        return wait
+
+
 class ToThread(Peer):
     """What most people write today, with torch."""
 
@@ -313,5 +335,5 @@ class Numba(Peer):
 
 def all_peers() -> dict[str, Peer]:
     """Every peer by its name, in the order of the tables."""
-    others = (Blocking(), Polling(), ToThread(), ToThreadBindings(), BlockingEvent(), Cupy(), Ctypes(), Numba())
+    others = (Blocking(), Polling(), Sleeping(), ToThread(), ToThreadBindings(), BlockingEvent(), Cupy(), Ctypes(), Numba())
     return {peer.name: peer for peer in (*(Ours(name) for name in OURS), *others)}

@@ -9,9 +9,12 @@ from aiostream.bench.footprint import ImportTime, Memory
 from aiostream.bench.idle import Idle
 from aiostream.bench.lag import Lag
 from aiostream.bench.latency import Latency
+from aiostream.bench.onecore import OneCore
+from aiostream.bench.patterns import Patterns
 from aiostream.bench.pending import Pending
 from aiostream.bench.runner import Job
 from aiostream.bench.throughput import Throughput
+from aiostream.bench.windows import Fairness, Mixed
 
 US, MS = 1_000, 1_000_000  # ns
 LENGTHS = (5 * US, 20 * US, 100 * US, 300 * US, 1 * MS, 5 * MS, 20 * MS, 100 * MS)
@@ -21,11 +24,23 @@ KERNELS = (0, 500 * US, 5 * MS)
 TRIO_THROUGHPUT = ((1, 0), (8, 500 * US), (32, 500 * US), (64, 0), (64, 5 * MS), (128, 5 * MS), (256, 5 * MS))
 AUTO, UNPREDICTED, HOSTFUNC = "aiostream auto", "aiostream unpredicted", "aiostream hostfunc"
 THREADS = ("to_thread", "to_thread bindings")  # the second stands in where there is no torch
+SLEEPING = "sleep 1 ms"
+TAIL_PEERS = (AUTO, "aiostream event", THREADS[1], "polling", SLEEPING)  # unless others are chosen
 
-MEASURES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import")
+CROWDS = (8, 16, 64, 128)  # streams of mixed work
+TAILS = ("patterns", "mixed", "fairness", "one-core")  # the measures of late ends, and of tasks that suffer
+MEASURES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import", *TAILS)
 
 
-def jobs(measure: str, loops: Sequence[str], peers: Sequence[str], *, quick: bool) -> list[Job]:
+def jobs(
+    measure: str,
+    loops: Sequence[str],
+    peers: Sequence[str],
+    *,
+    quick: bool,
+    rounds: int | None = None,
+    words: Sequence[str] = (),
+) -> list[Job]:
     """The settings of one set of measures.
 
     Args:
@@ -33,7 +48,11 @@ def jobs(measure: str, loops: Sequence[str], peers: Sequence[str], *, quick: boo
         loops: On which loops; the goals are on uvloop where it is among them, and compare trio with asyncio.
         peers: Whom to compare in the tables; the goals have peers of their own.
         quick: As little of everything as shows that it works.
+        rounds: In how many rounds the measures of `TAILS` are taken; by default in as many as give each percentile its samples.
+        words: Which patterns, by words of their names; all by default.
     """
+    if measure in TAILS:
+        return _tails(measure, tuple(loops), tuple(peers), quick=quick, rounds=rounds, words=tuple(words))
     chosen = _goals(loops, peers) if measure == "goals" else _tables(measure, tuple(loops), tuple(peers))
     return [_quickly(job) for job in chosen if not _long(job)] if quick else chosen
 
@@ -104,6 +123,28 @@ def _tables(measure: str, loops: tuple[str, ...], peers: tuple[str, ...]) -> lis
 def _table_latency(loops: tuple[str, ...], peers: tuple[str, ...], length: int) -> Latency:
     samples, warm = (30, 8) if length > 20 * MS else (60, 10) if length > 1 * MS else (200, 12)
     return Latency(loops, peers, length, samples=samples, rounds=4, warm=warm)
+
+
+# ------------------------------------------------------------------------------------------------ tails
+
+
+def _tails(
+    measure: str, loops: tuple[str, ...], peers: tuple[str, ...], *, quick: bool, rounds: int | None, words: tuple[str, ...]
+) -> list[Job]:
+    patterns, fairness = Patterns(loops, peers, words), Fairness(loops, peers)
+    mixed = [Mixed(loops, peers, streams, window=0.6) for streams in CROWDS]
+    if quick:
+        patterns = replace(patterns, waits=3, rounds=2)
+        fairness = replace(fairness, streams=8, rounds=2, window=0.05, warm=0.01)
+        mixed = [replace(mixed[0], rounds=2, window=0.05, warm=0.01)]
+    if rounds:
+        patterns, fairness = replace(patterns, rounds=rounds), replace(fairness, rounds=rounds)
+        mixed = [replace(job, rounds=rounds) for job in mixed]
+    if measure == "patterns":
+        return [patterns]
+    if measure == "mixed":
+        return list(mixed)
+    return [fairness] if measure == "fairness" else [OneCore(replace(patterns, waits=2 * patterns.waits // 5), fairness)]
 
 
 # ------------------------------------------------------------------------------------------------ quickly

@@ -19,7 +19,8 @@ from aiostream.bench.runner import Row, Runner
 FORMAT = 1
 SIMULATED = "Measured on the simulator, which has no GPU: these figures say nothing about one."
 PACKAGES = ("cuda-bindings", "anyio", "uvloop", "trio", "torch", "numpy", "numba", "numba-cuda")
-KEYS = ("set", "measure", "loop", "peer", "load", "length_ns", "python_busy", "streams", "neighbours", "pending", "by")
+TAILS = ("p50", "p90", "p99", "p99.9", "max")
+KEYS = ("set", "measure", "loop", "peer", "load", "length_ns", "python_busy", "streams", "neighbours", "pending", "by", "pattern")
 
 
 def describe(runner: Runner, options: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def tables(results: dict[str, Any]) -> str:
         rows = [row for row in results["rows"] if (row["set"] == "goals") == of_goals]
         if rows and of_goals:
             parts.append("The settings of the goals:")
-        parts += _latency(rows) + _throughput(rows) + _idle(rows) + _lag(rows) + _small(rows)
+        parts += _latency(rows) + _throughput(rows) + _idle(rows) + _lag(rows) + _small(rows) + _tails(rows)
     if results["goals"]:
         parts.append(_goals(results["goals"]))
     if results["not_run"]:
@@ -249,6 +250,74 @@ def _lag(rows: Sequence[Row]) -> list[str]:
         title = f"Loop lag in us beside {some[0]['streams']} streams x {duration(some[0]['length_ns'])}; {loop}"
         parts.append(grid(title, header, text_rows))
     return parts
+
+
+def _tails(rows: Sequence[Row]) -> list[str]:
+    """Of the measures of late ends. Those on one core have tables of their own."""
+    one_core = [row for row in rows if row["set"] == "one-core"]
+    others = [row for row in rows if row["set"] != "one-core"]
+    return [*_patterns(others), *_mixed(others), *_fairness(others), *_patterns(one_core), *_fairness(one_core)]
+
+
+def _where(loop: str, rows: Sequence[Row]) -> str:
+    return f"{loop}, all on one core" if rows[0]["set"] == "one-core" else loop
+
+
+def _patterns(rows: Sequence[Row]) -> list[str]:
+    parts = []
+    for loop, some in _by_loop(rows, measure="patterns").items():
+        title = f"Lateness in us by pattern of work (lower is better), CPU in % of a core while waiting; {_where(loop, some)}"
+        header = ["", *TAILS, "CPU %", "samples"]
+        parts.append(_grouped(title, header, some, lambda row: str(row["pattern"]), _patterns_text))
+    return parts
+
+
+def _patterns_text(row: Row) -> list[str]:
+    return [*_tails_text(row), f"{row['cpu_percent']:.3g}", f"{row['samples']:,}"]
+
+
+def _tails_text(row: Row) -> list[str]:
+    return [f"{row[key]:,.0f}" for key in ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")]
+
+
+def _mixed(rows: Sequence[Row]) -> list[str]:
+    parts = []
+    for loop, some in _by_loop(rows, measure="mixed").items():
+        title = f"Lateness in us beyond kernels of 0.2 to 20 ms (lower is better), a task for each stream; {loop}"
+        header = ["", *TAILS, "per second", "95 % interval", "cores"]
+        parts.append(_grouped(title, header, some, lambda row: f"{row['streams']} streams", _mixed_text))
+    return parts
+
+
+def _mixed_text(row: Row) -> list[str]:
+    return [*_tails_text(row), *_rate_text(row)]
+
+
+def _rate_text(row: Row) -> list[str]:
+    return [f"{row['per_second']:,.0f}", f"{row['low']:,.0f} to {row['high']:,.0f}", f"{row['cores']:.2f}"]
+
+
+def _fairness(rows: Sequence[Row]) -> list[str]:
+    parts = []
+    for loop, some in _by_loop(rows, measure="fairness").items():
+        title = f"Completions of a task in a window, and lateness in us of a 1 ms timer; {some[0]['streams']} x empty kernels"
+        header = ["", "fewest", "most", "ratio", "timer p50", "p99", "max", "per second", "95 % interval", "cores"]
+        parts.append(grid(f"{title}; {_where(loop, some)}", header, [_fairness_text(row) for row in some]))
+    return parts
+
+
+def _fairness_text(row: Row) -> list[str]:
+    turns = [row["peer"], f"{row['fewest']:,}", f"{row['most']:,}", f"{row['ratio']:.2f}"]
+    return [*turns, *(f"{row['timer'][key]:,.0f}" for key in ("p50_us", "p99_us", "max_us")), *_rate_text(row)]
+
+
+def _grouped(title: str, header: Sequence[str], rows: Sequence[Row], group: Any, text: Any) -> str:
+    """A line with each setting's name, and a line for each peer below it."""
+    text_rows: list[list[str]] = []
+    for name in dict.fromkeys(group(row) for row in rows):
+        text_rows.append([name, *[""] * (len(header) - 1)])
+        text_rows += [[f"  {row['peer']}", *text(row)] for row in rows if group(row) == name]
+    return grid(title, header, text_rows)
 
 
 def _small(rows: Sequence[Row]) -> list[str]:

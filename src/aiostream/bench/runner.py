@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from aiostream import _driver
-from aiostream.bench import gpu, loops
+from aiostream.bench import gpu, loops, turns
+from aiostream.bench.companion import Companion, Older
 from aiostream.bench.gpu import BenchStream
 from aiostream.bench.loops import LoopAdapter
 from aiostream.bench.peers import Peer, all_peers
@@ -53,10 +53,16 @@ class Runner:
         self.not_run: list[Row] = []
         self._say = say
         self._out: set[tuple[str, str]] = set()
-        self._pools: dict[str, list[BenchStream]] = {}
+        self._pools: dict[tuple[str, str], list[BenchStream]] = {}
+        self._companion: Companion | None = None
         gpu.make_current()
 
     # -------------------------------------------------------------------------------------------- who takes part
+
+    def add(self, companion: Companion) -> None:
+        """Adds the peers of an older library. `close` ends its process."""
+        self._companion = companion
+        self.peers.update((peer.name, peer) for peer in companion.peers)
 
     def try_out(self) -> None:
         """Imports what the peers need and has each wait once on each loop."""
@@ -79,6 +85,9 @@ class Runner:
             if loop not in peer.loops:
                 self.drop(peer.name, loop, f"it does not know {loop}")
                 continue
+            if isinstance(peer, Older):
+                self._try_older(peer, loop)
+                continue
             bench_stream = BenchStream(peer.new_stream())
             try:
                 with peer.selected():
@@ -87,6 +96,13 @@ class Runner:
                 self.drop(peer.name, loop, error)
             finally:
                 bench_stream.close()
+
+    def _try_older(self, peer: Older, loop: str) -> None:
+        request = {"turn": "waits", "pool": "trial", "streams": 1, "lengths": [], "warm": [5_000] * 2, "seed": 0}
+        try:
+            peer.ask(loop, request, TRIAL)
+        except RuntimeError as error:
+            self.drop(peer.name, loop, error)
 
     @staticmethod
     async def _trial(adapter: LoopAdapter, peer: Peer, bench_stream: BenchStream) -> None:
@@ -121,20 +137,38 @@ class Runner:
 
     # -------------------------------------------------------------------------------------------- streams and loops
 
-    def bench_streams(self, peer: Peer, count: int) -> list[BenchStream]:
-        """So many streams, kept for the whole run. They are made here, while nothing is in flight, or it would block."""
-        pool = self._pools.setdefault(peer.kind, [])
-        while len(pool) < count:
-            pool.append(BenchStream(peer.new_stream()))
-        return pool[:count]
+    def bench_streams(self, peer: Peer, count: int, pool: str = "") -> list[BenchStream]:
+        """So many streams, kept until `close_pool` or `close`.
+
+        They are made here, while nothing is in flight, because making them would block then.
+
+        Args:
+            peer: Peers of the same kind share streams.
+            count: How many.
+            pool: The name of a group of streams that no other measure uses; by default those of the whole run.
+        """
+        streams = self._pools.setdefault((pool, peer.kind), [])
+        while len(streams) < count:
+            streams.append(BenchStream(peer.new_stream()))
+        return streams[:count]
+
+    def close_pool(self, pool: str) -> None:
+        """Destroys the streams of a pool, the older library's too."""
+        for key in [key for key in self._pools if key[0] == pool]:
+            for bench_stream in self._pools.pop(key):
+                bench_stream.close()
+        if self._companion is not None:
+            with contextlib.suppress(RuntimeError):  # its peers are left out where they failed
+                self._companion.ask({"turn": "close", "pool": pool}, TRIAL)
 
     def close(self) -> None:
         """Destroys the streams, and leaves the thread's context and the garbage collector as they were."""
         gc.unfreeze()
-        for pool in self._pools.values():
-            for bench_stream in pool:
-                bench_stream.close()
-        self._pools.clear()
+        if self._companion is not None:
+            self._companion.close()
+            self._companion = None
+        for pool in {pool for pool, _ in self._pools}:
+            self.close_pool(pool)
         _driver.call("cuCtxPopCurrent")
 
     def each_in_turn(
@@ -148,22 +182,61 @@ class Runner:
             number: The round's number.
             measure: A coroutine function.
         """
+        yield from self._in_turn(loop, peers, number, lambda peer: loops.run(loop, measure, peer))
+
+    def take_turns(
+        self, loop: str, names: Iterable[str], number: int, request: dict[str, Any], seconds: float
+    ) -> Iterator[tuple[Peer, Any]]:
+        """Has each peer take a turn of `turns.py`, the older library's peers too. A peer that fails is left out.
+
+        Args:
+            loop: The loop, a new one for each.
+            names: The peers that are wanted.
+            number: The round's number.
+            request: `turn`, its settings, and on how many `streams` of which `pool`.
+            seconds: About how long one turn takes.
+        """
+        peers = self.taking_part(names, loop)
+        for peer in peers:
+            if not isinstance(peer, Older):
+                self.bench_streams(peer, request["streams"], request["pool"])
+
+        def take(peer: Peer) -> Any:
+            if isinstance(peer, Older):
+                return peer.ask(loop, request, 60 + 10 * seconds)
+            return loops.run(loop, self._turn, peer, request)
+
+        yield from self._in_turn(loop, peers, number, take)
+
+    async def _turn(self, adapter: LoopAdapter, peer: Peer, request: dict[str, Any]) -> Any:
+        bench_streams = self.bench_streams(peer, request["streams"], request["pool"])
+        with gpu.quiet():
+            return await turns.take(adapter, [_lane(adapter, peer, each) for each in bench_streams], request)
+
+    def _in_turn(self, loop: str, peers: Sequence[Peer], number: int, take: Callable[[Peer], Any]) -> Iterator[tuple[Peer, Any]]:
         start = number % max(1, len(peers))
         for peer in (*peers[start:], *peers[:start]):
             if (peer.name, loop) in self._out:
                 continue
             try:
                 with peer.selected():
-                    result = loops.run(loop, measure, peer)
+                    result = take(peer)
             except Exception as error:
                 self.drop(peer.name, loop, error)
             else:
                 yield peer, result
 
 
-def pause(generator: random.Random) -> None:
-    """A moment between two samples, of uneven length so that nothing falls into step, in which nobody needs the CPU."""
-    time.sleep(generator.uniform(0.00005, 0.00025))
+def _lane(adapter: LoopAdapter, peer: Peer, bench_stream: BenchStream) -> turns.Lane:
+    wait = peer.waiter(adapter, bench_stream)
+    if not peer.blocks:
+        return bench_stream.spin, wait
+
+    async def wait_and_yield() -> None:
+        await wait()
+        await adapter.checkpoint()
+
+    return bench_stream.spin, wait_and_yield
 
 
 def _reason(error: BaseException) -> str:

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 Interval = tuple[float, float]
+PERCENTILES = {"50": 50, "90": 90, "99": 99, "999": 99.9}
 REPEATS = 400  # of the bootstrap: enough for the two digits that are printed
 
 
@@ -24,6 +25,23 @@ def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest value that is not exceeded by so many percent of them."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def percentile_interval(values: Sequence[float], percent: float) -> Interval:
+    """A 95 % interval of a percentile by order statistics; the extremes where there are too few values for one."""
+    ordered = sorted(values)
+    share = percent / 100
+    rank, half = len(ordered) * share, 1.96 * math.sqrt(len(ordered) * share * (1 - share))
+    low = max(0, math.floor(rank - half) - 1)
+    high = min(len(ordered) - 1, math.ceil(rank + half))
+    return ordered[low], ordered[high]
+
+
+def tails(nanoseconds: Sequence[int]) -> dict[str, float]:
+    """The median, the high percentiles and the maximum in us, as they stand in a row."""
+    ordered = sorted(nanoseconds)
+    found = {f"p{name}_us": round(percentile(ordered, float(percent)) / 1e3, 1) for name, percent in PERCENTILES.items()}
+    return {**found, "max_us": round(ordered[-1] / 1e3, 1)}
 
 
 def bootstrap(statistic: Callable[..., float], *groups: Sequence[float]) -> Interval:
