@@ -80,6 +80,10 @@ class Bridge:
         """The loop is gone: what still arrives is the orphans'. Any thread, any number of times."""
         _close_queue(self._unclosed, [])
 
+    def must_yield(self) -> bool:
+        """Whether a task whose wait was over at once has to give the loop a turn. (On trio every wait does anyway.)"""
+        return False
+
     def new_future(self) -> SettledFuture:
         """A future of this bridge's loop."""
         raise NotImplementedError
@@ -139,6 +143,11 @@ def current_bridge() -> Bridge:
     return bridge
 
 
+async def yield_turn() -> None:
+    """Gives asyncio's loop one turn."""
+    await asyncio.sleep(0)
+
+
 async def checkpoint() -> None:
     """What trio asks of every await, when there is nothing to wait for; nothing on asyncio."""
     trio = sys.modules.get("trio")
@@ -155,6 +164,19 @@ class AsyncioBridge(Bridge):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self.loop = weakref.ref(loop)
+
+    def must_yield(self) -> bool:
+        """Whether a task whose wait was over at once has to give the loop a turn.
+
+        asyncio runs a task until it yields. Without this, a task whose waits are always ready would starve the others, and the
+        loop's timers: all tasks together may keep the loop for about 1 ms.
+        """
+        flags = _native.spend_turn(self.queue, _current_task())
+        if flags & _native.TURN_BEGAN:
+            loop = self.loop()
+            if loop is not None:
+                loop.call_soon(_native.new_turn, self.queue)
+        return bool(flags & _native.TURN_YIELD)
 
     def new_future(self) -> SettledFuture:
         """`loop.create_future()`."""

@@ -73,6 +73,7 @@ async def in_thread(blocking: Callable[[], None]) -> None:
 
 checkpoint = _loops.checkpoint
 _current_bridge = _loops.current_bridge
+_yield_turn = _loops.yield_turn
 
 
 class _Watched(Completion):
@@ -131,6 +132,8 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
     if answer == 0:
         if take_turn is not None:
             await take_turn()
+        elif bridge.must_yield():
+            await _yield_turn()
         return
     watched = None
     try:

@@ -357,6 +357,23 @@ static PyObject *native_queue_wake(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *native_spend_turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "a queue and a task are needed");
+    struct queue *queue = as_queue((int)PyLong_AsLong(args[0]));
+    return queue ? PyLong_FromLong(queue_spend_turn(queue, args[1])) : NULL;
+}
+
+static PyObject *native_new_turn(PyObject *self, PyObject *args) {
+    (void)self;
+    int index;
+    if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
+    struct queue *queue = as_queue(index);
+    if (!queue) return NULL;
+    queue_new_turn(queue);
+    Py_RETURN_NONE;
+}
+
 static PyObject *native_context_register(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long handle, stream;
@@ -593,6 +610,8 @@ static PyMethodDef functions[] = {
     {"queue_open", native_queue_open, METH_NOARGS, "A completion queue: (number, descriptor)."},
     {"queue_close", native_queue_close, METH_VARARGS, "What is on it and what still comes goes to the orphans' queue."},
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
+    {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL, "A wait of a task was ready: TURN_ flags."},
+    {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
     {"context_register", native_context_register, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
     {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context's context."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
@@ -630,7 +649,7 @@ static const struct {
     {"KIND_PYTHON_HOST", KIND_PYTHON_HOST}, {"KIND_PYTHON_CALLBACK", KIND_PYTHON_CALLBACK},
     {"KIND_FOREIGN", KIND_FOREIGN}, {"HANDLE_STREAM", HANDLE_STREAM}, {"HANDLE_EVENT", HANDLE_EVENT},
     {"HANDLE_GRAPH", HANDLE_GRAPH}, {"HANDLE_GRAPH_EXEC", HANDLE_GRAPH_EXEC},
-    {"RESULT_CLOSED", RESULT_CLOSED}, {"RESULT_NO_MEMORY", RESULT_NO_MEMORY},
+    {"TURN_YIELD", TURN_YIELD}, {"TURN_BEGAN", TURN_BEGAN}, {"RESULT_CLOSED", RESULT_CLOSED}, {"RESULT_NO_MEMORY", RESULT_NO_MEMORY},
     {"STATUS_UNKNOWN", STATUS_UNKNOWN}, {"WAIT_AUTO", WAIT_AUTO}, {"WAIT_EVENT", WAIT_EVENT}, {"WAIT_SPIN", WAIT_SPIN},
     {"WAITS_READY", WAITS_READY}, {"WAITS_SPUN", WAITS_SPUN}, {"WAITS_HANDED_BACK", WAITS_HANDED_BACK},
     {"WAITS_BY_TIMER", WAITS_BY_TIMER}, {"WAITS_WATCHED", WAITS_WATCHED}, 

@@ -36,6 +36,7 @@ static const int64_t CLUSTER_GAP_NS = 60000;      /* lengths so near, and a shar
 static const int64_t ZONE_STEP_NS = 20000;        /* the shortest step in a zone */
 static const int64_t LEAD_LEAST_NS = 5000;
 static const int64_t PASS_GAP_PER_LIST_NS = 400;  /* "128 x 5 ms" */
+static const int64_t TURN_BUDGET_NS = 500000;     /* of ready waits, all tasks together, in one turn of a loop ("fairness") */
 static const int64_t UNWANTED_MOST_NS = 45000000;
 enum {
     INTERVALS_PER_AGE = 8, /* the plain schedule looks after each eighth of the age */
@@ -234,6 +235,11 @@ void history_learn_lead(struct history *history, int64_t length, bool late, int6
 int64_t policy_latest_look(int64_t age) {
     int64_t interval = greatest(least(age / INTERVALS_PER_AGE, GUARD_MOST_NS), age / LATE_SHARE) + GUARD_SLACK_NS;
     return greatest(age + interval, GUARD_FLOOR_NS);
+}
+
+bool policy_keep_turn(int64_t elapsed, int ops, int tasks) {
+    /* The next wait is likely to take as long as those before it. */
+    return elapsed + elapsed / (ops > 0 ? ops : 1) < TURN_BUDGET_NS / (tasks > 0 ? tasks : 1);
 }
 
 int64_t policy_pass_gap(int lists) { return lists > EXACT_LISTS ? lists * PASS_GAP_PER_LIST_NS : 0; }

@@ -86,6 +86,9 @@ bool policy_poll_on(const struct prediction *, int64_t age, int polls, const str
 int64_t policy_latest_look(int64_t age);
 /* The next guard look of a wait that a timer has, or INT64_MAX if the timer comes first. */
 int64_t policy_guard(const struct prediction *, int64_t age, int64_t timer, const struct load *);
+/* Whether a task whose waits were over at once may go on without a turn of its loop (P17). `ops` waits took `elapsed` so far; `tasks`
+ * shared the last turn. */
+bool policy_keep_turn(int64_t elapsed, int ops, int tasks);
 /* How soon the watcher's next pass may come. */
 int64_t policy_pass_gap(int lists);
 /* When to look again at a record for which no task waits. */
