@@ -45,7 +45,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
     streams the driver makes another only when all work in flight is done. So make a server's streams before it serves.
 
     Threads: any method may be called from any thread; the right context is made current where the driver needs one, and put
-    back. The waits belong into the thread of a running loop. Several loops in several threads may wait on one stream.
+    back. Call the awaitable methods from a thread with a running event loop. Several loops in several threads may wait on
+    one stream.
 
     Raises:
         NoDriverError: There is no CUDA driver.
@@ -423,7 +424,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         """Waits, without blocking the loop, until all work that is on the stream now is done.
 
         Equals `synchronize()` for the task that calls it: when it returns, the work has succeeded. How it waits is the stream's
-        `wait`. All strategies but `HOSTFUNC` record an event, which costs the GPU nothing and never blocks, also on a full
+        `wait_strategy`. All strategies but `HOSTFUNC` record an event, which costs the GPU nothing and never blocks, also on a full
         stream. With `HOSTFUNC`, `query()` may say `False` for some microseconds more, until the driver's own thread is back from
         the wake-up, and the enqueue may block on a full stream.
 
