@@ -81,7 +81,7 @@ class Bridge:
         _close_queue(self._unclosed, [])
 
     def must_yield(self) -> bool:
-        """Whether a task whose wait was over at once has to give the loop a turn. (On trio every wait does anyway.)"""
+        """Whether a task whose wait was over at once has to give the loop a turn. Never on trio, where every wait does."""
         return False
 
     def new_future(self) -> SettledFuture:

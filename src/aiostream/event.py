@@ -80,8 +80,9 @@ class Event:
         """Takes a snapshot of a stream's current end (`cuEventRecord`); a second record replaces the first.
 
         Never blocks, also on a stream that is full. (If a task awaits the event at that moment, a private stream takes over what
-        it waits for; to make one more of these may block while the GPU is busy.) On a capturing stream the event becomes part of the capture, and can be
-        waited for by streams (which joins them to it) but not by the host.
+        it waits for. To make one more of these may block while the GPU is busy.)
+
+        On a capturing stream the event becomes part of the capture, and can be waited for by streams (which joins them to it) but not by the host.
 
         Args:
             stream: A `Stream`, or another library's stream of the event's context.
