@@ -82,7 +82,8 @@ class Event:
         Never blocks, also on a stream that is full. (If a task awaits the event at that moment, a private stream takes over what
         it waits for. To make one more of these may block while the GPU is busy.)
 
-        On a capturing stream the event becomes part of the capture, and can be waited for by streams (which joins them to it) but not by the host.
+        On a capturing stream the event becomes part of the capture. Streams can wait for it, which joins them to the capture.
+        The host cannot.
 
         Args:
             stream: A `Stream`, or another library's stream of the event's context.

@@ -425,8 +425,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
 
         Equals `synchronize()` for the task that calls it: when it returns, the work has succeeded. How it waits is the stream's
         `wait_strategy`. All strategies but `HOSTFUNC` record an event, which costs the GPU nothing and never blocks, also on a
-        full stream. With `HOSTFUNC`, `query()` may say `False` for some microseconds more, until the driver's own thread is back from
-        the wake-up, and the enqueue may block on a full stream.
+        full stream. With `HOSTFUNC`, `query()` may say `False` for some microseconds more, until the driver's own thread is back
+        from the wake-up, and the enqueue may block on a full stream.
 
         Cancellation: raises at once; the GPU goes on.
 
