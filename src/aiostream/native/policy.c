@@ -22,7 +22,8 @@ static const int64_t SPIN_NS = 50000;             /* how long a task polls a wai
 static const int64_t START_SPIN_NS = 75000;       /* a window that opens so soon is polled from the beginning ("100 us") */
 static const int64_t SHORT_NS = 120000;           /* a length so short makes it worth polling at first ("64 x empty") */
 static const int64_t SHORTEST_INTERVAL_NS = 5000; /* the shortest interval of the plain schedule ("unpredictable") */
-static const int64_t LONGEST_INTERVAL_NS = 200000; /* its longest, up to 30 ms ("patterns: log-uniform") */
+static const int64_t LONGEST_INTERVAL_NS = 150000; /* its longest, up to 22 ms ("patterns: log-uniform") */
+static const int64_t LONGEST_SHARED_NS = 200000;   /* the same where many streams wait ("mixed: CPU") */
 static const int64_t GUARD_FLOOR_NS = 150000;     /* no guard look comes before this age ("CPU at 100 us") */
 static const int64_t GUARD_SLACK_NS = 100000;     /* of the 0.25 ms of P16; the rest is for waking watcher and loop */
 static const int64_t GUARD_MOST_NS = 1000000;     /* the 1 ms of P16 */
@@ -46,7 +47,7 @@ enum {
     TRUE_WITHIN = 16,      /* waits in which at least one true length is learnt */
     GAP_SHARE = 16,
     NARROW_SHARE = 32,
-    STEPS = 16,            /* a wide window is polled in so many steps */
+    STEPS = 24,            /* a wide window is polled in so many steps */
     RECENT = 8,            /* so many members of a cluster say whether its window is narrow */
     MARGIN_SHARE = 8,      /* a wide window is wider than its cluster by two eighths */
     WIDEST_SHARE = 3,      /* lengths that are spread over more than a third are no cluster */
@@ -59,6 +60,7 @@ enum {
     MAX_UNEXPECTED = 2,    /* of the last 16 waits ("mixed", "patterns: log-uniform") */
     MOST_BACKOFF = 32,
     EXACT_LISTS = 8,       /* up to so many lists each is polled just when it is due */
+    FEW_LISTS = 4,         /* more are many */
 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -116,7 +118,9 @@ static void predict(struct history *history) {
         end = begin + 1;
         while (end < history->count && is_near(sorted[end - 1], sorted[end])) end++;
         int members = end - begin, longer = history->count - begin;
-        if (members < enough(history->count) || prediction->count == MAX_WINDOWS) continue;
+        /* The last cluster need agree only among the waits that get so old: prefill is rare beside decoding. */
+        bool last_one = end == history->count && !prediction->irregular;
+        if (members < enough(last_one ? longer : history->count) || prediction->count == MAX_WINDOWS) continue;
         struct window window = window_of(history, sorted[begin], sorted[end - 1]);
         int64_t width = window.last - window.first;
         if (width > window.last / WIDEST_SHARE && width > CLUSTER_GAP_NS) continue;
@@ -252,9 +256,10 @@ static const struct window *next_window(const struct prediction *prediction, int
     return NULL;
 }
 
-static int64_t plain_interval(const struct prediction *prediction, int64_t age) {
-    if (prediction->dense) return clamp(age / DENSE_PER_AGE, SHORTEST_INTERVAL_NS, LONGEST_INTERVAL_NS);
-    return greatest(clamp(age / INTERVALS_PER_AGE, SHORTEST_INTERVAL_NS, LONGEST_INTERVAL_NS), age / LATE_SHARE);
+static int64_t plain_interval(const struct prediction *prediction, int64_t age, const struct load *load) {
+    int64_t longest = load->lists > FEW_LISTS ? LONGEST_SHARED_NS : LONGEST_INTERVAL_NS;
+    if (prediction->dense) return clamp(age / DENSE_PER_AGE, SHORTEST_INTERVAL_NS, longest);
+    return greatest(clamp(age / INTERVALS_PER_AGE, SHORTEST_INTERVAL_NS, longest), age / LATE_SHARE);
 }
 
 /* The next look that a zone asks for. */
@@ -272,7 +277,7 @@ static int64_t zone_look(const struct prediction *prediction, int64_t age) {
 int64_t policy_guard(const struct prediction *prediction, int64_t age, int64_t timer, const struct load *load) {
     /* A loop that comes late anyway does not come earlier because the watcher has seen the end. */
     int64_t next = policy_latest_look(age);
-    if (prediction->dense || prediction->irregular) next = least(next, age + plain_interval(prediction, age));
+    if (prediction->dense || prediction->irregular) next = least(next, age + plain_interval(prediction, age, load));
     next = least(next, zone_look(prediction, age));
     next = greatest(next, age + load->loop_lag_ns);
     return next < timer ? next : NEVER;
@@ -286,14 +291,14 @@ static int64_t step_of(const struct window *window) {
 }
 
 /* When the watcher looks next, before or in the window, or where no end is expected. */
-static int64_t watch_at(const struct prediction *prediction, const struct window *window, int64_t age) {
+static int64_t watch_at(const struct prediction *prediction, const struct window *window, int64_t age, const struct load *load) {
     int64_t at;
     if (!window) {
-        at = age + plain_interval(prediction, age);
+        at = age + plain_interval(prediction, age, load);
     } else if (age < window->first) {
         /* Ends are not expected here: only the guard looks are due. */
         bool plainly = prediction->dense || prediction->irregular;
-        at = plainly ? least(age + plain_interval(prediction, age), window->first) : window->first;
+        at = plainly ? least(age + plain_interval(prediction, age, load), window->first) : window->first;
     } else {
         at = age + step_of(window);
     }
@@ -304,7 +309,7 @@ static int64_t watch_at(const struct prediction *prediction, const struct window
 struct plan policy_plan(const struct prediction *prediction, int64_t age, const struct load *load, enum wait_mode mode) {
     if (mode == WAIT_SPIN) return (struct plan){.stage = STAGE_TASK, .at = age, .until = NEVER};
     const struct window *window = next_window(prediction, age);
-    struct plan watch = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age)};
+    struct plan watch = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age, load)};
     if (mode == WAIT_EVENT) return watch;
     bool begins = age < SPIN_NS;
     if (begins && prediction->short_likely && (!window || window->first < START_SPIN_NS))

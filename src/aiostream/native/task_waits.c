@@ -22,6 +22,7 @@ static bool is_legacy(const void *stream) { return (uintptr_t)stream <= 1; }
 /* Leaves a wait to a timer or the watcher. Whoever has it next may end it before this returns. */
 static void leave(struct wait *wait, enum holder holder, int64_t due) {
     int expected = HELD_BY_TASK_LISTED;
+    wait->due = due;
     if (atomic_load(&wait->holder) == HELD_BY_TASK_LISTED) {
         /* The watcher still lists it, and has to come by. Said before the exchange, because afterwards the list may be gone. If
          * the watcher comes in between, it unlists the wait, and the exchange fails. */

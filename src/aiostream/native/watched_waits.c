@@ -177,6 +177,15 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
     return NEVER;
 }
 
+/* When to poll a list whose first wait was left just now: it may be due already, if the watcher slept until then. */
+static int64_t schedule_new(struct wait_list *list, int64_t now) {
+    int64_t at = schedule(list, now);
+    if (!list->first) return at;
+    if (list->first->due < at) at = list->first->due;
+    list->first->due = NEVER;
+    return at;
+}
+
 /* The newest lie on top of the stack. */
 static void take_new_waits(int64_t now) {
     struct wait *wait = atomic_exchange(&new_waits, NULL), *oldest = NULL;
@@ -191,8 +200,10 @@ static void take_new_waits(int64_t now) {
         struct wait_list *list = wait->list;
         if (!list->active) activate(list);
         insert(list, wait);
-        if (list->first == wait) list->next_poll = schedule(list, now);
+        atomic_fetch_add(&list->refs, 1); /* a wait that is handed back may be its last user */
+        if (list->first == wait) list->next_poll = schedule_new(list, now);
         if (!list->first) deactivate(list);
+        wait_list_unref(list);
     }
 }
 
@@ -201,9 +212,10 @@ static void take_new_waits(int64_t now) {
 static int poll_due(struct wait_list *list, int64_t now) {
     int polls = 0;
     bool revisit = atomic_exchange(&list->revisit, false);
-    bool due = list->next_poll <= now + TOGETHER_NS;
-    if (due) polls = poll_list(list, now);
-    if (due || revisit) list->next_poll = schedule(list, now);
+    if (revisit) list->next_poll = schedule_new(list, now);
+    if (list->next_poll > now + TOGETHER_NS) return 0;
+    polls = poll_list(list, now);
+    list->next_poll = schedule(list, now);
     return polls;
 }
 
