@@ -189,10 +189,12 @@ static void take_new_waits(int64_t now) {
     while ((wait = oldest)) {
         oldest = wait->next;
         struct wait_list *list = wait->list;
+        atomic_fetch_add(&list->refs, 1); /* the wait may be its last user, and may be over by now */
         if (!list->active) activate(list);
         insert(list, wait);
         if (list->first == wait) list->next_poll = schedule(list, now);
         if (!list->first) deactivate(list);
+        wait_list_unref(list);
     }
 }
 
