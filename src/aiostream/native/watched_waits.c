@@ -160,8 +160,8 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
             continue;
         }
         if (!is_wanted(list)) return start + policy_unwanted(age);
-        load.alone = load.alone && wait->ticket != 0;
-        struct plan plan = policy_plan(&wait->prediction, age, &load, wait->mode);
+        /* A dropped wait has no task to which it could be handed back. */
+        struct plan plan = policy_plan(&wait->prediction, age, &load, wait->ticket ? wait->mode : WAIT_EVENT);
         if (plan.stage == STAGE_WATCHER) return start + plan.at;
         if (plan.stage == STAGE_TIMER) {
             /* As a timer would: guard looks before, and awake when the task is to be woken. */
