@@ -177,6 +177,11 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
     return NEVER;
 }
 
+/* The next look comes no later than `time`, and no later than it was due: for the bound, it counts when the last look was. */
+static void poll_by(struct wait_list *list, int64_t time) {
+    if (time < list->next_poll) list->next_poll = time;
+}
+
 /* The newest lie on top of the stack. */
 static void take_new_waits(int64_t now) {
     struct wait *wait = atomic_exchange(&new_waits, NULL), *oldest = NULL;
@@ -192,7 +197,8 @@ static void take_new_waits(int64_t now) {
         atomic_fetch_add(&list->refs, 1); /* the wait may be its last user, and may be over by now */
         if (!list->active) activate(list);
         insert(list, wait);
-        if (list->first == wait) list->next_poll = schedule(list, now);
+        /* A list that was without a task was looked at ever more seldom. */
+        if (list->first == wait || !list->first->ticket) poll_by(list, schedule(list, now));
         if (!list->first) deactivate(list);
         wait_list_unref(list);
     }
@@ -204,8 +210,12 @@ static int poll_due(struct wait_list *list, int64_t now) {
     int polls = 0;
     bool revisit = atomic_exchange(&list->revisit, false);
     bool due = list->next_poll <= now + TOGETHER_NS;
-    if (due) polls = poll_list(list, now);
-    if (due || revisit) list->next_poll = schedule(list, now);
+    if (due) {
+        polls = poll_list(list, now);
+        list->next_poll = schedule(list, now);
+    } else if (revisit) {
+        poll_by(list, schedule(list, now));
+    }
     return polls;
 }
 
