@@ -42,20 +42,18 @@ static void deactivate(struct wait_list *list) {
 }
 
 /* The watcher lists a record no more: its link is out of the list already. It belongs to its task, unless that has left it again
- * meanwhile; then it is new once more. */
+ * meanwhile. Then it is new once more, also if a timer has it: the guard looks before that timer are still to be planned. */
 static void unlist(struct wait *wait) {
-    for (;;) {
-        int holder = atomic_load(&wait->holder);
-        if (holder == OVER_LISTED) {
-            wait_recycle(wait, wait->over_status);
-            return;
-        }
-        if (holder == HELD_BY_WATCHER) {
-            wait_push_new(wait);
-            return;
-        }
-        if (atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) return;
-    }
+    int holder = HELD_BY_TASK_LISTED;
+    if (atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) return;
+    if (holder == OVER_LISTED) wait_recycle(wait, wait->over_status);
+    else wait_push_new(wait);
+}
+
+/* A wait whose timer comes before the next guard look: the watcher need not list it. */
+static void unlist_to_timer(struct wait *wait) {
+    int holder = HELD_BY_TIMER;
+    if (!atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) unlist(wait);
 }
 
 /* ------------------------------------------------------------------------------------------------ ends */
@@ -155,8 +153,8 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         if (holder == HELD_BY_TIMER) {
             int64_t guard = policy_guard(&wait->prediction, age, wait->timer_entry.time - start, &load);
             if (guard != NEVER) return start + guard;
-            take_first_off(list); /* the timer comes first, and with it the task */
-            unlist(wait);
+            take_first_off(list);
+            unlist_to_timer(wait);
             continue;
         }
         if (!is_wanted(list)) return start + policy_unwanted(age);
