@@ -27,7 +27,7 @@ def run_command(command: list[str], **variables: str) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env={**os.environ, **variables})
 
 
-def compile_c(sources: list[Path], target: Path, flags: list[str]) -> subprocess.CompletedProcess[str]:
+def compile_c(sources: list[Path | str], target: Path, flags: list[str]) -> subprocess.CompletedProcess[str]:
     options = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-error=tsan", "-pthread", f"-I{NATIVE}"]
     return run_command(["gcc", *options, *flags, *map(str, sources), "-o", str(target)])
 
@@ -65,16 +65,16 @@ def test_native_threads_under_the_sanitizers(name: str, sanitizer: str, tmp_path
     build_and_run(name, sanitizer, tmp_path, "20" if os.environ.get("AIOSTREAM_TEST_FULL") else "2", "1")
 
 
-def test_what_is_learnt_of_waits(tmp_path: Path) -> None:
-    """By the forecast alone: how soon it learns, how soon it forgets, what it does not believe."""
+def test_policy_in_virtual_time(tmp_path: Path) -> None:
+    """By the policy alone: how late a task runs again, against the bound, and at which cost, for patterns of work."""
     folder = TESTS / "native"
     program = tmp_path / "policy"
     try:
-        compiled = compile_c([folder / "policy.c", NATIVE / "policy.c"], program, [])
+        compiled = compile_c([folder / "policy.c", NATIVE / "policy.c", "-lm"], program, [])
     except FileNotFoundError:
         pytest.skip("there is no gcc here")
     assert compiled.returncode == 0, compiled.stderr
-    ran = run_command([str(program)])
+    ran = run_command([str(program), "2000"])
     assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
 
 

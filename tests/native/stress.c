@@ -614,8 +614,8 @@ static void stress_handles(void) {
         REQUIRE(!handle_pin(the_handle) && !handle_pin(the_child), "a closed handle took a pin");
         require_equal(the_thing.destroyed + released_by, 1, "destroyed or given away, once");
         released += released_by;
-        handle_free(the_child);
-        handle_free(the_handle);
+        handle_unref(the_child);
+        handle_unref(the_handle);
     }
     for (int i = 0; i < USERS; i++) pthread_join(users[i], NULL);
     pthread_barrier_destroy(&barrier);

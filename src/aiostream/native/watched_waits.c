@@ -42,20 +42,18 @@ static void deactivate(struct wait_list *list) {
 }
 
 /* The watcher lists a record no more: its link is out of the list already. It belongs to its task, unless that has left it again
- * meanwhile; then it is new once more. */
+ * meanwhile. Then it is new once more, also if a timer has it: the guard looks before that timer are still to be planned. */
 static void unlist(struct wait *wait) {
-    for (;;) {
-        int holder = atomic_load(&wait->holder);
-        if (holder == OVER_LISTED) {
-            wait_recycle(wait, wait->over_status);
-            return;
-        }
-        if (holder == HELD_BY_WATCHER) {
-            wait_push_new(wait);
-            return;
-        }
-        if (atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) return;
-    }
+    int holder = HELD_BY_TASK_LISTED;
+    if (atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) return;
+    if (holder == OVER_LISTED) wait_recycle(wait, wait->over_status);
+    else wait_push_new(wait);
+}
+
+/* A wait whose timer comes before the next guard look: the watcher need not list it. */
+static void unlist_to_timer(struct wait *wait) {
+    int holder = HELD_BY_TIMER;
+    if (!atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) unlist(wait);
 }
 
 /* ------------------------------------------------------------------------------------------------ ends */
@@ -155,13 +153,13 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         if (holder == HELD_BY_TIMER) {
             int64_t guard = policy_guard(&wait->prediction, age, wait->timer_entry.time - start, &load);
             if (guard != NEVER) return start + guard;
-            take_first_off(list); /* the timer comes first, and with it the task */
-            unlist(wait);
+            take_first_off(list);
+            unlist_to_timer(wait);
             continue;
         }
         if (!is_wanted(list)) return start + policy_unwanted(age);
-        load.alone = load.alone && wait->ticket != 0;
-        struct plan plan = policy_plan(&wait->prediction, age, &load, wait->mode);
+        /* A dropped wait has no task to which it could be handed back. */
+        struct plan plan = policy_plan(&wait->prediction, age, &load, wait->ticket ? wait->mode : WAIT_EVENT);
         if (plan.stage == STAGE_WATCHER) return start + plan.at;
         if (plan.stage == STAGE_TIMER) {
             /* As a timer would: guard looks before, and awake when the task is to be woken. */
@@ -186,6 +184,11 @@ static int64_t schedule_new(struct wait_list *list, int64_t now) {
     return at;
 }
 
+/* The next look comes no later than `time`, and no later than it was due: for the bound, it counts when the last look was. */
+static void poll_by(struct wait_list *list, int64_t time) {
+    if (time < list->next_poll) list->next_poll = time;
+}
+
 /* The newest lie on top of the stack. */
 static void take_new_waits(int64_t now) {
     struct wait *wait = atomic_exchange(&new_waits, NULL), *oldest = NULL;
@@ -198,10 +201,11 @@ static void take_new_waits(int64_t now) {
     while ((wait = oldest)) {
         oldest = wait->next;
         struct wait_list *list = wait->list;
+        atomic_fetch_add(&list->refs, 1); /* the wait may be its last user, and may be over by now */
         if (!list->active) activate(list);
         insert(list, wait);
-        atomic_fetch_add(&list->refs, 1); /* a wait that is handed back may be its last user */
-        if (list->first == wait) list->next_poll = schedule_new(list, now);
+        /* A list that was without a task was looked at ever more seldom. */
+        if (list->first == wait || !list->first->ticket) poll_by(list, schedule_new(list, now));
         if (!list->first) deactivate(list);
         wait_list_unref(list);
     }
@@ -212,7 +216,7 @@ static void take_new_waits(int64_t now) {
 static int poll_due(struct wait_list *list, int64_t now) {
     int polls = 0;
     bool revisit = atomic_exchange(&list->revisit, false);
-    if (revisit) list->next_poll = schedule_new(list, now);
+    if (revisit) poll_by(list, schedule_new(list, now));
     if (list->next_poll > now + TOGETHER_NS) return 0;
     polls = poll_list(list, now);
     list->next_poll = schedule(list, now);
