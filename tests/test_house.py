@@ -87,6 +87,7 @@ NATIVE_FLOORS = {
     "snapshots": 6,
     "wait_record": 5,
     "wait_records": 6,
+    "future_waits": 6,
     "task_waits": 6,
     "watched_waits": 6,
     "watcher": 7,

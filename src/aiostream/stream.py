@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from aiostream import _driver, _loops, _native, _process, capture, hostfunc, interop, waiting
+from aiostream import _driver, _native, _process, capture, hostfunc, interop, waiting
 from aiostream.attributes import AttributedStream
 from aiostream.capture import CapturingStream
 from aiostream.device import Context, Device
@@ -463,19 +463,13 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
             raise TypeError(f"enqueue_async takes a callable, not {type(fn).__name__}")
         if inspect.iscoroutinefunction(fn):
             raise TypeError("enqueue_async takes a plain function that enqueues work and returns; it cannot await")
-        _loops.current_bridge()
         with self._pinned():
-            hostfunc.raise_for(_native.capture_refusal(self._handle), "cuStreamIsCapturing", self._name)
-            hostfunc.raise_for(self._context.health(), "cuStreamQuery", self._name)
+            hostfunc.require_ready(self._reference)
             work = (fn, args, kwargs)
-            try:
-                result = fn(self, *args, **kwargs)
-            except BaseException:
-                hostfunc.keep_until_passed(self._handle, self._context, self._name, work)
-                raise
-            completion = hostfunc.arm_completion(
-                self._handle, self._context, self._name, result=result, keepalive=work, pinned=True
-            )
+            if self._wait is WaitStrategy.HOSTFUNC:
+                completion = hostfunc.enqueue(self._reference, lambda: fn(self, *args, **kwargs), work)
+            else:
+                completion = waiting.enqueue(self._reference, self._mode, lambda: fn(self, *args, **kwargs), work)
             return cast("CompletionFuture[T]", completion.future)
 
     def launch_host_func(self, fn: Callable[..., object], /, *args: Any, sync_mode: HostFunctionSync | None = None) -> None:

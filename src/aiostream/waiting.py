@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from aiostream import _loops, _native, _points, hostfunc, interop
 from aiostream.enums import WaitStrategy
-from aiostream.futures import Completion, SettledFuture, State
+from aiostream.futures import Completion, EventCompletion, SettledFuture, State, leak
 
 __all__ = ["default_wait", "set_default_wait"]
 
@@ -17,12 +17,12 @@ __all__ = ["default_wait", "set_default_wait"]
 # it in each turn of asyncio's loop, and says at last what `poll` would, or None for 0.
 _TICKETS = 1 << 24
 _Wait = _native.Wait
-_BY_HOST_FUNCTION = -1
+BY_HOST_FUNCTION = -1
 _MODES = {
     WaitStrategy.AUTO: _native.WAIT_AUTO,
     WaitStrategy.EVENT: _native.WAIT_EVENT,
     WaitStrategy.SPIN: _native.WAIT_SPIN,
-    WaitStrategy.HOSTFUNC: _BY_HOST_FUNCTION,
+    WaitStrategy.HOSTFUNC: BY_HOST_FUNCTION,
 }
 _VARIABLE = "AIOSTREAM_WAIT"
 _default: WaitStrategy | None = None  # any thread; one assignment
@@ -118,7 +118,7 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
         reference: The stream or the event.
         mode: See `mode_of`.
     """
-    if mode == _BY_HOST_FUNCTION and not reference.is_event:
+    if mode == BY_HOST_FUNCTION and not reference.is_event:
         await wait_for(hostfunc.arm_completion(reference.handle, reference.context, reference.name))
         return
     bridge = _current_bridge()
@@ -174,6 +174,62 @@ def _begin_event(event: interop.Reference, bridge: _loops.Bridge, mode: int) -> 
     mode = max(mode, _native.WAIT_AUTO)  # an event is never waited for by a host function alone
     assert event.history is not None
     return _native.begin_event_wait(event.handle, bridge.queue, mode, event.context._ensure_monitored(), event.history)
+
+
+def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], keepalive: Any = None) -> Completion:
+    """Calls `call`, which enqueues work on a pinned stream, and gives the completion of what it enqueued.
+
+    Everything that can be refused is reserved before `call` runs. What is kept alive lives until the GPU has passed, or is
+    counted as leaked if that cannot be proved.
+
+    Raises:
+        RuntimeError: No loop runs here.
+        StreamCaptureError: `call` has left the stream capturing.
+        CudaError: The driver refused.
+    """
+    bridge = _current_bridge()
+    wait_list = reference.wait_list or interop.wait_list_of(reference)
+    context_id = reference.context._ensure_monitored()
+    reserved = wait_list.reserve(bridge.queue, mode)
+    if isinstance(reserved, int):
+        hostfunc.raise_for(reserved, "cuEventCreate", reference.name)
+        raise AssertionError("a reservation is refused with an error")
+    completion = EventCompletion(
+        cast("Any", bridge.new_future()), reference.name, context_id, wait_list, bridge.orders, keepalive
+    )
+    _points.registry[reserved.ticket] = completion
+    entered = returned = False
+    try:
+        _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
+        hostfunc.raise_for(_native.enter_context(reference.handle), "cuCtxPushCurrent", reference.name)
+        entered = True
+        try:
+            completion.result = call()
+            returned = True
+        finally:
+            _native.leave_context()
+        code, poll = reserved.record(reference.handle)
+        if poll:
+            bridge.poll_soon()
+        if code:
+            leak((keepalive, completion.result))
+            completion.keepalive = None
+        hostfunc.raise_for(code, "cuEventRecord", reference.name)
+        completion.enter_order()
+    except BaseException:
+        # The future is given to nobody, but what `call` enqueued may be in flight.
+        completion.cancel()
+        if entered and not returned:
+            code, poll = reserved.record(reference.handle)
+            if code:
+                leak(keepalive)
+            elif poll:
+                bridge.poll_soon()
+        raise
+    finally:
+        if not reserved.is_recorded:
+            _points.registry.pop(reserved.ticket, None)
+    return completion
 
 
 async def wait_for(completion: Completion) -> None:

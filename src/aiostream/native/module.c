@@ -212,6 +212,10 @@ static int operate_pinned(struct handle *handle, handle_operation operation, voi
     return result;
 }
 
+int operate_pinned_as_is(struct handle *handle, handle_operation operation, void *argument) {
+    return operate_in_context(handle, operation, argument);
+}
+
 int operate_as_is(struct handle *handle, handle_operation operation, void *argument) {
     if (!handle_pin(handle)) return RESULT_CLOSED;
     int result = operate_in_context(handle, operation, argument);
@@ -318,6 +322,19 @@ static PyObject *native_event_record(PyObject *self, PyObject *args) {
     result = operate(stream_handle, do_event_record, &recording);
     Py_END_ALLOW_THREADS
     return Py_BuildValue("iN", result, PyBool_FromLong(recording.captured));
+}
+
+/* Makes a stream's context current, and puts the former one back. Native, because the bindings take microseconds for it. */
+static PyObject *native_enter_context(PyObject *self, PyObject *object) {
+    (void)self;
+    struct handle *handle = as_handle(object);
+    return handle ? PyLong_FromLong(driver.ctx_push(handle_context(handle))) : NULL;
+}
+
+static PyObject *native_leave_context(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    void *popped;
+    return PyLong_FromLong(driver.ctx_pop(&popped));
 }
 
 /* ---------------------------------------------------------------- points and queues */
@@ -612,6 +629,8 @@ static PyMethodDef functions[] = {
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
     {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL, "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
+    {"enter_context", native_enter_context, METH_O, "cuCtxPushCurrent of a stream's context: the driver's code."},
+    {"leave_context", native_leave_context, METH_NOARGS, "cuCtxPopCurrent: the driver's code."},
     {"context_register", native_context_register, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
     {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context's context."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},

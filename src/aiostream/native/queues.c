@@ -30,6 +30,7 @@ struct queue {
         int tasks, last_tasks; /* that had ready waits in this turn, and in the one before */
         int64_t latest;      /* when the latest wait was ready */
     } turn;
+    void *attachment;        /* see queue_attachment */
     struct timer *timer;     /* these four are constant */
     int eventfd;
     int descriptor; /* an epoll of the eventfd and the timer's */
@@ -76,6 +77,7 @@ struct queue *queue_open(void) {
     uint64_t ignored;
     while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
     memset(&queue->turn, 0, sizeof queue->turn);
+    queue->attachment = NULL;
     queue->lag = 0; /* its former owner's says nothing of this one */
     queue->refs = 1;
     queue->closed = false;
@@ -170,6 +172,8 @@ void queue_new_turn(struct queue *queue) {
     queue->turn.last_tasks = queue->turn.tasks;
     queue->turn.tasks = 0;
 }
+
+void **queue_attachment(struct queue *queue) { return &queue->attachment; }
 
 void queue_ref(struct queue *queue) { atomic_fetch_add(&queue->refs, 1); }
 

@@ -57,6 +57,8 @@ struct wait {
     uint64_t opened, closed;   /* the list's clock before and after the record */
     int64_t began;
     enum wait_mode mode;
+    bool future; /* its ticket is for all its life, and its loop polls it natively: */
+    struct wait *next_polled; /* by the loop's thread (the watcher may still list it, by `next`) */
     struct queue *queue;
     struct prediction prediction;
     /* By whoever holds it: */
@@ -90,6 +92,16 @@ void wait_note_end(struct wait *, int64_t seen); /* of its list: work behind it 
 void wait_learn(struct wait *, int64_t seen);    /* its end was first seen then */
 void wait_learn_lead(struct wait *, int64_t seen);
 struct load wait_load(const struct wait *);
+/* What a task or a loop does next with a wait that was not over at `now`: polls on (true), or has left it to a timer or the watcher. */
+bool wait_polls_on(struct wait *, int64_t now, uint64_t *ticket);
+enum wait_look { LOOK_PENDING, LOOK_EXPIRED, LOOK_OVER };
+/* Polls a wait that its task or loop holds: not over; not over, and its time of polling has; or over, with *status. */
+enum wait_look wait_look(struct wait *, struct queue *, int *status);
+void wait_release(struct wait *, int status); /* its task or loop needs the record no more */
+void wait_leave_to_watcher(struct wait *);
+int wait_record(struct wait *, void *stream); /* our event at the stream's present end; 0, or why not */
+void waits_leave_futures(struct queue *);     /* those that the loop polls are the watcher's from now on */
+void wait_poll_future(struct wait *); /* the loop's thread polls it from now on */
 void wait_fire_hand_back(struct wait *, int64_t length); /* fires its ticket with STATUS_HANDED_BACK */
 
 /* ---------------------------------------------------------------- snapshots.c: what a user's event has recorded */

@@ -158,8 +158,8 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
             continue;
         }
         if (!is_wanted(list)) return start + policy_unwanted(age);
-        /* A dropped wait has no task to which it could be handed back. */
-        struct plan plan = policy_plan(&wait->prediction, age, &load, wait->ticket ? wait->mode : WAIT_EVENT);
+        /* A dropped wait has no task to which it could be handed back, and a future never had one. */
+        struct plan plan = policy_plan(&wait->prediction, age, &load, wait->ticket && !wait->future ? wait->mode : WAIT_EVENT);
         if (plan.stage == STAGE_WATCHER) return start + plan.at;
         if (plan.stage == STAGE_TIMER) {
             /* As a timer would: guard looks before, and awake when the task is to be woken. */
