@@ -42,7 +42,7 @@ struct wait_list {
  *   OVER_LISTED   --unlisted----> the pool               (by the watcher)
  *
  * A record that a timer has (TIMER, or TASK between leave and due) belongs to whoever removes its entry from the timer, which
- * has a lock of its own: the loop's thread when it is due, the watcher when it has seen the end. */
+ * has a lock of its own: the loop's thread when it is due, the watcher when it has seen the end and the holder is TIMER. */
 enum holder { HELD_BY_TASK, HELD_BY_TASK_LISTED, HELD_BY_TIMER, HELD_BY_WATCHER, OVER_LISTED };
 
 struct wait {
@@ -63,7 +63,7 @@ struct wait {
     _Atomic int64_t start;      /* when its work began, as far as is known: */
     _Atomic int64_t start_slack; /* perhaps so much earlier */
     _Atomic int64_t pending_at; /* the last time at which it was seen not to be over; 0: never */
-    uint64_t ticket;            /* 0: no task waits any more */
+    _Atomic uint64_t ticket;    /* 0: no task waits for it now; the watcher reads it of all that it lists */
     int over_status;            /* written before OVER_LISTED */
     int64_t poll_until, polled; /* by the task while it polls, ns */
     int polls;
