@@ -109,7 +109,8 @@ static struct position enqueue_work(struct stream *stream) {
     return (struct position){stream, number_of(next)};
 }
 
-static _Thread_local int capture_checks, capture_begins = 1000; /* the check from which on the stream captures */
+enum { NO_CAPTURE = 1 << 30 };
+static _Thread_local int capture_checks, capture_begins = NO_CAPTURE; /* the check from which on the stream captures */
 static _Thread_local bool was_taken;
 static _Thread_local int capture_mode;
 static _Thread_local int contexts_entered;

@@ -216,10 +216,10 @@ static void begin_stream(struct queue *queue, enum wait_mode mode, bool few, str
     *task = (struct task){.context = context, .target = {stream, end_of(stream)}};
     capture_checks = 0;
     was_taken = false;
-    capture_begins = chance(50) ? 1000 : (int)chance(2);
+    capture_begins = chance(50) ? NO_CAPTURE : (int)chance(2);
     relaxed_add(&outstanding[context], 1);
     wait_begin(list, stream, queue, mode, result);
-    capture_begins = 1000;
+    capture_begins = NO_CAPTURE;
     if (own_list) wait_list_unref(list);
     if (!was_taken) return;
     REQUIRE(result->refusal == RESULT_CAPTURING, "a capture has taken the event, and nothing noticed");
