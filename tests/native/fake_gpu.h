@@ -1,8 +1,8 @@
-/* A fake driver for waits: streams that come further at random times, events, helpers, host functions, failures that pass.
+/* A fake driver for waits: streams that come further at random times, events, helper streams, failures that pass.
  *
- * Its state is in relaxed atomics and plain fields, and under no lock, on purpose: a lock of the fake's would put an order between
- * the threads that the library itself has to make, and ThreadSanitizer would see nothing. An event's and a helper's fields are
- * plain, because only the one who has the wait may touch them.
+ * Its state is in relaxed atomics and plain fields, and under no lock, on purpose: a lock here would put an order between the
+ * threads that the library itself has to make, and ThreadSanitizer would see nothing. The fields of the library's own events are
+ * plain, because only who has the wait may touch them. Users' events and all streams are shared by threads, as with the driver.
  */
 #ifndef AIOSTREAM_FAKE_GPU_H
 #define AIOSTREAM_FAKE_GPU_H
@@ -11,9 +11,10 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <string.h>
 #include <time.h>
 
-enum { CONTEXTS = 2, STREAMS = 8, REGULAR = 3, FUNCTIONS = 256 };
+enum { CONTEXTS = 2, STREAMS = 8, REGULAR = 3, DUES = 1 << 14, ITEMS = 1 << 20, MOST_HELPERS = 32 };
 enum { ERROR_REFUSED = 2, ERROR_FAILED = 700 };
 static const int64_t MICROSECOND = 1000, MILLISECOND = 1000000, SECOND = 1000000000;
 
@@ -21,23 +22,35 @@ static const int64_t MICROSECOND = 1000, MILLISECOND = 1000000, SECOND = 1000000
 #define relaxed_store(address, value) atomic_store_explicit(address, value, memory_order_relaxed)
 #define relaxed_add(address, value) atomic_fetch_add_explicit(address, value, memory_order_relaxed)
 
+static void pause_for(int64_t time) { nanosleep(&(struct timespec){.tv_nsec = time}, NULL); }
+
+/* What a helper stream waits for: a user's event as it was then, and before that all earlier items. */
+struct item {
+    _Atomic uint64_t awaited;
+    _Atomic(struct item *) previous;
+    _Atomic bool over;
+};
+struct stream {
+    _Atomic uint64_t tail;         /* number of the last work that was enqueued, and when it is over: see `end_of` */
+    _Atomic int64_t done;          /* number of the last work that is over */
+    _Atomic int64_t periods[2];    /* ns; of a regular stream: its work takes these in turn; 0: it moves when `moving` moves it */
+    _Atomic int64_t *dues;         /* of a regular stream: when each work is over, in us; a ring */
+    _Atomic(struct item *) behind; /* of a helper */
+    _Atomic int context;
+    int number;
+    bool helper;
+};
 struct position { /* of a stream: behind the work that it had then */
     struct stream *stream;
     int64_t number;
-    int64_t due; /* ns; of a regular stream; else 0 */
-};
-struct stream {
-    _Atomic int64_t end, done; /* numbers of the last work that was enqueued, and that is over */
-    _Atomic int64_t period;    /* ns; a regular stream's work takes so long; 0: it moves when `moving` moves it */
-    _Atomic int64_t last_due;  /* ns; of a regular stream's last work */
-    int context;
-    /* Of helpers alone, and of the one who has it: */
-    struct position behind;
-    _Atomic int functions; /* pending on it */
 };
 struct event {
-    struct position position;
     int context;
+    bool users;
+    _Atomic uint64_t packed; /* of a user's: its position */
+    /* Of the library's: */
+    struct position position;
+    struct item *behind; /* recorded on a helper */
     bool recorded, taken; /* taken: by a capture */
 };
 static struct stream streams[CONTEXTS][STREAMS]; /* the users' */
@@ -45,21 +58,59 @@ static struct stream health[CONTEXTS];           /* the contexts' */
 static struct context *contexts[CONTEXTS];
 static _Atomic bool failed[CONTEXTS]; /* what the driver answers */
 static _Atomic bool hides_failure;    /* private streams do not show it yet */
-static _Atomic int64_t events_made, helpers_made, helpers_destroyed;
+static _Atomic int64_t events_made, users_events_made, users_events_destroyed, helpers_alive, most_helpers;
 static _Atomic bool unruly; /* refuses and delays now and then */
+static struct item items[ITEMS];
+static _Atomic int64_t item_count;
+
+static bool is_regular(struct stream *stream) { return relaxed_load(&stream->periods[0]) != 0; }
+
+/* In one word, so that works that are enqueued at once have the same order by number and by time. */
+enum { DUE_BITS = 36 };
+static int64_t first_time; /* us */
+static int64_t now_us(void) { return now_ns() / 1000 - first_time; }
+static int64_t number_of(uint64_t tail) { return (int64_t)(tail >> DUE_BITS); }
+static int64_t due_of(uint64_t tail) { return (int64_t)(tail & ((1ull << DUE_BITS) - 1)); }
+static int64_t end_of(struct stream *stream) { return number_of(relaxed_load(&stream->tail)); }
 
 static bool is_over(struct position position) {
-    if (!position.stream || relaxed_load(&position.stream->done) >= position.number) return true;
-    return position.due && now_ns() >= position.due;
+    struct stream *stream = position.stream;
+    if (!stream || relaxed_load(&stream->done) >= position.number) return true;
+    if (!stream->dues || !is_regular(stream)) return false;
+    uint64_t tail = relaxed_load(&stream->tail);
+    if (number_of(tail) - position.number >= DUES) return true; /* its due is overwritten: it was long ago */
+    return now_us() >= (number_of(tail) == position.number ? due_of(tail) : relaxed_load(&stream->dues[position.number % DUES]));
+}
+
+static uint64_t pack(struct position position) {
+    return (uint64_t)position.number << 8 | (uint64_t)position.stream->context << 4 | (uint64_t)position.stream->number;
+}
+static struct position unpack(uint64_t packed) { /* 0: never recorded */
+    return packed ? (struct position){&streams[packed >> 4 & 15][packed & 15], (int64_t)(packed >> 8)} : (struct position){0};
+}
+
+static bool is_item_over(struct item *last) {
+    for (struct item *item = last; item && !relaxed_load(&item->over); item = relaxed_load(&item->previous))
+        if (!is_over(unpack(relaxed_load(&item->awaited)))) return false;
+    if (last) relaxed_store(&last->over, true);
+    return true;
 }
 
 static struct position enqueue_work(struct stream *stream) {
-    int64_t period = relaxed_load(&stream->period), due = period ? now_ns() + period : 0, last = relaxed_load(&stream->last_due);
-    while (due > last && !atomic_compare_exchange_weak(&stream->last_due, &last, due)) {}
-    return (struct position){stream, relaxed_add(&stream->end, 1) + 1, due};
+    bool is_short = relaxed_load(&unruly) && chance(12) == 0; /* than expected: a guard look sees it */
+    uint64_t tail = relaxed_load(&stream->tail), next;
+    do {
+        int64_t number = number_of(tail) + 1, period = relaxed_load(&stream->periods[number % 2]) / MICROSECOND;
+        int64_t due = period ? now_us() + (is_short ? period / 6 : period) : 0;
+        if (due < due_of(tail)) due = due_of(tail);
+        next = (uint64_t)number << DUE_BITS | (uint64_t)due;
+    } while (!atomic_compare_exchange_weak_explicit(&stream->tail, &tail, next, memory_order_relaxed, memory_order_relaxed));
+    if (stream->dues) relaxed_store(&stream->dues[number_of(next) % DUES], due_of(next));
+    return (struct position){stream, number_of(next)};
 }
 
-static _Thread_local int capture_checks, capture_begins = 1000; /* the check from which on the stream captures */
+enum { NO_CAPTURE = 1 << 30 };
+static _Thread_local int capture_checks, capture_begins = NO_CAPTURE; /* the check from which on the stream captures */
 static _Thread_local bool was_taken;
 static _Thread_local int capture_mode;
 static _Thread_local int contexts_entered;
@@ -82,21 +133,28 @@ static int fake_stream_query(void *object) {
     REQUIRE(capture_mode == 2, "a stream was queried in capture mode %d", capture_mode);
     bool hides = relaxed_load(&hides_failure) && stream == &health[stream->context];
     if (relaxed_load(&failed[stream->context]) && !hides) return ERROR_FAILED;
-    if (relaxed_load(&stream->done) >= relaxed_load(&stream->end)) return 0;
-    bool regular = relaxed_load(&stream->period) != 0;
-    return regular && now_ns() >= relaxed_load(&stream->last_due) ? 0 : CUDA_NOT_READY;
+    return is_over((struct position){stream, end_of(stream)}) ? 0 : CUDA_NOT_READY;
 }
 
 static int fake_event_create(void **event, unsigned flags) {
     REQUIRE(flags == 2 && contexts_entered == 1, "an event without a context, or with timing");
     if (relaxed_load(&unruly) && chance(64) == 0) return ERROR_REFUSED;
     relaxed_add(&events_made, 1);
-    struct event *made = calloc(1, sizeof *made);
-    *event = made;
+    *event = calloc(1, sizeof(struct event));
     return 0;
 }
 
-static int fake_event_destroy(void *event) {
+static struct event *make_users_event(int context) {
+    struct event *event = calloc(1, sizeof *event);
+    event->users = true;
+    event->context = context;
+    relaxed_add(&users_events_made, 1);
+    return event;
+}
+
+static int fake_event_destroy(void *object) {
+    struct event *event = object;
+    if (event->users) relaxed_add(&users_events_destroyed, 1);
     free(event);
     return 0;
 }
@@ -107,10 +165,15 @@ static int fake_event_record(void *object, void *target, unsigned flags) {
     struct event *event = object;
     struct stream *stream = target;
     REQUIRE(flags == 0, "recorded with flags %u", flags);
-    REQUIRE(!event->recorded || is_over(event->position) || relaxed_load(&failed[event->context]),
-            "an event was recorded again although its stream had not come to it");
     if (relaxed_load(&failed[stream->context])) return ERROR_FAILED;
     if (relaxed_load(&unruly) && chance(200) == 0) return ERROR_REFUSED;
+    if (event->users) {
+        relaxed_store(&event->packed, pack(enqueue_work(stream)));
+        return 0;
+    }
+    /* One that was recorded on a helper may be put back before its end, because no wait polls it any more. */
+    REQUIRE(!event->recorded || event->behind || is_over(event->position), "recorded again, but its stream had not come to it");
+    event->context = stream->context;
     if (capture_begins <= 1) { /* it has begun, or does so now: the event is its until it is recorded again */
         capture_begins = 0;
         was_taken = event->taken = true;
@@ -122,112 +185,79 @@ static int fake_event_record(void *object, void *target, unsigned flags) {
         during_record = NULL;
         other();
     }
-    bool helper = stream->behind.stream != NULL;
-    event->position = helper ? stream->behind : enqueue_work(stream);
-    event->context = stream->context;
+    event->behind = stream->helper ? relaxed_load(&stream->behind) : NULL;
+    event->position = stream->helper ? (struct position){0} : enqueue_work(stream);
     event->recorded = true;
     event->taken = false;
     if (relaxed_load(&unruly) && chance(16) == 0) sched_yield(); /* records of one stream overlap */
     return 0;
 }
 
+static _Thread_local void (*before_query)(void); /* once, as another thread might come in between */
+
 static int fake_event_query(void *object) {
     struct event *event = object;
     REQUIRE(capture_mode == 2, "an event was queried in mode %d", capture_mode);
+    if (before_query) {
+        void (*other)(void) = before_query;
+        before_query = NULL;
+        other();
+    }
+    /* Whoever polls has decided to do so, and then loses its processor. */
+    if (relaxed_load(&unruly) && chance(300) == 0) pause_for(chance(600000));
+    if (relaxed_load(&failed[event->context])) return ERROR_FAILED;
+    if (event->users) return is_over(unpack(relaxed_load(&event->packed))) ? 0 : CUDA_NOT_READY;
     REQUIRE(!event->taken, "an event was queried that a capture has taken");
     if (!event->recorded) return 0;
-    if (relaxed_load(&failed[event->context])) return ERROR_FAILED;
-    return is_over(event->position) ? 0 : CUDA_NOT_READY;
+    return is_item_over(event->behind) && is_over(event->position) ? 0 : CUDA_NOT_READY;
 }
+
+static _Thread_local int creations, refused_helpers; /* since the test's last call; how many waits of a helper to refuse */
 
 static int fake_stream_create(void **stream, unsigned flags) {
     REQUIRE(flags == 1 && contexts_entered == 1, "a helper without a context, or that blocks");
+    REQUIRE(++creations < 100, "one call makes helpers without end");
     if (relaxed_load(&unruly)) {
         if (chance(16) == 0) return ERROR_REFUSED;
-        if (chance(8) == 0) nanosleep(&(struct timespec){.tv_nsec = chance(3000000)}, NULL);
+        if (chance(8) == 0) pause_for(chance(3000000));
     }
-    *stream = calloc(1, sizeof(struct stream));
-    relaxed_add(&helpers_made, 1);
+    struct stream *made = calloc(1, sizeof *made);
+    made->helper = true;
+    *stream = made;
+    int64_t alive = relaxed_add(&helpers_alive, 1) + 1;
+    if (alive > relaxed_load(&most_helpers)) relaxed_store(&most_helpers, alive);
     return 0;
 }
 
 static int fake_stream_destroy(void *object) {
-    struct stream *stream = object;
-    REQUIRE(relaxed_load(&stream->functions) == 0, "a helper was destroyed under its host function");
-    relaxed_add(&helpers_destroyed, 1);
-    free(stream);
+    relaxed_add(&helpers_alive, -1);
+    free(object);
     return 0;
 }
 
 static int fake_stream_wait_event(void *object, void *awaited, unsigned flags) {
     struct stream *helper = object;
     struct event *event = awaited;
-    (void)flags;
+    REQUIRE(flags == 0 && event->users && helper->helper, "something else than a helper waits for a user's event");
     if (relaxed_load(&failed[event->context])) return ERROR_FAILED;
-    REQUIRE(is_over(helper->behind) && relaxed_load(&helper->functions) == 0, "a helper was lent that still waits");
-    helper->behind = event->position;
-    helper->context = event->context;
+    if (refused_helpers && refused_helpers--) return ERROR_REFUSED;
+    if (relaxed_load(&unruly) && chance(100) == 0) return ERROR_REFUSED;
+    if (relaxed_load(&unruly) && chance(16) == 0) pause_for(chance(100000));
+    struct item *item = &items[relaxed_add(&item_count, 1) % ITEMS], *last = relaxed_load(&helper->behind);
+    /* Helpers are shared only when there are as many as there may be. */
+    REQUIRE(is_item_over(last) || relaxed_load(&most_helpers) >= MOST_HELPERS, "a helper that still waits was taken");
+    relaxed_store(&helper->context, event->context);
+    relaxed_store(&item->over, false);
+    relaxed_store(&item->awaited, relaxed_load(&event->packed));
+    do relaxed_store(&item->previous, is_item_over(last) ? NULL : last);
+    while (!atomic_compare_exchange_weak_explicit(&helper->behind, &last, item, memory_order_relaxed, memory_order_relaxed));
     return 0;
 }
 
-/* Host functions on helpers: those whose event is over are run, some at once and some much later. */
-static struct function {
-    host_function call;
-    void *data;
-    struct stream *helper;
-    struct position behind;
-    int64_t not_before;
-} functions[FUNCTIONS];
-static int function_count;
-static bool firing; /* one is being run */
-static pthread_mutex_t function_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t fired_one = PTHREAD_COND_INITIALIZER;
-
-static int fake_launch_host_func(void *object, host_function call, void *data) {
-    struct stream *helper = object;
-    if (helper >= health && helper < health + CONTEXTS) return 0; /* the test's own point: see fail_and_recover */
-    if (relaxed_load(&failed[helper->context])) return ERROR_FAILED;
-    if (relaxed_load(&unruly) && chance(16) == 0) return ERROR_REFUSED;
-    if (relaxed_load(&unruly) && chance(8) == 0 && is_over(helper->behind)) {
-        call(data);
-        return 0;
-    }
-    relaxed_add(&helper->functions, 1);
-    int64_t late = relaxed_load(&unruly) && chance(4) == 0 ? chance(20) * MILLISECOND : 0;
-    pthread_mutex_lock(&function_lock);
-    REQUIRE(function_count < FUNCTIONS, "more than %d host functions are pending", FUNCTIONS);
-    functions[function_count++] = (struct function){call, data, helper, helper->behind, now_ns() + late};
-    pthread_mutex_unlock(&function_lock);
+static int fake_launch_host_func(void *stream, host_function call, void *data) { /* the test's own point: see fail_and_recover */
+    (void)call, (void)data;
+    REQUIRE((struct stream *)stream >= health && (struct stream *)stream < health + CONTEXTS, "a host function for a wait");
     return 0;
-}
-
-/* Runs one that is due. After a failure none is. */
-static bool run_a_function(void) {
-    pthread_mutex_lock(&function_lock);
-    for (int i = 0; i < function_count; i++) {
-        struct function function = functions[i];
-        if (relaxed_load(&failed[function.helper->context]) || now_ns() < function.not_before) continue;
-        if (!is_over(function.behind)) continue;
-        functions[i] = functions[--function_count];
-        firing = true;
-        pthread_mutex_unlock(&function_lock);
-        relaxed_add(&function.helper->functions, -1); /* before: the helper may be lent again once it has returned */
-        function.call(function.data);
-        pthread_mutex_lock(&function_lock);
-        firing = false;
-        pthread_cond_broadcast(&fired_one);
-        pthread_mutex_unlock(&function_lock);
-        return true;
-    }
-    pthread_mutex_unlock(&function_lock);
-    return false;
-}
-
-static int functions_pending(void) {
-    pthread_mutex_lock(&function_lock);
-    int count = function_count;
-    pthread_mutex_unlock(&function_lock);
-    return count;
 }
 
 static int fake_push(void *context) {
@@ -249,6 +279,26 @@ static const struct driver_calls fake_driver = {
     .ctx_pop = fake_pop,
 };
 
+static void set_periods(struct stream *stream, int64_t odd, int64_t even) {
+    if (!stream->dues) stream->dues = calloc(DUES, sizeof *stream->dues);
+    relaxed_store(&stream->periods[1], odd);
+    relaxed_store(&stream->periods[0], even);
+}
+
+static void open_contexts(void) {
+    first_time = now_ns() / 1000;
+    static const int64_t periods[REGULAR][2] = {{300, 300}, {1200, 1200}, {400, 2500}}; /* us */
+    for (int context = 0; context < CONTEXTS; context++) {
+        health[context].context = context;
+        contexts[context] = context_register(&contexts, &health[context], context);
+        for (int i = 0; i < STREAMS; i++) {
+            streams[context][i].context = context;
+            streams[context][i].number = i;
+            if (i < REGULAR) set_periods(&streams[context][i], periods[i][0] * MICROSECOND, periods[i][1] * MICROSECOND);
+        }
+    }
+}
+
 static _Atomic bool stop_moving;
 
 /* The GPU: each stream stands still for a while and then comes some way further. */
@@ -262,30 +312,21 @@ static void *moving(void *unused) {
         for (int context = 0; context < CONTEXTS; context++) {
             for (int i = 0; i < STREAMS && !relaxed_load(&failed[context]); i++) {
                 struct stream *stream = &streams[context][i];
-                int64_t left = relaxed_load(&stream->end) - relaxed_load(&stream->done);
-                if (left == 0 || relaxed_load(&stream->period) || now < next[context][i]) continue;
+                int64_t left = end_of(stream) - relaxed_load(&stream->done);
+                if (left <= 0 || is_regular(stream) || now < next[context][i]) continue;
                 relaxed_add(&stream->done, 1 + chance((uint32_t)left));
                 next[context][i] = now + chance((uint32_t)pauses[chance(4)]);
             }
         }
-        while (run_a_function()) {}
-        nanosleep(&(struct timespec){.tv_nsec = 10000}, NULL);
+        pause_for(10000);
     }
     return NULL;
 }
 
-static void finish(struct stream *stream) { relaxed_store(&stream->done, relaxed_load(&stream->end)); }
+static void finish(struct stream *stream) { relaxed_store(&stream->done, end_of(stream)); }
 
 /* Abandons what is pending, as the simulator's recover() does. The watcher must be stopped: nothing in the library expects it. */
 static void recover(int context) {
-    pthread_mutex_lock(&function_lock);
-    while (firing) pthread_cond_wait(&fired_one, &function_lock);
-    for (int i = 0; i < function_count; i++) {
-        if (functions[i].helper->context != context) continue;
-        relaxed_add(&functions[i].helper->functions, -1);
-        functions[i--] = functions[--function_count];
-    }
-    pthread_mutex_unlock(&function_lock);
     for (int i = 0; i < STREAMS; i++) finish(&streams[context][i]);
     relaxed_store(&failed[context], false);
 }

@@ -9,7 +9,7 @@ enum { MAX_HELPERS = 32 };
 struct helper {
     void *stream;
     int users;
-    bool spoilt; /* somebody left it before it was idle */
+    bool spoilt; /* a user left it before it was idle */
 };
 
 static struct {
@@ -36,12 +36,17 @@ static void destroy(void *stream) {
     relaxed_leave(mode);
 }
 
-/* The one with the fewest users; NULL: there is none, or none is idle and there may be more. */
+/* Whether it serves a new user better: idle ones first, and those that will be idle again. */
+static bool is_better(const struct helper *one, const struct helper *other) {
+    return one->spoilt != other->spoilt ? !one->spoilt : one->users < other->users;
+}
+
+/* NULL: none is idle and there may be more. */
 static struct helper *choose(struct context *context) {
     struct helper *all = helpers[context_index(context)].all, *found = NULL;
     int count = helpers[context_index(context)].count;
     for (int i = 0; i < count; i++)
-        if (!all[i].spoilt && (!found || all[i].users < found->users)) found = &all[i];
+        if (!found || is_better(&all[i], found)) found = &all[i];
     return found && (found->users == 0 || count == MAX_HELPERS) ? found : NULL;
 }
 

@@ -24,26 +24,49 @@ struct snapshot {
 
 static pthread_mutex_t snapshot_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
 
-struct snapshot *snapshot_of(struct handle *event) {
+/* The handle's snapshot with a reference, or else `made`, which becomes it. */
+static struct snapshot *join(struct handle *event, struct snapshot *made) {
     pthread_mutex_lock(&snapshot_lock);
-    struct snapshot *snapshot = *handle_attachment(event);
+    struct snapshot **attached = (struct snapshot **)handle_attachment(event), *snapshot = *attached;
     if (snapshot) snapshot->refs++;
+    else *attached = snapshot = made;
     pthread_mutex_unlock(&snapshot_lock);
-    if (snapshot) return snapshot;
-    snapshot = calloc(1, sizeof *snapshot);
-    if (!snapshot || !handle_pin(event)) { /* the caller has pinned it too, so it is open or will stay until we are through */
-        free(snapshot);
-        return NULL;
-    }
-    handle_ref(event);
-    *snapshot = (struct snapshot){.refs = 1, .event = handle_value(event), .handle = event};
-    pthread_mutex_lock(&snapshot_lock);
-    if (!*handle_attachment(event)) *handle_attachment(event) = snapshot;
-    pthread_mutex_unlock(&snapshot_lock); /* if another thread was first, this one stays alone */
     return snapshot;
 }
 
-void *snapshot_event(const struct snapshot *snapshot) { return atomic_load(&((struct snapshot *)snapshot)->event); }
+static void detach(struct handle *event, struct snapshot *snapshot) {
+    pthread_mutex_lock(&snapshot_lock);
+    if (*handle_attachment(event) == snapshot) *handle_attachment(event) = NULL;
+    pthread_mutex_unlock(&snapshot_lock);
+}
+
+int snapshot_of(struct handle *event, struct snapshot **snapshot) {
+    *snapshot = join(event, NULL);
+    if (*snapshot) return CUDA_SUCCESS;
+    struct snapshot *made = calloc(1, sizeof *made);
+    if (!made) return RESULT_NO_MEMORY;
+    if (!handle_pin(event)) { /* closed meanwhile: the caller's pin keeps it only until the call is through */
+        free(made);
+        return RESULT_CLOSED;
+    }
+    handle_ref(event);
+    *made = (struct snapshot){.refs = 1, .event = handle_value(event), .handle = event};
+    *snapshot = join(event, made);
+    if (*snapshot == made) return CUDA_SUCCESS;
+    handle_unpin(event); /* another thread was first. One that stayed alone would be unknown to the next record. */
+    handle_unref(event);
+    free(made);
+    return CUDA_SUCCESS;
+}
+
+/* Only an event that was still the snapshot's after the query has answered for it: the user's may be recorded again before. */
+int snapshot_query(struct snapshot *snapshot) {
+    for (;;) {
+        void *event = atomic_load(&snapshot->event);
+        int status = driver.event_query(event);
+        if (event == atomic_load(&snapshot->event)) return status;
+    }
+}
 
 void snapshot_unref(struct snapshot *snapshot, bool complete) {
     struct handle *handle = snapshot->handle;
@@ -59,9 +82,11 @@ void snapshot_unref(struct snapshot *snapshot, bool complete) {
     free(snapshot);
 }
 
-static int stand_in(struct snapshot *snapshot, struct context *context) {
+/* Of several records at once, the first whose event stands in wins. None of them has recorded before that, so what the winner's
+ * helper waits for is the former record. The others' helpers may wait for a later one. */
+static int stand_in(struct snapshot *snapshot, struct context *context, bool complete) {
     struct wait *record;
-    void *helper;
+    void *users = handle_value(snapshot->handle), *expected = users, *helper;
     int status = wait_record_take(context, &record);
     if (status != CUDA_SUCCESS) return status;
     status = helper_take(context, &helper);
@@ -69,31 +94,39 @@ static int stand_in(struct snapshot *snapshot, struct context *context) {
         wait_record_put(record);
         return status;
     }
-    status = driver.stream_wait_event(helper, atomic_load(&snapshot->event), 0);
-    bool idle = status != CUDA_SUCCESS;
+    status = driver.stream_wait_event(helper, users, 0);
+    bool idle = status != CUDA_SUCCESS || complete;
     if (status == CUDA_SUCCESS) status = driver.event_record(record->event, helper, 0);
-    if (status != CUDA_SUCCESS) {
-        helper_put(context, helper, idle);
-        wait_record_put(record);
-        return status;
+    if (status == CUDA_SUCCESS && atomic_compare_exchange_strong(&snapshot->event, &expected, record->event)) {
+        snapshot->replaced = record;
+        snapshot->helper = helper;
+        snapshot->context = context;
+        return CUDA_SUCCESS;
     }
-    snapshot->replaced = record;
-    snapshot->helper = helper;
-    snapshot->context = context;
-    atomic_store(&snapshot->event, record->event);
-    return CUDA_SUCCESS;
+    helper_put(context, helper, idle && expected == users);
+    wait_record_put(record);
+    return status;
+}
+
+static int replace(struct snapshot *snapshot, struct context *context, bool *complete) {
+    void *users = handle_value(snapshot->handle);
+    *complete = false;
+    if (atomic_load(&snapshot->event) != users) return CUDA_SUCCESS; /* another record was first */
+    int status = driver.event_query(users);
+    *complete = status == CUDA_SUCCESS; /* the waits need not have seen it yet, and the next record must not hide it */
+    return *complete || status == CUDA_NOT_READY ? stand_in(snapshot, context, *complete) : status;
 }
 
 int wait_snapshot_before_record(struct context *context, struct handle *event) {
-    pthread_mutex_lock(&snapshot_lock);
-    struct snapshot *snapshot = *handle_attachment(event);
-    *handle_attachment(event) = NULL; /* later waits are for the next record */
-    if (snapshot) snapshot->refs++;
-    pthread_mutex_unlock(&snapshot_lock);
-    if (!snapshot) return CUDA_SUCCESS;
-    int status = driver.event_query(atomic_load(&snapshot->event));
-    bool complete = status == CUDA_SUCCESS; /* then the waits need not see it: the next record must not hide that */
-    if (complete || status == CUDA_NOT_READY) status = stand_in(snapshot, context);
-    snapshot_unref(snapshot, complete);
-    return status;
+    for (;;) {
+        struct snapshot *snapshot = join(event, NULL);
+        if (!snapshot) return CUDA_SUCCESS;
+        bool complete;
+        int status = replace(snapshot, context, &complete);
+        /* Later waits are for the next record. After an error there is none, and this one stays known. */
+        if (status == CUDA_SUCCESS) detach(event, snapshot);
+        snapshot_unref(snapshot, complete);
+        if (status != CUDA_SUCCESS) return status;
+        /* If another thread has recorded meanwhile, there may be waits for that, too. */
+    }
 }

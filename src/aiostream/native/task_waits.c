@@ -155,9 +155,10 @@ void wait_begin_event(struct context *context, struct shared_history *history, s
     if (is_over(driver.event_query(handle_value(event)), result)) return;
     /* A list of its own: waits for events have no order among each other. */
     struct wait_list *list = wait_list_new(context, history);
-    struct snapshot *snapshot = list ? snapshot_of(event) : NULL;
+    struct snapshot *snapshot = NULL;
     struct wait *wait = NULL;
-    result->refusal = snapshot ? wait_start(list, queue, mode, &wait) : RESULT_NO_MEMORY;
+    result->refusal = list ? snapshot_of(event, &snapshot) : RESULT_NO_MEMORY;
+    if (snapshot) result->refusal = wait_start(list, queue, mode, &wait);
     if (wait) wait->snapshot = snapshot;
     else if (snapshot) snapshot_unref(snapshot, false);
     if (list) wait_list_unref(list);
@@ -168,7 +169,7 @@ void wait_begin_event(struct context *context, struct shared_history *history, s
 
 enum wait_look wait_look(struct wait *wait, struct queue *queue, int *status) {
     int64_t before = now_ns();
-    *status = driver.event_query(wait_event_of(wait));
+    *status = wait_query(wait);
     int64_t now = now_ns();
     bool first = wait->first_poll_due;
     wait->first_poll_due = false;

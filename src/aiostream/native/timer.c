@@ -77,11 +77,11 @@ bool timer_add(struct timer *timer, struct timer_entry *entry, int64_t time, int
     return taken;
 }
 
-bool timer_remove(struct timer *timer, struct timer_entry *entry) {
+bool timer_remove(struct timer *timer, struct timer_entry *entry, const _Atomic int *state, int wanted) {
     pthread_mutex_lock(&timer->lock);
     struct timer_entry **link = &timer->first, *previous = NULL;
     while (*link && *link != entry) previous = *link, link = &previous->next;
-    bool found = *link == entry;
+    bool found = *link == entry && atomic_load(state) == wanted;
     if (found) {
         *link = entry->next;
         if (timer->last == entry) timer->last = previous;

@@ -6,7 +6,7 @@
 
 struct timer;
 struct timer_entry { /* intrusive: part of what waits for its time */
-    int64_t time;
+    _Atomic int64_t time; /* by timer_add; read by any thread */
     struct timer_entry *next;
 };
 struct timer *timer_new(void); /* closed; NULL: no memory, or no descriptor */
@@ -14,7 +14,8 @@ void timer_free(struct timer *);
 int timer_descriptor(const struct timer *);
 void timer_open(struct timer *);
 bool timer_add(struct timer *, struct timer_entry *, int64_t time, int most); /* false: there are so many, or it is closed */
-bool timer_remove(struct timer *, struct timer_entry *); /* false: it was taken already, or is none of its entries */
+/* False: it was taken already, or is none of its entries, or `*state` is not `wanted`: it was added, but its owner is not through. */
+bool timer_remove(struct timer *, struct timer_entry *, const _Atomic int *state, int wanted);
 struct timer_entry *timer_take_due(struct timer *, int64_t now);         /* takes some whose time has come */
 struct timer_entry *timer_close(struct timer *);                    /* takes all */
 

@@ -42,7 +42,7 @@ struct wait_list {
  *   OVER_LISTED   --unlisted----> the pool               (by the watcher)
  *
  * A record that a timer has (TIMER, or TASK between leave and due) belongs to whoever removes its entry from the timer, which
- * has a lock of its own: the loop's thread when it is due, the watcher when it has seen the end. */
+ * has a lock of its own: the loop's thread when it is due, the watcher when it has seen the end and the holder is TIMER. */
 enum holder { HELD_BY_TASK, HELD_BY_TASK_LISTED, HELD_BY_TIMER, HELD_BY_WATCHER, OVER_LISTED };
 
 struct wait {
@@ -66,7 +66,7 @@ struct wait {
     _Atomic int64_t start_slack; /* perhaps so much earlier */
     _Atomic int64_t pending_at; /* the last time at which it was seen not to be over; 0: never */
     int64_t due;                /* when the watcher is to look first; by the task before it leaves the wait, then the watcher's */
-    uint64_t ticket;            /* 0: no task waits any more */
+    _Atomic uint64_t ticket;    /* 0: no task waits for it now; the watcher reads it of all that it lists */
     int over_status;            /* written before OVER_LISTED */
     int64_t poll_until, polled; /* by the task while it polls, ns */
     int polls;
@@ -76,7 +76,7 @@ struct wait {
 };
 
 extern _Atomic(struct wait *) new_waits; /* pushed by any thread, taken whole by the watcher */
-void *wait_event_of(const struct wait *); /* what to poll */
+int wait_query(const struct wait *);      /* polls its event */
 extern _Atomic bool some_revisit;        /* some list's `revisit` is set */
 extern _Atomic int active_count;         /* wait lists that the watcher has; written by it, read by any thread */
 extern _Atomic int64_t pending_waits;    /* waits with a task */
@@ -107,8 +107,8 @@ void wait_fire_hand_back(struct wait *, int64_t length); /* fires its ticket wit
 /* ---------------------------------------------------------------- snapshots.c: what a user's event has recorded */
 
 struct snapshot;
-struct snapshot *snapshot_of(struct handle *event); /* of the present record, shared by all waits for it; NULL: no memory */
-void *snapshot_event(const struct snapshot *);      /* what to poll */
+int snapshot_of(struct handle *event, struct snapshot **); /* of the present record, shared by all waits for it; 0, or an error */
+int snapshot_query(struct snapshot *);                     /* polls the event that stands for it */
 void snapshot_unref(struct snapshot *, bool complete);
 
 #endif

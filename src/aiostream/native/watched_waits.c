@@ -69,9 +69,11 @@ static void settle(struct wait *wait, int status) {
     wait_recycle(wait, status);
 }
 
-/* Whether the watcher owns a wait whose end it has seen: one that a timer has is the task's once the timer is due. */
+/* Whether the watcher owns a wait whose end it has seen: one that a timer has is the task's once the timer is due. `holder` may be
+ * old: the task may have polled the wait meanwhile and be just leaving it to the timer again. Then its entry is in the timer, but
+ * the task still uses the record until it has changed the holder. */
 static bool claim(struct wait *wait, int holder) {
-    return holder == HELD_BY_WATCHER || timer_remove(queue_timer(wait->queue), &wait->timer_entry);
+    return holder == HELD_BY_WATCHER || timer_remove(queue_timer(wait->queue), &wait->timer_entry, &wait->holder, HELD_BY_TIMER);
 }
 
 static void note_start(struct wait *wait) {
@@ -98,7 +100,7 @@ static int poll_list(struct wait_list *list, int64_t now) {
         }
         if (wait->opened > fence) break;
         int64_t before = polls ? now_ns() : now;
-        int status = driver.event_query(wait_event_of(wait));
+        int status = wait_query(wait);
         polls++;
         if (status == CUDA_NOT_READY || !claim(wait, holder)) {
             if (status == CUDA_NOT_READY) {

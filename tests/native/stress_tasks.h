@@ -1,0 +1,356 @@
+/* The tasks of the stress of waits, their loops, the users' events for which they wait, and contexts that fail. */
+#ifndef AIOSTREAM_STRESS_TASKS_H
+#define AIOSTREAM_STRESS_TASKS_H
+
+#include "fake_gpu.h"
+
+#include <poll.h>
+
+enum { TASKS = 12, LOOPS = 3, SLOTS = 1 << 16, EVENTS = 4, USERS_EVENTS = 1 << 15 };
+static const int64_t FORGOTTEN_NS = 5000000000; /* a wait that is over for so long is looked at by nothing any more */
+
+static _Atomic bool stop_tasks, stop_janitor;
+static _Atomic bool few_tasks; /* one in each loop, on regular streams: the conditions under which waits are handed back */
+
+enum task_state { IDLE, SPINNING, WATCHED };
+struct task {
+    enum task_state state;
+    struct wait *wait;
+    uint64_t ticket;
+    struct position target; /* what it waits for was enqueued by then */
+    int context;
+    bool cancelled;
+    int returned; /* how often it was handed back */
+    int64_t over_since; /* when its loop saw its target reached */
+};
+/* By slot; written by the loop that began the wait, read by whoever is delivered its ticket. */
+static struct {
+    uint64_t ticket;
+    int context;
+    struct task *task; /* of the loop that drains its own queue */
+} tickets[SLOTS];
+
+struct loop {
+    pthread_t thread;
+    uint64_t seed;
+    struct queue *queue;
+    struct task tasks[TASKS];
+};
+static _Atomic int64_t begun_count, delivered, orphaned, handed_back, repeated, dropped, ended, failures, captured;
+static _Atomic int64_t outstanding[CONTEXTS];
+static _Atomic int64_t events_awaited, events_recorded, records_refused, events_closed;
+
+static struct shared_history *histories[2];
+static struct wait_list *wait_lists[CONTEXTS][STREAMS];
+
+static void await_wake(struct queue *queue, const char *who) {
+    struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
+    REQUIRE(poll(&descriptor, 1, 20000) == 1, "%s was not woken within 20 s", who);
+}
+
+/* ------------------------------------------------------------------------------------------------ users' events */
+
+struct users_event {
+    struct handle *handle;
+    struct event *event;
+    int context;
+    _Atomic int64_t started, finished; /* records of it */
+};
+static struct users_event users_events[USERS_EVENTS];
+static _Atomic int64_t users_event_count;
+static _Atomic(struct users_event *) current_events[EVENTS];
+
+static struct users_event *open_event(int context) { /* NULL: enough were opened */
+    int64_t number = relaxed_add(&users_event_count, 1);
+    if (number >= USERS_EVENTS) return NULL;
+    struct users_event *event = &users_events[number];
+    event->context = context;
+    event->event = make_users_event(context);
+    event->handle = handle_new(HANDLE_EVENT, event->event, contexts[context], true, false, NULL);
+    return event;
+}
+
+/* As Event.record() does. The pin is this call's, so the event may be closed meanwhile. */
+static int record_event(struct users_event *event, struct stream *stream) {
+    if (!handle_pin(event->handle)) return RESULT_CLOSED;
+    relaxed_add(&event->started, 1);
+    creations = 0;
+    int mode = relaxed_enter();
+    int status = wait_snapshot_before_record(contexts[event->context], event->handle);
+    if (status == CUDA_SUCCESS) status = driver.event_record(event->event, stream, 0);
+    relaxed_leave(mode);
+    relaxed_add(&event->finished, 1);
+    handle_unpin(event->handle);
+    return status;
+}
+
+static void disturb_event(void) {
+    _Atomic(struct users_event *) *slot = &current_events[chance(EVENTS)];
+    struct users_event *event = atomic_load(slot);
+    if (chance(60) == 0) {
+        struct users_event *next = open_event((int)chance(CONTEXTS));
+        if (!next || !atomic_compare_exchange_strong(slot, &event, next)) return;
+        int mode = relaxed_enter();
+        handle_close(event->handle);
+        relaxed_leave(mode);
+        relaxed_add(&events_closed, 1);
+        return;
+    }
+    int status = record_event(event, &streams[event->context][chance(STREAMS)]);
+    bool refused = status == ERROR_REFUSED || status == ERROR_FAILED || status == RESULT_CLOSED;
+    REQUIRE(status == 0 || refused, "an event was recorded with %d", status);
+    relaxed_add(status ? &records_refused : &events_recorded, 1);
+}
+
+/* The target is known only if no record overlaps with this call in time: else it may be either record. */
+static bool begin_event(struct queue *queue, enum wait_mode mode, struct task *task, struct wait_result *result) {
+    struct users_event *event = atomic_load(&current_events[chance(EVENTS)]);
+    if (!handle_pin(event->handle)) return false;
+    int64_t finished = relaxed_load(&event->finished), started = relaxed_load(&event->started);
+    uint64_t packed = relaxed_load(&event->event->packed);
+    *task = (struct task){.context = event->context};
+    relaxed_add(&outstanding[task->context], 1);
+    wait_begin_event(contexts[event->context], histories[1], event->handle, queue, mode, result);
+    if (started == finished && relaxed_load(&event->started) == started) task->target = unpack(packed);
+    handle_unpin(event->handle);
+    relaxed_add(&events_awaited, 1);
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------ tasks and their loops */
+
+static void task_ends(struct task *task, int64_t status) {
+    if (status == 0) {
+        REQUIRE(is_over(task->target), "a wait ended before its stream was there");
+        relaxed_add(&ended, 1);
+    } else {
+        bool refused = status == ERROR_REFUSED || status == RESULT_CAPTURING || status == RESULT_CLOSED;
+        REQUIRE(refused || status == ERROR_FAILED, "a wait ended with %lld", (long long)status);
+        relaxed_add(&failures, 1);
+    }
+    relaxed_add(&outstanding[task->context], -1);
+    *task = (struct task){0};
+}
+
+static struct task *taken(uint64_t ticket, int *context) {
+    uint32_t index = ticket & 0xffffff;
+    REQUIRE(index < SLOTS, "slot %u: more slots than waits in flight", index);
+    REQUIRE(tickets[index].ticket == ticket, "ticket %llx was fired twice, or is no task's", (unsigned long long)ticket);
+    tickets[index].ticket = 0;
+    *context = tickets[index].context;
+    relaxed_add(&delivered, 1);
+    return tickets[index].task;
+}
+
+static void drop(struct task *task, struct wait *wait) {
+    wait_drop(wait);
+    relaxed_add(&dropped, 1);
+    relaxed_add(&outstanding[task->context], -1);
+    *task = (struct task){0};
+}
+
+static bool emit(void *unused, uint64_t ticket, int64_t status, bool complete) {
+    (void)unused;
+    int context;
+    if (chance(100) == 0) return false; /* as a drain that runs out of memory does */
+    struct task *task = taken(ticket, &context);
+    REQUIRE(complete, "a watched ticket failed without being passed");
+    REQUIRE(task->state == WATCHED && task->ticket == ticket, "a task was delivered a ticket that is not its own");
+    struct wait *wait = wait_handed_back(status);
+    if (!wait) {
+        task_ends(task, status);
+        return true;
+    }
+    relaxed_add(&handed_back, 1);
+    if (++task->returned > 1) relaxed_add(&repeated, 1);
+    task->ticket = 0;
+    if (task->cancelled) {
+        drop(task, wait);
+    } else {
+        task->state = SPINNING;
+        task->wait = wait;
+    }
+    return true;
+}
+
+static bool emit_orphan(void *unused, uint64_t ticket, int64_t status, bool complete) {
+    (void)unused, (void)complete;
+    int context;
+    if (chance(100) == 0) return false;
+    taken(ticket, &context);
+    relaxed_add(&orphaned, 1);
+    relaxed_add(&outstanding[context], -1);
+    struct wait *wait = wait_handed_back(status);
+    if (wait) wait_drop(wait);
+    return true;
+}
+
+static void *janitor(void *argument) {
+    struct queue *orphans = argument;
+    seed_thread(3, 3);
+    for (;;) {
+        await_wake(orphans, "the janitor");
+        while (!queue_drain(orphans, emit_orphan, NULL)) {}
+        if (atomic_load(&stop_janitor)) return NULL;
+    }
+}
+
+static void note_begun(struct task *task, const struct wait_result *result) {
+    task->wait = result->spinning;
+    task->ticket = result->ticket;
+    task->state = result->spinning ? SPINNING : WATCHED;
+    if (!result->ticket) return;
+    uint32_t index = result->ticket & 0xffffff;
+    REQUIRE(index < SLOTS, "slot %u: more slots than waits in flight", index);
+    tickets[index].ticket = result->ticket;
+    tickets[index].context = task->context;
+    tickets[index].task = task;
+}
+
+static void begin_stream(struct queue *queue, enum wait_mode mode, bool few, struct task *task, struct wait_result *result) {
+    int context = (int)chance(CONTEXTS), number = (int)chance(few ? REGULAR : STREAMS);
+    struct stream *stream = &streams[context][number];
+    bool own_list = !few && chance(6) == 0; /* it ends with its last wait */
+    struct wait_list *list = own_list ? wait_list_new(contexts[context], histories[0]) : wait_lists[context][number];
+    if (chance(3) == 0) enqueue_work(stream);
+    *task = (struct task){.context = context, .target = {stream, end_of(stream)}};
+    capture_checks = 0;
+    was_taken = false;
+    capture_begins = chance(50) ? NO_CAPTURE : (int)chance(2);
+    relaxed_add(&outstanding[context], 1);
+    wait_begin(list, stream, queue, mode, result);
+    capture_begins = NO_CAPTURE;
+    if (own_list) wait_list_unref(list);
+    if (!was_taken) return;
+    REQUIRE(result->refusal == RESULT_CAPTURING, "a capture has taken the event, and nothing noticed");
+    relaxed_add(&captured, 1);
+}
+
+static void begin(struct loop *loop, struct task *task) {
+    bool few = atomic_load(&few_tasks);
+    enum wait_mode mode = few || chance(3) ? WAIT_AUTO : chance(2) ? WAIT_EVENT : WAIT_SPIN;
+    struct wait_result result;
+    int before = relaxed_enter();
+    bool begun = true;
+    if (chance(few ? 12 : 3) == 0) begun = begin_event(loop->queue, mode, task, &result);
+    else begin_stream(loop->queue, mode, few, task, &result);
+    relaxed_leave(before);
+    if (!begun) return;
+    REQUIRE(!result.ticket || !result.spinning, "two answers at once");
+    relaxed_add(&begun_count, 1);
+    if (result.ticket || result.spinning) {
+        REQUIRE(result.refusal == 0, "begun, and refused with %d", result.refusal);
+        note_begun(task, &result);
+    } else {
+        task_ends(task, result.refusal);
+    }
+}
+
+static void poll_task(struct loop *loop, struct task *task) {
+    struct wait_result result = {.spinning = task->wait};
+    int mode = relaxed_enter();
+    bool over = wait_poll(task->wait, loop->queue, &result);
+    relaxed_leave(mode);
+    if (!over) return;
+    if (result.ticket) note_begun(task, &result);
+    else task_ends(task, result.refusal);
+}
+
+static void leave(struct task *task) {
+    if (task->state == SPINNING) drop(task, task->wait);
+    else if (task->state == WATCHED) task->cancelled = true; /* it stays registered until its ticket is delivered */
+}
+
+/* Whatever wakes its loop: a wait that is over must not be known to its task alone. */
+static void require_not_forgotten(struct task *task) {
+    if (!task->target.stream || !is_over(task->target)) return;
+    if (!task->over_since) task->over_since = now_ns();
+    REQUIRE(now_ns() - task->over_since < FORGOTTEN_NS, "a wait that is over is looked at by nothing any more");
+}
+
+/* One turn of a loop. */
+static void turn(struct loop *loop, bool may_begin) {
+    int spinning = 0, watched = 0;
+    for (int i = 0; i < TASKS; i++) {
+        struct task *task = &loop->tasks[i];
+        bool may = may_begin && (i == 0 || !atomic_load(&few_tasks));
+        if (task->state == IDLE && may && chance(4) == 0) begin(loop, task);
+        else if (task->state == SPINNING && chance(60) == 0) leave(task);
+        else if (task->state == SPINNING) poll_task(loop, task);
+        else if (task->state == WATCHED && chance(400) == 0) leave(task);
+        if (task->state == WATCHED) require_not_forgotten(task);
+        spinning += task->state == SPINNING;
+        watched += task->state == WATCHED;
+    }
+    if (chance(10) == 0) disturb_event();
+    if (watched && !spinning && chance(2)) await_wake(loop->queue, "a loop");
+    do waits_hand_back_due(loop->queue);
+    while (!queue_drain(loop->queue, emit, NULL));
+    if (chance(3) == 0) pause_for(chance(200000));
+}
+
+static void close_queue(struct queue *queue) {
+    waits_leave_loop(queue);
+    queue_close(queue);
+}
+
+static void *loop(void *argument) {
+    struct loop *self = argument;
+    seed_thread(self->seed, self->seed);
+    self->queue = queue_open();
+    while (!atomic_load(&stop_tasks)) {
+        turn(self, true);
+        if (chance(500)) continue;
+        /* The loop is closed with its tasks in all stages. Those that poll drop their waits; the others are the janitor's. */
+        close_queue(self->queue);
+        for (int i = 0; i < TASKS; i++) {
+            if (self->tasks[i].state == SPINNING) leave(&self->tasks[i]);
+            self->tasks[i] = (struct task){0};
+        }
+        self->queue = queue_open();
+    }
+    for (bool busy = true; busy;) {
+        turn(self, false);
+        busy = false;
+        /* A task that polls without end is left to the GPU, which still moves. */
+        for (int i = 0; i < TASKS; i++) busy |= self->tasks[i].state != IDLE;
+    }
+    close_queue(self->queue);
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------ failing contexts */
+
+static bool emit_canary(void *argument, uint64_t ticket, int64_t status, bool complete) {
+    (void)ticket, (void)complete;
+    *(int64_t *)argument = status;
+    return true;
+}
+
+/* Fails a context and has it come back, which no GPU does: everything that the failure concerned must have been settled by then.
+ * The watcher fails its waits before its points, so a point that has failed says that this has happened. */
+static void fail_and_recover(int context) {
+    struct queue *queue = queue_open();
+    int64_t failure = 0;
+    uint64_t canary = point_reserve(queue, contexts[context], KIND_HOST_FUNCTION);
+    int mode = relaxed_enter();
+    REQUIRE(point_arm(canary, &health[context]) == 0, "the canary was refused");
+    relaxed_leave(mode);
+    relaxed_store(&hides_failure, chance(2));
+    relaxed_store(&failed[context], true);
+    pause_for(chance(3000000));
+    relaxed_store(&hides_failure, false);
+    while (!failure) {
+        await_wake(queue, "the canary");
+        queue_drain(queue, emit_canary, &failure);
+    }
+    REQUIRE(failure == ERROR_FAILED, "the canary died of %lld", (long long)failure);
+    watcher_stop();
+    recover(context);
+    REQUIRE(watcher_start() == 0, "the watcher did not start again");
+    point_fire(canary, STATUS_UNKNOWN);
+    while (!queue_drain(queue, emit_canary, &failure)) {}
+    queue_close(queue);
+}
+
+#endif
