@@ -50,12 +50,6 @@ void wait_poll_future(struct wait *wait) {
     *link = wait;
 }
 
-static void end(struct wait *wait, int status) {
-    atomic_fetch_sub(&pending_waits, 1);
-    point_fire(wait->ticket, status);
-    wait_release(wait, status);
-}
-
 bool waits_poll_futures(struct queue *queue) {
     struct wait **link = (struct wait **)queue_attachment(queue), *wait;
     if (!*link) return false;
@@ -67,7 +61,7 @@ bool waits_poll_futures(struct queue *queue) {
         switch (wait_look(wait, queue, &status)) {
         case LOOK_OVER:
             *link = next;
-            end(wait, status);
+            wait_end_in_loop(wait, status);
             continue;
         case LOOK_EXPIRED:
             *link = next; /* before it is left, because it may be over then */

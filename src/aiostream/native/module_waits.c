@@ -399,11 +399,11 @@ static PyObject *native_drain(PyObject *self, PyObject *args) {
     struct queue *queue = as_queue(index);
     struct delivery delivery = {list, queue};
     if (!queue) return NULL;
-    waits_hand_back_due(queue);
     bool again = false;
-    if (*queue_attachment(queue)) {
+    if (waits_are_due(queue)) {
         Py_BEGIN_ALLOW_THREADS
         int mode = relaxed_enter();
+        waits_run_due(queue);
         again = waits_poll_futures(queue);
         relaxed_leave(mode);
         Py_END_ALLOW_THREADS

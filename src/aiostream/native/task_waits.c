@@ -46,6 +46,7 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
     }
     wait->poll_until = start + plan->until;
     wait->woken_for = plan->length;
+    wait->look_at_due = plan->look;
     int64_t now = now_ns(), guard = policy_guard(&wait->prediction, now - start, plan->at, load);
     struct timer *timer = queue_timer(wait->queue);
     bool listed = atomic_load(&wait->holder) == HELD_BY_TASK_LISTED;
@@ -217,7 +218,28 @@ void wait_drop(struct wait *wait) {
 
 /* ------------------------------------------------------------------------------------------------ the loop's timer */
 
-void waits_hand_back_due(struct queue *queue) {
+void wait_end_in_loop(struct wait *wait, int status) {
+    atomic_fetch_sub(&pending_waits, 1);
+    point_fire(wait->ticket, status);
+    wait_release(wait, status);
+}
+
+/* Its end is near: its task, or the loop for a future, polls it from now on. */
+static void resume(struct wait *wait) {
+    if (wait->future) wait_poll_future(wait);
+    else wait_fire_hand_back(wait, wait->woken_for);
+}
+
+/* One native look in a wide window. */
+static void look_at(struct wait *wait, struct queue *queue) {
+    int status;
+    uint64_t ticket;
+    wait->first_poll_due = true; /* the time since the last look says nothing of the loop's lag */
+    if (wait_look(wait, queue, &status) == LOOK_OVER) wait_end_in_loop(wait, status);
+    else if (wait_polls_on(wait, wait->polled, &ticket)) resume(wait);
+}
+
+void waits_run_due(struct queue *queue) {
     struct timer_entry *due = timer_take_due(queue_timer(queue), now_ns());
     if (due) queue_suppress_wakeup(queue);
     while (due) {
@@ -225,10 +247,12 @@ void waits_hand_back_due(struct queue *queue) {
         due = due->next;
         int expected = HELD_BY_TIMER; /* or the watcher has unlisted it meanwhile, or was never told */
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
-        if (wait->future) wait_poll_future(wait);
-        else wait_fire_hand_back(wait, wait->woken_for);
+        if (wait->look_at_due) look_at(wait, queue);
+        else resume(wait);
     }
 }
+
+bool waits_are_due(struct queue *queue) { return *queue_attachment(queue) || timer_is_due(queue_timer(queue), now_ns()); }
 
 void waits_leave_loop(struct queue *queue) {
     struct timer_entry *left = timer_close(queue_timer(queue));

@@ -70,6 +70,7 @@ struct wait {
     int over_status;            /* written before OVER_LISTED */
     int64_t poll_until, polled; /* by the task while it polls, ns */
     int polls;
+    bool look_at_due;    /* the loop polls it when its timer is due, and does not resume the task for that */
     int64_t woken_for;   /* the length for which the task was woken; 0: for none */
     bool first_poll_due; /* handed back, and not yet polled */
     int64_t first_poll;  /* the task's first poll after that; 0: the wait was over by then */
@@ -97,6 +98,7 @@ bool wait_polls_on(struct wait *, int64_t now, uint64_t *ticket);
 enum wait_look { LOOK_PENDING, LOOK_EXPIRED, LOOK_OVER };
 /* Polls a wait that its task or loop holds: not over; not over, and its time of polling has; or over, with *status. */
 enum wait_look wait_look(struct wait *, struct queue *, int *status);
+void wait_end_in_loop(struct wait *, int status); /* over, in its loop's thread: fires its ticket */
 void wait_release(struct wait *, int status); /* its task or loop needs the record no more */
 void wait_leave_to_watcher(struct wait *);
 int wait_record(struct wait *, void *stream); /* our event at the stream's present end; 0, or why not */

@@ -46,7 +46,8 @@ int wait_record_future(struct wait *, void *stream, bool *poll);
 bool waits_poll_futures(struct queue *);
 bool wait_poll(struct wait *, struct queue *, struct wait_result *); /* false: the caller goes on polling */
 void wait_drop(struct wait *);                                       /* its task has gone */
-void waits_hand_back_due(struct queue *); /* by the loop's thread, before each drain: those whose timer is due */
+void waits_run_due(struct queue *);    /* by the loop's thread, under RELAXED, before each drain: those whose timer is due */
+bool waits_are_due(struct queue *);    /* whether there may be any, or futures to poll */
 void waits_leave_loop(struct queue *);    /* before the queue is closed: the watcher takes those that its timer has */
 int waits_limit_timer(int most);          /* exchanges how many waits a loop's timer takes */
 bool waits_are_new(void);
