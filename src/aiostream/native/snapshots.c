@@ -9,6 +9,7 @@
  */
 #include "wait_record.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
 #include "helper_streams.h"
@@ -16,6 +17,7 @@
 struct snapshot {
     int64_t refs; /* under snapshot_lock, as handle_attachment(): the waits on it, and a record that replaces it */
     _Atomic(void *) event;
+    _Atomic int queries;   /* threads that are polling the event, or are about to look up which one */
     struct handle *handle; /* pinned */
     struct wait *replaced; /* the record whose event stands in, and the helper; by wait_snapshot_before_record */
     void *helper;
@@ -43,7 +45,12 @@ struct snapshot *snapshot_of(struct handle *event) {
     return snapshot;
 }
 
-void *snapshot_event(const struct snapshot *snapshot) { return atomic_load(&((struct snapshot *)snapshot)->event); }
+int snapshot_query(struct snapshot *snapshot) {
+    atomic_fetch_add(&snapshot->queries, 1);
+    int status = driver.event_query(atomic_load(&snapshot->event));
+    atomic_fetch_sub(&snapshot->queries, 1);
+    return status;
+}
 
 void snapshot_unref(struct snapshot *snapshot, bool complete) {
     struct handle *handle = snapshot->handle;
@@ -81,6 +88,9 @@ static int stand_in(struct snapshot *snapshot, struct context *context) {
     snapshot->helper = helper;
     snapshot->context = context;
     atomic_store(&snapshot->event, record->event);
+    /* A thread may still poll the user's event. After the next record it would see that one, and end the wait; and if that record
+     * is into a capture, the poll would end the capture. A later poll reads the new event (both sequentially consistent). */
+    while (atomic_load(&snapshot->queries)) sched_yield();
     return CUDA_SUCCESS;
 }
 

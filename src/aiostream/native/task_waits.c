@@ -165,7 +165,7 @@ void wait_begin_event(struct context *context, struct shared_history *history, s
 bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *result) {
     *result = (struct wait_result){0};
     int64_t before = now_ns();
-    int status = driver.event_query(wait_event_of(wait));
+    int status = wait_query(wait);
     int64_t now = now_ns();
     bool first = wait->first_poll_due;
     wait->first_poll_due = false;

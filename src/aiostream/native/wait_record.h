@@ -73,7 +73,7 @@ struct wait {
 };
 
 extern _Atomic(struct wait *) new_waits; /* pushed by any thread, taken whole by the watcher */
-void *wait_event_of(const struct wait *); /* what to poll */
+int wait_query(const struct wait *); /* polls its event */
 extern _Atomic bool some_revisit;        /* some list's `revisit` is set */
 extern _Atomic int active_count;         /* wait lists that the watcher has; written by it, read by any thread */
 extern _Atomic int64_t pending_waits;    /* waits with a task */
@@ -95,7 +95,7 @@ void wait_fire_hand_back(struct wait *, int64_t length); /* fires its ticket wit
 
 struct snapshot;
 struct snapshot *snapshot_of(struct handle *event); /* of the present record, shared by all waits for it; NULL: no memory */
-void *snapshot_event(const struct snapshot *);      /* what to poll */
+int snapshot_query(struct snapshot *);              /* polls the user's event, or the one that stands in for it */
 void snapshot_unref(struct snapshot *, bool complete);
 
 #endif

@@ -167,7 +167,7 @@ void wait_recycle(struct wait *wait, int status) {
     put(wait);
 }
 
-void *wait_event_of(const struct wait *wait) { return wait->snapshot ? snapshot_event(wait->snapshot) : wait->event; }
+int wait_query(const struct wait *wait) { return wait->snapshot ? snapshot_query(wait->snapshot) : driver.event_query(wait->event); }
 
 void wait_push_new(struct wait *wait) {
     struct wait *head = atomic_load(&new_waits);

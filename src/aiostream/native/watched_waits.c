@@ -100,7 +100,7 @@ static int poll_list(struct wait_list *list, int64_t now) {
         }
         if (wait->opened > fence) break;
         int64_t before = polls ? now_ns() : now;
-        int status = driver.event_query(wait_event_of(wait));
+        int status = wait_query(wait);
         polls++;
         if (status == CUDA_NOT_READY || !claim(wait, holder)) {
             if (status == CUDA_NOT_READY) {
