@@ -144,7 +144,7 @@ class Event:
             RuntimeError: No loop runs here.
         """
         self._refuse_captured("cuEventQuery")
-        await waiting.synchronize(self._reference, self._mode)
+        await waiting.synchronize_async(self)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds on the GPU between this event and a later one (`cuEventElapsedTime`).

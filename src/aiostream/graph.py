@@ -566,7 +566,7 @@ class ExecutableGraph:
         reference = interop.reference_to(stream)
         hostfunc.require_ready(reference)
         self._use(reference, call, name)
-        await waiting.synchronize(reference, waiting.mode_for(stream))
+        await waiting.synchronize_async(waiting.Target(reference, waiting.mode_for(stream)))
 
 
 def _update_reason(result: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from aiostream import _loops, _native, _points, hostfunc, interop
 from aiostream.enums import WaitStrategy
@@ -99,7 +99,7 @@ class _Watched(Completion):
 
 
 def mode_of(wait: WaitStrategy) -> int:
-    """What `synchronize` and `synchronize_event` take: looking a strategy up in each wait would take longer than all else."""
+    """The number of a strategy: looking a strategy up in each wait would take longer than all else."""
     return _MODES[wait]
 
 
@@ -109,15 +109,45 @@ def mode_for(stream: Any) -> int:
     return mode_of(chosen if isinstance(chosen, WaitStrategy) else default_wait())
 
 
-async def synchronize(reference: interop.Reference, mode: int) -> None:
-    """Waits, without blocking the loop, until the GPU has passed what is on a stream, or what an event has recorded, now.
+class Awaitable(Protocol):
+    """What can be waited for: a `Stream`, an `Event`, or a `Target`."""
 
-    See `Stream.synchronize_async` and `Event.synchronize_async`. All in one coroutine, because each costs time and memory.
+    @property
+    def _reference(self) -> interop.Reference: ...
 
-    Args:
-        reference: The stream or the event.
-        mode: See `mode_of`.
+    @property
+    def _mode(self) -> int: ...
+
+
+class Target:
+    """Another library's stream, as far as it is waited for."""
+
+    def __init__(self, reference: interop.Reference, mode: int) -> None:
+        self._reference = reference
+        self._mode = mode
+
+
+async def synchronize_async(self: Awaitable) -> None:
+    """Waits, without blocking the loop, until all work that is on the stream now is done.
+
+    Equals `synchronize()` for the task that calls it: when it returns, the work has succeeded. How it waits is the stream's
+    `wait_strategy`. All strategies but `HOSTFUNC` record an event, which costs the GPU nothing and never blocks, also on a
+    full stream. With `HOSTFUNC`, `query()` may say `False` for some microseconds more, until the driver's own thread is back
+    from the wake-up, and the enqueue may block on a full stream.
+
+    Cancellation: raises at once; the GPU goes on.
+
+    Threads: in the thread of a running asyncio or trio loop; always a checkpoint on trio.
+
+    Raises:
+        RuntimeError: No loop runs here.
+        StreamClosedError: The stream is closed.
+        StreamCaptureError: The stream captures; it goes on doing so.
+        CudaError: The work, or the context, has failed.
     """
+    # The method of `Stream` itself, so that one coroutine suffices: each costs time and memory. It holds the stream, because a
+    # stream that only this coroutine refers to must not be closed by its finalizer.
+    reference, mode = self._reference, self._mode
     if mode == BY_HOST_FUNCTION and not reference.is_event:
         await wait_for(hostfunc.arm_completion(reference.handle, reference.context, reference.name))
         return
