@@ -285,7 +285,10 @@ class TrioBridge(Bridge):
         return TrioFuture(self._trio, self._token)
 
     def _call_next_turn(self, function: Callable[[], None]) -> None:
-        self._token.run_sync_soon(function)
+        try:
+            self._token.run_sync_soon(function)
+        except self._trio.RunFinishedError:
+            pass  # the run ends: what is still polled goes to the watcher when the bridge closes its queue
 
     def schedule_drain(self) -> None:
         """By `run_sync_soon`, which trio serves until its very end."""

@@ -1,0 +1,288 @@
+"""Futures that end by an event: `enqueue_async`, `launch_async` and `upload_async`, on every loop."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import weakref
+from typing import Any
+
+import anyio
+import pytest
+
+import aiostream
+from aiostream import ContextFailedError, CudaError, Device, Stream, StreamCaptureError, statistics
+from support import Gate, held_stream, recover, run_on, settle, spin
+
+
+class Kept:
+    """An argument whose life can be watched."""
+
+
+def leaked() -> int:
+    return statistics().points.leaked
+
+
+async def test_no_host_function_is_enqueued(driver_kind: str) -> None:
+    stream, plain = Stream(), Stream(wait="hostfunc")
+    if driver_kind == "simulator":
+        from aiostream import simulator
+
+        before = simulator.calls("cuLaunchHostFunc")
+        assert await stream.enqueue_async(lambda _: 7) == 7
+        assert simulator.calls("cuLaunchHostFunc") == before
+        assert await plain.enqueue_async(lambda _: 8) == 8
+        assert simulator.calls("cuLaunchHostFunc") == before + 1
+    else:
+        assert [await each.enqueue_async(lambda _: 9) for each in (stream, plain)] == [9, 9]
+    stream.close()
+    plain.close()
+
+
+@pytest.mark.parametrize("strategy", ["auto", "event", "spin", "hostfunc"])
+async def test_future_waits_for_the_work_and_no_longer(strategy: str) -> None:
+    with Gate() as first, Gate() as second:
+        stream = held_stream(first, wait=strategy)
+        future = stream.enqueue_async(lambda _: "result")
+        second.hold(stream)
+        for _ in range(50):
+            await anyio.lowlevel.checkpoint()
+        assert not future.done()
+        first.open()
+        with anyio.fail_after(20):
+            assert await future == "result"
+        second.open()
+    await stream.synchronize_async()
+    stream.close()
+
+
+@pytest.mark.parametrize("length", [0.0, 0.0003, 0.003])
+async def test_futures_settle_in_the_order_of_their_stream(length: float) -> None:
+    stream = Stream()
+    for number in range(100):
+        lengths = [length, 0.0, length * (number % 3)]
+        futures = [stream.enqueue_async(lambda own, each=each: spin(own, each)) for each in lengths]
+        await futures[-1]
+        assert all(future.done() for future in futures), number
+    stream.close()
+
+
+async def test_futures_of_two_tasks_settle_in_order() -> None:
+    stream = Stream()
+    ended: list[int] = []
+
+    async def wait(number: int) -> None:
+        future = stream.enqueue_async(lambda own: spin(own, 0.0002 * (number % 4)))
+        future.add_done_callback(lambda _: ended.append(number))
+        await future
+
+    async with anyio.create_task_group() as group:
+        for number in range(40):
+            group.start_soon(wait, number)
+    await anyio.wait_all_tasks_blocked()
+    assert len(ended) == 40
+    stream.close()
+
+
+async def test_function_runs_with_the_streams_context_current() -> None:
+    context = Device(0).primary_context
+    stream = Stream()
+    before = aiostream.Context.get_current()
+    seen: list[Any] = []
+
+    def fail(_: Stream) -> None:
+        seen.append(aiostream.Context.get_current())
+        raise KeyError("own")
+
+    await stream.enqueue_async(lambda _: seen.append(aiostream.Context.get_current()))
+    with pytest.raises(KeyError):
+        stream.enqueue_async(fail)
+    assert seen == [context, context]
+    assert aiostream.Context.get_current() == before
+    await stream.synchronize_async()
+    stream.close()
+
+
+async def test_cancelled_future_keeps_its_objects_until_the_gpu_has_passed() -> None:
+    with Gate() as gate:
+        stream = held_stream(gate)
+        kept = Kept()
+        watched = weakref.ref(kept)
+        future = stream.enqueue_async(lambda _, thing: None, kept)
+        del kept
+        future.cancel()
+        gc.collect()
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        assert watched() is not None
+        gate.open()
+        with anyio.fail_after(20):
+            while watched() is not None:
+                await anyio.lowlevel.checkpoint()
+    stream.close()
+
+
+async def test_objects_are_kept_when_the_function_raises() -> None:
+    with Gate() as gate:
+        stream = held_stream(gate)
+        kept = Kept()
+        watched = weakref.ref(kept)
+
+        def fail(_: Stream, thing: Kept) -> None:
+            raise ValueError("own")
+
+        with pytest.raises(ValueError, match="own"):
+            stream.enqueue_async(fail, kept)
+        del kept, fail
+        gc.collect()
+        assert watched() is not None
+        gate.open()
+        with anyio.fail_after(20):
+            while watched() is not None:
+                await anyio.lowlevel.checkpoint()
+    stream.close()
+
+
+@pytest.mark.parametrize("stage", ["polled", "left"])
+def test_objects_outlive_the_loop_and_the_stream(loop_kind: str, stage: str) -> None:
+    with Gate() as gate:
+        stream = held_stream(gate, wait="spin" if stage == "polled" else "event")
+        streams, kept = [stream], [Kept()]
+        watched = weakref.ref(kept[0])
+
+        async def begin() -> None:
+            streams[0].enqueue_async(lambda _, thing: None, kept.pop())
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+
+        run_on(loop_kind, begin)
+        stream.close()
+        streams.clear()
+        del stream
+        gc.collect()
+        assert watched() is not None
+        gate.open()
+        assert settle(lambda: watched() is None)
+
+
+async def test_refusals_come_before_the_function_runs() -> None:
+    stream = Stream()
+    called: list[int] = []
+    with stream.capture() as capture:
+        with pytest.raises(StreamCaptureError):
+            stream.enqueue_async(lambda _: called.append(1))
+        assert stream.capture_status() is aiostream.CaptureStatus.ACTIVE
+    capture.graph.close()
+    stream.close()
+    with pytest.raises(aiostream.StreamClosedError):
+        stream.enqueue_async(lambda _: called.append(1))
+    assert called == []
+
+
+@pytest.mark.leaks(1)
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+async def test_function_that_leaves_the_stream_capturing_is_refused(loop_kind: str) -> None:
+    stream = Stream()
+    before = leaked()
+    with pytest.raises(StreamCaptureError):
+        stream.enqueue_async(lambda own: own.begin_capture())
+    assert leaked() == before + 1
+    stream.end_capture().close()
+    assert await stream.enqueue_async(lambda _: 1) == 1
+    stream.close()
+
+
+@pytest.mark.simulator_only("a GPU refuses nothing on command")
+@pytest.mark.leaks(1)
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+async def test_record_that_is_refused_after_the_function_leaks_its_objects(breakable: Any, loop_kind: str) -> None:
+    stream = Stream()
+    kept = Kept()
+    watched = weakref.ref(kept)
+    await stream.synchronize_async()
+    breakable.fail("cuEventRecordWithFlags", 2)
+    with pytest.raises(CudaError) as caught:
+        stream.enqueue_async(lambda _, thing: None, kept)
+    assert caught.value.code == 2
+    del kept, caught
+    gc.collect()
+    assert watched() is not None
+    assert await stream.enqueue_async(lambda _: 1) == 1
+    stream.close()
+
+
+@pytest.mark.simulator_only("a GPU refuses nothing on command")
+async def test_event_that_cannot_be_made_is_refused_before_the_function(breakable: Any) -> None:
+    stream = Stream()
+    called: list[int] = []
+    with Gate() as gate:
+        gate.hold(stream)
+        futures = []
+        for _ in range(400):  # until no record is left in the pool
+            breakable.fail("cuEventCreate", 2)
+            try:
+                futures.append(stream.enqueue_async(lambda _: called.append(1)))
+            except CudaError:
+                break
+        else:
+            pytest.fail("no event was made")
+        breakable.clear_faults()
+        assert len(called) == len(futures)
+        gate.open()
+        for future in futures:
+            await future
+    stream.close()
+
+
+@pytest.mark.simulator_only("a GPU's context cannot be recovered")
+@pytest.mark.leaks(1)
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+async def test_lost_context_fails_the_future_and_leaks_its_objects(breakable: Any, loop_kind: str) -> None:
+    with Gate() as gate:
+        stream = held_stream(gate)
+        kept = Kept()
+        watched = weakref.ref(kept)
+        future = stream.enqueue_async(lambda _, thing: None, kept)
+        del kept
+        breakable.break_context(700)
+        with anyio.fail_after(20), pytest.raises(ContextFailedError):
+            await future
+        del future
+        gc.collect()
+        assert watched() is not None
+    recover(breakable)
+    stream.close()
+
+
+async def test_graph_launches_and_uploads_end_by_an_event(driver_kind: str) -> None:
+    stream = Stream()
+    with stream.capture_executable() as capture:
+        spin(stream, 0.0005)
+    executable = capture.executable
+    if driver_kind == "simulator":
+        from aiostream import simulator
+
+        before = simulator.calls("cuLaunchHostFunc")
+    for _ in range(20):
+        await executable.launch_async(stream)
+        await executable.upload_async(stream)
+    if driver_kind == "simulator":
+        assert simulator.calls("cuLaunchHostFunc") == before
+    executable.close()
+    stream.close()
+
+
+async def test_waiting_is_a_coroutine_function_that_holds_its_stream() -> None:
+    assert inspect.iscoroutinefunction(Stream.synchronize_async)
+    with Gate() as gate:
+        stream = held_stream(gate)
+        watched = weakref.ref(stream)
+        coroutine = stream.synchronize_async()
+        del stream
+        gc.collect()
+        assert watched() is not None
+        gate.open()
+        await coroutine
+        del coroutine
+        gc.collect()
+        assert watched() is None
