@@ -382,7 +382,7 @@ async def test_a_capture_that_fn_begins_refuses_enqueue_async_and_keeps_its_work
 @pytest.mark.leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 async def test_a_capture_that_begins_behind_fn_is_counted_once(loop_kind: str) -> None:
-    stream = Stream()
+    stream = Stream(wait="hostfunc")
     # The first check is enqueue_async's own, the second arms the completion of what fn enqueued.
     assert quarantined_by(lambda: stream.enqueue_async(lambda _: None), stream, GLOBAL, check=2) == 1
     stream.close()

@@ -34,7 +34,7 @@ FAULT = """
 
     devices = min(DEVICES, Device.count())
     gate = Gate()
-    streams = [Stream(device=number % devices) for number in range(32)]
+    streams = [Stream(device=number % devices, wait="hostfunc" if number == 5 else "auto") for number in range(32)]
     for stream in streams:
         spin(stream, 0)  # loads the module on each device
         stream.synchronize()
@@ -250,7 +250,7 @@ class Kept:
 @pytest.mark.parametrize("code", [700, 719, 214])
 async def test_a_context_that_breaks_and_recovers(breakable: Any, code: int, loop_kind: str) -> None:
     with Gate() as gate:
-        streams = [held_stream(gate), held_stream(gate, device=1 if Device.count() > 1 else 0)]
+        streams = [held_stream(gate, wait="hostfunc"), held_stream(gate, device=1 if Device.count() > 1 else 0)]
         kept = Kept()
         watched = weakref.ref(kept)
         futures = [
@@ -290,7 +290,7 @@ async def test_host_functions_that_come_late_release_what_they_keep(breakable: A
     breakable.adversary(fire_after_fault=True)
     before = statistics()
     with Gate() as gate:
-        stream = held_stream(gate)
+        stream = held_stream(gate, wait="hostfunc")
         kept = Kept()
         watched = weakref.ref(kept)
         futures = [stream.enqueue_async(lambda _, thing: None, kept), stream.completion_future()]
@@ -504,7 +504,7 @@ def test_a_destruction_that_is_refused_closes_all_the_same(breakable: Any, make:
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 async def test_enqueue_async_whose_completion_is_refused_keeps_the_work(breakable: Any, loop_kind: str) -> None:
     """Its `fn` has run, so the GPU may be using what it was given, and nothing will tell when it no longer is."""
-    stream, kept, before = Stream(), Kept(), statistics()
+    stream, kept, before = Stream(wait="hostfunc"), Kept(), statistics()
     watched = weakref.ref(kept)
     breakable.fail("cuLaunchHostFunc", 2)
     with pytest.raises(CudaError) as caught:
