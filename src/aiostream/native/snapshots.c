@@ -26,6 +26,13 @@ struct snapshot {
 
 static pthread_mutex_t snapshot_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
 
+/* If another thread was first, this one stays alone. */
+static void attach(struct handle *event, struct snapshot *snapshot) {
+    pthread_mutex_lock(&snapshot_lock);
+    if (!*handle_attachment(event)) *handle_attachment(event) = snapshot;
+    pthread_mutex_unlock(&snapshot_lock);
+}
+
 struct snapshot *snapshot_of(struct handle *event) {
     pthread_mutex_lock(&snapshot_lock);
     struct snapshot *snapshot = *handle_attachment(event);
@@ -39,9 +46,7 @@ struct snapshot *snapshot_of(struct handle *event) {
     }
     handle_ref(event);
     *snapshot = (struct snapshot){.refs = 1, .event = handle_value(event), .handle = event};
-    pthread_mutex_lock(&snapshot_lock);
-    if (!*handle_attachment(event)) *handle_attachment(event) = snapshot;
-    pthread_mutex_unlock(&snapshot_lock); /* if another thread was first, this one stays alone */
+    attach(event, snapshot);
     return snapshot;
 }
 
@@ -104,6 +109,7 @@ int wait_snapshot_before_record(struct context *context, struct handle *event) {
     int status = driver.event_query(atomic_load(&snapshot->event));
     bool complete = status == CUDA_SUCCESS; /* then the waits need not see it: the next record must not hide that */
     if (complete || status == CUDA_NOT_READY) status = stand_in(snapshot, context);
+    if (status != CUDA_SUCCESS) attach(event, snapshot); /* the record is refused, and the next one must find the waits again */
     snapshot_unref(snapshot, complete);
     return status;
 }
