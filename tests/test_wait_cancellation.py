@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 import internals
-from support import Gate, settle
-from waiters import THINGS, Waiter, counts, in_each_stage, since, waiter_in
+from support import Gate
+from waiters import THINGS, Waiter, counts, in_each_stage, since, until, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
@@ -155,7 +155,7 @@ async def test_cancelled_waits_lose_no_records(stage: str, thing: str) -> None:
                 tasks.cancel_scope.cancel()
         await waiter.wait()
     assert simulator.calls("cuEventCreate") - made <= 4
-    assert settle(lambda: counts().pending == 0)
+    await until(lambda: counts().pending == 0)
     waiter.close()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import anyio
 import pytest
@@ -60,6 +60,7 @@ STAGES = {
     "handed back": Stage("auto", WAITS_HANDED_BACK, predicted=True, timers=0),
     "host function": Stage("hostfunc", POINTS_ARMED, things=("stream",)),
 }
+EVENT_STAGES = [name for name, stage in STAGES.items() if "event" in stage.things]
 CASES = [(name, thing) for name, stage in STAGES.items() for thing in stage.things]
 
 in_each_stage = pytest.mark.parametrize(("stage", "thing"), CASES, ids=["-".join(case).replace(" ", "-") for case in CASES])
@@ -86,6 +87,13 @@ def default_wait(strategy: str | None) -> Iterator[None]:
         aiostream.set_default_wait(None)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Lets the loop take turns until it is so."""
+    with anyio.fail_after(20):
+        while not condition():
+            await anyio.lowlevel.checkpoint()
+
+
 class Waiter:
     """A stream, and an event on it, whose waits get into one stage."""
 
@@ -107,7 +115,7 @@ class Waiter:
         spin(self.stream, length)
         self.event.record(self.stream)
 
-    async def learn(self, length: float = 0.008) -> None:
+    async def learn(self, length: float) -> None:
         """Waits for equal work until one wait was in the stage: the next will be too, if nothing comes between."""
         assert self.stage.sign is not None
         sign, before = self.stage.sign, native_counters()[self.stage.sign]
@@ -117,17 +125,21 @@ class Waiter:
             if native_counters()[sign] > before:
                 return
 
-    async def prepare(self) -> None:
+    async def prepare(self, length: float = 0.008) -> None:
         """All that must come before the work that holds the wait in its stage."""
         limit_timer(self.stage.timers)
         if self.stage.predicted:
-            await self.learn()
+            await self.learn(length)
 
-    async def hold(self, gate: Gate) -> None:
+    async def hold(self, gate: Gate, length: float = 0.008) -> None:
         """From now on a wait stands still in its stage, sooner or later, until the gate is opened."""
         spin(self.stream, 0)
         self.stream.synchronize()
-        await self.prepare()
+        await self.prepare(length)
+        self.enclose(gate)
+
+    def enclose(self, gate: Gate) -> None:
+        """Holds the stream, and the event behind it, until the gate is opened."""
         gate.hold(self.stream)
         self.event.record(self.stream)
         self._mark()
@@ -147,9 +159,7 @@ class Waiter:
 
     async def reach(self) -> None:
         """Lets the loop take turns until the wait is in its stage."""
-        with anyio.fail_after(20):
-            while not self.reached():
-                await anyio.lowlevel.checkpoint()
+        await until(self.reached)
 
     def close(self) -> None:
         """Closes the stream and the event."""
