@@ -374,23 +374,6 @@ static PyObject *native_queue_wake(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_spend_turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "a queue and a task are needed");
-    struct queue *queue = as_queue((int)PyLong_AsLong(args[0]));
-    return queue ? PyLong_FromLong(queue_spend_turn(queue, args[1])) : NULL;
-}
-
-static PyObject *native_new_turn(PyObject *self, PyObject *args) {
-    (void)self;
-    int index;
-    if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
-    struct queue *queue = as_queue(index);
-    if (!queue) return NULL;
-    queue_new_turn(queue);
-    Py_RETURN_NONE;
-}
-
 static PyObject *native_context_register(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long handle, stream;
@@ -627,8 +610,6 @@ static PyMethodDef functions[] = {
     {"queue_open", native_queue_open, METH_NOARGS, "A completion queue: (number, descriptor)."},
     {"queue_close", native_queue_close, METH_VARARGS, "What is on it and what still comes goes to the orphans' queue."},
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
-    {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL, "A wait of a task was ready: TURN_ flags."},
-    {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
     {"enter_context", native_enter_context, METH_O, "cuCtxPushCurrent of a stream's context: the driver's code."},
     {"leave_context", native_leave_context, METH_NOARGS, "cuCtxPopCurrent: the driver's code."},
     {"context_register", native_context_register, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},

@@ -412,6 +412,23 @@ static PyObject *native_drain(PyObject *self, PyObject *args) {
     return PyBool_FromLong(again);
 }
 
+static PyObject *native_spend_turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "a queue and a task are needed");
+    struct queue *queue = as_queue((int)PyLong_AsLong(args[0]));
+    return queue ? PyLong_FromLong(queue_spend_turn(queue, args[1])) : NULL;
+}
+
+static PyObject *native_new_turn(PyObject *self, PyObject *args) {
+    (void)self;
+    int index;
+    if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
+    struct queue *queue = as_queue(index);
+    if (!queue) return NULL;
+    queue_new_turn(queue);
+    Py_RETURN_NONE;
+}
+
 static PyObject *native_add_helper(PyObject *self, PyObject *args) {
     (void)self;
     int index, status;
@@ -466,6 +483,8 @@ int add_wait_types(PyObject *module) {
 static PyMethodDef wait_functions[] = {
     {"drain", native_drain, METH_VARARGS, "Appends ticket, code, ... of all that has arrived to a list. True: drain again in the next turn."},
     {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL, "Begins a wait for an event."},
+    {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL, "A wait of a task was ready: TURN_ flags."},
+    {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
     {"add_helper", native_add_helper, METH_VARARGS, "Makes a context another helper stream; may block. The driver's code."},
     {"helpers", native_helpers, METH_VARARGS, "How many helper streams of a context are idle, and how many there are."},
     {"predict", native_predict, METH_O, "Whether the policy uses what waits have learnt; for benchmarks and tests."},

@@ -9,6 +9,7 @@
  */
 #include "wait_record.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
 #include "helper_streams.h"
@@ -16,6 +17,7 @@
 struct snapshot {
     int64_t refs; /* under snapshot_lock, as handle_attachment(): the waits on it, and a record that replaces it */
     _Atomic(void *) event;
+    _Atomic int queries;   /* threads that poll, or are about to choose which event */
     struct handle *handle; /* pinned */
     struct wait *replaced; /* the record whose event stands in, and the helper; by wait_snapshot_before_record */
     void *helper;
@@ -59,13 +61,12 @@ int snapshot_of(struct handle *event, struct snapshot **snapshot) {
     return CUDA_SUCCESS;
 }
 
-/* Only an event that was still the snapshot's after the query has answered for it: the user's may be recorded again before. */
+/* A record waits until the polls that may have chosen the user's event are over: see wait_snapshot_before_record. */
 int snapshot_query(struct snapshot *snapshot) {
-    for (;;) {
-        void *event = atomic_load(&snapshot->event);
-        int status = driver.event_query(event);
-        if (event == atomic_load(&snapshot->event)) return status;
-    }
+    atomic_fetch_add(&snapshot->queries, 1);
+    int status = driver.event_query(atomic_load(&snapshot->event));
+    atomic_fetch_sub(&snapshot->queries, 1);
+    return status;
 }
 
 void snapshot_unref(struct snapshot *snapshot, bool complete) {
@@ -124,7 +125,13 @@ int wait_snapshot_before_record(struct context *context, struct handle *event) {
         bool complete;
         int status = replace(snapshot, context, &complete);
         /* Later waits are for the next record. After an error there is none, and this one stays known. */
-        if (status == CUDA_SUCCESS) detach(event, snapshot);
+        if (status == CUDA_SUCCESS) {
+            /* A poll that has chosen the user's event would see the next record, and end its wait with that one. If that record
+             * is into a capture, the poll would even end the capture. Later polls choose the new event (sequentially
+             * consistent), and each is one call of the driver. */
+            while (atomic_load(&snapshot->queries)) sched_yield();
+            detach(event, snapshot);
+        }
         snapshot_unref(snapshot, complete);
         if (status != CUDA_SUCCESS) return status;
         /* If another thread has recorded meanwhile, there may be waits for that, too. */
