@@ -247,7 +247,7 @@ static void alternate(struct queue *queue) {
     struct shared_history *history = shared_history_new();
     struct wait_list *lists[] = {wait_list_new(contexts[0], history), wait_list_new(contexts[0], history)};
     int most = 0;
-    for (int i = 0; i < 80; i++) {
+    for (int i = 0; i < 600 && most < 2; i++) { /* on a busy machine it may learn slowly */
         int hand_backs = see_work_through(lists[i / 2 % 2], &regular[i / 2 % 2], i % 2 ? 5 * MILLISECOND : 400 * MICROSECOND, queue);
         if (hand_backs > most) most = hand_backs;
     }
@@ -291,21 +291,20 @@ static void close_loop(struct queue *orphans) {
 static void behind_a_dropped(struct queue *queue) {
     struct wait_list *list = wait_list_new(contexts[0], histories[0]);
     int64_t delays[TRIALS];
-    for (int i = 0; i < TRIALS; i++) {
+    for (int i = -6; i < TRIALS; i++) {
         enqueue_work(still);
         wait_drop(begin_one(list, still, queue, i % 2 ? WAIT_SPIN : WAIT_AUTO).spinning);
-        if (i % 3) pause_for(chance(100) * MILLISECOND);
+        if (i >= 0) pause_for((50 + chance(50)) * MILLISECOND); /* so old that it is looked at each 6 to 12 ms */
         uint64_t ticket = begin_one(list, still, queue, WAIT_EVENT).ticket;
         pause_for(chance(2000000));
         finish(still);
         int64_t began = now_ns();
         await_ticket(queue, ticket, 5 * SECOND, "a wait behind a dropped one does not end");
-        delays[i] = now_ns() - began;
+        if (i >= 0) delays[i] = now_ns() - began;
         await_true(none_is_active, "a dropped wait does not come back");
     }
-    qsort(delays, TRIALS, sizeof *delays, by_size);
-    int64_t delay = delays[TRIALS * 3 / 4];
-    REQUIRE(delay < 3 * MILLISECOND, "a quarter of the waits behind a dropped one took %lld us", (long long)(delay / 1000));
+    int64_t delay = median(delays);
+    REQUIRE(delay < 2 * MILLISECOND, "half of the waits behind a dropped one took %lld us", (long long)(delay / 1000));
     require_nothing_left();
     free_list(list);
     printf("behind: the end of a wait behind a dropped one is seen after %lld us\n", (long long)(delay / 1000));
