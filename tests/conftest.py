@@ -155,9 +155,9 @@ def breakable(driver_kind: str) -> Any:
 
 @pytest.fixture
 def default_prediction() -> Iterator[None]:
-    """Restores prediction and the timer limits after a test that changes them, as a `Waiter` does."""
-    length, most = internals.timer_limits(0, 0)
-    internals.timer_limits(length, most)
+    """Restores prediction and the limit of timers after a test that changes them, as a `Waiter` does."""
+    most = internals.limit_timer(0)
+    internals.limit_timer(most)
     yield
     internals.set_prediction(True)
-    internals.timer_limits(length, most)
+    internals.limit_timer(most)

@@ -17,7 +17,6 @@ import pytest
 from aiostream import (
     Context,
     CudaError,
-    Event,
     Stream,
     StreamPool,
     _clash,
@@ -33,6 +32,7 @@ from aiostream import (
     simulator,
     waiting,
 )
+from aiostream.bench import companion, windows
 
 # ------------------------------------------------------------------------------------------------ the driver
 
@@ -101,13 +101,15 @@ def load_kernels(context: Context) -> None:
 POINTS_ARMED: int = _native.POINTS_ARMED
 """Index in `native_counters()`: host functions and callbacks that were enqueued."""
 WAITS_WATCHED: int = _native.WAITS_WATCHED
-"""Index in `native_counters()`: waits that the watcher has taken."""
+"""Index in `native_counters()`: how often a wait was left to the watcher."""
 WAITS_HANDED_BACK: int = _native.WAITS_HANDED_BACK
-"""Index in `native_counters()`: waits that the watcher has handed back to their task."""
+"""Index in `native_counters()`: how often the watcher has handed a wait back to its task."""
 WAITS_BY_TIMER: int = _native.WAITS_BY_TIMER
-"""Index in `native_counters()`: waits that were left to a timer of their loop."""
-WAITS_BY_HOSTFUNC: int = _native.WAITS_BY_HOSTFUNC
-"""Index in `native_counters()`: waits that the watcher has given a host function on a helper stream."""
+"""Index in `native_counters()`: how often a wait was left to a timer of its loop."""
+EVENT_POLLS: int = _native.EVENT_POLLS
+"""Index in `native_counters()`: polls of events by the watcher."""
+POINTS_STALE: int = _native.POINTS_STALE
+"""Index in `native_counters()`: firings of points that were no longer armed."""
 
 
 def native_counters() -> list[int]:
@@ -128,24 +130,14 @@ def set_prediction(enabled: bool) -> None:
     _native.predict(enabled)
 
 
-def timer_limits(nanoseconds: int, count: int) -> tuple[int, int]:
-    """Sets how long a timer may be and how many there may be at a time; returns the limits before."""
-    return _native.timer_limits(nanoseconds, count)
+def limit_timer(most: int) -> int:
+    """Sets how many waits a loop's timer takes; returns the limit before."""
+    return _native.limit_timer(most)
 
 
-def hostfunc_limit(count: int) -> None:
-    """Sets how many waits may have a host function on a helper stream at a time; the default is 4."""
-    _native.hostfunc_limit(count)
-
-
-def idle_helpers(event: Event) -> int:
-    """Returns how many of the library's helper streams are idle, in an event's context."""
-    return _native.idle_helpers(register_context(event.context))
-
-
-def add_helper(context: Context) -> None:
-    """Makes one more helper stream in a context."""
-    context._add_helper()
+def helpers(context: Context) -> tuple[int, int]:
+    """Returns how many of a context's helper streams are idle, and how many it has."""
+    return _native.helpers(register_context(context))
 
 
 def register_context(context: Context) -> int:
@@ -288,3 +280,16 @@ def demo_drawing(record: _demo.Record) -> list[str]:
 def other_distribution() -> str | None:
     """Returns where the metadata of PyPI's other aiostream lies, or None."""
     return _clash.other_distribution()
+
+
+# ------------------------------------------------------------------------------------------------ benchmark
+
+
+def kill_companion(older: companion.Companion) -> None:
+    """Kills the process in which an older version of the library runs."""
+    older._process.kill()
+
+
+def fairness_of(window: dict[str, Any]) -> dict[str, Any]:
+    """Returns the row of the measure of fairness for one window."""
+    return windows.Fairness._of_window(window)

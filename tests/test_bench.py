@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import aiostream
+import internals
 from aiostream import bench
 from aiostream.bench import goals, loops, peers, plan, plot, report, runner, stats, turns
 from aiostream.bench.companion import Companion
@@ -255,7 +256,7 @@ def test_an_older_library_that_fails_is_left_out(driver_kind: str, wheel: Path) 
         assert said == []
         with pytest.raises(RuntimeError, match="KeyError: 'dance'"):
             companion.ask({"turn": "dance", "pool": "", "wait": "auto", "streams": 1, "loop": "asyncio"}, 10)
-        companion._process.kill()
+        internals.kill_companion(companion)
         rows = Patterns(("asyncio",), ("polling", *sorted(OLDER)), ("steady",), waits=2, rounds=2).run(bench_runner)
     finally:
         bench_runner.close()
@@ -280,7 +281,7 @@ def test_a_window_shows_a_task_that_keeps_the_others_waiting() -> None:
     lanes: list[turns.Lane] = [(lambda length: None, wait) for wait in (greedy, modest, modest)]
     settings = {"turn": "window", "warm": 0.0, "window": 0.3, "seed": 0, "log_normal": False, "timer": True}
     found = loops.run("asyncio", turns.take, lanes, settings)
-    window = Fairness._of_window(found)
+    window = internals.fairness_of(found)
     assert window["most"] == found["counts"][0]
     assert 10 < window["ratio"] < 40
     assert max(found["timer_ns"]) > 2_000_000  # the greedy task's 20 turns, less the timer's own millisecond

@@ -427,8 +427,7 @@ REFUSALS: dict[str, tuple[str, Callable[[Things], Any]]] = {
     "record": ("cuEventRecordWithFlags", lambda t: t.event.record(t.stream)),
     "event-query": ("cuEventQuery", lambda t: t.event.query()),
     "event-synchronize": ("cuEventSynchronize", lambda t: t.event.synchronize()),
-    "event-wait": ("cuStreamWaitEvent", _pending_event),
-    "event-wait-enqueue": ("cuEventRecordWithFlags", _pending_event),
+    "event-wait": ("cuEventQuery", _pending_event),
     "event-create": ("cuEventCreate", lambda t: _from_handle(Event())),
     "event-create-context": ("cuCtxPushCurrent", lambda t: _from_handle(Event())),
     "elapsed": (
@@ -522,26 +521,29 @@ async def test_enqueue_async_whose_completion_is_refused_keeps_the_work(breakabl
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 async def test_a_refused_helper_stream(breakable: Any, loop_kind: str) -> None:
-    """As many events are awaited at once as no helper stream is ready for: one of them cannot be made."""
+    """An event is recorded again while it is awaited, and no helper stream is idle: the record is refused, not the wait."""
     import anyio
 
     with Gate() as gate:
         stream = held_stream(gate)
-        event = Event()
-        event.record(stream)
-        for nth in range(1, 9):  # the janitor tries too, when the last is lent, and so do waits that grow old
-            breakable.fail("cuStreamCreate", 2, nth=nth)
+        events = [Event() for _ in range(internals.helpers(stream.context)[0] + 1)]
+        for event in events:
+            event.record(stream)
         async with anyio.create_task_group() as group:
-            for _ in range(internals.idle_helpers(event)):
+            for event in events:
                 group.start_soon(event.synchronize_async)
-            await anyio.wait_all_tasks_blocked()
+            while statistics().waits.pending < len(events):
+                await anyio.lowlevel.checkpoint()
+            for event in events[1:]:
+                event.record(stream)
+            assert internals.helpers(stream.context)[0] == 0
+            breakable.fail("cuStreamCreate", 2)
             with pytest.raises(CudaError) as caught:
-                await event.synchronize_async()
+                events[0].record(stream)
             assert caught.value.code == 2
-            breakable.clear_faults()
-            group.start_soon(event.synchronize_async)
             gate.open()
-        event.close()
+        for event in events:
+            event.close()
         stream.close()
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import aiostream
 
 PACKAGE = Path(aiostream.__file__).parent
@@ -85,6 +87,7 @@ NATIVE_FLOORS = {
     "snapshots": 6,
     "wait_record": 5,
     "wait_records": 6,
+    "future_waits": 6,
     "task_waits": 6,
     "watched_waits": 6,
     "watcher": 7,
@@ -149,6 +152,8 @@ def test_the_benchmark_imports_downwards_only() -> None:
 
 def test_native_files_include_downwards_only() -> None:
     sources = list((TESTS.parent / "src" / "aiostream" / "native").glob("*.[ch]"))
+    if not sources:
+        pytest.skip("the sources are not here: the tests run on an installed package alone")
     assert {path.stem for path in sources} == NATIVE_FLOORS.keys(), "a new native file needs its floor"
     wrong = []
     for path in sources:

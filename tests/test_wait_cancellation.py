@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import internals
-from support import Gate
+from support import Gate, settle
 from waiters import THINGS, Waiter, counts, in_each_stage, since, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
@@ -72,12 +72,12 @@ async def test_handed_back_wait_is_polled_once_per_loop_turn(monkeypatch: pytest
         hand_back()
 
     while not queries:  # see `Stage.predicted`: on a busy machine it may get no timer
-        async with waiter_in("on timer") as (waiter, gate):
+        async with waiter_in("by timer") as (waiter, gate):
             internals.intercept_hand_back(monkeypatch, poll_twice)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(waiter.wait)
                 await waiter.reach()
-                while not queries and since(waiter.before).by_hostfunc == 0:
+                while not queries and since(waiter.before).watched == 0:
                     await anyio.lowlevel.checkpoint()
                 gate.open()
             monkeypatch.undo()
@@ -155,7 +155,7 @@ async def test_cancelled_waits_lose_no_records(stage: str, thing: str) -> None:
                 tasks.cancel_scope.cancel()
         await waiter.wait()
     assert simulator.calls("cuEventCreate") - made <= 4
-    assert counts().leaked == waiter.before.leaked
+    assert settle(lambda: counts().pending == 0)
     waiter.close()
 
 

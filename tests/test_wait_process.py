@@ -44,7 +44,7 @@ def test_keyboard_interrupts_lose_no_wait(driver_kind: str, strategy: str) -> No
     spin(stream, 0)
     stream.synchronize()
     events = event_creations(driver_kind)
-    before, interrupts = statistics(), 0
+    interrupts = 0
     previous = signal.signal(signal.SIGALRM, strike)
     asyncio._set_running_loop(loop)
     try:
@@ -75,7 +75,6 @@ def test_keyboard_interrupts_lose_no_wait(driver_kind: str, strategy: str) -> No
         loop.close()
     assert interrupts > 200, interrupts
     assert settle(lambda: statistics().balanced), statistics()
-    assert statistics().waits.leaked == before.waits.leaked
     assert events() - made <= 20, f"{events() - made} records were lost by {interrupts} interrupts"
     stream.close()
 
@@ -107,8 +106,10 @@ PENDING = """
             gate.hold(waiter.stream)
             waiter.event.record(waiter.stream)
 
-    async def until_some_have_host_functions():
-        while statistics().waits.by_hostfunc == 0:
+    async def until_all_are_pending():
+        polls = statistics().waits.polls
+        with_event = sum(stage != "host function" for stage, _ in CASES)
+        while statistics().waits.pending < with_event or statistics().waits.polls < polls + 40:
             await anyio.lowlevel.checkpoint()
 
     atexit.register(gate.open)  # runs before the library's exit handler, whose threads then meet the completions
@@ -121,7 +122,7 @@ CANCELLED = (
         async with anyio.create_task_group() as tasks:
             for waiter in waiters:
                 tasks.start_soon(waiter.wait)
-            await until_some_have_host_functions()
+            await until_all_are_pending()
             tasks.cancel_scope.cancel()
 
     anyio.run(main, backend={backend!r})
@@ -136,7 +137,7 @@ NEVER_CLOSED = (
     tasks = [loop.create_task(waiter.wait()) for waiter in waiters]
     for task in tasks:
         task._log_destroy_pending = False
-    loop.run_until_complete(until_some_have_host_functions())
+    loop.run_until_complete(until_all_are_pending())
     import warnings
     warnings.simplefilter("ignore", ResourceWarning)  # asyncio's own, about the loop
     sys.exit(5)
@@ -150,34 +151,6 @@ def test_interpreter_exits_with_waits_in_every_stage(driver_kind: str, script: s
     done = run_script(driver_kind, script)
     assert (done.returncode, done.stderr) == (5, ""), done.stderr
     assert time.monotonic() - began < 20
-
-
-@pytest.mark.simulator_only("a GPU does not block on command")
-def test_interpreter_exits_while_the_driver_blocks_an_enqueue(driver_kind: str) -> None:
-    script = """
-        import asyncio, sys, time
-        from aiostream import Stream, simulator, statistics
-        from support import Gate
-        gate, stream = Gate(), Stream()
-        gate.hold(stream)
-        async def main():
-            task = asyncio.ensure_future(stream.synchronize_async())
-            while statistics().waits.watched == 0:
-                await asyncio.sleep(0)
-            simulator.adversary(blocking_enqueue=20.0)
-            while statistics().waits.by_hostfunc == 0:
-                await asyncio.sleep(0)
-            polls = statistics().waits.polls
-            while statistics().waits.polls < polls + 20:  # the watcher goes on meanwhile
-                await asyncio.sleep(0)
-            task.cancel()
-            print(time.monotonic(), flush=True)
-        asyncio.run(main())
-    """
-    done = run_script(driver_kind, script)
-    ended = time.monotonic()
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert ended - float(done.stdout) < 2.0
 
 
 def test_forked_child_leaves_the_parents_waits_alone(driver_kind: str) -> None:
@@ -203,12 +176,14 @@ def test_forked_child_leaves_the_parents_waits_alone(driver_kind: str) -> None:
 
         async def main():
             gate = Gate()
-            waiters = [Waiter("spinning"), Waiter("watched"), Waiter("helper stream")]
+            waiters = [Waiter("spinning"), Waiter("watched"), Waiter("by timer")]
             for waiter in waiters:
+                await waiter.prepare()
                 gate.hold(waiter.stream)
+            before = statistics().waits.polls
             coroutines = [waiter.wait() for waiter in waiters]
             tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-            while statistics().waits.by_hostfunc == 0:
+            while statistics().waits.pending < 3 or statistics().waits.polls < before + 20:
                 await asyncio.sleep(0)
             if os.fork() == 0:
                 child(coroutines, waiters[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import anyio
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import internals
 from aiostream import Event, Stream, statistics
 from support import Gate, held_stream, run_on, settle, spin
-from waiters import EVENT_STRATEGIES, TIMER_LIMITS, Waiter, counts, default_wait, since, waiter_in
+from waiters import EVENT_STRATEGIES, POLLS_IF_NOT_PREDICTED, Waiter, counts, default_wait, since, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
@@ -93,17 +94,21 @@ async def test_spinning_wait_never_goes_to_the_watcher() -> None:
 
 
 async def test_unpredicted_wait_is_polled_then_watched() -> None:
-    """Its task polls for a moment, then the watcher polls, then the wait gets a host function on a helper stream."""
-    async with waiter_in("helper stream") as (waiter, gate), anyio.create_task_group() as tasks:
-        tasks.start_soon(waiter.wait)
-        await waiter.reach()
-        now = since(waiter.before)
-        assert (now.watched, now.by_hostfunc, now.spun, now.handed_back) == (1, 1, 0, 0)
-        assert now.polls > 0, "the watcher has polled before"
-        gate.open()
+    """Its task polls for a moment, then the watcher does."""
+    with Gate() as gate:
+        stream = held_stream(gate)
+        before = counts()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stream.synchronize_async)
+            while since(before).polls < 40:
+                await anyio.lowlevel.checkpoint()
+            gate.open()
+        now = since(before)
+        assert (now.watched, now.by_timer, now.spun, now.handed_back) == (1, 0, 0, 0)
+        stream.close()
 
 
-async def test_watched_wait_gets_no_host_function() -> None:
+async def test_watched_wait_stays_with_the_watcher() -> None:
     async with waiter_in("watched") as (waiter, gate):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(waiter.wait)
@@ -112,61 +117,97 @@ async def test_watched_wait_gets_no_host_function() -> None:
                 await anyio.lowlevel.checkpoint()
             gate.open()
         now = since(waiter.before)
-        assert (now.watched, now.by_hostfunc, now.spun, now.handed_back) == (1, 0, 0, 0)
+        assert (now.watched, now.by_timer, now.spun, now.handed_back) == (1, 0, 0, 0)
+
+
+async def test_watched_waits_are_handed_back_to_no_task() -> None:
+    """The strategy "event" leaves them to the watcher, also when their length is known."""
+    waiter = Waiter("watched")
+    before = counts()
+    for _ in range(10):
+        waiter.work(0.004)
+        await waiter.wait()
+    now = since(before)
+    assert (now.watched, now.by_timer, now.spun, now.handed_back) == (10, 0, 0, 0)
+    waiter.close()
 
 
 async def test_equal_waits_are_predicted_and_handed_back() -> None:
     waiter = Waiter("handed back")
-    await waiter.learn()
+    await waiter.prepare()
     before = now = counts()
-    for _ in range(200):
-        waiter.work(0.004)
+    for _ in range(100):
+        waiter.work(0.008)
         await waiter.wait()
         now = since(before)
         if now.handed_back >= 10 and now.spun >= 5:  # on an idle machine after a dozen
             break
     assert now.handed_back >= 10, now
     assert now.spun >= 5, "many that are handed back complete while their task polls"
-    assert now.handed_back <= now.predicted <= now.watched <= 200, now
+    assert now.by_timer == 0
+    assert now.handed_back <= now.watched, now
+    waiter.close()
+
+
+async def test_equal_waits_use_a_timer_and_are_not_handed_back() -> None:
+    waiter = Waiter("by timer")
+    await waiter.prepare()
+    before = now = counts()
+    for _ in range(100):
+        waiter.work(0.008)
+        await waiter.wait()
+        now = since(before)
+        if now.by_timer >= 10 and now.spun >= 5:
+            break
+    assert now.by_timer >= 10, now
+    assert now.spun >= 5, "many complete while their task polls"
+    assert now.handed_back == 0
     waiter.close()
 
 
 async def test_short_equal_waits_use_a_timer_and_not_the_watcher() -> None:
-    waiter = Waiter("on timer")
-    await waiter.learn(0.002)
-    before = now = counts()
-    for _ in range(200):
-        one = counts()
-        waiter.work(0.002)
+    """A wait whose timer comes before the first guard look, at the age of 150 us, is unknown to the watcher."""
+    short = 0
+    for number in range(1000):
+        if number % 100 == 0:
+            waiter = Waiter("by timer")
+            await waiter.prepare()
+        waiter.work(0.0001 + 0.00001 * (number // 100))
+        before, began = counts(), time.perf_counter()
         await waiter.wait()
-        now = since(one)
-        if now.by_timer == now.spun == 1:  # complete when its task polled, or soon after
-            assert (now.watched, now.polls) == (0, 0)
-        if since(before).by_timer >= 10:
-            break
-    assert since(before).by_timer >= 10, since(before)
+        took, now = time.perf_counter() - began, since(before)
+        if now.by_timer == now.spun == 1 and took < 0.00015:
+            short += 1
+            if now.polls == 0:
+                assert now.watched == 0
+                break
+        if number % 100 == 99:
+            waiter.close()
+    else:
+        assert short < 20, "the watcher had a part in each of them"
+        pytest.skip("this machine is too slow for waits so short")
     waiter.close()
 
 
-async def test_late_wait_on_a_timer_goes_to_the_watcher() -> None:
+async def test_late_wait_by_timer_goes_to_the_watcher() -> None:
     for _ in range(20):
-        async with waiter_in("on timer") as (waiter, gate), anyio.create_task_group() as tasks:
+        async with waiter_in("by timer") as (waiter, gate), anyio.create_task_group() as tasks:
             tasks.start_soon(waiter.wait)
             await waiter.reach()
-            on_timer = since(waiter.before).by_timer > 0
-            while since(waiter.before).by_hostfunc == 0:
+            by_timer = since(waiter.before).by_timer > 0
+            while since(waiter.before).watched == 0:
                 await anyio.lowlevel.checkpoint()
             now = since(waiter.before)
             gate.open()
-        if on_timer:
-            assert (now.by_timer, now.watched, now.handed_back, now.by_hostfunc, now.spun) == (1, 0, 0, 1, 0)
+        if by_timer:
+            assert (now.by_timer, now.watched, now.handed_back, now.spun) == (1, 1, 0, 0)
             return
     raise AssertionError("after equal waits the next had no timer, 20 times")
 
 
 async def test_only_one_wait_of_a_stream_uses_a_timer() -> None:
     """Of two waits, the later one does not take as long as a wait by itself."""
-    async with waiter_in("on timer") as (waiter, gate), anyio.create_task_group() as tasks:
+    async with waiter_in("by timer") as (waiter, gate), anyio.create_task_group() as tasks:
         tasks.start_soon(waiter.wait)
         tasks.start_soon(waiter.wait)
         with anyio.fail_after(10):
@@ -199,14 +240,14 @@ async def test_many_waits_on_timers_all_complete() -> None:
 
 
 async def test_timers_stay_within_their_limit() -> None:
-    waiters = [Waiter("on timer") for _ in range(3)]
+    waiters = [Waiter("by timer") for _ in range(3)]
     for waiter in waiters:
-        await waiter.learn()
-    internals.timer_limits(TIMER_LIMITS[0], 1)
+        await waiter.prepare()
+    internals.limit_timer(1)
     before = counts()
     async with anyio.create_task_group() as tasks:
         for waiter in waiters:
-            waiter.work(0.004)
+            waiter.work(0.008)
             tasks.start_soon(waiter.wait)
     assert since(before).by_timer <= 1
     for waiter in waiters:
@@ -215,13 +256,12 @@ async def test_timers_stay_within_their_limit() -> None:
 
 async def test_loop_that_ends_leaves_its_timer_waits_to_the_watcher(loop_kind: str) -> None:
     """So does a task that is never resumed. The record is reused once the GPU has passed it."""
-    waiter = Waiter("on timer")
-    await waiter.learn()
-    leaked = counts().leaked
+    waiter = Waiter("by timer")
+    await waiter.prepare()
 
     def elsewhere() -> None:
         async def leave() -> None:
-            waiter.work(0.004)
+            waiter.work(0.008)
             with anyio.move_on_after(0):
                 await waiter.wait()
 
@@ -230,7 +270,7 @@ async def test_loop_that_ends_leaves_its_timer_waits_to_the_watcher(loop_kind: s
     await anyio.to_thread.run_sync(elsewhere)
     waiter.work(0)
     await waiter.wait()
-    assert counts().leaked == leaked
+    assert settle(lambda: counts().pending == 0)
     waiter.close()
 
 
@@ -240,12 +280,12 @@ async def test_late_handed_back_wait_is_watched_again() -> None:
             tasks.start_soon(waiter.wait)
             await waiter.reach()
             handed_back = since(waiter.before).handed_back > 0
-            while since(waiter.before).by_hostfunc == 0:  # the task has polled long enough, and so has the watcher
+            while since(waiter.before).watched < 1 + handed_back:  # the task has polled long enough
                 await anyio.lowlevel.checkpoint()
             now = since(waiter.before)
             gate.open()
         if handed_back:
-            assert (now.watched, now.predicted, now.handed_back, now.by_hostfunc, now.spun) == (1, 1, 1, 1, 0)
+            assert (now.watched, now.handed_back, now.by_timer, now.spun) == (2, 1, 0, 0)
             return
     raise AssertionError("after equal waits the next was not predicted, 20 times")
 
@@ -254,91 +294,25 @@ async def test_predicted_waits_of_two_tasks_are_not_handed_back() -> None:
     """Two tasks wait on one stream: neither wait is handed back, because the watcher must poll the other one too."""
     async with waiter_in("handed back") as (waiter, gate):
         async with anyio.create_task_group() as tasks:
-            with default_wait("event"):
-                tasks.start_soon(waiter.wait)
-                tasks.start_soon(waiter.wait)
+            tasks.start_soon(waiter.wait)
+            tasks.start_soon(waiter.wait)
             with anyio.fail_after(10):
-                while since(waiter.before).by_hostfunc == 0:
+                while waiter.grown(internals.EVENT_POLLS) < POLLS_IF_NOT_PREDICTED:
                     await anyio.lowlevel.checkpoint()
             now = since(waiter.before)
             gate.open()
         assert (now.watched, now.handed_back) == (2, 0)
-        assert now.predicted <= 1  # 0 if the machine is so busy that nothing can be predicted
 
 
 async def test_without_prediction_no_wait_is_predicted() -> None:
-    waiter = Waiter("handed back")
-    await waiter.learn()
+    waiters = [Waiter("handed back"), Waiter("by timer")]
+    for waiter in waiters:
+        await waiter.prepare()
     internals.set_prediction(False)
-    try:
-        before = counts()
+    before = counts()
+    for waiter in waiters:
         for _ in range(5):
-            waiter.work(0.004)
+            waiter.work(0.008)
             await waiter.wait()
-        assert (since(before).predicted, since(before).handed_back) == (0, 0)
-    finally:
-        internals.set_prediction(True)
-    waiter.close()
-
-
-async def test_host_functions_stay_within_their_limit() -> None:
-    """Each host function on a helper stream holds one of the device's hardware queues. The other waits are only watched."""
-    with Gate() as gate:
-        streams = [held_stream(gate) for _ in range(6)]
-        before = counts()
-        async with anyio.create_task_group() as tasks:
-            for stream in streams:
-                tasks.start_soon(stream.synchronize_async)
-            while since(before).by_hostfunc < 4:
-                await anyio.lowlevel.checkpoint()
-            polls = counts().polls
-            while counts().polls < polls + 30:
-                await anyio.lowlevel.checkpoint()
-            assert since(before).by_hostfunc == 4
-            gate.open()
-        for stream in streams:
-            stream.close()
-
-
-async def test_cancelled_wait_gets_no_host_function() -> None:
-    """Its record only has to be reused. That is worth no hardware queue, and the watcher polls it rarely."""
-    with Gate() as gate:
-        left, other = held_stream(gate), held_stream(gate)
-        before = counts()
-        for _ in range(4):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(left.synchronize_async)
-                await anyio.lowlevel.checkpoint()
-                tasks.cancel_scope.cancel()
-        assert since(before).watched == 0, "they were still spinning"
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(other.synchronize_async)
-            while since(before).by_hostfunc == 0:  # it is younger
-                await anyio.lowlevel.checkpoint()
-            passes = statistics().watcher_passes
-            while statistics().watcher_passes < passes + 3:
-                await anyio.lowlevel.checkpoint()
-            assert since(before).by_hostfunc == 1
-            gate.open()
-        await left.aclose()
-        await other.aclose()
-
-
-async def test_no_wait_gets_a_host_function_if_the_limit_is_zero() -> None:
-    internals.hostfunc_limit(0)
-    try:
-        with Gate() as gate:
-            stream = held_stream(gate)
-            before = counts()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(stream.synchronize_async)
-                while since(before).polls < 60:
-                    await anyio.lowlevel.checkpoint()
-                assert since(before).by_hostfunc == 0
-                internals.hostfunc_limit(4)
-                while since(before).by_hostfunc == 0:
-                    await anyio.lowlevel.checkpoint()
-                gate.open()
-            stream.close()
-    finally:
-        internals.hostfunc_limit(4)
+        waiter.close()
+    assert (since(before).by_timer, since(before).handed_back) == (0, 0)

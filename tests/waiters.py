@@ -15,23 +15,21 @@ import pytest
 import aiostream
 from aiostream import Event, Stream, WaitCounts, statistics
 from internals import (
+    EVENT_POLLS,
     POINTS_ARMED,
-    WAITS_BY_HOSTFUNC,
     WAITS_BY_TIMER,
     WAITS_HANDED_BACK,
     WAITS_WATCHED,
-    add_helper,
-    idle_helpers,
+    limit_timer,
     native_counters,
-    set_prediction,
-    timer_limits,
 )
 from support import Gate, spin
 
 STRATEGIES = ["auto", "event", "spin", "hostfunc"]
 EVENT_STRATEGIES = STRATEGIES[:3]  # those that record an event
 THINGS = ["stream", "event"]
-TIMER_LIMITS = (10_000_000, 256)  # nanoseconds, and how many timers at a time
+MOST_TIMERS = 256  # waits that a loop's timer takes
+POLLS_IF_NOT_PREDICTED = 150  # more than the watcher makes before it would hand a wait back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,28 +38,27 @@ class Stage:
 
     strategy: str
     """The strategy of the stream and the event."""
-    signs: tuple[int, ...] = ()
-    """The native counters of which one counts up when the wait is there."""
+    sign: int | None = None
+    """The native counter that counts up when the wait is there."""
     predicted: bool = False
-    """Equal waits come before it, until the first of `signs` counts up.
+    """Equal waits come before it, until `sign` counts up.
 
-    On a machine that is busy with other things even equal waits may take so different a time that the watcher predicts none. Then
-    the wait gets a host function on a helper stream instead, and the test goes on with that. So that counter is a sign too.
+    On a machine that is busy with other things even equal waits may take so different a time that none is predicted. Then the
+    watcher polls the wait, and the test goes on with that, after `POLLS_IF_NOT_PREDICTED` polls.
     """
-    timers: tuple[int, int] = TIMER_LIMITS
-    """The timer limits while it is predicted."""
+    timers: int = MOST_TIMERS
+    """How many waits a loop's timer takes."""
     things: tuple[str, ...] = ("stream", "event")
     """What can be waited for in this stage."""
 
 
 STAGES = {
     "spinning": Stage("spin"),
-    "watched": Stage("event", (WAITS_WATCHED,)),
-    "helper stream": Stage("auto", (WAITS_BY_HOSTFUNC,)),
-    # No timers: the watcher has no part in a wait that has one.
-    "handed back": Stage("auto", (WAITS_HANDED_BACK, WAITS_BY_HOSTFUNC), predicted=True, timers=(0, 0)),
-    "on timer": Stage("auto", (WAITS_BY_TIMER, WAITS_BY_HOSTFUNC), predicted=True),
-    "host function": Stage("hostfunc", (POINTS_ARMED,), things=("stream",)),
+    "watched": Stage("event", WAITS_WATCHED),
+    "by timer": Stage("auto", WAITS_BY_TIMER, predicted=True),
+    # No timers: of the waits that are alone on their stream the watcher hands back only those that no timer takes.
+    "handed back": Stage("auto", WAITS_HANDED_BACK, predicted=True, timers=0),
+    "host function": Stage("hostfunc", POINTS_ARMED, things=("stream",)),
 }
 CASES = [(name, thing) for name, stage in STAGES.items() for thing in stage.things]
 
@@ -96,10 +93,6 @@ class Waiter:
         self.stage, self.thing = STAGES[stage], thing
         with default_wait(self.stage.strategy):
             self.stream, self.event = Stream(), Event()
-        # Without an idle helper stream a wait on the event would first make one, in a thread. (Failed contexts, which the
-        # simulator can recover, have lost theirs.)
-        while idle_helpers(self.event) < 3:
-            add_helper(self.event.context)
         self._mark()
 
     def _mark(self) -> None:
@@ -114,12 +107,11 @@ class Waiter:
         spin(self.stream, length)
         self.event.record(self.stream)
 
-    async def learn(self, length: float = 0.004) -> None:
+    async def learn(self, length: float = 0.008) -> None:
         """Waits for equal work until one wait was in the stage: the next will be too, if nothing comes between."""
-        timer_limits(*self.stage.timers)
-        sign = self.stage.signs[0]
-        before = native_counters()[sign]
-        for _ in range(60):  # see `Stage.predicted`: on a busy machine it may never count up
+        assert self.stage.sign is not None
+        sign, before = self.stage.sign, native_counters()[self.stage.sign]
+        for _ in range(40):  # see `Stage.predicted`: on a busy machine it may never count up
             self.work(length)
             await self.wait()
             if native_counters()[sign] > before:
@@ -127,6 +119,7 @@ class Waiter:
 
     async def prepare(self) -> None:
         """All that must come before the work that holds the wait in its stage."""
+        limit_timer(self.stage.timers)
         if self.stage.predicted:
             await self.learn()
 
@@ -134,7 +127,6 @@ class Waiter:
         """From now on a wait stands still in its stage, sooner or later, until the gate is opened."""
         spin(self.stream, 0)
         self.stream.synchronize()
-        set_prediction(self.stage.predicted)  # a predicted wait gets no host function on a helper stream
         await self.prepare()
         gate.hold(self.stream)
         self.event.record(self.stream)
@@ -143,10 +135,15 @@ class Waiter:
     def reached(self) -> bool:
         """Whether the wait is in its stage."""
         self.turns += 1
-        if not self.stage.signs:
+        if self.stage.sign is None:
             return self.turns > 20
-        now = native_counters()
-        return any(now[counter] > self.counters_before[counter] for counter in self.stage.signs)
+        if self.grown(self.stage.sign) > 0:
+            return True
+        return self.stage.predicted and self.grown(EVENT_POLLS) > POLLS_IF_NOT_PREDICTED
+
+    def grown(self, counter: int) -> int:
+        """How far a native counter has come since the wait was held."""
+        return native_counters()[counter] - self.counters_before[counter]
 
     async def reach(self) -> None:
         """Lets the loop take turns until the wait is in its stage."""

@@ -1,4 +1,4 @@
-"""Await CUDA streams from asyncio and trio, woken by the GPU itself."""
+"""Await CUDA streams from asyncio and trio."""
 
 from aiostream import _clash as _clash
 

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from aiostream import _native, _points, _process
-from aiostream.futures import OwnFuture, SettledFuture
+from aiostream.futures import Orders, OwnFuture, SettledFuture
 
 
 class _Latest(threading.local):
@@ -59,6 +59,9 @@ class Bridge:
         self._unclosed = [self.queue]
         # Filled and emptied by the loop's thread alone; it survives a KeyboardInterrupt in the middle.
         self._backlog: list[int | _native.Wait] = []
+        self._polling = False  # a drain in the next turn is on its way; by the loop's thread
+        # For each stream, this loop's completions that an event ends, oldest first. Completions hold this dict, not the bridge.
+        self.orders: Orders = {}
 
     @property
     def descriptor(self) -> int:
@@ -70,15 +73,34 @@ class Bridge:
         if _native.is_forked():
             return  # its descriptors are the parent's too: reading it here would take a wake-up away
         try:
-            _native.drain(self.queue, self._backlog)
+            again = _native.drain(self.queue, self._backlog)
             _points.deliver(self._backlog)
+            if again:
+                self.poll_soon()
         except BaseException:
             _native.queue_wake(self.queue)  # come again for what is left
             raise
 
+    def poll_soon(self) -> None:
+        """Drains again in the loop's next turn: futures whose end is near are polled there. Call it in the loop's thread."""
+        if not self._polling:
+            self._polling = True
+            self._call_next_turn(self._poll)
+
+    def _poll(self) -> None:
+        self._polling = False
+        self.drain()
+
+    def _call_next_turn(self, function: Callable[[], None]) -> None:
+        raise NotImplementedError
+
     def close(self) -> None:
         """The loop is gone: what still arrives is the orphans'. Any thread, any number of times."""
         _close_queue(self._unclosed, [])
+
+    def must_yield(self) -> bool:
+        """Whether a task whose wait was over at once has to give the loop a turn. Never on trio, where every wait does."""
+        return False
 
     def new_future(self) -> SettledFuture:
         """A future of this bridge's loop."""
@@ -139,6 +161,11 @@ def current_bridge() -> Bridge:
     return bridge
 
 
+async def yield_turn() -> None:
+    """Gives asyncio's loop one turn."""
+    await asyncio.sleep(0)
+
+
 async def checkpoint() -> None:
     """What trio asks of every await, when there is nothing to wait for; nothing on asyncio."""
     trio = sys.modules.get("trio")
@@ -156,12 +183,30 @@ class AsyncioBridge(Bridge):
         super().__init__()
         self.loop = weakref.ref(loop)
 
+    def must_yield(self) -> bool:
+        """Whether a task whose wait was over at once has to give the loop a turn.
+
+        asyncio runs a task until it yields. Without this, a task whose waits are always ready would starve the others, and the
+        loop's timers: all tasks together may keep the loop for about 1 ms.
+        """
+        flags = _native.spend_turn(self.queue, _current_task())
+        if flags & _native.TURN_BEGAN:
+            loop = self.loop()
+            if loop is not None:
+                loop.call_soon(_native.new_turn, self.queue)
+        return bool(flags & _native.TURN_YIELD)
+
     def new_future(self) -> SettledFuture:
         """`loop.create_future()`."""
         loop = self.loop()
         if loop is None:
             raise RuntimeError("the event loop is gone")
         return loop.create_future()
+
+    def _call_next_turn(self, function: Callable[[], None]) -> None:
+        loop = self.loop()
+        if loop is not None:
+            loop.call_soon(function)
 
     def schedule_drain(self) -> None:
         """By `call_soon_threadsafe`, for loops without `add_reader`."""
@@ -238,6 +283,9 @@ class TrioBridge(Bridge):
     def new_future(self) -> SettledFuture:
         """A `TrioFuture`."""
         return TrioFuture(self._trio, self._token)
+
+    def _call_next_turn(self, function: Callable[[], None]) -> None:
+        self._token.run_sync_soon(function)
 
     def schedule_drain(self) -> None:
         """By `run_sync_soon`, which trio serves until its very end."""

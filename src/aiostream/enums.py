@@ -46,21 +46,18 @@ class WaitEventFlags(enum.IntFlag, boundary=enum.STRICT):
 
 
 class WaitStrategy(enum.StrEnum):
-    """How `synchronize_async` waits; the strings themselves may be given too."""
+    """How `synchronize_async` waits. You may give the strings themselves too."""
 
     AUTO = "auto"
-    """Looks itself while the end is near; dozes until then if the stream's earlier waits foretell it; else has the watcher look;
-    an old wait whose end nobody expects sleeps on a host function beside the stream. The fastest, at any number of streams."""
+    """Polls from the task when the work is about to finish. If earlier waits on this stream predict when that is, a timer of the
+    loop wakes the task shortly before. Otherwise a background thread polls. The fastest, at any number of streams."""
     HOSTFUNC = "hostfunc"
-    """One host function on the stream itself: no watching, but the stream stands still for it, it holds one of the device's
-    hardware queues while it is pending, and enqueuing it may block on a full stream."""
+    """Enqueues a host function on the stream itself. The stream stands still for it. While it is pending it holds one of the
+    device's hardware queues, and enqueuing it may block on a full stream."""
     EVENT = "event"
-    """Has the watcher look at an event, and nothing else."""
+    """Has the background thread poll an event, and nothing else."""
     SPIN = "spin"
-    """Looks itself, in every turn of the loop, until the end: the lowest latency for the price of a loop that never sleeps."""
-
-
-# ------------------------------------------------------------------------------------------------ capture and graphs
+    """Polls from the task, in every turn of the loop, until the end: the lowest latency for the price of a core."""
 
 
 class CaptureMode(enum.IntEnum):

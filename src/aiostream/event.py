@@ -79,8 +79,11 @@ class Event:
     def record(self, stream: Any) -> None:
         """Takes a snapshot of a stream's current end (`cuEventRecord`); a second record replaces the first.
 
-        Never blocks, also on a stream that is full. On a capturing stream the event becomes part of the capture, and can be
-        waited for by streams (which joins them to it) but not by the host.
+        Never blocks, also on a stream that is full. (If a task awaits the event at that moment, a private stream takes over what
+        it waits for. To make one more of these may block while the GPU is busy.)
+
+        On a capturing stream the event becomes part of the capture. Streams can wait for it, which joins them to the capture.
+        The host cannot.
 
         Args:
             stream: A `Stream`, or another library's stream of the event's context.
@@ -126,10 +129,9 @@ class Event:
     async def synchronize_async(self) -> None:
         """Waits, without blocking the loop, until the GPU has passed the point that is recorded now.
 
-        A later `record` does not prolong the wait: a private stream of the library waits for the present snapshot, and an event
-        of the library's own behind it is looked at as `Stream.synchronize_async` does. (When all private streams are lent, a
-        thread makes another first, and the snapshot is that of the moment when it is there.) Never blocks, also when the event
-        was recorded on a full stream.
+        The event is polled as `Stream.synchronize_async` polls its own. A later `record` of this object does not prolong the
+        wait. (A record through the raw handle, by another library, does.) If you close the event meanwhile, the driver destroys
+        it when the wait has ended. Never blocks, also when the event was recorded on a full stream.
 
         Cancellation: raises at once; the GPU goes on.
 
@@ -142,7 +144,7 @@ class Event:
             RuntimeError: No loop runs here.
         """
         self._refuse_captured("cuEventQuery")
-        await waiting.synchronize(self._reference, self._mode)
+        await waiting.synchronize_async(self)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds on the GPU between this event and a later one (`cuEventElapsedTime`).

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -188,6 +189,66 @@ class Completion:
     def _end(self, outcome: State) -> None:
         _native.set_state(self, outcome, OUTCOMES[outcome])
         self.future = None
+
+
+Orders = dict[_native.WaitList, "deque[EventCompletion]"]
+
+
+class EventCompletion(Completion):
+    """A completion that ends by an event behind the work, and in the order of its stream."""
+
+    __slots__ = ("in_order", "orders", "wait_list")
+
+    def __init__(
+        self,
+        future: SettledFuture,
+        stream: str,
+        context_id: int,
+        wait_list: _native.WaitList,
+        orders: Orders,
+        keepalive: Any = None,
+    ) -> None:
+        super().__init__(future, stream, "cuEventQuery", context_id, None, keepalive)
+        self.wait_list = wait_list
+        self.orders = orders
+        self.in_order = False
+
+    def enter_order(self) -> None:
+        """The event was recorded: this completion is the latest of its stream and loop."""
+        self.in_order = True
+        self.orders.setdefault(self.wait_list, deque()).append(self)
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """The event is complete, or its context has failed. Then nothing proves that the GPU has passed."""
+        if code == 0:
+            self._complete_earlier(orphaned)
+            super().complete(code, orphaned)
+            return
+        self._settle(code, orphaned)
+        if self.keepalive is not None:
+            leak((self.keepalive, self.result))
+        self.keepalive = self.result = None
+
+    def _complete_earlier(self, orphaned: bool) -> None:
+        """Settles what lies before it in its stream, because that is over too. The watcher or a timer may find it out later."""
+        order = self.orders.get(self.wait_list)
+        while order and self.in_order:  # each step may be repeated after a KeyboardInterrupt
+            earlier = order[0]
+            Completion.complete(earlier, 0, orphaned)
+            earlier.in_order = False
+            order.popleft()
+        if not order:
+            self.orders.pop(self.wait_list, None)
+
+
+_leaked: list[Any] = []  # appended to by any thread, never emptied: the driver can no longer prove that it is done with these
+
+
+def leak(keepalive: Any) -> None:
+    """Keeps objects for the life of the process, and counts them: the driver cannot prove that the GPU has passed."""
+    _leaked.append(keepalive)
+    _native.count(_native.POINTS_ARMED, 1)
+    _native.count(_native.POINTS_LEAKED, 1)
 
 
 class KeepAlive:

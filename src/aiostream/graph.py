@@ -554,16 +554,19 @@ class ExecutableGraph:
     def _use_async(self, stream: Any, call: Any, name: str) -> CompletionFuture[None]:
         reference = interop.reference_to(stream)
         hostfunc.require_ready(reference)
+        mode = waiting.mode_for(stream)
         with interop.pinned(reference):
-            self._use(reference, call, name)
-            completion = hostfunc.arm_completion(reference.handle, reference.context, reference.name, pinned=True)
+            if mode == waiting.BY_HOST_FUNCTION:
+                completion = hostfunc.enqueue(reference, lambda: self._use(reference, call, name))
+            else:
+                completion = waiting.enqueue(reference, mode, lambda: self._use(reference, call, name))
         return cast("CompletionFuture[None]", completion.future)
 
     async def _use_and_wait(self, stream: Any, call: Any, name: str) -> None:
         reference = interop.reference_to(stream)
         hostfunc.require_ready(reference)
         self._use(reference, call, name)
-        await waiting.synchronize(reference, waiting.mode_for(stream))
+        await waiting.synchronize_async(waiting.Target(reference, waiting.mode_for(stream)))
 
 
 def _update_reason(result: int) -> str:

@@ -19,7 +19,7 @@ from aiostream import _driver, _loops, _native, _points, _process, interop
 from aiostream.device import Context
 from aiostream.enums import HostFunctionSync
 from aiostream.errors import StreamClosedError
-from aiostream.futures import Completion, KeepAlive, State
+from aiostream.futures import Completion, KeepAlive, State, leak
 
 _FunctionPointer = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the one name that ctypes has for all of them
 CALLS = {
@@ -125,6 +125,25 @@ def arm_completion(
     return completion
 
 
+def enqueue(reference: interop.Reference, call: Callable[[], Any], keepalive: Any = None) -> Completion:
+    """Calls `call`, which enqueues work on a pinned stream, and gives the completion of what it enqueued, by a host function.
+
+    Raises:
+        RuntimeError: No loop runs here.
+        StreamCaptureError: `call` has left the stream capturing.
+        CudaError: The driver refused.
+    """
+    raise_for(_native.enter_context(reference.handle), "cuCtxPushCurrent", reference.name)
+    try:
+        result = call()
+    except BaseException:
+        keep_until_passed(reference.handle, reference.context, reference.name, keepalive)
+        raise
+    finally:
+        _native.leave_context()
+    return arm_completion(reference.handle, reference.context, reference.name, result=result, keepalive=keepalive, pinned=True)
+
+
 def keep_until_passed(handle: _native.Handle, context: Context, stream: str, keepalive: Any) -> bool:
     """Keeps objects alive until the GPU has passed the current end of a pinned stream; nobody waits.
 
@@ -137,16 +156,6 @@ def keep_until_passed(handle: _native.Handle, context: Context, stream: str, kee
     if result not in (0, _native.RESULT_QUARANTINED):
         leak(keepalive)
     return result == 0
-
-
-_leaked: list[Any] = []  # appended to by any thread, never emptied: the driver can no longer prove that it is done with these
-
-
-def leak(keepalive: Any) -> None:
-    """Keeps objects alive for ever, and counts them: the driver cannot prove that the GPU has passed."""
-    _leaked.append(keepalive)
-    _native.count(_native.POINTS_ARMED, 1)
-    _native.count(_native.POINTS_LEAKED, 1)
 
 
 # ------------------------------------------------------------------------------------------------ Python on the driver's thread

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from aiostream import _driver, _loops, _native, _process, capture, hostfunc, interop, waiting
+from aiostream import _driver, _native, _process, capture, hostfunc, interop, waiting
 from aiostream.attributes import AttributedStream
 from aiostream.capture import CapturingStream
 from aiostream.device import Context, Device
@@ -45,7 +45,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
     streams the driver makes another only when all work in flight is done. So make a server's streams before it serves.
 
     Threads: any method may be called from any thread; the right context is made current where the driver needs one, and put
-    back. The waits belong into the thread of a running loop. Several loops in several threads may wait on one stream.
+    back. Call the awaitable methods from a thread with a running event loop. Several loops in several threads may wait on
+    one stream.
 
     Raises:
         NoDriverError: There is no CUDA driver.
@@ -419,35 +420,20 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         """
         return self._future(_native.KIND_CALLBACK)
 
-    def synchronize_async(self) -> Coroutine[Any, Any, None]:
-        """Waits, without blocking the loop, until all work that is on the stream now is done.
-
-        Equals `synchronize()` for the task that calls it: when it returns, the work has succeeded. How it waits is the stream's
-        `wait`. All strategies but `HOSTFUNC` record an event, which costs the GPU nothing and never blocks, also on a full
-        stream. With `HOSTFUNC`, `query()` may say `False` for some microseconds more, until the driver's own thread is back from
-        the wake-up, and the enqueue may block on a full stream.
-
-        Cancellation: raises at once; the GPU goes on.
-
-        Threads: in the thread of a running asyncio or trio loop; always a checkpoint on trio.
-
-        Raises:
-            RuntimeError: No loop runs here.
-            StreamClosedError: The stream is closed.
-            StreamCaptureError: The stream captures; it goes on doing so.
-            CudaError: The work, or the context, has failed.
-        """
-        # Not a coroutine function of its own, which would cost each wait one more coroutine.
-        return waiting.synchronize(self._reference, self._mode)
+    synchronize_async = waiting.synchronize_async
 
     def enqueue_async(self, fn: Callable[Concatenate[Stream, P], T], /, *args: P.args, **kwargs: P.kwargs) -> CompletionFuture[T]:
         """Calls `fn(stream, *args, **kwargs)` now, which enqueues work, and returns a future of its result.
 
         The future settles when the GPU has passed what `fn` enqueued. Callable, arguments and result stay alive until then,
-        whatever becomes of the future, the task, the loop or this object; if the driver can no longer prove that the GPU has
-        passed, they stay for ever and are counted as leaked.
+        whatever becomes of the future, the task, the loop or this object. If the driver can no longer prove that the GPU has
+        passed, they stay alive for the life of the process, and are counted as leaked.
 
-        Every refusal comes before `fn` runs. If `fn` raises, so does this call, and its arguments are kept likewise.
+        `fn` runs with the stream's context current. How the future waits is the stream's `wait_strategy`: as
+        `synchronize_async`, by an event behind the work, which never blocks, or with `HOSTFUNC` by a host function. Futures of
+        one stream and one loop settle in the stream's order.
+
+        Every refusal comes before `fn` runs. If `fn` raises, so does this call, and its arguments are kept in the same way.
 
         Cancellation and threads: as `completion_future`.
 
@@ -462,19 +448,13 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
             raise TypeError(f"enqueue_async takes a callable, not {type(fn).__name__}")
         if inspect.iscoroutinefunction(fn):
             raise TypeError("enqueue_async takes a plain function that enqueues work and returns; it cannot await")
-        _loops.current_bridge()
         with self._pinned():
-            hostfunc.raise_for(_native.capture_refusal(self._handle), "cuStreamIsCapturing", self._name)
-            hostfunc.raise_for(self._context.health(), "cuStreamQuery", self._name)
+            hostfunc.require_ready(self._reference)
             work = (fn, args, kwargs)
-            try:
-                result = fn(self, *args, **kwargs)
-            except BaseException:
-                hostfunc.keep_until_passed(self._handle, self._context, self._name, work)
-                raise
-            completion = hostfunc.arm_completion(
-                self._handle, self._context, self._name, result=result, keepalive=work, pinned=True
-            )
+            if self._wait is WaitStrategy.HOSTFUNC:
+                completion = hostfunc.enqueue(self._reference, lambda: fn(self, *args, **kwargs), work)
+            else:
+                completion = waiting.enqueue(self._reference, self._mode, lambda: fn(self, *args, **kwargs), work)
             return cast("CompletionFuture[T]", completion.future)
 
     def launch_host_func(self, fn: Callable[..., object], /, *args: Any, sync_mode: HostFunctionSync | None = None) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, cast
 
 from aiostream import _loops, _native, _points, hostfunc, interop
 from aiostream.enums import WaitStrategy
-from aiostream.futures import Completion, SettledFuture, State
+from aiostream.futures import Completion, EventCompletion, SettledFuture, State, leak
 
 __all__ = ["default_wait", "set_default_wait"]
 
@@ -17,12 +17,12 @@ __all__ = ["default_wait", "set_default_wait"]
 # it in each turn of asyncio's loop, and says at last what `poll` would, or None for 0.
 _TICKETS = 1 << 24
 _Wait = _native.Wait
-_BY_HOST_FUNCTION = -1
+BY_HOST_FUNCTION = -1
 _MODES = {
     WaitStrategy.AUTO: _native.WAIT_AUTO,
     WaitStrategy.EVENT: _native.WAIT_EVENT,
     WaitStrategy.SPIN: _native.WAIT_SPIN,
-    WaitStrategy.HOSTFUNC: _BY_HOST_FUNCTION,
+    WaitStrategy.HOSTFUNC: BY_HOST_FUNCTION,
 }
 _VARIABLE = "AIOSTREAM_WAIT"
 _default: WaitStrategy | None = None  # any thread; one assignment
@@ -73,6 +73,7 @@ async def in_thread(blocking: Callable[[], None]) -> None:
 
 checkpoint = _loops.checkpoint
 _current_bridge = _loops.current_bridge
+_yield_turn = _loops.yield_turn
 
 
 class _Watched(Completion):
@@ -98,7 +99,7 @@ class _Watched(Completion):
 
 
 def mode_of(wait: WaitStrategy) -> int:
-    """What `synchronize` and `synchronize_event` take: looking a strategy up in each wait would take longer than all else."""
+    """The number of a strategy: looking a strategy up in each wait would take longer than all else."""
     return _MODES[wait]
 
 
@@ -108,16 +109,46 @@ def mode_for(stream: Any) -> int:
     return mode_of(chosen if isinstance(chosen, WaitStrategy) else default_wait())
 
 
-async def synchronize(reference: interop.Reference, mode: int) -> None:
-    """Waits, without blocking the loop, until the GPU has passed what is on a stream, or what an event has recorded, now.
+class Awaitable(Protocol):
+    """What can be waited for: a `Stream`, an `Event`, or a `Target`."""
 
-    See `Stream.synchronize_async` and `Event.synchronize_async`. All in one coroutine, because each costs time and memory.
+    @property
+    def _reference(self) -> interop.Reference: ...
 
-    Args:
-        reference: The stream or the event.
-        mode: See `mode_of`.
+    @property
+    def _mode(self) -> int: ...
+
+
+class Target:
+    """Another library's stream, as far as it is waited for."""
+
+    def __init__(self, reference: interop.Reference, mode: int) -> None:
+        self._reference = reference
+        self._mode = mode
+
+
+async def synchronize_async(self: Awaitable) -> None:
+    """Waits, without blocking the loop, until all work that is on the stream now is done.
+
+    Equals `synchronize()` for the task that calls it: when it returns, the work has succeeded. How it waits is the stream's
+    `wait_strategy`. All strategies but `HOSTFUNC` record an event, which costs the GPU nothing and never blocks, also on a
+    full stream. With `HOSTFUNC`, `query()` may say `False` for some microseconds more, until the driver's own thread is back
+    from the wake-up, and the enqueue may block on a full stream.
+
+    Cancellation: raises at once; the GPU goes on.
+
+    Threads: in the thread of a running asyncio or trio loop; always a checkpoint on trio.
+
+    Raises:
+        RuntimeError: No loop runs here.
+        StreamClosedError: The stream is closed.
+        StreamCaptureError: The stream captures; it goes on doing so.
+        CudaError: The work, or the context, has failed.
     """
-    if mode == _BY_HOST_FUNCTION and not reference.is_event:
+    # The method of `Stream` itself, so that one coroutine suffices: each costs time and memory. It holds the stream, because a
+    # stream that only this coroutine refers to must not be closed by its finalizer.
+    reference, mode = self._reference, self._mode
+    if mode == BY_HOST_FUNCTION and not reference.is_event:
         await wait_for(hostfunc.arm_completion(reference.handle, reference.context, reference.name))
         return
     bridge = _current_bridge()
@@ -131,6 +162,8 @@ async def synchronize(reference: interop.Reference, mode: int) -> None:
     if answer == 0:
         if take_turn is not None:
             await take_turn()
+        elif bridge.must_yield():
+            await _yield_turn()
         return
     watched = None
     try:
@@ -171,6 +204,62 @@ def _begin_event(event: interop.Reference, bridge: _loops.Bridge, mode: int) -> 
     mode = max(mode, _native.WAIT_AUTO)  # an event is never waited for by a host function alone
     assert event.history is not None
     return _native.begin_event_wait(event.handle, bridge.queue, mode, event.context._ensure_monitored(), event.history)
+
+
+def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], keepalive: Any = None) -> Completion:
+    """Calls `call`, which enqueues work on a pinned stream, and gives the completion of what it enqueued.
+
+    Everything that can be refused is reserved before `call` runs. What is kept alive lives until the GPU has passed, or is
+    counted as leaked if that cannot be proved.
+
+    Raises:
+        RuntimeError: No loop runs here.
+        StreamCaptureError: `call` has left the stream capturing.
+        CudaError: The driver refused.
+    """
+    bridge = _current_bridge()
+    wait_list = reference.wait_list or interop.wait_list_of(reference)
+    context_id = reference.context._ensure_monitored()
+    reserved = wait_list.reserve(bridge.queue, mode)
+    if isinstance(reserved, int):
+        hostfunc.raise_for(reserved, "cuEventCreate", reference.name)
+        raise AssertionError("a reservation is refused with an error")
+    completion = EventCompletion(
+        cast("Any", bridge.new_future()), reference.name, context_id, wait_list, bridge.orders, keepalive
+    )
+    _points.registry[reserved.ticket] = completion
+    entered = returned = False
+    try:
+        _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
+        hostfunc.raise_for(_native.enter_context(reference.handle), "cuCtxPushCurrent", reference.name)
+        entered = True
+        try:
+            completion.result = call()
+            returned = True
+        finally:
+            _native.leave_context()
+        code, poll = reserved.record(reference.handle)
+        if poll:
+            bridge.poll_soon()
+        if code:
+            leak((keepalive, completion.result))
+            completion.keepalive = None
+        hostfunc.raise_for(code, "cuEventRecord", reference.name)
+        completion.enter_order()
+    except BaseException:
+        # The future is given to nobody, but what `call` enqueued may be in flight.
+        completion.cancel()
+        if entered and not returned:
+            code, poll = reserved.record(reference.handle)
+            if code:
+                leak(keepalive)
+            elif poll:
+                bridge.poll_soon()
+        raise
+    finally:
+        if not reserved.is_recorded:
+            _points.registry.pop(reserved.ticket, None)
+    return completion
 
 
 async def wait_for(completion: Completion) -> None:

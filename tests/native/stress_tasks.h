@@ -284,7 +284,7 @@ static void turn(struct loop *loop, bool may_begin) {
     }
     if (chance(10) == 0) disturb_event();
     if (watched && !spinning && chance(2)) await_wake(loop->queue, "a loop");
-    do waits_hand_back_due(loop->queue);
+    do waits_run_due(loop->queue);
     while (!queue_drain(loop->queue, emit, NULL));
     if (chance(3) == 0) pause_for(chance(200000));
 }

@@ -34,7 +34,7 @@ static int64_t await_ticket(struct queue *queue, uint64_t ticket, int64_t patien
     while (awaited) {
         struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
         poll(&descriptor, 1, 1);
-        waits_hand_back_due(queue);
+        waits_run_due(queue);
         REQUIRE(queue_drain(queue, emit_awaited, NULL), "the drain stopped");
         REQUIRE(!awaited || now_ns() < deadline, "%s", what);
     }

@@ -212,6 +212,10 @@ static int operate_pinned(struct handle *handle, handle_operation operation, voi
     return result;
 }
 
+int operate_pinned_as_is(struct handle *handle, handle_operation operation, void *argument) {
+    return operate_in_context(handle, operation, argument);
+}
+
 int operate_as_is(struct handle *handle, handle_operation operation, void *argument) {
     if (!handle_pin(handle)) return RESULT_CLOSED;
     int result = operate_in_context(handle, operation, argument);
@@ -320,6 +324,19 @@ static PyObject *native_event_record(PyObject *self, PyObject *args) {
     return Py_BuildValue("iN", result, PyBool_FromLong(recording.captured));
 }
 
+/* Makes a stream's context current, and puts the former one back. Native, because the bindings take microseconds for it. */
+static PyObject *native_enter_context(PyObject *self, PyObject *object) {
+    (void)self;
+    struct handle *handle = as_handle(object);
+    return handle ? PyLong_FromLong(driver.ctx_push(handle_context(handle))) : NULL;
+}
+
+static PyObject *native_leave_context(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    void *popped;
+    return PyLong_FromLong(driver.ctx_pop(&popped));
+}
+
 /* ---------------------------------------------------------------- points and queues */
 
 struct queue *as_queue(int index) {
@@ -354,6 +371,23 @@ static PyObject *native_queue_wake(PyObject *self, PyObject *args) {
     struct queue *queue = as_queue(index);
     if (!queue) return NULL;
     queue_wake(queue);
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_spend_turn(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "a queue and a task are needed");
+    struct queue *queue = as_queue((int)PyLong_AsLong(args[0]));
+    return queue ? PyLong_FromLong(queue_spend_turn(queue, args[1])) : NULL;
+}
+
+static PyObject *native_new_turn(PyObject *self, PyObject *args) {
+    (void)self;
+    int index;
+    if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
+    struct queue *queue = as_queue(index);
+    if (!queue) return NULL;
+    queue_new_turn(queue);
     Py_RETURN_NONE;
 }
 
@@ -593,6 +627,10 @@ static PyMethodDef functions[] = {
     {"queue_open", native_queue_open, METH_NOARGS, "A completion queue: (number, descriptor)."},
     {"queue_close", native_queue_close, METH_VARARGS, "What is on it and what still comes goes to the orphans' queue."},
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
+    {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL, "A wait of a task was ready: TURN_ flags."},
+    {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
+    {"enter_context", native_enter_context, METH_O, "cuCtxPushCurrent of a stream's context: the driver's code."},
+    {"leave_context", native_leave_context, METH_NOARGS, "cuCtxPopCurrent: the driver's code."},
     {"context_register", native_context_register, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
     {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context's context."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
@@ -630,7 +668,7 @@ static const struct {
     {"KIND_PYTHON_HOST", KIND_PYTHON_HOST}, {"KIND_PYTHON_CALLBACK", KIND_PYTHON_CALLBACK},
     {"KIND_FOREIGN", KIND_FOREIGN}, {"HANDLE_STREAM", HANDLE_STREAM}, {"HANDLE_EVENT", HANDLE_EVENT},
     {"HANDLE_GRAPH", HANDLE_GRAPH}, {"HANDLE_GRAPH_EXEC", HANDLE_GRAPH_EXEC},
-    {"RESULT_CLOSED", RESULT_CLOSED}, {"RESULT_NO_MEMORY", RESULT_NO_MEMORY},
+    {"TURN_YIELD", TURN_YIELD}, {"TURN_BEGAN", TURN_BEGAN}, {"RESULT_CLOSED", RESULT_CLOSED}, {"RESULT_NO_MEMORY", RESULT_NO_MEMORY},
     {"STATUS_UNKNOWN", STATUS_UNKNOWN}, {"WAIT_AUTO", WAIT_AUTO}, {"WAIT_EVENT", WAIT_EVENT}, {"WAIT_SPIN", WAIT_SPIN},
     {"WAITS_READY", WAITS_READY}, {"WAITS_SPUN", WAITS_SPUN}, {"WAITS_HANDED_BACK", WAITS_HANDED_BACK},
     {"WAITS_BY_TIMER", WAITS_BY_TIMER}, {"WAITS_WATCHED", WAITS_WATCHED}, 

@@ -17,6 +17,7 @@ bool append_number(PyObject *list, PyObject *number); /* takes the number; false
 /* One driver call on a pinned handle, without the GIL, in its context, under RELAXED. */
 typedef int (*handle_operation)(struct handle *, void *argument);
 int operate(struct handle *, handle_operation, void *argument);
+int operate_pinned_as_is(struct handle *, handle_operation, void *argument); /* likewise, and the caller has pinned it */
 int operate_as_is(struct handle *, handle_operation, void *argument); /* in the thread's own capture mode */
 
 int add_wait_types(PyObject *module); /* also their functions; -1: an exception is set */

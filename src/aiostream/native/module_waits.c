@@ -120,6 +120,79 @@ static PyType_Slot wait_slots[] = {
 static PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
                          wait_slots};
 
+/* ---------------------------------------------------------------- Reserved */
+
+/* Everything that a future's wait needs, before its work is enqueued. Given back when it dies unrecorded. */
+typedef struct {
+    PyObject_HEAD
+    struct wait *wait; /* NULL: recorded */
+    uint64_t ticket;
+} ReservedObject;
+
+static PyTypeObject *reserved_type;
+
+static void Reserved_dealloc(PyObject *object) {
+    ReservedObject *self = (ReservedObject *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->wait && !is_child()) wait_unreserve(self->wait);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+struct recording_future {
+    ReservedObject *reserved;
+    bool poll;
+};
+
+static int do_record_future(struct handle *stream, void *argument) {
+    struct recording_future *recording = argument;
+    int status = wait_record_future(recording->reserved->wait, handle_value(stream), &recording->poll);
+    if (status == CUDA_SUCCESS) recording->reserved->wait = NULL;
+    return status;
+}
+
+/* record(handle): (0 or a refusal, whether the loop has to poll soon). The caller has pinned the handle. */
+static PyObject *Reserved_record(PyObject *object, PyObject *stream) {
+    struct recording_future recording = {.reserved = (ReservedObject *)object};
+    struct handle *handle = as_handle(stream);
+    if (!handle) return NULL;
+    if (!recording.reserved->wait) return PyErr_Format(PyExc_ValueError, "it was recorded before");
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = operate_pinned_as_is(handle, do_record_future, &recording);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("iN", status, PyBool_FromLong(recording.poll));
+}
+
+static PyObject *Reserved_ticket(PyObject *object, void *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(((ReservedObject *)object)->ticket);
+}
+
+static PyObject *Reserved_is_recorded(PyObject *object, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(!((ReservedObject *)object)->wait);
+}
+
+static PyMethodDef reserved_methods[] = {
+    {"record", Reserved_record, METH_O, "Records what a pinned stream has reached: (0 or a refusal, whether to poll soon)."},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef reserved_properties[] = {
+    {"ticket", Reserved_ticket, NULL, "The ticket that is fired at the end.", NULL},
+    {"is_recorded", Reserved_is_recorded, NULL, "Whether the ticket will be fired.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot reserved_slots[] = {
+    {Py_tp_dealloc, Reserved_dealloc},
+    {Py_tp_methods, reserved_methods},
+    {Py_tp_getset, reserved_properties},
+    {Py_tp_doc, "A reserved wait of a future."},
+    {0, NULL},
+};
+static PyType_Spec reserved_spec = {"aiostream._native.Reserved", sizeof(ReservedObject), 0,
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, reserved_slots};
+
 /* ---------------------------------------------------------------- History */
 
 typedef struct {
@@ -264,7 +337,29 @@ static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, 
     return from_result(&beginning.result, beginning.queue);
 }
 
+/* reserve(queue, mode): a Reserved, or the driver's error. */
+static PyObject *WaitList_reserve(PyObject *object, PyObject *args) {
+    int index, mode, status;
+    if (!PyArg_ParseTuple(args, "ii", &index, &mode) || refuse_in_child()) return NULL;
+    struct queue *queue = as_queue(index);
+    if (!queue) return NULL;
+    struct wait *wait;
+    Py_BEGIN_ALLOW_THREADS
+    status = wait_reserve(((WaitListObject *)object)->list, queue, mode, &wait);
+    Py_END_ALLOW_THREADS
+    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
+    ReservedObject *self = PyObject_New(ReservedObject, reserved_type);
+    if (!self) {
+        wait_unreserve(wait);
+        return NULL;
+    }
+    self->wait = wait;
+    self->ticket = wait_ticket(wait);
+    return (PyObject *)self;
+}
+
 static PyMethodDef wait_list_methods[] = {
+    {"reserve", WaitList_reserve, METH_VARARGS, "Reserves the wait of a future."},
     {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL, "Begins a wait for a stream's present end."},
     {NULL, NULL, 0, NULL},
 };
@@ -304,9 +399,17 @@ static PyObject *native_drain(PyObject *self, PyObject *args) {
     struct queue *queue = as_queue(index);
     struct delivery delivery = {list, queue};
     if (!queue) return NULL;
-    waits_hand_back_due(queue);
+    bool again = false;
+    if (waits_are_due(queue)) {
+        Py_BEGIN_ALLOW_THREADS
+        int mode = relaxed_enter();
+        waits_run_due(queue);
+        again = waits_poll_futures(queue);
+        relaxed_leave(mode);
+        Py_END_ALLOW_THREADS
+    }
     if (!queue_drain(queue, append, &delivery)) return NULL;
-    Py_RETURN_NONE;
+    return PyBool_FromLong(again);
 }
 
 static PyObject *native_add_helper(PyObject *self, PyObject *args) {
@@ -353,13 +456,15 @@ int add_wait_types(PyObject *module) {
     if (!wait_list_type || PyModule_AddObjectRef(module, "WaitList", (PyObject *)wait_list_type) < 0) return -1;
     if (!history_type) history_type = (PyTypeObject *)PyType_FromSpec(&history_spec);
     if (!history_type || PyModule_AddObjectRef(module, "History", (PyObject *)history_type) < 0) return -1;
+    if (!reserved_type) reserved_type = (PyTypeObject *)PyType_FromSpec(&reserved_spec);
+    if (!reserved_type || PyModule_AddObjectRef(module, "Reserved", (PyObject *)reserved_type) < 0) return -1;
     if (!wait_type) wait_type = (PyTypeObject *)PyType_FromSpec(&wait_spec);
     if (!wait_type || PyModule_AddObjectRef(module, "Wait", (PyObject *)wait_type) < 0) return -1;
     return PyModule_AddFunctions(module, wait_functions);
 }
 
 static PyMethodDef wait_functions[] = {
-    {"drain", native_drain, METH_VARARGS, "Appends ticket, code, ... of all that has arrived to a list."},
+    {"drain", native_drain, METH_VARARGS, "Appends ticket, code, ... of all that has arrived to a list. True: drain again in the next turn."},
     {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL, "Begins a wait for an event."},
     {"add_helper", native_add_helper, METH_VARARGS, "Makes a context another helper stream; may block. The driver's code."},
     {"helpers", native_helpers, METH_VARARGS, "How many helper streams of a context are idle, and how many there are."},

@@ -340,13 +340,17 @@ int point_arm(uint64_t ticket, void *stream) {
     return CUDA_SUCCESS; /* it has fired already, so it was no node */
 }
 
+void point_arm_watched(uint64_t ticket) {
+    struct slot *slot = slot_at(ticket);
+    int before;
+    context_add_pending(slot->context);
+    atomic_fetch_add(&counters[POINTS_ARMED], 1);
+    transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
+}
+
 uint64_t point_watch(struct queue *queue, struct context *context) {
     uint64_t ticket = point_reserve(queue, context, KIND_WATCHED);
-    if (!ticket) return 0;
-    int before;
-    context_add_pending(context);
-    atomic_fetch_add(&counters[POINTS_ARMED], 1);
-    transition(slot_at(ticket), ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
+    if (ticket) point_arm_watched(ticket);
     return ticket;
 }
 

@@ -32,6 +32,7 @@ bool point_is_live(uint64_t ticket); /* the driver may still come to it, or its 
 int64_t points_pending(void);
 int64_t points_captured(void); /* of the pending ones, those that live in graphs */
 void points_fail(struct context *, int status);
+void point_arm_watched(uint64_t ticket); /* a reserved KIND_WATCHED one: whoever watches its event will fire it */
 uint64_t point_watch(struct queue *, struct context *); /* reserve and arm in one: the watcher will fire it; 0: no memory */
 void point_fire(uint64_t ticket, int64_t status);
 

@@ -22,9 +22,11 @@ static const int64_t SPIN_NS = 50000;             /* how long a task polls a wai
 static const int64_t START_SPIN_NS = 75000;       /* a window that opens so soon is polled from the beginning ("100 us") */
 static const int64_t SHORT_NS = 120000;           /* a length so short makes it worth polling at first ("64 x empty") */
 static const int64_t SHORTEST_INTERVAL_NS = 5000; /* the shortest interval of the plain schedule ("unpredictable") */
-static const int64_t LONGEST_INTERVAL_NS = 200000; /* its longest, up to 30 ms ("patterns: log-uniform") */
+static const int64_t LONGEST_INTERVAL_NS = 150000; /* its longest, up to 22 ms ("patterns: log-uniform") */
+static const int64_t LONGEST_FRESH_NS = 750000;    /* of a stream of which nothing is known ("a lone 100 ms") */
+static const int64_t LONGEST_SHARED_NS = 200000;   /* the same where many streams wait ("mixed: CPU") */
 static const int64_t GUARD_FLOOR_NS = 150000;     /* no guard look comes before this age ("CPU at 100 us") */
-static const int64_t GUARD_SLACK_NS = 100000;     /* of the 0.25 ms of P16; the rest is for waking watcher and loop */
+static const int64_t GUARD_SLACK_NS = 130000;     /* of the 0.25 ms of P16; the rest is for waking watcher and loop ("CPU at 5 ms") */
 static const int64_t GUARD_MOST_NS = 1000000;     /* the 1 ms of P16 */
 static const int64_t WINDOW_TAIL_NS = 60000;      /* how long after its last length a window closes ("CPU at 300 us") */
 static const int64_t NARROW_NS = 50000;           /* a window so wide, and a share of its length, is narrow ("steady") */
@@ -35,17 +37,19 @@ static const int64_t TRUE_NS = 40000;             /* an interval so wide, and a 
 static const int64_t CLUSTER_GAP_NS = 60000;      /* lengths so near, and a share of them, are of one cluster */
 static const int64_t ZONE_STEP_NS = 20000;        /* the shortest step in a zone */
 static const int64_t LEAD_LEAST_NS = 5000;
-static const int64_t PASS_GAP_PER_LIST_NS = 400;  /* "128 x 5 ms" */
+static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000; /* "128 x 5 ms: cores" */
+static const int64_t TURN_BUDGET_NS = 500000;     /* of ready waits, all tasks together, in one turn of a loop ("fairness") */
 static const int64_t UNWANTED_MOST_NS = 45000000;
 enum {
     INTERVALS_PER_AGE = 8, /* the plain schedule looks after each eighth of the age */
-    LATE_SHARE = 150,      /* or after each 150th, if that is more (P16; "lone 100 ms") */
+    LATE_SHARE = 150,      /* P16 */
+    LATE_INTERVALS = 400,  /* or after each 400th, if that is more ("patterns: log-uniform") */
     DENSE_PER_AGE = 32,    /* a close look: after each 32nd of the age */
     TRUE_SHARE = 24,
     TRUE_WITHIN = 16,      /* waits in which at least one true length is learnt */
     GAP_SHARE = 16,
     NARROW_SHARE = 32,
-    STEPS = 16,            /* a wide window is polled in so many steps */
+    STEPS = 24,            /* a wide window is polled in so many steps */
     RECENT = 8,            /* so many members of a cluster say whether its window is narrow */
     MARGIN_SHARE = 8,      /* a wide window is wider than its cluster by two eighths */
     WIDEST_SHARE = 3,      /* lengths that are spread over more than a third are no cluster */
@@ -57,7 +61,9 @@ enum {
     ZONE_TRIES = 16,       /* and given up after so many waits that passed it */
     MAX_UNEXPECTED = 2,    /* of the last 16 waits ("mixed", "patterns: log-uniform") */
     MOST_BACKOFF = 32,
+    LOOP_LISTS = 8,        /* up to so many, a wide window is polled by the loop, which is awake then ("varying work") */
     EXACT_LISTS = 8,       /* up to so many lists each is polled just when it is due */
+    FEW_LISTS = 4,         /* more are many */
 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -115,7 +121,9 @@ static void predict(struct history *history) {
         end = begin + 1;
         while (end < history->count && is_near(sorted[end - 1], sorted[end])) end++;
         int members = end - begin, longer = history->count - begin;
-        if (members < enough(history->count) || prediction->count == MAX_WINDOWS) continue;
+        /* The last cluster need agree only among the waits that get so old: prefill is rare beside decoding. */
+        bool last_one = end == history->count && !prediction->irregular;
+        if (members < enough(last_one ? longer : history->count) || prediction->count == MAX_WINDOWS) continue;
         struct window window = window_of(history, sorted[begin], sorted[end - 1]);
         int64_t width = window.last - window.first;
         if (width > window.last / WIDEST_SHARE && width > CLUSTER_GAP_NS) continue;
@@ -130,6 +138,7 @@ static void predict(struct history *history) {
 
 struct prediction history_predict(const struct history *history) {
     struct prediction prediction = history->prediction;
+    prediction.fresh = history->count == 0 && history->since_true == 0;
     if (history->count == 0) prediction.short_likely = true;
     prediction.dense = history->since_true >= TRUE_WITHIN - 1;
     return prediction;
@@ -236,7 +245,12 @@ int64_t policy_latest_look(int64_t age) {
     return greatest(age + interval, GUARD_FLOOR_NS);
 }
 
-int64_t policy_pass_gap(int lists) { return lists > EXACT_LISTS ? lists * PASS_GAP_PER_LIST_NS : 0; }
+bool policy_keep_turn(int64_t elapsed, int ops, int tasks) {
+    /* The next wait is likely to take as long as those before it. */
+    return elapsed + elapsed / (ops > 0 ? ops : 1) < TURN_BUDGET_NS / (tasks > 0 ? tasks : 1);
+}
+
+int64_t policy_pass_gap(int lists) { return lists > EXACT_LISTS ? least(lists * PASS_GAP_PER_LIST_NS, PASS_GAP_MOST_NS) : 0; }
 
 int64_t policy_unwanted(int64_t age) { return age + clamp(age / INTERVALS_PER_AGE, SHORTEST_INTERVAL_NS, UNWANTED_MOST_NS); }
 
@@ -246,9 +260,10 @@ static const struct window *next_window(const struct prediction *prediction, int
     return NULL;
 }
 
-static int64_t plain_interval(const struct prediction *prediction, int64_t age) {
-    if (prediction->dense) return clamp(age / DENSE_PER_AGE, SHORTEST_INTERVAL_NS, LONGEST_INTERVAL_NS);
-    return greatest(clamp(age / INTERVALS_PER_AGE, SHORTEST_INTERVAL_NS, LONGEST_INTERVAL_NS), age / LATE_SHARE);
+static int64_t plain_interval(const struct prediction *prediction, int64_t age, const struct load *load) {
+    int64_t longest = load->lists > FEW_LISTS ? LONGEST_SHARED_NS : prediction->fresh ? LONGEST_FRESH_NS : LONGEST_INTERVAL_NS;
+    if (prediction->dense) return clamp(age / DENSE_PER_AGE, SHORTEST_INTERVAL_NS, longest);
+    return greatest(clamp(age / INTERVALS_PER_AGE, SHORTEST_INTERVAL_NS, longest), age / LATE_INTERVALS);
 }
 
 /* The next look that a zone asks for. */
@@ -266,28 +281,34 @@ static int64_t zone_look(const struct prediction *prediction, int64_t age) {
 int64_t policy_guard(const struct prediction *prediction, int64_t age, int64_t timer, const struct load *load) {
     /* A loop that comes late anyway does not come earlier because the watcher has seen the end. */
     int64_t next = policy_latest_look(age);
-    if (prediction->dense || prediction->irregular) next = least(next, age + plain_interval(prediction, age));
+    if (prediction->dense || prediction->irregular) next = least(next, age + plain_interval(prediction, age, load));
     next = least(next, zone_look(prediction, age));
     next = greatest(next, age + load->loop_lag_ns);
     return next < timer ? next : NEVER;
 }
 
-/* In a window that the watcher polls. */
+/* In a window that the watcher polls, or the loop. */
 static int64_t step_of(const struct window *window) {
     int64_t width = window->last - window->first;
     int64_t shortest = window->narrow ? SHORTEST_EVENT_STEP_NS : SHORTEST_STEP_NS;
     return clamp(width / STEPS, shortest, LONGEST_STEP_NS);
 }
 
+/* A loop that has slept for milliseconds takes longer to wake than the steps in a wide window are: so it looks itself there. */
+static bool is_loop_window(const struct prediction *prediction, const struct window *window, const struct load *load) {
+    return window && !window->narrow && !prediction->irregular && load->alone && load->timers_allowed && load->lists <= LOOP_LISTS &&
+           window->first > WORTH_LOOP_LAGS * load->loop_lag_ns;
+}
+
 /* When the watcher looks next, before or in the window, or where no end is expected. */
-static int64_t watch_at(const struct prediction *prediction, const struct window *window, int64_t age) {
+static int64_t watch_at(const struct prediction *prediction, const struct window *window, int64_t age, const struct load *load) {
     int64_t at;
     if (!window) {
-        at = age + plain_interval(prediction, age);
+        at = age + plain_interval(prediction, age, load);
     } else if (age < window->first) {
         /* Ends are not expected here: only the guard looks are due. */
         bool plainly = prediction->dense || prediction->irregular;
-        at = plainly ? least(age + plain_interval(prediction, age), window->first) : window->first;
+        at = plainly ? least(age + plain_interval(prediction, age, load), window->first) : window->first;
     } else {
         at = age + step_of(window);
     }
@@ -298,11 +319,15 @@ static int64_t watch_at(const struct prediction *prediction, const struct window
 struct plan policy_plan(const struct prediction *prediction, int64_t age, const struct load *load, enum wait_mode mode) {
     if (mode == WAIT_SPIN) return (struct plan){.stage = STAGE_TASK, .at = age, .until = NEVER};
     const struct window *window = next_window(prediction, age);
-    struct plan watch = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age)};
+    struct plan watch = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age, load)};
     if (mode == WAIT_EVENT) return watch;
     bool begins = age < SPIN_NS;
     if (begins && prediction->short_likely && (!window || window->first < START_SPIN_NS))
         return (struct plan){.stage = STAGE_TASK, .at = age, .until = window && window->narrow ? window->closes : SPIN_NS};
+    if (is_loop_window(prediction, window, load)) {
+        int64_t look = age < window->first ? window->first : age + greatest(step_of(window), 2 * load->loop_lag_ns);
+        return (struct plan){.stage = STAGE_TIMER, .at = look, .until = window->closes, .look = true};
+    }
     if (!window || !window->narrow) return watch;
     struct plan poll = {.stage = STAGE_TASK, .at = age, .until = window->closes, .length = window->first};
     /* By the clock, or by the turns of the loop: with a busy loop the end will have come by the time the loop comes back. */

@@ -33,6 +33,7 @@ struct zone {
 struct prediction {
     int count;
     bool short_likely; /* some of the latest waits ended before a task would have stopped polling, or nothing is known yet */
+    bool fresh;        /* nothing is known of the stream yet */
     bool irregular;    /* too many of the latest waits ended in no window to count on the windows */
     bool dense;        /* no true length was seen for long: this wait is looked at closely all the time */
     struct window windows[MAX_WINDOWS];
@@ -68,7 +69,7 @@ struct load {
 
 enum stage {
     STAGE_TASK,    /* the task polls, once in each turn of its loop, until `until` */
-    STAGE_TIMER,   /* a timer of the loop wakes the task at `at`; the watcher looks at guard times before */
+    STAGE_TIMER,   /* a timer of the loop wakes the task at `at`, or looks itself; the watcher looks at guard times before */
     STAGE_WATCHER, /* the watcher polls at `at` */
 };
 
@@ -76,6 +77,7 @@ struct plan {
     enum stage stage;
     int64_t at, until;
     int64_t length; /* of the window for which the task polls or is woken; 0: none */
+    bool look;      /* STAGE_TIMER: the loop polls natively at `at`, and does not resume the task for that */
 };
 
 /* What to do with a wait of that age which was not over when it was last looked at. */
@@ -86,6 +88,9 @@ bool policy_poll_on(const struct prediction *, int64_t age, int polls, const str
 int64_t policy_latest_look(int64_t age);
 /* The next guard look of a wait that a timer has, or INT64_MAX if the timer comes first. */
 int64_t policy_guard(const struct prediction *, int64_t age, int64_t timer, const struct load *);
+/* Whether a task whose waits were over at once may go on without a turn of its loop (P17). `ops` waits took `elapsed` so far; `tasks`
+ * shared the last turn. */
+bool policy_keep_turn(int64_t elapsed, int ops, int tasks);
 /* How soon the watcher's next pass may come. */
 int64_t policy_pass_gap(int lists);
 /* When to look again at a record for which no task waits. */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -21,6 +22,15 @@ struct queue {
     _Atomic int64_t pushed;  /* when its stack stopped being empty; by that pusher */
     _Atomic int64_t lag;     /* a running mean; by the owner's thread, read by any */
     _Atomic bool wakeup_suppressed;     /* the consumer is about to take the stack: no need to wake it; by its thread, read by any */
+    struct {                 /* by the owner's thread alone */
+        bool open;           /* a callback will say when the next turn begins */
+        const void *task;    /* whose waits were ready last; compared, never used */
+        int64_t since;       /* when that task came on */
+        int ops;             /* its ready waits since then */
+        int tasks, last_tasks; /* that had ready waits in this turn, and in the one before */
+        int64_t latest;      /* when the latest wait was ready */
+    } turn;
+    void *attachment;        /* see queue_attachment */
     struct timer *timer;     /* these four are constant */
     int eventfd;
     int descriptor; /* an epoll of the eventfd and the timer's */
@@ -66,6 +76,8 @@ struct queue *queue_open(void) {
     if (!queue) return NULL;
     uint64_t ignored;
     while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
+    memset(&queue->turn, 0, sizeof queue->turn);
+    queue->attachment = NULL;
     queue->lag = 0; /* its former owner's says nothing of this one */
     queue->refs = 1;
     queue->closed = false;
@@ -131,6 +143,37 @@ void queue_close(struct queue *queue) {
     push_to_orphans(queue);
     queue_unref(queue);
 }
+
+int queue_spend_turn(struct queue *queue, const void *task) {
+    int64_t now = now_ns();
+    int flags = 0;
+    if (!queue->turn.open) {
+        queue->turn.open = true;
+        queue->turn.task = NULL;
+        queue->turn.latest = now;
+        flags = TURN_BEGAN;
+    }
+    if (task != queue->turn.task || queue->turn.ops == 0) {
+        queue->turn.task = task;
+        queue->turn.since = queue->turn.latest; /* it came on when the one before it was through */
+        queue->turn.ops = 0;
+        queue->turn.tasks++;
+    }
+    queue->turn.ops++;
+    queue->turn.latest = now;
+    int tasks = queue->turn.last_tasks > queue->turn.tasks ? queue->turn.last_tasks : queue->turn.tasks;
+    if (policy_keep_turn(now - queue->turn.since, queue->turn.ops, tasks)) return flags;
+    queue->turn.ops = 0;
+    return flags | TURN_YIELD;
+}
+
+void queue_new_turn(struct queue *queue) {
+    queue->turn.open = false;
+    queue->turn.last_tasks = queue->turn.tasks;
+    queue->turn.tasks = 0;
+}
+
+void **queue_attachment(struct queue *queue) { return &queue->attachment; }
 
 void queue_ref(struct queue *queue) { atomic_fetch_add(&queue->refs, 1); }
 

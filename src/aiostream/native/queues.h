@@ -3,6 +3,7 @@
 #define AIOSTREAM_QUEUES_H
 
 #include "base.h"
+#include "policy.h"
 #include "timer.h"
 
 struct queue;
@@ -22,7 +23,14 @@ void queue_unref(struct queue *); /* with the last reference it may be recycled 
 void queue_push(struct queue *, struct queue_entry *);
 struct queue_entry *queue_take(struct queue *);                 /* all that has arrived, oldest first; by its consumer */
 void queue_put_back(struct queue *, struct queue_entry *oldest); /* what the consumer could not take; it will be woken again */
+void **queue_attachment(struct queue *); /* what the waits of its loop keep here; by the loop's thread alone */
 int64_t queue_lag(const struct queue *); /* ns; how long the loop takes these days to come back to what waits for it */
 void queue_note_lag(struct queue *, int64_t lag);
+
+/* Ready waits do not yield to their loop by themselves, so the tasks of a loop share a budget for each of its turns. By the loop's
+ * thread alone. */
+enum { TURN_YIELD = 1, TURN_BEGAN = 2 };
+int queue_spend_turn(struct queue *, const void *task); /* a wait of that task was ready: the flags say what to do */
+void queue_new_turn(struct queue *);                    /* by a callback of the loop that TURN_BEGAN has asked for */
 
 #endif

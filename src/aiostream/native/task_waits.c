@@ -22,6 +22,7 @@ static bool is_legacy(const void *stream) { return (uintptr_t)stream <= 1; }
 /* Leaves a wait to a timer or the watcher. Whoever has it next may end it before this returns. */
 static void leave(struct wait *wait, enum holder holder, int64_t due) {
     int expected = HELD_BY_TASK_LISTED;
+    wait->due = due;
     if (atomic_load(&wait->holder) == HELD_BY_TASK_LISTED) {
         /* The watcher still lists it, and has to come by. Said before the exchange, because afterwards the list may be gone. If
          * the watcher comes in between, it unlists the wait, and the exchange fails. */
@@ -45,6 +46,7 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
     }
     wait->poll_until = start + plan->until;
     wait->woken_for = plan->length;
+    wait->look_at_due = plan->look;
     int64_t now = now_ns(), guard = policy_guard(&wait->prediction, now - start, plan->at, load);
     struct timer *timer = queue_timer(wait->queue);
     bool listed = atomic_load(&wait->holder) == HELD_BY_TASK_LISTED;
@@ -55,29 +57,33 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
     return true;
 }
 
-/* Decides what comes next for a wait that was not over at `now`. */
-static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
+bool wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     struct load load = wait_load(wait);
     int64_t start = atomic_load(&wait->start);
     struct plan plan = policy_plan(&wait->prediction, now - start, &load, wait->mode);
-    if (plan.stage == STAGE_TASK) {
-        wait->poll_until = plan.until == INT64_MAX ? INT64_MAX : start + plan.until;
+    /* The ticket comes before whoever may fire it. Without memory for one the task goes on polling, which needs none. */
+    if (plan.stage != STAGE_TASK && !wait->ticket) wait->ticket = point_watch(wait->queue, wait->context);
+    *ticket = wait->ticket;
+    if (plan.stage == STAGE_TASK || !wait->ticket) {
+        wait->poll_until = plan.until == INT64_MAX || plan.stage != STAGE_TASK ? INT64_MAX : start + plan.until;
         wait->polled = now;
+        return true;
+    }
+    if (leave_as_planned(wait, &plan, &load)) return false;
+    load.timers_allowed = false;
+    plan = policy_plan(&wait->prediction, now - start, &load, wait->mode);
+    leave_as_planned(wait, &plan, &load);
+    return false;
+}
+
+/* Decides what comes next for a task's wait that was not over at `now`; false: the task polls on. */
+static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
+    uint64_t ticket = 0;
+    if (wait_polls_on(wait, now, &ticket)) {
         result->spinning = wait;
         return false;
     }
-    uint64_t ticket = point_watch(wait->queue, wait->context);
-    if (!ticket) { /* no memory: the task goes on polling, which needs none */
-        wait->poll_until = INT64_MAX;
-        result->spinning = wait;
-        return false;
-    }
-    wait->ticket = result->ticket = ticket;
-    if (!leave_as_planned(wait, &plan, &load)) {
-        load.timers_allowed = false;
-        plan = policy_plan(&wait->prediction, now - start, &load, wait->mode);
-        leave_as_planned(wait, &plan, &load);
-    }
+    result->ticket = ticket;
     return true;
 }
 
@@ -102,7 +108,7 @@ static int ask(struct wait_list *list, void *stream) {
     return status;
 }
 
-static int record(struct wait *wait, void *stream) {
+int wait_record(struct wait *wait, void *stream) {
     struct wait_list *list = wait->list;
     wait->opened = atomic_fetch_add(&list->clock, 1);
     int status = driver.event_record(wait->event, stream, 0);
@@ -113,8 +119,7 @@ static int record(struct wait *wait, void *stream) {
     return refusal < 0 ? refusal : CUDA_SUCCESS;
 }
 
-/* A record that its task needs no more. */
-static void release(struct wait *wait, int status) {
+void wait_release(struct wait *wait, int status) {
     atomic_fetch_sub(&wait->list->waiting, 1);
     wait->over_status = status;
     int expected = HELD_BY_TASK_LISTED;
@@ -124,7 +129,7 @@ static void release(struct wait *wait, int status) {
 /* The wait ends in its task's hands. */
 static void end_by_task(struct wait *wait, int status) {
     atomic_fetch_sub(&pending_waits, 1);
-    release(wait, status);
+    wait_release(wait, status);
 }
 
 static bool is_over(int status, struct wait_result *result) {
@@ -140,7 +145,7 @@ void wait_begin(struct wait_list *list, void *stream, struct queue *queue, enum 
     struct wait *wait;
     result->refusal = wait_start(list, queue, mode, &wait);
     if (result->refusal) return;
-    result->refusal = record(wait, stream);
+    result->refusal = wait_record(wait, stream);
     if (result->refusal) end_by_task(wait, result->refusal);
     else go_on(wait, result, now_ns());
 }
@@ -163,52 +168,78 @@ void wait_begin_event(struct context *context, struct shared_history *history, s
 
 /* ------------------------------------------------------------------------------------------------ polling */
 
-bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *result) {
-    *result = (struct wait_result){0};
+enum wait_look wait_look(struct wait *wait, struct queue *queue, int *status) {
     int64_t before = now_ns();
-    int status = wait_query(wait);
+    *status = wait_query(wait);
     int64_t now = now_ns();
     bool first = wait->first_poll_due;
     wait->first_poll_due = false;
     if (!first) queue_note_lag(queue, now - wait->polled);
     wait->polled = now;
-    if (status != CUDA_NOT_READY) {
-        if (status == CUDA_SUCCESS) {
+    if (*status != CUDA_NOT_READY) {
+        if (*status == CUDA_SUCCESS) {
             wait_learn(wait, now);
             wait_learn_lead(wait, now);
         }
         wait_note_end(wait, now);
         atomic_fetch_add(&counters[WAITS_SPUN], 1);
-        result->refusal = status;
-        end_by_task(wait, status);
-        return true;
+        return LOOK_OVER;
     }
     atomic_store(&wait->pending_at, before);
     if (first) wait->first_poll = now;
-    if (now < wait->poll_until) {
-        result->spinning = wait;
-        return false;
-    }
+    if (now < wait->poll_until) return LOOK_PENDING;
     struct load load = wait_load(wait);
-    if (policy_poll_on(&wait->prediction, now - atomic_load(&wait->start), ++wait->polls, &load)) {
+    if (policy_poll_on(&wait->prediction, now - atomic_load(&wait->start), ++wait->polls, &load)) return LOOK_PENDING;
+    wait->woken_for = 0; /* the end for which the task was woken did not come */
+    return LOOK_EXPIRED;
+}
+
+bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *result) {
+    *result = (struct wait_result){0};
+    switch (wait_look(wait, queue, &result->refusal)) {
+    case LOOK_OVER: end_by_task(wait, result->refusal); return true;
+    case LOOK_EXPIRED: result->refusal = 0; return go_on(wait, result, wait->polled);
+    default:
+        result->refusal = 0;
         result->spinning = wait;
         return false;
     }
-    wait->woken_for = 0; /* the end for which the task was woken did not come */
-    return go_on(wait, result, now);
 }
+
+void wait_leave_to_watcher(struct wait *wait) { leave(wait, HELD_BY_WATCHER, atomic_load(&wait->start)); }
 
 /* The watcher recycles the record once our event is complete. A user's event need not be polled any more. */
 void wait_drop(struct wait *wait) {
     wait->ticket = 0;
     atomic_fetch_sub(&pending_waits, 1);
-    if (wait->snapshot) release(wait, CUDA_NOT_READY);
-    else leave(wait, HELD_BY_WATCHER, atomic_load(&wait->start));
+    if (wait->snapshot) wait_release(wait, CUDA_NOT_READY);
+    else wait_leave_to_watcher(wait);
 }
 
 /* ------------------------------------------------------------------------------------------------ the loop's timer */
 
-void waits_hand_back_due(struct queue *queue) {
+void wait_end_in_loop(struct wait *wait, int status) {
+    atomic_fetch_sub(&pending_waits, 1);
+    point_fire(wait->ticket, status);
+    wait_release(wait, status);
+}
+
+/* Its end is near: its task, or the loop for a future, polls it from now on. */
+static void resume(struct wait *wait) {
+    if (wait->future) wait_poll_future(wait);
+    else wait_fire_hand_back(wait, wait->woken_for);
+}
+
+/* One native look in a wide window. */
+static void look_at(struct wait *wait, struct queue *queue) {
+    int status;
+    uint64_t ticket;
+    wait->first_poll_due = true; /* the time since the last look says nothing of the loop's lag */
+    if (wait_look(wait, queue, &status) == LOOK_OVER) wait_end_in_loop(wait, status);
+    else if (wait_polls_on(wait, wait->polled, &ticket)) resume(wait);
+}
+
+void waits_run_due(struct queue *queue) {
     struct timer_entry *due = timer_take_due(queue_timer(queue), now_ns());
     if (due) queue_suppress_wakeup(queue);
     while (due) {
@@ -216,9 +247,12 @@ void waits_hand_back_due(struct queue *queue) {
         due = due->next;
         int expected = HELD_BY_TIMER; /* or the watcher has unlisted it meanwhile, or was never told */
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
-        wait_fire_hand_back(wait, wait->woken_for);
+        if (wait->look_at_due) look_at(wait, queue);
+        else resume(wait);
     }
 }
+
+bool waits_are_due(struct queue *queue) { return *queue_attachment(queue) || timer_is_due(queue_timer(queue), now_ns()); }
 
 void waits_leave_loop(struct queue *queue) {
     struct timer_entry *left = timer_close(queue_timer(queue));
@@ -227,6 +261,7 @@ void waits_leave_loop(struct queue *queue) {
         left = left->next;
         int expected = HELD_BY_TIMER;
         if (atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED)) expected = HELD_BY_TASK_LISTED;
-        leave(wait, HELD_BY_WATCHER, atomic_load(&wait->start));
+        wait_leave_to_watcher(wait);
     }
+    waits_leave_futures(queue);
 }

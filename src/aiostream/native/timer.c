@@ -91,9 +91,13 @@ bool timer_remove(struct timer *timer, struct timer_entry *entry, const _Atomic 
     return found;
 }
 
+bool timer_is_due(const struct timer *timer, int64_t now) {
+    int64_t set_for = atomic_load(&((struct timer *)timer)->set_for);
+    return set_for && set_for <= now + DUE_SOON_NS;
+}
+
 struct timer_entry *timer_take_due(struct timer *timer, int64_t now) {
-    int64_t set_for = atomic_load(&timer->set_for);
-    if (!set_for || set_for > now + DUE_SOON_NS) return NULL;
+    if (!timer_is_due(timer, now)) return NULL;
     pthread_mutex_lock(&timer->lock);
     struct timer_entry *due = timer->first, **link = &due;
     for (int taken = 0; *link && (*link)->time <= now + DUE_SOON_NS && taken < MAX_WOKEN_AT_ONCE; taken++) {

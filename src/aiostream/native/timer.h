@@ -13,6 +13,7 @@ struct timer *timer_new(void); /* closed; NULL: no memory, or no descriptor */
 void timer_free(struct timer *);
 int timer_descriptor(const struct timer *);
 void timer_open(struct timer *);
+bool timer_is_due(const struct timer *, int64_t now); /* perhaps */
 bool timer_add(struct timer *, struct timer_entry *, int64_t time, int most); /* false: there are so many, or it is closed */
 /* False: it was taken already, or is none of its entries, or `*state` is not `wanted`: it was added, but its owner is not through. */
 bool timer_remove(struct timer *, struct timer_entry *, const _Atomic int *state, int wanted);

@@ -57,16 +57,20 @@ struct wait {
     uint64_t opened, closed;   /* the list's clock before and after the record */
     int64_t began;
     enum wait_mode mode;
+    bool future; /* its ticket is for all its life, and its loop polls it natively: */
+    struct wait *next_polled; /* by the loop's thread (the watcher may still list it, by `next`) */
     struct queue *queue;
     struct prediction prediction;
     /* By whoever holds it: */
     _Atomic int64_t start;      /* when its work began, as far as is known: */
     _Atomic int64_t start_slack; /* perhaps so much earlier */
     _Atomic int64_t pending_at; /* the last time at which it was seen not to be over; 0: never */
+    int64_t due;                /* when the watcher is to look first; by the task before it leaves the wait, then the watcher's */
     _Atomic uint64_t ticket;    /* 0: no task waits for it now; the watcher reads it of all that it lists */
     int over_status;            /* written before OVER_LISTED */
     int64_t poll_until, polled; /* by the task while it polls, ns */
     int polls;
+    bool look_at_due;    /* the loop polls it when its timer is due, and does not resume the task for that */
     int64_t woken_for;   /* the length for which the task was woken; 0: for none */
     bool first_poll_due; /* handed back, and not yet polled */
     int64_t first_poll;  /* the task's first poll after that; 0: the wait was over by then */
@@ -89,6 +93,17 @@ void wait_note_end(struct wait *, int64_t seen); /* of its list: work behind it 
 void wait_learn(struct wait *, int64_t seen);    /* its end was first seen then */
 void wait_learn_lead(struct wait *, int64_t seen);
 struct load wait_load(const struct wait *);
+/* What a task or a loop does next with a wait that was not over at `now`: polls on (true), or has left it to a timer or the watcher. */
+bool wait_polls_on(struct wait *, int64_t now, uint64_t *ticket);
+enum wait_look { LOOK_PENDING, LOOK_EXPIRED, LOOK_OVER };
+/* Polls a wait that its task or loop holds: not over; not over, and its time of polling has; or over, with *status. */
+enum wait_look wait_look(struct wait *, struct queue *, int *status);
+void wait_end_in_loop(struct wait *, int status); /* over, in its loop's thread: fires its ticket */
+void wait_release(struct wait *, int status); /* its task or loop needs the record no more */
+void wait_leave_to_watcher(struct wait *);
+int wait_record(struct wait *, void *stream); /* our event at the stream's present end; 0, or why not */
+void waits_leave_futures(struct queue *);     /* those that the loop polls are the watcher's from now on */
+void wait_poll_future(struct wait *); /* the loop's thread polls it from now on */
 void wait_fire_hand_back(struct wait *, int64_t length); /* fires its ticket with STATUS_HANDED_BACK */
 
 /* ---------------------------------------------------------------- snapshots.c: what a user's event has recorded */

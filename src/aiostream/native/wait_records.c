@@ -147,6 +147,7 @@ int wait_start(struct wait_list *list, struct queue *queue, enum wait_mode mode,
     wait->snapshot = NULL;
     wait->mode = mode;
     wait->ticket = 0;
+    wait->future = false;
     wait->queue = queue;
     wait->holder = HELD_BY_TASK;
     wait->opened = wait->closed = 0;

@@ -34,9 +34,20 @@ void wait_begin(struct wait_list *, void *stream, struct queue *, enum wait_mode
 /* Waits for what a user's event has recorded now. Called without the GIL, under RELAXED; the handle is pinned. */
 void wait_begin_event(struct context *, struct shared_history *, struct handle *event, struct queue *, enum wait_mode,
                       struct wait_result *);
+/* A wait of a future: it has no task that polls, but one ticket for all its life, which is fired at its end. Everything is
+ * reserved before the work is enqueued; nothing but the record itself can fail afterwards. Each without the GIL. */
+int wait_reserve(struct wait_list *, struct queue *, enum wait_mode, struct wait **);
+uint64_t wait_ticket(const struct wait *);
+void wait_unreserve(struct wait *);
+/* Records what the stream has reached now. 0: the wait is no longer the caller's; else it still is. `poll` says whether the loop
+ * has to call waits_poll_futures soon. */
+int wait_record_future(struct wait *, void *stream, bool *poll);
+/* In the loop's thread, under RELAXED, before each drain: polls the futures whose end is near. True: again in its next turn. */
+bool waits_poll_futures(struct queue *);
 bool wait_poll(struct wait *, struct queue *, struct wait_result *); /* false: the caller goes on polling */
 void wait_drop(struct wait *);                                       /* its task has gone */
-void waits_hand_back_due(struct queue *); /* by the loop's thread, before each drain: those whose timer is due */
+void waits_run_due(struct queue *);    /* by the loop's thread, under RELAXED, before each drain: those whose timer is due */
+bool waits_are_due(struct queue *);    /* whether there may be any, or futures to poll */
 void waits_leave_loop(struct queue *);    /* before the queue is closed: the watcher takes those that its timer has */
 int waits_limit_timer(int most);          /* exchanges how many waits a loop's timer takes */
 bool waits_are_new(void);

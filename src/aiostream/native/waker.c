@@ -4,7 +4,9 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -12,12 +14,16 @@ static const int64_t SHORTEST_SLEEP_NS = 12000; /* a shorter pause is spent awak
 static const int64_t NEVER = INT64_MAX;
 
 static _Atomic bool parked;          /* written by the watcher; read by whoever arms a point */
-static _Atomic int64_t asleep_until; /* written by the watcher, 0 while awake; read by whoever gives it work */
+/* When the watcher will wake; 0 while it is awake. Written by the watcher, and only made earlier by others. */
+static _Atomic int64_t asleep_until;
 static int wake_descriptor = -1;
+static int timer_descriptor = -1; /* wakes it earlier than it meant to */
+static pthread_mutex_t timer_lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf: the timer is set for what asleep_until says */
 
 int waker_open(void) {
     if (wake_descriptor < 0) wake_descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    return wake_descriptor < 0 ? errno : 0;
+    if (wake_descriptor >= 0 && timer_descriptor < 0) timer_descriptor = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    return wake_descriptor < 0 || timer_descriptor < 0 ? errno : 0;
 }
 
 void waker_wake(void) {
@@ -25,8 +31,28 @@ void waker_wake(void) {
     while (write(wake_descriptor, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
+/* The last to take the lock sets the earliest time, because asleep_until only becomes earlier while the watcher sleeps. */
+static void set_timer(void) {
+    pthread_mutex_lock(&timer_lock);
+    int64_t time = atomic_load(&asleep_until);
+    if (time) {
+        struct itimerspec when = {.it_value = {.tv_sec = time / 1000000000, .tv_nsec = time % 1000000000}};
+        timerfd_settime(timer_descriptor, TFD_TIMER_ABSTIME, &when, NULL);
+    }
+    pthread_mutex_unlock(&timer_lock);
+}
+
+/* Setting a timer is cheaper than waking a thread that has nothing to do until then. */
 void waker_wake_before(int64_t time) {
-    if (atomic_load(&asleep_until) > time) waker_wake();
+    int64_t until = atomic_load(&asleep_until);
+    if (until <= time) return;
+    if (time < now_ns() + SHORTEST_SLEEP_NS) {
+        waker_wake();
+        return;
+    }
+    while (!atomic_compare_exchange_weak(&asleep_until, &until, time))
+        if (until <= time) return;
+    set_timer();
 }
 
 void waker_wake_if_parked(void) {
@@ -61,8 +87,8 @@ int64_t waker_oversleep(int64_t delay) {
     return late < 10000 ? 10000 : late > 500000 ? 500000 : late;
 }
 
-/* Publish, then poll for new_waits; who hands over a wait pushes it, then reads what is published: one of the two sees the
- * other (both sequentially consistent). */
+/* Publishes when it will wake, then asks for work. Whoever adds work makes it visible, then reads what is published. One of the
+ * two sees the other (both sequentially consistent). */
 void waker_sleep_until(int64_t time, bool (*must_wake)(void)) {
     int64_t now = now_ns();
     int64_t delay = time == NEVER ? NEVER : time - now;
@@ -76,14 +102,17 @@ void waker_sleep_until(int64_t time, bool (*must_wake)(void)) {
     }
     atomic_store(&asleep_until, time);
     if (!must_wake()) {
-        struct pollfd descriptor = {.fd = wake_descriptor, .events = POLLIN};
+        struct pollfd descriptors[] = {{.fd = wake_descriptor, .events = POLLIN}, {.fd = timer_descriptor, .events = POLLIN}};
         struct timespec timeout = {.tv_sec = delay / 1000000000, .tv_nsec = delay % 1000000000};
-        if (ppoll(&descriptor, 1, time == NEVER ? NULL : &timeout, NULL) > 0) {
-            uint64_t ignored;
+        int ready = ppoll(descriptors, 2, time == NEVER ? NULL : &timeout, NULL);
+        int64_t until = atomic_exchange(&asleep_until, 0), woken = now_ns();
+        uint64_t ignored;
+        if (ready > 0 && descriptors[0].revents)
             while (read(wake_descriptor, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
-        } else if (time != NEVER) {
-            learn_lateness(delay, now_ns() - time);
-        }
+        else if (ready >= 0 && until != NEVER && woken >= until)
+            learn_lateness(until - now, woken - until);
+        if (ready > 0 && descriptors[1].revents)
+            while (read(timer_descriptor, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
     }
     atomic_store(&asleep_until, 0);
 }

@@ -160,8 +160,8 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
             continue;
         }
         if (!is_wanted(list)) return start + policy_unwanted(age);
-        /* A dropped wait has no task to which it could be handed back. */
-        struct plan plan = policy_plan(&wait->prediction, age, &load, wait->ticket ? wait->mode : WAIT_EVENT);
+        /* A dropped wait has no task to which it could be handed back, and a future never had one. */
+        struct plan plan = policy_plan(&wait->prediction, age, &load, wait->ticket && !wait->future ? wait->mode : WAIT_EVENT);
         if (plan.stage == STAGE_WATCHER) return start + plan.at;
         if (plan.stage == STAGE_TIMER) {
             /* As a timer would: guard looks before, and awake when the task is to be woken. */
@@ -175,6 +175,15 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         wait_fire_hand_back(wait, plan.length);
     }
     return NEVER;
+}
+
+/* When to poll a list whose first wait was left just now: it may be due already, if the watcher slept until then. */
+static int64_t schedule_new(struct wait_list *list, int64_t now) {
+    int64_t at = schedule(list, now);
+    if (!list->first) return at;
+    if (list->first->due < at) at = list->first->due;
+    list->first->due = NEVER;
+    return at;
 }
 
 /* The next look comes no later than `time`, and no later than it was due: for the bound, it counts when the last look was. */
@@ -198,7 +207,7 @@ static void take_new_waits(int64_t now) {
         if (!list->active) activate(list);
         insert(list, wait);
         /* A list that was without a task was looked at ever more seldom. */
-        if (list->first == wait || !list->first->ticket) poll_by(list, schedule(list, now));
+        if (list->first == wait || !list->first->ticket) poll_by(list, schedule_new(list, now));
         if (!list->first) deactivate(list);
         wait_list_unref(list);
     }
@@ -209,13 +218,10 @@ static void take_new_waits(int64_t now) {
 static int poll_due(struct wait_list *list, int64_t now) {
     int polls = 0;
     bool revisit = atomic_exchange(&list->revisit, false);
-    bool due = list->next_poll <= now + TOGETHER_NS;
-    if (due) {
-        polls = poll_list(list, now);
-        list->next_poll = schedule(list, now);
-    } else if (revisit) {
-        poll_by(list, schedule(list, now));
-    }
+    if (revisit) poll_by(list, schedule_new(list, now));
+    if (list->next_poll > now + TOGETHER_NS) return 0;
+    polls = poll_list(list, now);
+    list->next_poll = schedule(list, now);
     return polls;
 }
 
