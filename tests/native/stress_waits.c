@@ -34,7 +34,7 @@ static int64_t await_ticket(struct queue *queue, uint64_t ticket, int64_t patien
     while (awaited) {
         struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
         poll(&descriptor, 1, 1);
-        waits_run_due(queue);
+        run_due(queue);
         REQUIRE(queue_drain(queue, emit_awaited, NULL), "the drain stopped");
         REQUIRE(!awaited || now_ns() < deadline, "%s", what);
     }
@@ -139,7 +139,7 @@ static void order(struct queue *queue) {
     int64_t position = end_of(still);
     uint64_t second = begin_one(list, still, queue, WAIT_EVENT).ticket;
     uint64_t third = begin_one(list, still, queue, WAIT_EVENT).ticket;
-    uint64_t ticket = spin_out(first, queue);
+    uint64_t ticket = first.ticket ? first.ticket : spin_out(first, queue); /* a slow machine may leave it at once */
     pause_for(5000000);
     relaxed_store(&still->done, position);
     REQUIRE(await_ticket(queue, ticket, 5 * SECOND, "a wait is held up by later ones of its stream") == 0, "it failed");
@@ -291,9 +291,9 @@ static void close_loop(struct queue *orphans) {
 static void behind_a_dropped(struct queue *queue) {
     struct wait_list *list = wait_list_new(contexts[0], histories[0]);
     int64_t delays[TRIALS];
-    for (int i = -6; i < TRIALS; i++) {
+    for (int i = -6; i < TRIALS; i++) { /* the first few are young */
         enqueue_work(still);
-        wait_drop(begin_one(list, still, queue, i % 2 ? WAIT_SPIN : WAIT_AUTO).spinning);
+        wait_drop(begin_one(list, still, queue, WAIT_SPIN).spinning);
         if (i >= 0) pause_for((50 + chance(50)) * MILLISECOND); /* so old that it is looked at each 6 to 12 ms */
         uint64_t ticket = begin_one(list, still, queue, WAIT_EVENT).ticket;
         pause_for(chance(2000000));
@@ -473,8 +473,8 @@ static void report(void) {
            (long long)begun_count, (long long)ended, (long long)failures, (long long)dropped, (long long)orphaned,
            (long long)captured, (long long)handed_back, (long long)repeated, (long long)counters[WAITS_BY_TIMER],
            (long long)counters[WAITS_WATCHED]);
-    printf("events: %lld awaited, %lld recorded, %lld refused, %lld closed; %lld stood in for; %lld helpers at most\n",
-           (long long)events_awaited, (long long)events_recorded, (long long)records_refused, (long long)events_closed,
+    printf("events: %lld futures; %lld awaited, %lld recorded, %lld refused, %lld closed; %lld stood in for; %lld helpers at most\n",
+           (long long)futures_begun, (long long)events_awaited, (long long)events_recorded, (long long)records_refused, (long long)events_closed,
            (long long)item_count, (long long)most_helpers);
     bool met = ended > 0 && failures > 0 && dropped > 0 && orphaned > 0 && captured > 0 && repeated > 0 && events_closed > 0;
     met &= counters[WAITS_BY_TIMER] > 20 && counters[WAITS_HANDED_BACK] > 20 && item_count > 100;
