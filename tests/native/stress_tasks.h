@@ -96,9 +96,11 @@ static void disturb_event(void) {
     struct users_event *event = atomic_load(slot);
     if (chance(60) == 0) {
         struct users_event *next = open_event((int)chance(CONTEXTS));
-        if (!next || !atomic_compare_exchange_strong(slot, &event, next)) return;
+        if (!next) return;
+        /* If another thread has put in a new one meanwhile, this one is closed unused. */
+        bool replaced = atomic_compare_exchange_strong(slot, &event, next);
         int mode = relaxed_enter();
-        handle_close(event->handle);
+        handle_close(replaced ? event->handle : next->handle);
         relaxed_leave(mode);
         relaxed_add(&events_closed, 1);
         return;
