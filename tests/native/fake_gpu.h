@@ -15,7 +15,7 @@
 #include <time.h>
 
 enum { CONTEXTS = 2, STREAMS = 8, REGULAR = 3, DUES = 1 << 14, ITEMS = 1 << 20, MOST_HELPERS = 32 };
-enum { ERROR_REFUSED = 2, ERROR_FAILED = 700 };
+enum { ERROR_REFUSED = 2, ERROR_FAILED = 700, ERROR_CAPTURED = 907 };
 static const int64_t MICROSECOND = 1000, MILLISECOND = 1000000, SECOND = 1000000000;
 
 #define relaxed_load(address) atomic_load_explicit(address, memory_order_relaxed)
@@ -48,6 +48,7 @@ struct event {
     int context;
     bool users;
     _Atomic uint64_t packed; /* of a user's: its position */
+    _Atomic bool captured;   /* a user's, by a capture: a query would end that */
     /* Of the library's: */
     struct position position;
     struct item *behind; /* recorded on a helper */
@@ -168,7 +169,9 @@ static int fake_event_record(void *object, void *target, unsigned flags) {
     if (relaxed_load(&failed[stream->context])) return ERROR_FAILED;
     if (relaxed_load(&unruly) && chance(200) == 0) return ERROR_REFUSED;
     if (event->users) {
-        relaxed_store(&event->packed, pack(enqueue_work(stream)));
+        bool captured = capture_begins <= 1;
+        relaxed_store(&event->captured, captured);
+        if (!captured) relaxed_store(&event->packed, pack(enqueue_work(stream)));
         return 0;
     }
     /* One that was recorded on a helper may be put back before its end, because no wait polls it any more. */
@@ -206,6 +209,7 @@ static int fake_event_query(void *object) {
     /* Whoever polls has decided to do so, and then loses its processor. */
     if (relaxed_load(&unruly) && chance(300) == 0) pause_for(chance(600000));
     if (relaxed_load(&failed[event->context])) return ERROR_FAILED;
+    if (event->users && relaxed_load(&event->captured)) return ERROR_CAPTURED;
     if (event->users) return is_over(unpack(relaxed_load(&event->packed))) ? 0 : CUDA_NOT_READY;
     REQUIRE(!event->taken, "an event was queried that a capture has taken");
     if (!event->recorded) return 0;
@@ -239,6 +243,7 @@ static int fake_stream_wait_event(void *object, void *awaited, unsigned flags) {
     struct stream *helper = object;
     struct event *event = awaited;
     REQUIRE(flags == 0 && event->users && helper->helper, "something else than a helper waits for a user's event");
+    REQUIRE(!relaxed_load(&event->captured), "a helper joins a capture");
     if (relaxed_load(&failed[event->context])) return ERROR_FAILED;
     if (refused_helpers && refused_helpers--) return ERROR_REFUSED;
     if (relaxed_load(&unruly) && chance(100) == 0) return ERROR_REFUSED;

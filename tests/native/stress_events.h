@@ -36,44 +36,62 @@ static void recorded_again(struct queue *queue) {
 }
 
 static struct users_event *meanwhile;
+static pthread_t recorder;
 
-static void record_meanwhile(void) {
-    REQUIRE(record_event(meanwhile, other) == 0, "a record was refused");
+static void *record(void *capture) {
+    REQUIRE(record_event_into(meanwhile, other, capture != NULL) == 0, "a record was refused");
     finish(other);
+    return NULL;
 }
 
-/* A poll has chosen the user's event, and queries it after another thread has recorded it again: on an idle stream. */
-static void recorded_during_a_poll(struct queue *queue) {
-    struct wait_result result;
+/* Another thread gets as far as it can before the query. */
+static void record_meanwhile(void) {
+    pthread_create(&recorder, NULL, record, NULL);
+    pause_for(3000000);
+}
+static void capture_meanwhile(void) {
+    pthread_create(&recorder, NULL, record, &meanwhile);
+    pause_for(3000000);
+}
+
+static struct wait *begin_meanwhile(struct queue *queue) {
     meanwhile = open_event(0);
     REQUIRE(record_event(meanwhile, still) == 0, "a record was refused");
-    struct wait *wait = begin_for_event(meanwhile, histories[0], queue, WAIT_SPIN).spinning;
-    before_query = record_meanwhile;
-    REQUIRE(!poll_once(wait, queue, &result), "a record during a poll has ended the wait");
+    return begin_for_event(meanwhile, histories[0], queue, WAIT_SPIN).spinning;
+}
+
+static void end_meanwhile(struct wait *wait, struct queue *queue) {
+    struct wait_result result;
+    pthread_join(recorder, NULL);
     REQUIRE(!poll_once(wait, queue, &result), "a later record has ended a wait");
     finish(still);
     see_through((struct wait_result){.spinning = wait}, queue);
     close_event(meanwhile);
     await_true(events_are_destroyed, "a closed event is not destroyed");
     require_nothing_left();
+}
+
+/* A poll has chosen the user's event; another thread records it on an idle stream, or into a capture, before the query. */
+static void recorded_during_a_poll(struct queue *queue) {
+    struct wait_result result;
+    for (int i = 0; i < 2; i++) {
+        struct wait *wait = begin_meanwhile(queue);
+        before_query = i ? capture_meanwhile : record_meanwhile;
+        REQUIRE(!poll_once(wait, queue, &result), "a record during a poll has ended the wait with %d", result.refusal);
+        end_meanwhile(wait, queue);
+    }
     printf("poll: a record during a poll does not end the wait\n");
 }
 
 /* Two threads record one event: each of them must find the waits for what it had recorded before. */
 static void recorded_twice_at_once(struct queue *queue) {
-    struct wait_result result;
-    meanwhile = open_event(0);
-    REQUIRE(record_event(meanwhile, still) == 0, "a record was refused");
-    struct wait *wait = begin_for_event(meanwhile, histories[0], queue, WAIT_SPIN).spinning;
-    before_query = record_meanwhile;
-    REQUIRE(record_event(meanwhile, other) == 0, "a record was refused");
-    finish(other);
-    REQUIRE(!poll_once(wait, queue, &result), "two records at once have ended the wait");
-    finish(still);
-    see_through((struct wait_result){.spinning = wait}, queue);
-    close_event(meanwhile);
-    await_true(events_are_destroyed, "a closed event is not destroyed");
-    require_nothing_left();
+    for (int i = 0; i < 2; i++) {
+        struct wait *wait = begin_meanwhile(queue);
+        before_query = i ? capture_meanwhile : record_meanwhile;
+        REQUIRE(record_event(meanwhile, other) == 0, "a record was refused");
+        finish(other);
+        end_meanwhile(wait, queue);
+    }
     printf("twice: two records at once do not end a wait\n");
 }
 

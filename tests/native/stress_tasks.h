@@ -20,6 +20,8 @@ struct task {
     struct position target; /* what it waits for was enqueued by then */
     int context;
     bool cancelled;
+    bool future;          /* its ticket is for all its life */
+    bool may_be_captured; /* it began while its event was, or was being, recorded into a capture */
     int returned; /* how often it was handed back */
     int64_t over_since; /* when its loop saw its target reached */
 };
@@ -34,11 +36,12 @@ struct loop {
     pthread_t thread;
     uint64_t seed;
     struct queue *queue;
+    bool polls_futures; /* it must not sleep */
     struct task tasks[TASKS];
 };
 static _Atomic int64_t begun_count, delivered, orphaned, handed_back, repeated, dropped, ended, failures, captured;
 static _Atomic int64_t outstanding[CONTEXTS];
-static _Atomic int64_t events_awaited, events_recorded, records_refused, events_closed;
+static _Atomic int64_t futures_begun, events_awaited, events_recorded, records_refused, events_closed;
 
 static struct shared_history *histories[2];
 static struct wait_list *wait_lists[CONTEXTS][STREAMS];
@@ -71,33 +74,39 @@ static struct users_event *open_event(int context) { /* NULL: enough were opened
 }
 
 /* As Event.record() does. The pin is this call's, so the event may be closed meanwhile. */
-static int record_event(struct users_event *event, struct stream *stream) {
+static int record_event_into(struct users_event *event, struct stream *stream, bool capture) {
     if (!handle_pin(event->handle)) return RESULT_CLOSED;
     relaxed_add(&event->started, 1);
     creations = 0;
     int mode = relaxed_enter();
     int status = wait_snapshot_before_record(contexts[event->context], event->handle);
+    capture_begins = capture ? 0 : NO_CAPTURE;
     if (status == CUDA_SUCCESS) status = driver.event_record(event->event, stream, 0);
+    capture_begins = NO_CAPTURE;
     relaxed_leave(mode);
     relaxed_add(&event->finished, 1);
     handle_unpin(event->handle);
     return status;
 }
 
+static int record_event(struct users_event *event, struct stream *stream) { return record_event_into(event, stream, false); }
+
 static void disturb_event(void) {
     _Atomic(struct users_event *) *slot = &current_events[chance(EVENTS)];
     struct users_event *event = atomic_load(slot);
     if (chance(60) == 0) {
         struct users_event *next = open_event((int)chance(CONTEXTS));
-        if (!next || !atomic_compare_exchange_strong(slot, &event, next)) return;
+        if (!next) return;
+        /* If another thread has put in a new one meanwhile, this one is closed unused. */
+        bool replaced = atomic_compare_exchange_strong(slot, &event, next);
         int mode = relaxed_enter();
-        handle_close(event->handle);
+        handle_close(replaced ? event->handle : next->handle);
         relaxed_leave(mode);
         relaxed_add(&events_closed, 1);
         return;
     }
-    int status = record_event(event, &streams[event->context][chance(STREAMS)]);
-    bool refused = status == ERROR_REFUSED || status == ERROR_FAILED || status == RESULT_CLOSED;
+    int status = record_event_into(event, &streams[event->context][chance(STREAMS)], chance(20) == 0);
+    bool refused = status == ERROR_REFUSED || status == ERROR_FAILED || status == RESULT_CLOSED || status == ERROR_CAPTURED;
     REQUIRE(status == 0 || refused, "an event was recorded with %d", status);
     relaxed_add(status ? &records_refused : &events_recorded, 1);
 }
@@ -112,6 +121,7 @@ static bool begin_event(struct queue *queue, enum wait_mode mode, struct task *t
     relaxed_add(&outstanding[task->context], 1);
     wait_begin_event(contexts[event->context], histories[1], event->handle, queue, mode, result);
     if (started == finished && relaxed_load(&event->started) == started) task->target = unpack(packed);
+    task->may_be_captured = task->target.stream == NULL || (!result->ticket && !result->spinning);
     handle_unpin(event->handle);
     relaxed_add(&events_awaited, 1);
     return true;
@@ -125,6 +135,7 @@ static void task_ends(struct task *task, int64_t status) {
         relaxed_add(&ended, 1);
     } else {
         bool refused = status == ERROR_REFUSED || status == RESULT_CAPTURING || status == RESULT_CLOSED;
+        refused |= status == ERROR_CAPTURED && task->may_be_captured;
         REQUIRE(refused || status == ERROR_FAILED, "a wait ended with %lld", (long long)status);
         relaxed_add(&failures, 1);
     }
@@ -161,6 +172,7 @@ static bool emit(void *unused, uint64_t ticket, int64_t status, bool complete) {
         task_ends(task, status);
         return true;
     }
+    REQUIRE(!task->future, "a future was handed back");
     relaxed_add(&handed_back, 1);
     if (++task->returned > 1) relaxed_add(&repeated, 1);
     task->ticket = 0;
@@ -207,7 +219,25 @@ static void note_begun(struct task *task, const struct wait_result *result) {
     tickets[index].task = task;
 }
 
-static void begin_stream(struct queue *queue, enum wait_mode mode, bool few, struct task *task, struct wait_result *result) {
+/* As enqueue_async does: everything is reserved before the work is enqueued. */
+static void begin_future(struct loop *loop, struct wait_list *list, struct stream *stream, enum wait_mode mode, struct task *task,
+                         struct wait_result *result) {
+    struct wait *wait;
+    *result = (struct wait_result){0};
+    result->refusal = wait_reserve(list, loop->queue, mode, &wait);
+    if (result->refusal) return;
+    uint64_t ticket = wait_ticket(wait);
+    enqueue_work(stream);
+    bool polls = false;
+    result->refusal = chance(50) ? wait_record_future(wait, stream, &polls) : ERROR_REFUSED;
+    if (result->refusal) wait_unreserve(wait);
+    else result->ticket = ticket;
+    loop->polls_futures |= polls;
+    task->future = true;
+    relaxed_add(&futures_begun, 1);
+}
+
+static void begin_stream(struct loop *loop, enum wait_mode mode, bool few, struct task *task, struct wait_result *result) {
     int context = (int)chance(CONTEXTS), number = (int)chance(few ? REGULAR : STREAMS);
     struct stream *stream = &streams[context][number];
     bool own_list = !few && chance(6) == 0; /* it ends with its last wait */
@@ -218,7 +248,8 @@ static void begin_stream(struct queue *queue, enum wait_mode mode, bool few, str
     was_taken = false;
     capture_begins = chance(50) ? NO_CAPTURE : (int)chance(2);
     relaxed_add(&outstanding[context], 1);
-    wait_begin(list, stream, queue, mode, result);
+    if (chance(4)) wait_begin(list, stream, loop->queue, mode, result);
+    else begin_future(loop, list, stream, mode, task, result);
     capture_begins = NO_CAPTURE;
     if (own_list) wait_list_unref(list);
     if (!was_taken) return;
@@ -233,7 +264,7 @@ static void begin(struct loop *loop, struct task *task) {
     int before = relaxed_enter();
     bool begun = true;
     if (chance(few ? 12 : 3) == 0) begun = begin_event(loop->queue, mode, task, &result);
-    else begin_stream(loop->queue, mode, few, task, &result);
+    else begin_stream(loop, mode, few, task, &result);
     relaxed_leave(before);
     if (!begun) return;
     REQUIRE(!result.ticket || !result.spinning, "two answers at once");
@@ -268,6 +299,15 @@ static void require_not_forgotten(struct task *task) {
     REQUIRE(now_ns() - task->over_since < FORGOTTEN_NS, "a wait that is over is looked at by nothing any more");
 }
 
+/* As the drain of a loop's queue does. */
+static bool run_due(struct queue *queue) {
+    int mode = relaxed_enter();
+    waits_run_due(queue);
+    bool again = waits_poll_futures(queue);
+    relaxed_leave(mode);
+    return again;
+}
+
 /* One turn of a loop. */
 static void turn(struct loop *loop, bool may_begin) {
     int spinning = 0, watched = 0;
@@ -283,8 +323,8 @@ static void turn(struct loop *loop, bool may_begin) {
         watched += task->state == WATCHED;
     }
     if (chance(10) == 0) disturb_event();
-    if (watched && !spinning && chance(2)) await_wake(loop->queue, "a loop");
-    do waits_run_due(loop->queue);
+    if (watched && !spinning && !loop->polls_futures && chance(2)) await_wake(loop->queue, "a loop");
+    do loop->polls_futures = run_due(loop->queue);
     while (!queue_drain(loop->queue, emit, NULL));
     if (chance(3) == 0) pause_for(chance(200000));
 }
@@ -308,6 +348,7 @@ static void *loop(void *argument) {
             self->tasks[i] = (struct task){0};
         }
         self->queue = queue_open();
+        self->polls_futures = false;
     }
     for (bool busy = true; busy;) {
         turn(self, false);

@@ -17,7 +17,7 @@
 struct snapshot {
     int64_t refs; /* under snapshot_lock, as handle_attachment(): the waits on it, and a record that replaces it */
     _Atomic(void *) event;
-    _Atomic int queries;   /* threads that poll, or are about to choose which event */
+    _Atomic int users;     /* threads that use the user's event, or are about to see that another one stands in */
     struct handle *handle; /* pinned */
     struct wait *replaced; /* the record whose event stands in, and the helper; by wait_snapshot_before_record */
     void *helper;
@@ -61,11 +61,27 @@ int snapshot_of(struct handle *event, struct snapshot **snapshot) {
     return CUDA_SUCCESS;
 }
 
-/* A record waits until the polls that may have chosen the user's event are over: see wait_snapshot_before_record. */
+/* Whether the user's event still stands for the snapshot. Then no thread records it until it is let go. */
+static bool hold_users_event(struct snapshot *snapshot) {
+    atomic_fetch_add(&snapshot->users, 1);
+    if (atomic_load(&snapshot->event) == handle_value(snapshot->handle)) return true;
+    atomic_fetch_sub(&snapshot->users, 1);
+    return false;
+}
+
+static void let_users_event_go(struct snapshot *snapshot) { atomic_fetch_sub(&snapshot->users, 1); }
+
+/* Before a record, when another event stands in: a thread that still uses the user's event would meet that record. Its poll would
+ * end the wait with it, or end the capture that it is part of. Whoever comes later sees the other event (both sequentially
+ * consistent), so this takes a few driver calls. */
+static void await_users(struct snapshot *snapshot) {
+    while (atomic_load(&snapshot->users)) sched_yield();
+}
+
 int snapshot_query(struct snapshot *snapshot) {
-    atomic_fetch_add(&snapshot->queries, 1);
-    int status = driver.event_query(atomic_load(&snapshot->event));
-    atomic_fetch_sub(&snapshot->queries, 1);
+    if (!hold_users_event(snapshot)) return driver.event_query(atomic_load(&snapshot->event));
+    int status = driver.event_query(handle_value(snapshot->handle));
+    let_users_event_go(snapshot);
     return status;
 }
 
@@ -83,8 +99,7 @@ void snapshot_unref(struct snapshot *snapshot, bool complete) {
     free(snapshot);
 }
 
-/* Of several records at once, the first whose event stands in wins. None of them has recorded before that, so what the winner's
- * helper waits for is the former record. The others' helpers may wait for a later one. */
+/* The user's event is held. Of several records at once, the first whose event stands in wins. */
 static int stand_in(struct snapshot *snapshot, struct context *context, bool complete) {
     struct wait *record;
     void *users = handle_value(snapshot->handle), *expected = users, *helper;
@@ -104,18 +119,22 @@ static int stand_in(struct snapshot *snapshot, struct context *context, bool com
         snapshot->context = context;
         return CUDA_SUCCESS;
     }
-    helper_put(context, helper, idle && expected == users);
+    helper_put(context, helper, idle);
     wait_record_put(record);
     return status;
 }
 
 static int replace(struct snapshot *snapshot, struct context *context, bool *complete) {
-    void *users = handle_value(snapshot->handle);
+    int status = CUDA_SUCCESS;
     *complete = false;
-    if (atomic_load(&snapshot->event) != users) return CUDA_SUCCESS; /* another record was first */
-    int status = driver.event_query(users);
-    *complete = status == CUDA_SUCCESS; /* the waits need not have seen it yet, and the next record must not hide it */
-    return *complete || status == CUDA_NOT_READY ? stand_in(snapshot, context, *complete) : status;
+    if (hold_users_event(snapshot)) {
+        status = driver.event_query(handle_value(snapshot->handle));
+        *complete = status == CUDA_SUCCESS; /* the waits need not have seen it yet, and the next record must not hide it */
+        if (*complete || status == CUDA_NOT_READY) status = stand_in(snapshot, context, *complete);
+        let_users_event_go(snapshot);
+    }
+    if (status == CUDA_SUCCESS) await_users(snapshot);
+    return status;
 }
 
 int wait_snapshot_before_record(struct context *context, struct handle *event) {
@@ -125,13 +144,7 @@ int wait_snapshot_before_record(struct context *context, struct handle *event) {
         bool complete;
         int status = replace(snapshot, context, &complete);
         /* Later waits are for the next record. After an error there is none, and this one stays known. */
-        if (status == CUDA_SUCCESS) {
-            /* A poll that has chosen the user's event would see the next record, and end its wait with that one. If that record
-             * is into a capture, the poll would even end the capture. Later polls choose the new event (sequentially
-             * consistent), and each is one call of the driver. */
-            while (atomic_load(&snapshot->queries)) sched_yield();
-            detach(event, snapshot);
-        }
+        if (status == CUDA_SUCCESS) detach(event, snapshot);
         snapshot_unref(snapshot, complete);
         if (status != CUDA_SUCCESS) return status;
         /* If another thread has recorded meanwhile, there may be waits for that, too. */

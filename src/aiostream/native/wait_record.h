@@ -65,7 +65,7 @@ struct wait {
     _Atomic int64_t start;      /* when its work began, as far as is known: */
     _Atomic int64_t start_slack; /* perhaps so much earlier */
     _Atomic int64_t pending_at; /* the last time at which it was seen not to be over; 0: never */
-    int64_t due;                /* when the watcher is to look first; by the task before it leaves the wait, then the watcher's */
+    _Atomic int64_t due;        /* when the watcher is to look first; by the task before it leaves it, taken by the watcher */
     _Atomic uint64_t ticket;    /* 0: no task waits for it now; the watcher reads it of all that it lists */
     int over_status;            /* written before OVER_LISTED */
     int64_t poll_until, polled; /* by the task while it polls, ns */

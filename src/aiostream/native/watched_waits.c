@@ -181,9 +181,8 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
 static int64_t schedule_new(struct wait_list *list, int64_t now) {
     int64_t at = schedule(list, now);
     if (!list->first) return at;
-    if (list->first->due < at) at = list->first->due;
-    list->first->due = NEVER;
-    return at;
+    int64_t due = atomic_exchange(&list->first->due, NEVER); /* its task may be just leaving it again */
+    return due < at ? due : at;
 }
 
 /* The next look comes no later than `time`, and no later than it was due: for the bound, it counts when the last look was. */
