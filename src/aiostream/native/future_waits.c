@@ -40,45 +40,50 @@ int wait_record_future(struct wait *wait, void *stream, bool *poll) {
 
 /* ------------------------------------------------------------------------------------------------ polling by the loop */
 
-void wait_poll_future(struct wait *wait) {
-    struct wait **link = (struct wait **)queue_attachment(wait->queue);
-    while (*link) link = &(*link)->next_polled;
+static void append(struct polled_waits *polled, struct wait *wait) {
     wait->next_polled = NULL;
+    if (polled->first) polled->last->next_polled = wait;
+    else polled->first = wait;
+    polled->last = wait;
+}
+
+void wait_poll_future(struct wait *wait) {
+    struct polled_waits *polled = queue_polled_waits(wait->queue);
     wait->first_poll_due = true;
     wait->first_poll = 0;
     wait->polls = 0;
-    *link = wait;
+    append(polled, wait);
+}
+
+/* Whether the loop polls on; if not, the wait is over, or another's. */
+static bool poll_on(struct wait *wait, struct queue *queue) {
+    int status;
+    uint64_t ticket;
+    switch (wait_look(wait, queue, &status)) {
+    case LOOK_OVER: wait_end_in_loop(wait, status); return false;
+    case LOOK_EXPIRED: return wait_polls_on(wait, wait->polled, &ticket);
+    default: return true;
+    }
 }
 
 bool waits_poll_futures(struct queue *queue) {
-    struct wait **link = (struct wait **)queue_attachment(queue), *wait;
-    if (!*link) return false;
+    struct polled_waits *polled = queue_polled_waits(queue);
+    struct wait *wait = polled->first;
+    if (!wait) return false;
     queue_suppress_wakeup(queue); /* the drain that follows takes what is fired here */
-    while ((wait = *link)) {
-        int status;
-        uint64_t ticket;
-        struct wait *next = wait->next_polled;
-        switch (wait_look(wait, queue, &status)) {
-        case LOOK_OVER:
-            *link = next;
-            wait_end_in_loop(wait, status);
-            continue;
-        case LOOK_EXPIRED:
-            *link = next; /* before it is left, because it may be over then */
-            if (!wait_polls_on(wait, wait->polled, &ticket)) continue;
-            wait->next_polled = next;
-            *link = wait;
-            break;
-        default: break;
-        }
-        link = &wait->next_polled;
+    polled->first = NULL;
+    while (wait) {
+        struct wait *next = wait->next_polled; /* read before the wait may be another's */
+        if (poll_on(wait, queue)) append(polled, wait);
+        wait = next;
     }
-    return *queue_attachment(queue) != NULL;
+    return polled->first != NULL;
 }
 
 void waits_leave_futures(struct queue *queue) {
-    struct wait *wait = *queue_attachment(queue);
-    *queue_attachment(queue) = NULL;
+    struct polled_waits *polled = queue_polled_waits(queue);
+    struct wait *wait = polled->first;
+    polled->first = NULL;
     while (wait) {
         struct wait *next = wait->next_polled;
         wait_leave_to_watcher(wait);

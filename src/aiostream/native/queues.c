@@ -30,7 +30,7 @@ struct queue {
         int tasks, last_tasks; /* that had ready waits in this turn, and in the one before */
         int64_t latest;      /* when the latest wait was ready */
     } turn;
-    void *attachment;        /* see queue_attachment */
+    struct polled_waits polled;
     struct timer *timer;     /* these four are constant */
     int eventfd;
     int descriptor; /* an epoll of the eventfd and the timer's */
@@ -77,7 +77,7 @@ struct queue *queue_open(void) {
     uint64_t ignored;
     while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
     memset(&queue->turn, 0, sizeof queue->turn);
-    queue->attachment = NULL;
+    queue->polled = (struct polled_waits){0};
     queue->lag = 0; /* its former owner's says nothing of this one */
     queue->refs = 1;
     queue->closed = false;
@@ -173,7 +173,7 @@ void queue_new_turn(struct queue *queue) {
     queue->turn.tasks = 0;
 }
 
-void **queue_attachment(struct queue *queue) { return &queue->attachment; }
+struct polled_waits *queue_polled_waits(struct queue *queue) { return &queue->polled; }
 
 void queue_ref(struct queue *queue) { atomic_fetch_add(&queue->refs, 1); }
 

@@ -23,7 +23,11 @@ void queue_unref(struct queue *); /* with the last reference it may be recycled 
 void queue_push(struct queue *, struct queue_entry *);
 struct queue_entry *queue_take(struct queue *);                 /* all that has arrived, oldest first; by its consumer */
 void queue_put_back(struct queue *, struct queue_entry *oldest); /* what the consumer could not take; it will be woken again */
-void **queue_attachment(struct queue *); /* what the waits of its loop keep here; by the loop's thread alone */
+struct wait;
+struct polled_waits { /* by the loop's thread alone; in the order in which they came */
+    struct wait *first, *last; /* last: only while there is a first */
+};
+struct polled_waits *queue_polled_waits(struct queue *); /* see future_waits.c */
 int64_t queue_lag(const struct queue *); /* ns; how long the loop takes these days to come back to what waits for it */
 void queue_note_lag(struct queue *, int64_t lag);
 

@@ -252,7 +252,7 @@ void waits_run_due(struct queue *queue) {
     }
 }
 
-bool waits_are_due(struct queue *queue) { return *queue_attachment(queue) || timer_is_due(queue_timer(queue), now_ns()); }
+bool waits_are_due(struct queue *queue) { return queue_polled_waits(queue)->first || timer_is_due(queue_timer(queue), now_ns()); }
 
 void waits_leave_loop(struct queue *queue) {
     struct timer_entry *left = timer_close(queue_timer(queue));
