@@ -65,7 +65,7 @@ class Bridge:
 
     @property
     def descriptor(self) -> int:
-        """What the loop watches: readable when something has arrived, or when a dozing wait is to be looked at."""
+        """What the loop watches: readable when something has arrived, or when a timer of a wait is due."""
         return self._descriptor
 
     def drain(self) -> None:

@@ -27,10 +27,10 @@ class PendingEntry(Protocol):
 
 
 class Watched(PendingEntry, Protocol):
-    """One that the watcher has, and may give back."""
+    """One that was left to a timer or the watcher, and may be handed back."""
 
     def handed_back(self, wait: _native.Wait, orphaned: bool) -> None:
-        """Its task had better look itself from now on; a wait that nobody takes drops itself."""
+        """Hands the wait back: from now on the task polls it. If no task takes it, it is dropped."""
 
 
 # Written by whoever arms a point, in any thread; an entry is removed by the one consumer of that ticket's queue. Single dict

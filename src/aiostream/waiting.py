@@ -1,4 +1,4 @@
-"""How a wait is carried out: ready at once, looked at by the task itself, given to the watcher, or to a host function."""
+"""How a wait is carried out: ready at once, polled by the task, left to a timer or the watcher, or by a host function."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from aiostream.futures import Completion, EventCompletion, SettledFuture, State,
 
 __all__ = ["default_wait", "set_default_wait"]
 
-# What `_native.WaitList.begin` and `Wait.poll` answer: 0, nothing to wait for; a small number, a refusal; one from here on, the
-# ticket of a wait that the watcher has, or that dozes; a `Wait`, one that this task looks at itself. To await a `Wait` looks at
-# it in each turn of asyncio's loop, and says at last what `poll` would, or None for 0.
+# What `_native.WaitList.begin` and `Wait.poll` answer: 0, the wait is over; a small number, a refusal; one from here on, the ticket of
+# a wait that was left to a timer or the watcher; a `Wait`, which this task polls. To await a `Wait` polls it in each turn of
+# asyncio's loop, and says at last what `poll` would, or None for 0.
 _TICKETS = 1 << 24
 _Wait = _native.Wait
 BY_HOST_FUNCTION = -1
@@ -77,16 +77,16 @@ _yield_turn = _loops.yield_turn
 
 
 class _Watched(Completion):
-    """A wait that the watcher has. It ends, or it is given back to its task shortly before its end."""
+    """A wait that was left to a timer or the watcher. It ends, or it is handed back to its task shortly before its end."""
 
     __slots__ = ("spinning",)
 
     def __init__(self, future: SettledFuture, reference: interop.Reference) -> None:
         super().__init__(future, reference.name, "cuEventQuery", reference.context._ensure_monitored())
-        self.spinning: _native.Wait | None = None  # once it was given back
+        self.spinning: _native.Wait | None = None  # once it was handed back
 
     def handed_back(self, wait: _native.Wait, orphaned: bool) -> None:
-        """The task had better look itself from now on, if it still waits."""
+        """From now on the task polls it, if it still waits."""
         if self.state is State.PENDING and not orphaned and self.future is not None and not self.future.cancelled():
             self.spinning = wait
         self._settle(0, orphaned)
@@ -187,7 +187,7 @@ async def synchronize_async(self: Awaitable) -> None:
                 if watched.spinning is None:
                     return
                 bridge = _current_bridge()
-                answer = watched.spinning.poll()  # given back: looked at before anything else, its end may have come
+                answer = watched.spinning.poll()  # handed back: polled first, because its end may have come
             else:
                 break
     except BaseException:
