@@ -12,9 +12,9 @@ from aiostream.futures import Completion, EventCompletion, SettledFuture, State,
 
 __all__ = ["default_wait", "set_default_wait"]
 
-# What `_native.WaitList.begin` and `Wait.poll` answer: 0, the wait is over; a small number, a refusal; one from here on, the ticket of
-# a wait that was left to a timer or the watcher; a `Wait`, which this task polls. To await a `Wait` polls it in each turn of
-# asyncio's loop, and says at last what `poll` would, or None for 0.
+# What `_native.WaitList.begin` and `Wait.poll` answer: 0, the wait is over; a small number, a refusal; one from here on, the
+# ticket of a wait that was left to a timer or the watcher; a `Wait`, which this task polls. To await a `Wait` polls it in each
+# turn of asyncio's loop, and says at last what `poll` would, or None for 0.
 _TICKETS = 1 << 24
 _Wait = _native.Wait
 BY_HOST_FUNCTION = -1
