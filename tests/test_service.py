@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -165,6 +167,63 @@ async def test_drain_waits_for_other_threads() -> None:
         gate.open()
         assert await aiostream.drain(30) is True
         thread.join()
+    stream.close()
+
+
+async def test_drain_waits_for_what_a_task_polls() -> None:
+    """The strategy "spin" arms nothing and makes no future: only the wait itself is pending."""
+    import anyio
+
+    with Gate() as gate:
+        stream = Stream(wait="spin")
+        gate.hold(stream)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stream.synchronize_async)
+            while statistics().waits.pending == 0:
+                await anyio.lowlevel.checkpoint()
+            now = statistics()
+            assert (now.points.pending, now.futures.pending, now.waits.pending) == (0, 0, 1)
+            assert await aiostream.drain(0) is False
+            assert await aiostream.drain(0.01) is False
+            gate.open()
+            assert await aiostream.drain(30) is True
+        assert await aiostream.drain(0) is True
+    stream.close()
+
+
+async def test_drain_does_not_wait_for_cancelled_polls() -> None:
+    """Their work goes on, and no task waits for it."""
+    import anyio
+
+    with Gate() as gate:
+        stream = Stream(wait="spin")
+        gate.hold(stream)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(stream.synchronize_async)
+            while statistics().waits.pending < 3:
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        assert await aiostream.drain(0) is True
+        assert not stream.query()
+    stream.close()
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+def test_drain_does_not_wait_for_a_closed_loop_that_polled(run: Any, loop_kind: str) -> None:
+    with Gate() as gate:
+        stream = Stream(wait="spin")
+        gate.hold(stream)
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(stream.synchronize_async())
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own complaint, which is right
+        loop.run_until_complete(asyncio.sleep(0))
+        assert statistics().waits.pending == 1
+        assert run(aiostream.drain, 0) is False
+        loop.close()
+        del task
+        gc.collect()
+        assert run(aiostream.drain, 10) is True
     stream.close()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import time
+from typing import Any
 
 import anyio
 import pytest
@@ -153,7 +154,7 @@ def test_several_loops_wait_on_one_stream_in_each_strategy(strategy: str) -> Non
 
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
 def test_per_thread_stream_is_another_one_in_each_thread(strategy: str) -> None:
-    """The two share a name and their predictions, but no order."""
+    """The two share a name, but no order."""
     with default_wait(strategy):
         stream = Stream.per_thread()
     gates = [Gate(), Gate()]
@@ -188,6 +189,84 @@ def test_per_thread_stream_is_another_one_in_each_thread(strategy: str) -> None:
     for thread in threads:
         thread.join(20)
     assert not errors, errors
+
+
+@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
+def test_many_waits_on_per_thread_streams_end_thread_by_thread(strategy: str) -> None:
+    """All through one object. The waits of the held thread came first, and hold up none of the other thread's."""
+    with default_wait(strategy):
+        stream = Stream.per_thread()
+    began, finished = threading.Event(), threading.Event()
+    ended: list[str] = []
+    errors: list[BaseException] = []
+
+    async def wait(name: str) -> None:
+        await stream.synchronize_async()
+        ended.append(name)
+
+    async def hold() -> None:
+        gate.hold(stream)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(10):
+                tasks.start_soon(wait, "held")
+            while counts().pending < 10:
+                await anyio.lowlevel.checkpoint()
+            began.set()
+
+    async def pass_by() -> None:
+        for _ in range(20):
+            spin(stream, 0.001)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait, "free")
+                tasks.start_soon(wait, "free")
+
+    def run(function: Any) -> None:
+        try:
+            run_on("asyncio", function)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            began.set()
+            if function is pass_by:
+                finished.set()
+
+    with Gate() as gate:
+        threads = [threading.Thread(target=run, args=(each,), name=f"aiostream-test-{each.__name__}") for each in (hold, pass_by)]
+        threads[0].start()
+        assert began.wait(20)
+        threads[1].start()
+        assert finished.wait(30)
+        assert ended == ["free"] * 40
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert not errors, errors
+    assert ended[40:] == ["held"] * 10
+
+
+def test_per_thread_streams_learn_nothing_from_each_other() -> None:
+    """Each thread has a history of its own: another thread's work says nothing of this one's."""
+    learnt: list[int] = []
+
+    async def learn() -> None:
+        for _ in range(30):
+            spin(stream, 0.008)
+            await stream.synchronize_async()
+            if counts().by_timer > before.by_timer:
+                break
+
+    async def first_waits() -> None:
+        now = counts()
+        spin(stream, 0.008)
+        await stream.synchronize_async()
+        learnt.append(since(now).by_timer)
+
+    stream, before = Stream.per_thread(), counts()
+    for function in (learn, first_waits):
+        thread = threading.Thread(target=run_on, args=("asyncio", function), name="aiostream-test-per-thread")
+        thread.start()
+        thread.join(30)
+    assert learnt == [0]
 
 
 def test_wait_lists_of_many_streams_are_dropped_by_many_threads() -> None:

@@ -1,0 +1,152 @@
+"""Waits that come back to their task several times before their end: their stream has had work of several lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import internals
+from internals import EVENT_POLLS, WAITS_BY_TIMER, WAITS_HANDED_BACK, WAITS_WATCHED
+from support import Gate
+from waiters import THINGS, Waiter, counts, since, until
+
+pytestmark = pytest.mark.usefixtures("default_prediction")
+
+LENGTHS = (0.02, 0.05)  # far apart, so that each gets a window of its own
+STAGES = ["by timer", "handed back"]
+POLLS_OF_ALL = 600  # more than the watcher makes before the last window closes
+
+
+async def learn_lengths(waiter: Waiter, rounds: int = 1) -> None:
+    """Waits for work of each length in turn."""
+    for _ in range(rounds):
+        for length in LENGTHS:
+            waiter.work(length)
+            await waiter.wait()
+
+
+async def waiter_of_lengths(stage: str, thing: str) -> Waiter:
+    """A waiter that expects ends at each of the lengths."""
+    waiter = Waiter(stage, thing)
+    internals.limit_timer(waiter.stage.timers)
+    await learn_lengths(waiter, 3)
+    return waiter
+
+
+def enclose(waiter: Waiter, gate: Gate) -> None:
+    """Holds the waiter when its stream is idle."""
+    waiter.stream.synchronize()
+    waiter.enclose(gate)
+
+
+def times_left(waiter: Waiter) -> int:
+    """How often the wait was left to the timer or the watcher."""
+    return waiter.grown(WAITS_BY_TIMER) + waiter.grown(WAITS_WATCHED)
+
+
+async def until_left(waiter: Waiter, times: int) -> None:
+    """Lets the loop take turns until then. On a busy machine it may not get so far: then the watcher has it in the end."""
+    await until(lambda: times_left(waiter) >= times or waiter.grown(EVENT_POLLS) > POLLS_OF_ALL)
+
+
+async def check(waiter: Waiter) -> None:
+    """Nothing is left behind, and the waiter serves as before."""
+    await until(lambda: counts().pending == 0)
+    await learn_lengths(waiter)
+
+
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("stage", STAGES)
+async def test_wait_comes_back_once_for_each_length(stage: str, thing: str) -> None:
+    """The end does not come at any of them. At last the watcher has the wait, and sees its end."""
+    expected = (2, 1, 0, 0) if stage == "by timer" else (0, 3, 2, 0)
+    found = []
+    for _ in range(20):
+        waiter = await waiter_of_lengths(stage, thing)
+        with Gate() as gate:
+            enclose(waiter, gate)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waiter.wait)
+                await until_left(waiter, 3)
+                gate.open()
+        now = since(waiter.before)
+        await check(waiter)
+        waiter.close()
+        found.append((now.by_timer, now.watched, now.handed_back, now.spun))
+        if found[-1] == expected:
+            return
+    raise AssertionError(found)
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("stage", STAGES)
+async def test_wait_is_cancelled_wherever_it_was_left(stage: str, thing: str, loop_kind: str) -> None:
+    waiter = await waiter_of_lengths(stage, thing)
+    for times in (1, 2, 3):
+        with Gate() as gate:
+            enclose(waiter, gate)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waiter.wait)
+                await until_left(waiter, times)
+                tasks.cancel_scope.cancel()
+            assert waiter.stream.query() is False, "the work goes on"
+        await check(waiter)
+    waiter.close()
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_wait_is_cancelled_each_time_it_comes_back(
+    monkeypatch: pytest.MonkeyPatch, stage: str, thing: str, moment: str, loop_kind: str
+) -> None:
+    """Just before the hand-back is delivered, or just after it."""
+    waiter = await waiter_of_lengths(stage, thing)
+    returns: list[None] = []
+    due: list[int] = []
+    scopes: list[anyio.CancelScope] = []
+
+    def cancel_in_time(wait: Any, hand_back: Callable[[], None]) -> None:
+        returns.append(None)
+        if len(returns) == due[0] and moment == "before":
+            scopes[-1].cancel()
+        hand_back()
+        if len(returns) == due[0] and moment == "after":
+            scopes[-1].cancel()
+
+    for times in (1, 2):
+        returns.clear()
+        due[:] = [times]
+        with Gate() as gate:
+            enclose(waiter, gate)
+            internals.intercept_hand_back(monkeypatch, cancel_in_time)
+            async with anyio.create_task_group() as tasks:
+                scopes.append(tasks.cancel_scope)
+                tasks.start_soon(waiter.wait)
+                await until_left(waiter, 3)  # unless it is cancelled before
+                tasks.cancel_scope.cancel()
+            monkeypatch.undo()
+        await check(waiter)
+    waiter.close()
+
+
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize("stage", STAGES)
+async def test_end_after_a_wait_came_back_is_seen(stage: str, thing: str) -> None:
+    """The work ends while the timer or the watcher has the wait for the second time, or for the third."""
+    waiter = await waiter_of_lengths(stage, thing)
+    for times in (2, 3, 2):
+        with Gate() as gate:
+            enclose(waiter, gate)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(waiter.wait)
+                await until_left(waiter, times)
+                gate.open()
+            assert waiter.grown(WAITS_HANDED_BACK) <= len(LENGTHS)
+        await check(waiter)
+    waiter.close()
