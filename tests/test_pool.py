@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import internals
-from aiostream import CaptureStatus, Stream, StreamClosedError, StreamPool, statistics
+from aiostream import CaptureStatus, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
 from support import Gate, spin
 
 
@@ -242,3 +242,11 @@ async def test_other_streams_learn_nothing_from_each_other() -> None:
     async with StreamPool(1) as pool, StreamPool(1) as other, pool.stream() as first, other.stream() as second, Stream() as third:
         assert await timers_of_first_wait(first, second) == 0
         assert await timers_of_first_wait(first, third) == 0
+
+
+@pytest.mark.parametrize("strategy", ["auto", "event", "spin", "hostfunc"])
+async def test_lent_stream_waits_as_the_pool_was_told(strategy: str) -> None:
+    async with StreamPool(1, wait=strategy) as pool, pool.stream() as stream:
+        assert stream.wait_strategy == WaitStrategy(strategy)
+        assert stream.to_borrowed().wait_strategy == WaitStrategy(strategy)
+        await stream.synchronize_async()

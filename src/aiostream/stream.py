@@ -146,10 +146,16 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         return cls._from_handle(interop.PER_THREAD, interop.current_or_default_context(device), owned=False)
 
     def to_borrowed(self) -> Stream:
-        """A second `Stream` on the same handle that does not own it; refuses, as this one does, once this one is closed."""
+        """A second `Stream` on the same handle that does not own it. It waits as this one does.
+
+        It refuses, as this one does, once this one is closed.
+        """
         self._require_open()
-        parent = self._handle
-        return self._from_handle(self._handle.value, self._context, owned=False, source=self, parent=parent)
+        borrowed = self.__class__.__new__(self.__class__)
+        borrowed._init_fields(self._handle.value, self._context, owned=False, source=self, parent=self._handle, wait=self._wait)
+        borrowed._reference.wait_list = self._reference.wait_list  # the same stream: the driver need not be asked for its id
+        borrowed._constants = self._constants
+        return borrowed
 
     def core(self) -> Any:
         """A `cuda.core.Stream` on the same handle; it does not own it, and keeps this object alive.
