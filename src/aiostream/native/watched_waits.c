@@ -139,6 +139,14 @@ static void take_first_off(struct wait_list *list) {
     if (!list->first) list->last = NULL;
 }
 
+/* A wait that began just now may be over as soon as an old one before it: the bound holds for the youngest wait of a list, too. */
+static int64_t bound_by_latest(const struct wait_list *list, int64_t time, int64_t now) {
+    const struct wait *latest = list->last;
+    if (latest == list->first || !latest->ticket) return time;
+    int64_t age = now > latest->began ? now - latest->began : 0, bound = latest->began + policy_latest_look(age);
+    return bound < time ? bound : time;
+}
+
 /* When to poll a list whose oldest wait was not over. It may hand that wait back, and be without one afterwards. */
 static int64_t schedule(struct wait_list *list, int64_t now) {
     struct wait *wait;
@@ -154,7 +162,7 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         struct load load = wait_load(wait);
         if (holder == HELD_BY_TIMER) {
             int64_t guard = policy_guard(&wait->prediction, age, wait->timer_entry.time - start, &load);
-            if (guard != NEVER) return start + guard;
+            if (guard != NEVER) return bound_by_latest(list, start + guard, now);
             take_first_off(list);
             unlist_to_timer(wait);
             continue;
@@ -162,11 +170,11 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         if (!is_wanted(list)) return start + policy_unwanted(age);
         /* A dropped wait has no task to which it could be handed back, and a future never had one. */
         struct plan plan = policy_plan(&wait->prediction, age, &load, wait->ticket && !wait->future ? wait->mode : WAIT_EVENT);
-        if (plan.stage == STAGE_WATCHER) return start + plan.at;
+        if (plan.stage == STAGE_WATCHER) return bound_by_latest(list, start + plan.at, now);
         if (plan.stage == STAGE_TIMER) {
             /* As a timer would: guard looks before, and awake when the task is to be woken. */
             int64_t wake = plan.at - waker_oversleep(plan.at - age), guard = policy_guard(&wait->prediction, age, wake, &load);
-            if (wake > age) return start + (guard < wake ? guard : wake);
+            if (wake > age) return bound_by_latest(list, start + (guard < wake ? guard : wake), now);
         }
         take_first_off(list);
         wait->poll_until = plan.until == NEVER ? NEVER : start + plan.until;
