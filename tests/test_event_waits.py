@@ -329,6 +329,7 @@ async def test_event_closed_in_each_stage_is_destroyed_after_its_wait(stage: str
             tasks.start_soon(ended.wait, waiter.event)
             tasks.start_soon(ended.wait, waiter.event)
             await waiter.reach()
+            await until(lambda: counts().pending == 2)
             waiter.event.close()
             with pytest.raises(StreamClosedError):
                 await waiter.event.synchronize_async()

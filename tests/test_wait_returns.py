@@ -15,7 +15,7 @@ from waiters import THINGS, Waiter, counts, since, until
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
-LENGTHS = (0.02, 0.05)  # far apart, so that each gets a window of its own
+LENGTHS = (0.012, 0.03)  # far apart, so that each gets a window of its own
 STAGES = ["by timer", "handed back"]
 POLLS_OF_ALL = 600  # more than the watcher makes before the last window closes
 
@@ -135,9 +135,10 @@ async def test_wait_is_cancelled_each_time_it_comes_back(
     waiter.close()
 
 
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 @pytest.mark.parametrize("thing", THINGS)
 @pytest.mark.parametrize("stage", STAGES)
-async def test_end_after_a_wait_came_back_is_seen(stage: str, thing: str) -> None:
+async def test_end_after_a_wait_came_back_is_seen(stage: str, thing: str, loop_kind: str) -> None:
     """The work ends while the timer or the watcher has the wait for the second time, or for the third."""
     waiter = await waiter_of_lengths(stage, thing)
     for times in (2, 3, 2):
