@@ -18,7 +18,7 @@ from waiters import EVENT_STAGES, EVENT_STRATEGIES, Waiter, counts, default_wait
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
-MOST_HELPERS = 32
+MOST_HELPERS = 4
 
 
 def stream_creations(driver_kind: str) -> Callable[[], int]:

@@ -13,7 +13,7 @@ __all__ = ["Context", "Device"]
 
 _CONTEXT_IS_DESTROYED = 709
 _MAX_WAIT_LISTS = 1024  # streams of a context of which it is remembered how long their waits take
-_HELPERS = 2  # private streams that a context has from the beginning, for events that are recorded again while they are awaited
+_HELPERS = 4  # private streams that a context has from the beginning: see native/helper_streams.c
 _lock = threading.Lock()  # guards the two dicts; never held across a driver call
 _primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
 _contexts: dict[int, Context] = {}  # context id -> Context; ids are never reused, handles are

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { CONTEXTS = 2, STREAMS = 8, REGULAR = 3, DUES = 1 << 14, ITEMS = 1 << 20, MOST_HELPERS = 32 };
+enum { CONTEXTS = 2, STREAMS = 8, REGULAR = 3, DUES = 1 << 14, ITEMS = 1 << 20, MOST_HELPERS = 4 };
 enum { ERROR_REFUSED = 2, ERROR_FAILED = 700, ERROR_CAPTURED = 907 };
 static const int64_t MICROSECOND = 1000, MILLISECOND = 1000000, SECOND = 1000000000;
 

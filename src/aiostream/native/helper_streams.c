@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-enum { MAX_HELPERS = 32 };
+enum { MAX_HELPERS = 4 }; /* all made when the context is first used: to make one later may block until the GPU is idle */
 
 struct helper {
     void *stream;
