@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import inspect
 import weakref
@@ -286,3 +287,29 @@ async def test_waiting_is_a_coroutine_function_that_holds_its_stream() -> None:
         del coroutine
         gc.collect()
         assert watched() is None
+
+
+def test_objects_outlive_a_closed_loop_that_watches_nothing() -> None:
+    """Such a loop is told by the dispatcher, which has to find out that it is closed, also if nothing arrives."""
+
+    class Blind(asyncio.SelectorEventLoop):
+        def add_reader(self, fd: Any, *_: Any) -> None:
+            if fd is self._ssock or fd == self._ssock.fileno():  # type: ignore[attr-defined]
+                return super().add_reader(fd, *_)
+            raise NotImplementedError
+
+    loop = Blind()
+    with Gate() as gate:
+        stream = held_stream(gate, wait="spin")
+        kept = [Kept()]
+        watched = weakref.ref(kept[0])
+
+        async def begin() -> None:
+            stream.enqueue_async(lambda _, thing: None, kept.pop())
+            await asyncio.sleep(0)
+
+        loop.run_until_complete(begin())
+        loop.close()
+        gate.open()
+        assert settle(lambda: watched() is None)
+    stream.close()
