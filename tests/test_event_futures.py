@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dis
 import gc
 import inspect
+import sys
 import weakref
+from collections.abc import Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 import anyio
@@ -13,6 +17,7 @@ import pytest
 
 import aiostream
 from aiostream import ContextFailedError, CudaError, Device, Stream, StreamCaptureError, statistics
+from internals import ENQUEUE_STEPS
 from support import Gate, held_stream, recover, run_on, settle, spin
 
 
@@ -287,6 +292,86 @@ async def test_waiting_is_a_coroutine_function_that_holds_its_stream() -> None:
         del coroutine
         gc.collect()
         assert watched() is None
+
+
+# ------------------------------------------------------------------------------------------------ interrupts
+
+
+class Striker:
+    """Raises KeyboardInterrupt at the n-th place of the steps of an enqueue at which Python looks for signals."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self._places: dict[CodeType, set[int]] = {}
+
+    def __enter__(self) -> Striker:
+        self._former = sys.gettrace()
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        sys.settrace(self._former)
+
+    def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code not in ENQUEUE_STEPS:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode" and frame.f_lasti in self._places_of(frame.f_code):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self._step
+
+    def _places_of(self, code: CodeType) -> set[int]:
+        if code not in self._places:
+            steps = list(dis.get_instructions(code))
+            looks = ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
+            self._places[code] = {then.offset for step, then in zip(steps, steps[1:], strict=False) if step.opname in looks}
+        return self._places[code]
+
+
+def strikes() -> Iterator[Striker]:
+    """One after another, until there is no such place any more."""
+    number, missed = 0, 0
+    while missed < 3:
+        number += 1
+        assert number < 500
+        striker = Striker(number)
+        yield striker
+        missed = missed + 1 if striker.left > 0 else 0
+
+
+def test_interrupted_future_does_not_end_those_behind_it() -> None:
+    """Whatever the step: what is enqueued later ends when the GPU has passed it, and not with the interrupted one."""
+    loop, stream = asyncio.new_event_loop(), Stream(wait="event")
+
+    async def interrupted(striker: Striker, gate: Gate) -> None:
+        gate.hold(stream)
+        with striker:
+            stream.enqueue_async(lambda _: None)
+
+    async def later(first: Gate, second: Gate) -> None:
+        second.hold(stream)
+        future = stream.enqueue_async(lambda _: 7)
+        first.open()
+        await anyio.sleep(0.003)
+        assert not future.done()
+        second.open()
+        with anyio.fail_after(5):
+            assert await future == 7
+
+    for striker in strikes():
+        with Gate() as first, Gate() as second:
+            try:
+                loop.run_until_complete(interrupted(striker, first))
+            except KeyboardInterrupt:
+                pass
+            loop.run_until_complete(later(first, second))
+    loop.close()
+    stream.close()
 
 
 def test_objects_outlive_a_closed_loop_that_watches_nothing() -> None:
