@@ -344,6 +344,51 @@ def strikes() -> Iterator[Striker]:
         missed = missed + 1 if striker.left > 0 else 0
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_interrupt_of_an_enqueue_loses_nothing(raises: bool) -> None:
+    before = aiostream.Context.get_current()
+    for striker in strikes():
+        loop, stream = asyncio.new_event_loop(), Stream()
+        kept = [Kept()]
+        watched = weakref.ref(kept[0])
+
+        async def interrupted(stream: Stream, kept: list[Kept], striker: Striker) -> None:
+            def work(own: Stream, thing: Kept) -> None:
+                spin(own, 0.0002)
+                if raises:
+                    raise ValueError
+
+            with striker:
+                await stream.enqueue_async(work, kept.pop())
+
+        async def later(stream: Stream) -> None:
+            with anyio.fail_after(5):
+                assert await stream.enqueue_async(lambda _: 5) == 5
+            with Gate() as gate:
+                gate.hold(stream)
+                future = stream.enqueue_async(lambda _: 6)
+                await anyio.sleep(0.002)
+                assert not future.done()
+                gate.open()
+                with anyio.fail_after(5):
+                    assert await future == 6
+
+        task = loop.create_task(interrupted(stream, kept, striker))
+        try:
+            loop.run_until_complete(task)
+        except (KeyboardInterrupt, ValueError):
+            pass
+        assert aiostream.Context.get_current() == before
+        task.cancel()
+        del task
+        loop.run_until_complete(later(stream))
+        gc.collect()
+        assert settle(lambda watched=watched: watched() is None)
+        loop.close()
+        stream.close()
+        assert settle(lambda: statistics().balanced and statistics().futures.pending == 0), statistics()
+
+
 def test_interrupted_future_does_not_end_those_behind_it() -> None:
     """Whatever the step: what is enqueued later ends when the GPU has passed it, and not with the interrupted one."""
     loop, stream = asyncio.new_event_loop(), Stream(wait="event")
