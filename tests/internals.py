@@ -96,6 +96,28 @@ def load_kernels(context: Context) -> None:
     _kernels.load(context)
 
 
+# ------------------------------------------------------------------------------------------------ interrupts
+
+ENQUEUE_STEPS = {
+    function.__code__
+    for function in (
+        waiting.enqueue,
+        futures.leak,
+        futures.Completion.complete,
+        futures.Completion.cancel,
+        futures.Completion._settle,
+        futures.Completion._end,
+        futures.EventCompletion.enter_order,
+        futures.EventCompletion.complete,
+        futures.EventCompletion._complete_earlier,
+        _loops.Bridge.poll_soon,
+        _loops.Bridge._poll,
+        _loops.Bridge.drain,
+        _loops.AsyncioBridge._call_next_turn,
+    )
+}
+"""The code of all that Python does for a future of `enqueue_async`, in asyncio."""
+
 # ------------------------------------------------------------------------------------------------ counters
 
 POINTS_ARMED: int = _native.POINTS_ARMED

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import dis
 import gc
 import inspect
+import sys
 import weakref
+from collections.abc import Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 import anyio
@@ -12,6 +17,7 @@ import pytest
 
 import aiostream
 from aiostream import ContextFailedError, CudaError, Device, Stream, StreamCaptureError, statistics
+from internals import ENQUEUE_STEPS
 from support import Gate, held_stream, recover, run_on, settle, spin
 
 
@@ -286,3 +292,154 @@ async def test_waiting_is_a_coroutine_function_that_holds_its_stream() -> None:
         del coroutine
         gc.collect()
         assert watched() is None
+
+
+# ------------------------------------------------------------------------------------------------ interrupts
+
+
+class Striker:
+    """Raises KeyboardInterrupt at the n-th place of the steps of an enqueue at which Python looks for signals."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self._places: dict[CodeType, set[int]] = {}
+
+    def __enter__(self) -> Striker:
+        self._former = sys.gettrace()
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        sys.settrace(self._former)
+
+    def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code not in ENQUEUE_STEPS:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode" and frame.f_lasti in self._places_of(frame.f_code):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self._step
+
+    def _places_of(self, code: CodeType) -> set[int]:
+        if code not in self._places:
+            steps = list(dis.get_instructions(code))
+            looks = ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
+            self._places[code] = {then.offset for step, then in zip(steps, steps[1:], strict=False) if step.opname in looks}
+        return self._places[code]
+
+
+def strikes() -> Iterator[Striker]:
+    """One after another, until there is no such place any more."""
+    number, missed = 0, 0
+    while missed < 3:
+        number += 1
+        assert number < 500
+        striker = Striker(number)
+        yield striker
+        missed = missed + 1 if striker.left > 0 else 0
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_interrupt_of_an_enqueue_loses_nothing(raises: bool) -> None:
+    before = aiostream.Context.get_current()
+    for striker in strikes():
+        loop, stream = asyncio.new_event_loop(), Stream()
+        kept = [Kept()]
+        watched = weakref.ref(kept[0])
+
+        async def interrupted(stream: Stream, kept: list[Kept], striker: Striker) -> None:
+            def work(own: Stream, thing: Kept) -> None:
+                spin(own, 0.0002)
+                if raises:
+                    raise ValueError
+
+            with striker:
+                await stream.enqueue_async(work, kept.pop())
+
+        async def later(stream: Stream) -> None:
+            with anyio.fail_after(5):
+                assert await stream.enqueue_async(lambda _: 5) == 5
+            with Gate() as gate:
+                gate.hold(stream)
+                future = stream.enqueue_async(lambda _: 6)
+                await anyio.sleep(0.002)
+                assert not future.done()
+                gate.open()
+                with anyio.fail_after(5):
+                    assert await future == 6
+
+        task = loop.create_task(interrupted(stream, kept, striker))
+        try:
+            loop.run_until_complete(task)
+        except (KeyboardInterrupt, ValueError):
+            pass
+        assert aiostream.Context.get_current() == before
+        task.cancel()
+        del task
+        loop.run_until_complete(later(stream))
+        gc.collect()
+        assert settle(lambda watched=watched: watched() is None)
+        loop.close()
+        stream.close()
+        assert settle(lambda: statistics().balanced and statistics().futures.pending == 0), statistics()
+
+
+def test_interrupted_future_does_not_end_those_behind_it() -> None:
+    """Whatever the step: what is enqueued later ends when the GPU has passed it, and not with the interrupted one."""
+    loop, stream = asyncio.new_event_loop(), Stream(wait="event")
+
+    async def interrupted(striker: Striker, gate: Gate) -> None:
+        gate.hold(stream)
+        with striker:
+            stream.enqueue_async(lambda _: None)
+
+    async def later(first: Gate, second: Gate) -> None:
+        second.hold(stream)
+        future = stream.enqueue_async(lambda _: 7)
+        first.open()
+        await anyio.sleep(0.003)
+        assert not future.done()
+        second.open()
+        with anyio.fail_after(5):
+            assert await future == 7
+
+    for striker in strikes():
+        with Gate() as first, Gate() as second:
+            try:
+                loop.run_until_complete(interrupted(striker, first))
+            except KeyboardInterrupt:
+                pass
+            loop.run_until_complete(later(first, second))
+    loop.close()
+    stream.close()
+
+
+def test_objects_outlive_a_closed_loop_that_watches_nothing() -> None:
+    """Such a loop is told by the dispatcher, which has to find out that it is closed, also if nothing arrives."""
+
+    class Blind(asyncio.SelectorEventLoop):
+        def add_reader(self, fd: Any, *_: Any) -> None:
+            if fd is self._ssock or fd == self._ssock.fileno():  # type: ignore[attr-defined]
+                return super().add_reader(fd, *_)
+            raise NotImplementedError
+
+    loop = Blind()
+    with Gate() as gate:
+        stream = held_stream(gate, wait="spin")
+        kept = [Kept()]
+        watched = weakref.ref(kept[0])
+
+        async def begin() -> None:
+            stream.enqueue_async(lambda _, thing: None, kept.pop())
+            await asyncio.sleep(0)
+
+        loop.run_until_complete(begin())
+        loop.close()
+        gate.open()
+        assert settle(lambda: watched() is None)
+    stream.close()

@@ -59,7 +59,7 @@ class Bridge:
         self._unclosed = [self.queue]
         # Filled and emptied by the loop's thread alone; it survives a KeyboardInterrupt in the middle.
         self._backlog: list[int | _native.Wait] = []
-        self._polling = False  # a drain in the next turn is on its way; by the loop's thread
+        self._polling: object = None  # stands for the drain that is on its way in the next turn; by the loop's thread
         # For each stream, this loop's completions that an event ends, oldest first. Completions hold this dict, not the bridge.
         self.orders: Orders = {}
 
@@ -76,6 +76,7 @@ class Bridge:
             again = _native.drain(self.queue, self._backlog)
             _points.deliver(self._backlog)
             if again:
+                self._polling = None  # the one on its way, if any, gives way: it may have been lost to a KeyboardInterrupt
                 self.poll_soon()
         except BaseException:
             _native.queue_wake(self.queue)  # come again for what is left
@@ -83,13 +84,14 @@ class Bridge:
 
     def poll_soon(self) -> None:
         """Drains again in the loop's next turn: futures whose end is near are polled there. Call it in the loop's thread."""
-        if not self._polling:
-            self._polling = True
-            self._call_next_turn(self._poll)
+        if self._polling is None:
+            self._polling = token = object()
+            self._call_next_turn(partial(self._poll, token))
 
-    def _poll(self) -> None:
-        self._polling = False
-        self.drain()
+    def _poll(self, token: object) -> None:
+        if token is self._polling:
+            self._polling = None
+            self.drain()
 
     def _call_next_turn(self, function: Callable[[], None]) -> None:
         raise NotImplementedError

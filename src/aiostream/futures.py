@@ -215,8 +215,9 @@ class EventCompletion(Completion):
 
     def enter_order(self) -> None:
         """The event was recorded: this completion is the latest of its stream and loop."""
-        self.in_order = True
+        # In this order: what says that it is in the deque and is not would settle all that comes behind it.
         self.orders.setdefault(self.wait_list, deque()).append(self)
+        self.in_order = True
 
     def complete(self, code: int, orphaned: bool) -> None:
         """The event is complete, or its context has failed. Then nothing proves that the GPU has passed."""

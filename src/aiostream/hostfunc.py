@@ -133,15 +133,16 @@ def enqueue(reference: interop.Reference, call: Callable[[], Any], keepalive: An
         StreamCaptureError: `call` has left the stream capturing.
         CudaError: The driver refused.
     """
-    raise_for(_native.enter_context(reference.handle), "cuCtxPushCurrent", reference.name)
+    results: list[Any] = []
     try:
-        result = call()
+        refusal = _native.call_in_context(reference.handle, call, results)
     except BaseException:
-        keep_until_passed(reference.handle, reference.context, reference.name, keepalive)
+        keep_until_passed(reference.handle, reference.context, reference.name, (keepalive, results))
         raise
-    finally:
-        _native.leave_context()
-    return arm_completion(reference.handle, reference.context, reference.name, result=result, keepalive=keepalive, pinned=True)
+    raise_for(refusal, "cuCtxPushCurrent", reference.name)
+    return arm_completion(
+        reference.handle, reference.context, reference.name, result=results[0], keepalive=keepalive, pinned=True
+    )
 
 
 def keep_until_passed(handle: _native.Handle, context: Context, stream: str, keepalive: Any) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -457,10 +458,11 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         with self._pinned():
             hostfunc.require_ready(self._reference)
             work = (fn, args, kwargs)
+            call = partial(fn, self, *args, **kwargs)  # no step of Python lies between fn's return and whoever keeps its result
             if self._wait is WaitStrategy.HOSTFUNC:
-                completion = hostfunc.enqueue(self._reference, lambda: fn(self, *args, **kwargs), work)
+                completion = hostfunc.enqueue(self._reference, call, work)
             else:
-                completion = waiting.enqueue(self._reference, self._mode, lambda: fn(self, *args, **kwargs), work)
+                completion = waiting.enqueue(self._reference, self._mode, call, work)
             return cast("CompletionFuture[T]", completion.future)
 
     def launch_host_func(self, fn: Callable[..., object], /, *args: Any, sync_mode: HostFunctionSync | None = None) -> None:

@@ -228,36 +228,30 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
         cast("Any", bridge.new_future()), reference.name, context_id, wait_list, bridge.orders, keepalive
     )
     _points.registry[reserved.ticket] = completion
-    entered = returned = False
+    refusal = 0
+    results: list[Any] = []
     try:
+        refusal = _native.call_in_context(reference.handle, call, results)
+        hostfunc.raise_for(refusal, "cuCtxPushCurrent", reference.name)
+        completion.result = results[0]
         _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
-        hostfunc.raise_for(_native.enter_context(reference.handle), "cuCtxPushCurrent", reference.name)
-        entered = True
-        try:
-            completion.result = call()
-            returned = True
-        finally:
-            _native.leave_context()
-        code, poll = reserved.record(reference.handle)
+        refusal, poll = reserved.record(reference.handle)
         if poll:
             bridge.poll_soon()
-        if code:
-            leak((keepalive, completion.result))
-            completion.keepalive = None
-        hostfunc.raise_for(code, "cuEventRecord", reference.name)
+        hostfunc.raise_for(refusal, "cuEventRecord", reference.name)
         completion.enter_order()
     except BaseException:
-        # The future is given to nobody, but what `call` enqueued may be in flight.
+        # The future is given to nobody, but what `call` enqueued may be in flight. Each step may be cut short by an interrupt.
+        completion.result = results
+        if refusal == 0 and not reserved.is_recorded:
+            reserved.record(reference.handle)
+        bridge.poll_soon()  # what was recorded may be the loop's to poll
         completion.cancel()
-        if entered and not returned:
-            code, poll = reserved.record(reference.handle)
-            if code:
-                leak(keepalive)
-            elif poll:
-                bridge.poll_soon()
         raise
     finally:
         if not reserved.is_recorded:
+            if refusal == 0 or results:  # `call` has run
+                leak((keepalive, results))
             _points.registry.pop(reserved.ticket, None)
     return completion
 

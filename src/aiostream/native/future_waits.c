@@ -5,6 +5,12 @@
  */
 #include "wait_record.h"
 
+/* The call for the next turn may be lost: a KeyboardInterrupt takes it, or the loop is closed. Then the timer brings the next drain,
+ * or has the dispatcher find out that the loop is closed. */
+static const int64_t SECOND_SOURCE_NS = 20000000;
+
+static void drain_again(struct queue *queue) { timer_wake_by(queue_timer(queue), now_ns() + SECOND_SOURCE_NS); }
+
 int wait_reserve(struct wait_list *list, struct queue *queue, enum wait_mode mode, struct wait **reserved) {
     int status = wait_start(list, queue, mode, reserved);
     if (status != CUDA_SUCCESS) return status;
@@ -53,6 +59,7 @@ void wait_poll_future(struct wait *wait) {
     wait->first_poll = 0;
     wait->polls = 0;
     append(polled, wait);
+    drain_again(wait->queue);
 }
 
 /* Whether the loop polls on; if not, the wait is over, or another's. */
@@ -77,7 +84,9 @@ bool waits_poll_futures(struct queue *queue) {
         if (poll_on(wait, queue)) append(polled, wait);
         wait = next;
     }
-    return polled->first != NULL;
+    if (!polled->first) return false;
+    drain_again(queue);
+    return true;
 }
 
 void waits_leave_futures(struct queue *queue) {

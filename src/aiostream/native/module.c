@@ -324,17 +324,22 @@ static PyObject *native_event_record(PyObject *self, PyObject *args) {
     return Py_BuildValue("iN", result, PyBool_FromLong(recording.captured));
 }
 
-/* Makes a stream's context current, and puts the former one back. Native, because the bindings take microseconds for it. */
-static PyObject *native_enter_context(PyObject *self, PyObject *object) {
+/* Calls a function with a stream's context current, and appends its result to a list. One step, because a KeyboardInterrupt may
+ * come between any two of Python: then the context would stay current, or the result be freed while the GPU uses it. */
+static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
     (void)self;
-    struct handle *handle = as_handle(object);
-    return handle ? PyLong_FromLong(driver.ctx_push(handle_context(handle))) : NULL;
-}
-
-static PyObject *native_leave_context(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+    PyObject *stream, *function, *results;
+    if (!PyArg_ParseTuple(args, "OOO!", &stream, &function, &PyList_Type, &results)) return NULL;
+    struct handle *handle = as_handle(stream);
+    if (!handle) return NULL;
+    int status = driver.ctx_push(handle_context(handle));
+    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
+    PyObject *result = PyObject_CallNoArgs(function);
+    bool kept = result && PyList_Append(results, result) == 0;
+    Py_XDECREF(result);
     void *popped;
-    return PyLong_FromLong(driver.ctx_pop(&popped));
+    if (!is_child()) driver.ctx_pop(&popped);
+    return kept ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 
 /* ---------------------------------------------------------------- points and queues */
@@ -610,8 +615,7 @@ static PyMethodDef functions[] = {
     {"queue_open", native_queue_open, METH_NOARGS, "A completion queue: (number, descriptor)."},
     {"queue_close", native_queue_close, METH_VARARGS, "What is on it and what still comes goes to the orphans' queue."},
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
-    {"enter_context", native_enter_context, METH_O, "cuCtxPushCurrent of a stream's context: the driver's code."},
-    {"leave_context", native_leave_context, METH_NOARGS, "cuCtxPopCurrent: the driver's code."},
+    {"call_in_context", native_call_in_context, METH_VARARGS, "Calls f() in a stream's context, appends its result: the driver's code."},
     {"context_register", native_context_register, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
     {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context's context."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},

@@ -77,6 +77,15 @@ bool timer_add(struct timer *timer, struct timer_entry *entry, int64_t time, int
     return taken;
 }
 
+void timer_wake_by(struct timer *timer, int64_t time) {
+    int64_t set_for = atomic_load(&timer->set_for);
+    if (set_for && set_for <= time) return;
+    pthread_mutex_lock(&timer->lock);
+    set_for = atomic_load(&timer->set_for);
+    if (!timer->closed && (!set_for || time < set_for)) set(timer, time);
+    pthread_mutex_unlock(&timer->lock);
+}
+
 bool timer_remove(struct timer *timer, struct timer_entry *entry, const _Atomic int *state, int wanted) {
     pthread_mutex_lock(&timer->lock);
     struct timer_entry **link = &timer->first, *previous = NULL;
