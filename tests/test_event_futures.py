@@ -6,6 +6,7 @@ import asyncio
 import dis
 import gc
 import inspect
+import itertools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -329,7 +330,7 @@ class Striker:
         if code not in self._places:
             steps = list(dis.get_instructions(code))
             looks = ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
-            self._places[code] = {then.offset for step, then in zip(steps, steps[1:], strict=False) if step.opname in looks}
+            self._places[code] = {then.offset for step, then in itertools.pairwise(steps) if step.opname in looks}
         return self._places[code]
 
 

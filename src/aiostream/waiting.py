@@ -243,14 +243,14 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
     except BaseException:
         # The future is given to nobody, but what `call` enqueued may be in flight. Each step may be cut short by an interrupt.
         completion.result = results
-        if refusal == 0 and not reserved.is_recorded:
+        if keepalive is not None and refusal == 0 and not reserved.is_recorded:
             reserved.record(reference.handle)
         bridge.poll_soon()  # what was recorded may be the loop's to poll
         completion.cancel()
         raise
     finally:
         if not reserved.is_recorded:
-            if refusal == 0 or results:  # `call` has run
+            if keepalive is not None and (refusal == 0 or results):  # `call` has run
                 leak((keepalive, results))
             _points.registry.pop(reserved.ticket, None)
     return completion
