@@ -132,8 +132,8 @@ static int fake_exchange_capture_mode(int *mode) {
 static int fake_stream_query(void *object) {
     struct stream *stream = object;
     REQUIRE(capture_mode == 2, "a stream was queried in capture mode %d", capture_mode);
-    bool hides = relaxed_load(&hides_failure) && stream == &health[stream->context];
-    if (relaxed_load(&failed[stream->context]) && !hides) return ERROR_FAILED;
+    bool hides = relaxed_load(&hides_failure) && stream == &health[relaxed_load(&stream->context)];
+    if (relaxed_load(&failed[relaxed_load(&stream->context)]) && !hides) return ERROR_FAILED;
     return is_over((struct position){stream, end_of(stream)}) ? 0 : CUDA_NOT_READY;
 }
 
@@ -166,7 +166,7 @@ static int fake_event_record(void *object, void *target, unsigned flags) {
     struct event *event = object;
     struct stream *stream = target;
     REQUIRE(flags == 0, "recorded with flags %u", flags);
-    if (relaxed_load(&failed[stream->context])) return ERROR_FAILED;
+    if (relaxed_load(&failed[relaxed_load(&stream->context)])) return ERROR_FAILED;
     if (relaxed_load(&unruly) && chance(200) == 0) return ERROR_REFUSED;
     if (event->users) {
         bool captured = capture_begins <= 1;
@@ -176,7 +176,7 @@ static int fake_event_record(void *object, void *target, unsigned flags) {
     }
     /* One that was recorded on a helper may be put back before its end, because no wait polls it any more. */
     REQUIRE(!event->recorded || event->behind || is_over(event->position), "recorded again, but its stream had not come to it");
-    event->context = stream->context;
+    event->context = relaxed_load(&stream->context);
     if (capture_begins <= 1) { /* it has begun, or does so now: the event is its until it is recorded again */
         capture_begins = 0;
         was_taken = event->taken = true;

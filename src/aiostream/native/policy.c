@@ -22,7 +22,7 @@ static const int64_t SPIN_NS = 50000;             /* how long a task polls a wai
 static const int64_t START_SPIN_NS = 75000;       /* a window that opens so soon is polled from the beginning ("100 us") */
 static const int64_t SHORT_NS = 120000;           /* a length so short makes it worth polling at first ("64 x empty") */
 static const int64_t SHORTEST_INTERVAL_NS = 5000; /* the shortest interval of the plain schedule ("unpredictable") */
-static const int64_t LONGEST_INTERVAL_NS = 150000; /* its longest, up to 22 ms ("patterns: log-uniform") */
+static const int64_t LONGEST_INTERVAL_NS = 120000; /* its longest, up to 48 ms ("patterns: log-uniform") */
 static const int64_t LONGEST_FRESH_NS = 750000;    /* of a stream of which nothing is known ("a lone 100 ms") */
 static const int64_t LONGEST_SHARED_NS = 200000;   /* the same where many streams wait ("mixed: CPU") */
 static const int64_t GUARD_FLOOR_NS = 150000;     /* no guard look comes before this age ("CPU at 100 us") */
@@ -60,6 +60,7 @@ enum {
     ZONE_STEPS = 12,       /* a zone is polled in so many steps */
     ZONE_TRIES = 16,       /* and given up after so many waits that passed it */
     MAX_UNEXPECTED = 2,    /* of the last 16 waits ("mixed", "patterns: log-uniform") */
+    LATEST_FEW = 0xf,      /* and one of the last four ("patterns: within 10 %") */
     MOST_BACKOFF = 32,
     LOOP_LISTS = 8,        /* up to so many, a wide window is polled by the loop, which is awake then ("varying work") */
     EXACT_LISTS = 8,       /* up to so many lists each is polled just when it is due */
@@ -207,7 +208,8 @@ void history_learn(struct history *history, int64_t not_before, int64_t seen) {
     int64_t length = not_before + (seen - not_before) / 2;
     leave_zones(history, not_before, seen);
     history->unexpected = (uint16_t)(history->unexpected << 1 | !expected);
-    history->prediction.irregular = __builtin_popcount(history->unexpected) > MAX_UNEXPECTED;
+    /* Once the windows fit again, as after a change of the work, a few waits say so. */
+    history->prediction.irregular = __builtin_popcount(history->unexpected) > MAX_UNEXPECTED && (history->unexpected & LATEST_FEW);
     if (is_true) {
         history->since_true = 0;
         remember(history, length);
