@@ -450,7 +450,7 @@ class ExecutableGraph:
         """Launches it, and gives a future that settles when the GPU has passed.
 
         Equals `stream.enqueue_async(executable.launch)`: every refusal comes before the launch, except that the driver may
-        refuse the completion behind it. The completion is a host function behind the launch, and no part of the graph.
+        refuse the completion behind it. The completion is an event behind the launch, and no part of the graph.
 
         Raises:
             RuntimeError: No loop runs here.
