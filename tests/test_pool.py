@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -131,6 +132,34 @@ async def test_a_cancelled_waiter_takes_nothing() -> None:
         scope.cancel()
     assert len(got) == 1
     assert pool.idle == 1
+    pool.close()
+
+
+@pytest.mark.parametrize("end", ["release", "close"])
+def test_a_waiter_of_a_closed_loop_takes_nothing(end: str) -> None:
+    """The loop was closed, not run to its end: nobody cancelled the task, whose future cannot be settled any more."""
+    pool = StreamPool(1)
+    loop = asyncio.new_event_loop()
+    lent = loop.run_until_complete(pool.acquire())
+    waiter = loop.create_task(pool.acquire())
+    for _ in range(3):
+        loop.run_until_complete(asyncio.sleep(0))
+    assert not waiter.done()
+    loop.close()
+    if end == "close":
+        pool.close()
+    pool.release(lent)
+    coroutine = waiter.get_coro()
+    assert coroutine is not None
+    coroutine.close()  # as when it is collected
+    assert pool.idle == (1 if end == "release" else 0)
+    if end == "release":
+
+        async def use() -> None:
+            async with pool.stream() as stream:
+                await stream.synchronize_async()
+
+        asyncio.run(use())
     pool.close()
 
 

@@ -163,6 +163,11 @@ def current_bridge() -> Bridge:
     return bridge
 
 
+def is_dead(future: Any) -> bool:
+    """Whether a future's loop was closed while somebody waited. Only asyncio's can be; to settle the future would raise."""
+    return isinstance(future, asyncio.Future) and future.get_loop().is_closed()
+
+
 async def yield_turn() -> None:
     """Gives asyncio's loop one turn."""
     await asyncio.sleep(0)

@@ -121,7 +121,7 @@ class StreamPool:
         self._closed = True
         while self._waiting:
             future = self._waiting.popleft()
-            if not future.done():
+            if not future.done() and not _loops.is_dead(future):
                 futures.set_exception(future, StreamClosedError("the pool was closed"))
         with contextlib.ExitStack() as each:  # closes all, whatever one of them raises
             while self._idle:
@@ -178,7 +178,7 @@ class StreamPool:
             return
         while self._waiting:
             future = self._waiting.popleft()
-            if not future.done():
+            if not future.done() and not _loops.is_dead(future):
                 futures.set_result(future, stream)
                 return
         self._idle.append(stream)
