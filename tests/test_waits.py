@@ -43,6 +43,28 @@ async def test_synchronize_async_waits_for_the_work() -> None:
             event.close()
 
 
+@pytest.mark.parametrize("strategy", ["auto", "event", "spin"])
+async def test_ready_waits_of_one_task_starve_no_other(strategy: str) -> None:
+    """asyncio runs a task until it yields: without fair turns the first task does all its waits before another one begins."""
+    each, tasks = 5_000, 8
+    done = [0] * tasks
+    seen: list[list[int]] = []  # how far all were when one was at its end
+
+    async def work(number: int) -> None:
+        async with Stream(wait=strategy) as stream:
+            await stream.synchronize_async()
+            for _ in range(each):
+                await stream.synchronize_async()
+                done[number] += 1
+            seen.append(list(done))
+
+    async with anyio.create_task_group() as group:
+        for number in range(tasks):
+            group.start_soon(work, number)
+    assert done == [each] * tasks
+    assert min(seen[0]) > each // 20, seen[0]
+
+
 async def test_a_ready_stream_is_awaited_at_once() -> None:
     async with Stream() as stream:
         for _ in range(3):
