@@ -13,7 +13,6 @@ __all__ = ["Context", "Device"]
 
 _CONTEXT_IS_DESTROYED = 709
 _MAX_WAIT_LISTS = 1024  # streams of a context of which it is remembered how long their waits take
-_HELPERS = 4  # private streams that a context has from the beginning: see native/helper_streams.c
 _lock = threading.Lock()  # guards the two dicts; never held across a driver call
 _primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
 _contexts: dict[int, Context] = {}  # context id -> Context; ids are never reused, handles are
@@ -165,8 +164,7 @@ class Context:
                 self._context_id = _native.context_register(self._handle, idle, device)
             context_id = self._context_id
         if first:
-            for _ in range(_HELPERS):
-                self._add_helper()
+            self._make_helpers()
         else:
             _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
         return context_id
@@ -188,9 +186,9 @@ class Context:
             known = self._wait_lists.setdefault(stream, made)
         return known
 
-    def _add_helper(self) -> None:
-        """Makes another helper stream, for events that are recorded again. May block until the GPU is idle."""
-        code = _native.add_helper(self._ensure_monitored())
+    def _make_helpers(self) -> None:
+        """Makes the helper streams, for events that are recorded again. May block until the GPU is idle."""
+        code = _native.make_helpers(self._ensure_monitored())
         if code:
             raise _driver.error(code, "cuStreamCreate")
 

@@ -1,15 +1,16 @@
-/* The pool of helper streams of each context, at most MAX_HELPERS of them. When all are in use, they are shared: then an event
- * may be noticed only after another one that was recorded before. */
+/* The helper streams of each context: at most MAX_HELPERS, made together and kept for good, since making a stream may block until
+ * the GPU is idle. When all are in use, they are shared: then an event may be noticed only after another one that was recorded
+ * before. */
 #include "helper_streams.h"
 
 #include <pthread.h>
 
-enum { MAX_HELPERS = 4 }; /* all made when the context is first used: to make one later may block until the GPU is idle */
+enum { MAX_HELPERS = 4 };
 
 struct helper {
     void *stream;
     int users;
-    bool spoilt; /* a user left it before it was idle */
+    int left, passed; /* times that a user left it before it was idle; how many of these it is known to have passed */
 };
 
 static struct {
@@ -36,66 +37,81 @@ static void destroy(void *stream) {
     relaxed_leave(mode);
 }
 
-/* Whether it serves a new user better: idle ones first, and those that will be idle again. */
-static bool is_better(const struct helper *one, const struct helper *other) {
-    return one->spoilt != other->spoilt ? !one->spoilt : one->users < other->users;
-}
-
-/* NULL: none is idle and there may be more. */
-static struct helper *choose(struct context *context) {
-    struct helper *all = helpers[context_index(context)].all, *found = NULL;
-    int count = helpers[context_index(context)].count;
-    for (int i = 0; i < count; i++)
-        if (!found || is_better(&all[i], found)) found = &all[i];
-    return found && (found->users == 0 || count == MAX_HELPERS) ? found : NULL;
-}
-
-static bool add(struct context *context, void *stream, int users) { /* false: there are enough */
+static bool add(struct context *context, void *stream) { /* false: there are enough */
     pthread_mutex_lock(&helper_lock);
     int number = context_index(context);
     bool room = helpers[number].count < MAX_HELPERS;
-    if (room) helpers[number].all[helpers[number].count++] = (struct helper){.stream = stream, .users = users};
+    if (room) helpers[number].all[helpers[number].count++] = (struct helper){.stream = stream};
     pthread_mutex_unlock(&helper_lock);
     return room;
 }
 
-int helper_take(struct context *context, void **stream) {
-    for (;;) {
-        pthread_mutex_lock(&helper_lock);
-        struct helper *helper = choose(context);
-        if (helper) {
-            helper->users++;
-            *stream = helper->stream;
-        }
-        pthread_mutex_unlock(&helper_lock);
-        if (helper) return CUDA_SUCCESS;
-        int status = create(context, stream);
-        if (status != CUDA_SUCCESS || add(context, *stream, 1)) return status;
-        destroy(*stream); /* other threads made as many meanwhile: share one of theirs */
+int helpers_make(struct context *context) {
+    while (helpers_made(context) < MAX_HELPERS) {
+        void *stream;
+        int status = create(context, &stream);
+        if (status != CUDA_SUCCESS) return status;
+        if (!add(context, stream)) destroy(stream); /* another thread made as many meanwhile */
     }
+    return CUDA_SUCCESS;
+}
+
+static bool is_left(const struct helper *helper) { return helper->left != helper->passed; }
+
+/* A copy of one that may be busy with what nobody waits for any more. */
+static bool find_left(struct context *context, unsigned asked, int *index, struct helper *copy) {
+    bool found = false;
+    pthread_mutex_lock(&helper_lock);
+    for (int i = 0; i < helpers[context_index(context)].count && !found; i++) {
+        *copy = helpers[context_index(context)].all[*index = i];
+        found = is_left(copy) && !(asked & 1u << i);
+    }
+    pthread_mutex_unlock(&helper_lock);
+    return found;
+}
+
+/* Finds out which of the streams that were left busy have become idle. */
+static void look_at_left(struct context *context) {
+    struct helper copy;
+    unsigned asked = 0;
+    for (int i; find_left(context, asked, &i, &copy); asked |= 1u << i) {
+        int mode = relaxed_enter();
+        bool idle = driver.stream_query(copy.stream) != CUDA_NOT_READY;
+        relaxed_leave(mode);
+        if (!idle) continue;
+        pthread_mutex_lock(&helper_lock);
+        helpers[context_index(context)].all[i].passed = copy.left; /* it may have been left once more since */
+        pthread_mutex_unlock(&helper_lock);
+    }
+}
+
+/* Whether it serves a new user better: idle ones first, and those that will be idle again. */
+static bool is_better(const struct helper *one, const struct helper *other) {
+    return is_left(one) != is_left(other) ? !is_left(one) : one->users < other->users;
+}
+
+int helper_take(struct context *context, void **stream) {
+    int status = helpers_make(context); /* nothing is left to make, unless the driver refused it before */
+    if (helpers_made(context) == 0) return status;
+    look_at_left(context);
+    struct helper *found = NULL;
+    pthread_mutex_lock(&helper_lock);
+    struct helper *all = helpers[context_index(context)].all;
+    for (int i = 0; i < helpers[context_index(context)].count; i++)
+        if (!found || is_better(&all[i], found)) found = &all[i];
+    found->users++;
+    *stream = found->stream;
+    pthread_mutex_unlock(&helper_lock);
+    return CUDA_SUCCESS;
 }
 
 void helper_put(struct context *context, void *stream, bool idle) {
-    int number = context_index(context);
-    bool gone = false;
     pthread_mutex_lock(&helper_lock);
-    struct helper *all = helpers[number].all;
-    for (int i = 0; i < helpers[number].count; i++) {
-        if (all[i].stream != stream) continue;
-        all[i].spoilt |= !idle;
-        gone = --all[i].users == 0 && all[i].spoilt;
-        if (gone) all[i] = all[--helpers[number].count];
-        break;
-    }
+    struct helper *helper = helpers[context_index(context)].all;
+    while (helper->stream != stream) helper++;
+    helper->users--;
+    helper->left += !idle;
     pthread_mutex_unlock(&helper_lock);
-    if (gone) destroy(stream);
-}
-
-int helper_make(struct context *context) {
-    void *stream;
-    int status = create(context, &stream);
-    if (status == CUDA_SUCCESS && !add(context, stream, 0)) destroy(stream);
-    return status;
 }
 
 int helper_count(struct context *context) {

@@ -4,11 +4,12 @@
 
 #include "contexts.h"
 
-/* Takes an idle one, or makes one (which may block until the GPU is idle), or shares one. 0, or the driver's error. */
+/* Makes those that are still missing; may block until the GPU is idle. 0, or the driver's error. */
+int helpers_make(struct context *);
+/* Lends an idle one, or else one that others use. 0, or the driver's error if there is none. */
 int helper_take(struct context *, void **stream);
-void helper_put(struct context *, void *stream, bool idle); /* one that is not idle is destroyed with its last user */
-int helper_make(struct context *);                          /* an idle one, ahead of time; may block */
-int helper_count(struct context *);                         /* those that are idle */
+void helper_put(struct context *, void *stream, bool idle);
+int helper_count(struct context *);                         /* those that nobody uses */
 int helpers_made(struct context *);                         /* those that exist */
 
 #endif

@@ -429,14 +429,14 @@ static PyObject *native_new_turn(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_add_helper(PyObject *self, PyObject *args) {
+static PyObject *native_make_helpers(PyObject *self, PyObject *args) {
     (void)self;
     int index, status;
     if (!PyArg_ParseTuple(args, "i", &index) || refuse_in_child()) return NULL;
     struct context *context = as_context(index);
     if (!context) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = helper_make(context);
+    status = helpers_make(context);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(status);
 }
@@ -485,7 +485,7 @@ static PyMethodDef wait_functions[] = {
     {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL, "Begins a wait for an event."},
     {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL, "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
-    {"add_helper", native_add_helper, METH_VARARGS, "Makes a context another helper stream; may block. The driver's code."},
+    {"make_helpers", native_make_helpers, METH_VARARGS, "Makes a context's helper streams; may block. The driver's code."},
     {"helpers", native_helpers, METH_VARARGS, "How many helper streams of a context are idle, and how many there are."},
     {"predict", native_predict, METH_O, "Whether the policy uses what waits have learnt; for benchmarks and tests."},
     {"limit_timer", native_limit_timer, METH_VARARGS, "How many waits a loop's timer takes; what it was. For tests."},
