@@ -210,6 +210,8 @@ void history_learn(struct history *history, int64_t not_before, int64_t seen) {
     history->unexpected = (uint16_t)(history->unexpected << 1 | !expected);
     /* Once the windows fit again, as after a change of the work, a few waits say so. */
     history->prediction.irregular = __builtin_popcount(history->unexpected) > MAX_UNEXPECTED && (history->unexpected & LATEST_FEW);
+    /* Not true: in a busy loop even a short wait is seen only a turn later, and nothing else would tell of it. */
+    history->prediction.early = !expected && !is_true && not_before < SPIN_NS;
     if (is_true) {
         history->since_true = 0;
         remember(history, length);
@@ -323,9 +325,9 @@ struct plan policy_plan(const struct prediction *prediction, int64_t age, const 
     const struct window *window = next_window(prediction, age);
     struct plan watch = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age, load)};
     if (mode == WAIT_EVENT) return watch;
-    bool begins = age < SPIN_NS;
-    if (begins && prediction->short_likely && (!window || window->first < START_SPIN_NS))
-        return (struct plan){.stage = STAGE_TASK, .at = age, .until = window && window->narrow ? window->closes : SPIN_NS};
+    bool begins = age < SPIN_NS, opens_soon = window && window->first < START_SPIN_NS;
+    if (begins && (prediction->early || (prediction->short_likely && (!window || opens_soon))))
+        return (struct plan){.stage = STAGE_TASK, .at = age, .until = opens_soon && window->narrow ? window->closes : SPIN_NS};
     if (is_loop_window(prediction, window, load)) {
         int64_t look = age < window->first ? window->first : age + greatest(step_of(window), 2 * load->loop_lag_ns);
         return (struct plan){.stage = STAGE_TIMER, .at = look, .until = window->closes, .look = true};

@@ -33,6 +33,7 @@ struct zone {
 struct prediction {
     int count;
     bool short_likely; /* some of the latest waits ended before a task would have stopped polling, or nothing is known yet */
+    bool early;        /* the latest wait was over when it was first looked at, at no age that any window expected */
     bool fresh;        /* nothing is known of the stream yet */
     bool irregular;    /* too many of the latest waits ended in no window to count on the windows */
     bool dense;        /* no true length was seen for long: this wait is looked at closely all the time */
