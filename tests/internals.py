@@ -18,7 +18,6 @@ from aiostream import (
     Context,
     CudaError,
     Stream,
-    StreamPool,
     _clash,
     _demo,
     _driver,
@@ -29,6 +28,7 @@ from aiostream import (
     _process,
     capture,
     futures,
+    pool,
     simulator,
     waiting,
 )
@@ -266,11 +266,6 @@ def pinned(stream: Stream) -> contextlib.AbstractContextManager[int]:
     return stream._pinned()
 
 
-def waiting_tasks(pool: StreamPool) -> int:
-    """Returns how many tasks wait for a stream of a pool."""
-    return len(pool._waiting)
-
-
 def captures_in_progress() -> int:
     """Returns how many captures the library keeps a record of."""
     return len(capture._in_progress)
@@ -315,3 +310,8 @@ def kill_companion(older: companion.Companion) -> None:
 def fairness_of(window: dict[str, Any]) -> dict[str, Any]:
     """Returns the row of the measure of fairness for one window."""
     return windows.Fairness._of_window(window)
+
+
+def health_watches() -> int:
+    """Returns how many pools have their context watched."""
+    return sum(isinstance(entry, pool._Watch) for entry in list(_points.registry.values()))

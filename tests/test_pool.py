@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import internals
 from aiostream import CaptureStatus, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
 from support import Gate, spin
 
@@ -81,7 +80,7 @@ async def test_those_who_wait_are_served_in_order() -> None:
     async with anyio.create_task_group() as group:
         for number in range(5):
             group.start_soon(waiter(number))
-            while internals.waiting_tasks(pool) <= number:
+            while pool.waiting <= number:
                 await anyio.lowlevel.checkpoint()
         pool.release(held)
     assert order == [0, 1, 2, 3, 4]
@@ -123,10 +122,10 @@ async def test_a_cancelled_waiter_takes_nothing() -> None:
     async with anyio.create_task_group() as group:
         scope = anyio.CancelScope()
         group.start_soon(unlucky, scope)
-        while internals.waiting_tasks(pool) == 0:
+        while pool.waiting == 0:
             await anyio.lowlevel.checkpoint()
         group.start_soon(lucky)
-        while internals.waiting_tasks(pool) < 2:
+        while pool.waiting < 2:
             await anyio.lowlevel.checkpoint()
         pool.release(held)
         scope.cancel()
@@ -216,7 +215,7 @@ async def test_closing_with_streams_lent_and_tasks_waiting() -> None:
 
     async with anyio.create_task_group() as group:
         group.start_soon(late)
-        while internals.waiting_tasks(pool) == 0:
+        while pool.waiting == 0:
             await anyio.lowlevel.checkpoint()
         pool.close()
     assert refused == ["the pool was closed"]

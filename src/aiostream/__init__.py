@@ -44,6 +44,7 @@ from aiostream.errors import (
     NoDriverError,
     NotSupportedError,
     OutOfMemoryError,
+    PoolFullError,
     StreamCaptureError,
     StreamClosedError,
 )
@@ -98,6 +99,7 @@ __all__ = [
     "NotSupportedError",
     "OutOfMemoryError",
     "PointCounts",
+    "PoolFullError",
     "RecaptureStatus",
     "Statistics",
     "Stream",

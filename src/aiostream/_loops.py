@@ -52,6 +52,8 @@ class Bridge:
 
     # On trio alone: lets the loop take a turn, as an await that has nothing to wait for must; may raise its cancellation.
     checkpoint: Callable[[], Awaitable[None]] | None = None
+    # The task that runs now, or `None` in a callback of the loop.
+    current_task: Callable[[], Any]
 
     def __init__(self) -> None:
         self.queue, self._descriptor = _native.queue_open()
@@ -168,6 +170,19 @@ def is_dead(future: Any) -> bool:
     return isinstance(future, asyncio.Future) and future.get_loop().is_closed()
 
 
+def is_current(bridge: Bridge) -> bool:
+    """Whether a bridge's loop runs in this thread."""
+    try:
+        return current_bridge() is bridge
+    except RuntimeError:
+        return False
+
+
+def task_name(task: Any) -> str:
+    """What its loop calls a task."""
+    return str(task.get_name() if hasattr(task, "get_name") else task.name)
+
+
 async def yield_turn() -> None:
     """Gives asyncio's loop one turn."""
     await asyncio.sleep(0)
@@ -185,6 +200,8 @@ async def checkpoint() -> None:
 
 class AsyncioBridge(Bridge):
     """asyncio, uvloop and whatever else keeps to asyncio's loop interface."""
+
+    current_task = staticmethod(_current_task)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -286,6 +303,13 @@ class TrioBridge(Bridge):
             trio.lowlevel.spawn_system_task(_serve_trio, trio, weakref.ref(self), name="aiostream")
         except RuntimeError:  # the run is ending: system tasks are no longer taken in
             _dispatcher().add(self)
+
+    def current_task(self) -> Any:
+        """The task that runs now."""
+        try:
+            return self._trio.lowlevel.current_task()
+        except RuntimeError:  # in a callback
+            return None
 
     def new_future(self) -> SettledFuture:
         """A `TrioFuture`."""

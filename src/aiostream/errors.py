@@ -14,6 +14,7 @@ __all__ = [
     "NoDriverError",
     "NotSupportedError",
     "OutOfMemoryError",
+    "PoolFullError",
     "StreamCaptureError",
     "StreamClosedError",
 ]
@@ -74,6 +75,10 @@ class ContextFailedError(CudaError):
 
 class StreamClosedError(RuntimeError):
     """The stream (or event, or graph) was closed, or its handle was given away with `into_raw()`."""
+
+
+class PoolFullError(RuntimeError):
+    """No stream of a pool is free, and no more tasks may wait for one. A server answers 503 then."""
 
 
 class NoDriverError(RuntimeError):

@@ -18,6 +18,7 @@ from aiostream.errors import StreamClosedError
 
 LEGACY = 1
 PER_THREAD = 2
+_HANDLE_STREAM = _native.HANDLE_STREAM
 
 
 @dataclass(slots=True, eq=False)
@@ -131,9 +132,9 @@ def name_of(handle: int, context: Context) -> str:
     return f"{special or f'stream {handle:#x}'} of {context!r}"
 
 
-def new_handle(value: int, context: Context, *, owned: bool, parent: _native.Handle | None = None) -> _native.Handle:
+def new_handle(value: int, context: Context, owned: bool, parent: _native.Handle | None = None) -> _native.Handle:
     """A native handle of a stream; the special streams belong to the context that is current, so they need theirs."""
-    return _native.Handle(_native.HANDLE_STREAM, value, context.handle, owned, value <= PER_THREAD, parent)
+    return _native.Handle(_HANDLE_STREAM, value, context._handle, owned, value <= PER_THREAD, parent)
 
 
 class _PerThread(threading.local):
@@ -160,9 +161,8 @@ def wait_list_of(reference: Reference) -> _native.WaitList:
     return reference.wait_list
 
 
-def share_history(references: Iterable[Reference]) -> None:
+def share_history(references: Iterable[Reference], history: _native.History) -> None:
     """Lets the waits on several streams learn from each other: they run the same kinds of work."""
-    history = _native.History()
     for reference in references:
         reference.wait_list = _find_wait_list(reference, history)
 

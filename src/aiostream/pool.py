@@ -3,112 +3,211 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import deque
-from collections.abc import AsyncIterator
+from types import TracebackType
 from typing import Any
 
-from aiostream import _loops, futures, interop, waiting
+from aiostream import _driver, _loops, _native, _points, futures, interop, waiting
 from aiostream.device import Device
-from aiostream.errors import CudaError, StreamClosedError
+from aiostream.enums import WaitStrategy
+from aiostream.errors import CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
 
 __all__ = ["StreamPool"]
+
+_NOT_READY = 600
+_MOST_NAMES = 8  # of those who hold streams, in an error
 
 
 class StreamPool:
     """A fixed number of streams, lent to one task at a time each.
 
-    `async with pool.stream() as stream:` waits for one to be free. They are lent in turn, so that the one that was given back
-    longest ago comes next; tasks that wait are served in order. Streams are made here, once, since making one may block while the
-    GPU is busy. `async with StreamPool(8) as pool:` awaits their work at its end, and destroys them.
+    `async with pool.stream() as stream:` waits until a stream is free, and gives it back at the end of the block.
+    A stream that was given back is free again when its work is done. So a request that gives up, as by a timeout, leaves no
+    work in the way of the next request: that work goes on, and the pool lends other streams meanwhile.
+
+    Streams are lent in turn: the one that has been free for longest comes next. Tasks that wait are served in order. All streams
+    are made here, because making one later may block while the GPU is busy. Their waits learn from each other, since they are
+    expected to run the same kinds of work. `async with StreamPool(8) as pool:` awaits their work at its end, and destroys them.
+
+    Example:
+        ```python
+        async with StreamPool(8, max_waiting=64) as pool:
+            async with pool.stream() as stream:
+                result = await stream.enqueue_async(launch, buffers)
+        ```
 
     Args:
-        size: How many.
+        size: How many streams.
         device: Where to create them; as `Stream` takes it.
-        **options: What else `Stream` takes.
+        max_waiting: How many tasks may wait for a stream. One more gets a `PoolFullError` at once. `None` sets no limit.
+        priority: As `Stream` takes it.
+        non_blocking: As `Stream` takes it.
+        wait: How their waits are carried out; as `Stream` takes it.
 
-    Threads: tasks of one loop at a time.
+    Threads: tasks of one loop at a time. Tasks of another loop may use the pool once no stream is lent and nobody waits.
 
     Raises:
-        ValueError: `size` is less than 1.
+        TypeError: `size` or `max_waiting` is not an int.
+        ValueError: `size` is less than 1, or `max_waiting` less than 0.
         CudaError: The driver refused.
     """
 
-    def __init__(self, size: int, device: Device | int | None = None, **options: Any) -> None:
-        if size < 1:
-            raise ValueError(f"a pool has at least one stream, not {size}")
-        # All of these by the loop's thread alone.
-        self._idle = deque(Stream(device, **options) for _ in range(size))
-        interop.share_history(stream._reference for stream in self._idle)
-        self._lent: dict[int, tuple[Stream, Stream]] = {}  # by the id of what was lent: that, and the stream itself
-        self._waiting: deque[Any] = deque()  # futures of the loop
-        self._size = size
+    def __init__(
+        self,
+        size: int,
+        device: Device | int | None = None,
+        *,
+        max_waiting: int | None = None,
+        priority: int | None = None,
+        non_blocking: bool = True,
+        wait: WaitStrategy | str | None = None,
+    ) -> None:
+        _require_number("size", size, 1, "a pool has at least one stream")
+        if max_waiting is not None:
+            _require_number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
         self._closed = False
+        self._size = size
+        self._max_waiting = max_waiting
+        self._non_blocking = non_blocking
+        # All of these are used by the loop's thread alone.
+        self._slots: list[_Slot] = []
+        with contextlib.ExitStack() as made:
+            for _ in range(size):
+                stream = Stream(device, priority=priority, non_blocking=non_blocking, wait=wait)
+                made.callback(stream.close)
+                self._slots.append(_Slot(stream))
+            made.pop_all()
+        self._history = _native.History()
+        interop.share_history((slot.stream._reference for slot in self._slots), self._history)
+        self._idle = deque(self._slots)
+        self._busy: dict[_Slot, _Return | None] = {}  # given back; who will tell that the work is done, if anybody
+        self._look_again_due = False  # of some of these nobody will tell
+        self._lent: dict[int, _Slot] = {}  # by the id of what was lent
+        self._waiting: dict[Any, None] = {}  # futures of the loop, in order
+        self._bridge: weakref.ref[_loops.Bridge] | None = None  # of the loop that used the pool last
+        self._watch: _Watch | None = None  # of the context, while somebody waits
+        self._failure = 0  # the driver's code, once the context was seen to have failed
+        self._returns = _native.History()  # how long streams stay busy: not what their own waits are to learn from
+
+    # -------------------------------------------------------------------------------------------- what it is
 
     @property
     def size(self) -> int:
-        """How many streams it has."""
+        """How many streams it has: `idle + busy + lent`."""
         return self._size
 
     @property
     def idle(self) -> int:
-        """How many are free now; their work may still be in flight."""
+        """How many streams are free: given back, and their work is done."""
         return len(self._idle)
+
+    @property
+    def busy(self) -> int:
+        """How many streams were given back while the GPU still works on them."""
+        return len(self._busy)
+
+    @property
+    def lent(self) -> int:
+        """How many streams tasks hold now."""
+        return len(self._lent) if self._closed else self._size - len(self._idle) - len(self._busy)
+
+    @property
+    def waiting(self) -> int:
+        """How many tasks wait for a stream."""
+        return len(self._waiting)
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
         return self._closed
 
-    @contextlib.asynccontextmanager
-    async def stream(self) -> AsyncIterator[Stream]:
+    def __repr__(self) -> str:
+        counts = f"{self.idle} idle, {self.busy} busy, {self.lent} lent{self._holders()}, {self.waiting} waiting"
+        return f"<aiostream.StreamPool of {self._size}: {counts}{', closed' if self._closed else ''}>"
+
+    # -------------------------------------------------------------------------------------------- lending
+
+    def stream(self) -> _Lending:
         """Lends a stream for an `async with` block; equals `acquire` and `release`.
 
-        The block's end does not wait for the stream's work: await what must be done.
+        The block's end does not wait for the stream's work: await what must be done. Everything else is as `acquire` says.
+
+        Example:
+            ```python
+            async with pool.stream() as stream:
+                await stream.enqueue_async(launch)
+            ```
         """
-        stream = await self.acquire()
-        try:
-            yield stream
-        finally:
-            self.release(stream)
+        return _Lending(self)
 
     async def acquire(self) -> Stream:
         """Waits until a stream is free, and lends it. `release` gives it back.
 
         Cancellation: raises at once; nothing is lent.
 
+        Threads: in a task of the loop that uses the pool. Always a checkpoint on trio.
+
         Returns:
-            A borrowed `Stream`: closing it harms nobody, and it is closed when it is given back.
+            A borrowed `Stream` with the pool's options. Closing it harms nobody, and it is closed when it is given back.
 
         Raises:
-            RuntimeError: No loop runs here.
+            RuntimeError: No loop runs here, or a task of another loop still holds a stream or waits for one.
+            PoolFullError: As many tasks wait already as may.
             StreamClosedError: The pool is closed, or was while this waited.
+            ContextFailedError: The context has failed, or did while this waited.
         """
-        self._require_open()
+        bridge = self._enter()
         if self._idle and not self._waiting:
-            stream = self._idle.popleft()
+            slot = self._idle.popleft()
+            take_turn = bridge.checkpoint
             try:
-                await waiting.checkpoint()
+                if take_turn is not None:
+                    await take_turn()
+                elif bridge.must_yield():
+                    await _loops.yield_turn()
             except BaseException:
-                self._put_back(stream)
+                self._put_back(slot)
                 raise
         else:
-            stream = await self._in_turn()
-        lent = stream.to_borrowed()
-        self._lent[id(lent)] = lent, stream
-        return lent
+            slot = await self._in_turn(bridge)
+        return self._lend(slot, bridge)
+
+    def acquire_nowait(self) -> Stream:
+        """Lends a stream that is free now. `release` gives it back.
+
+        Threads: in the thread of the running loop that uses the pool.
+
+        Raises:
+            PoolFullError: No stream is free, or tasks wait for one.
+            RuntimeError, StreamClosedError, ContextFailedError: As `acquire`.
+        """
+        bridge = self._enter()
+        if not self._idle or self._waiting:
+            raise PoolFullError(f"no stream is free: {self._reasons()}")
+        return self._lend(self._idle.popleft(), bridge)
 
     def release(self, stream: Stream) -> None:
-        """Gives back a stream, to whoever waits longest. It is closed then, and its work goes on.
+        """Gives back a stream that `acquire` or `acquire_nowait` has lent. It is closed then, and its work goes on.
+
+        Never waits. Once its work is done, the stream goes to the task that has waited for longest. A capture that is still on is
+        ended, and its graph dropped; if the driver does not end it, another stream takes the place of this one.
+
+        Threads: in the thread of the loop that uses the pool.
 
         Raises:
             ValueError: It was not lent by this pool, or was given back before.
         """
-        if self._lent.get(id(stream), (None,))[0] is not stream:
+        slot = self._lent.get(id(stream))
+        if slot is None or slot.lent is not stream:
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
-        lent, own = self._lent.pop(id(stream))
-        lent.close()
-        self._put_back(own)
+        del self._lent[id(stream)]
+        slot.lent = slot.holder = stream._source = None
+        stream._handle.close()  # borrowed: nothing is destroyed
+        self._look_at(slot)
+
+    # -------------------------------------------------------------------------------------------- its end
 
     def close(self) -> None:
         """Destroys the streams at once, those that are lent when they come back; their work goes on. May be called again.
@@ -116,19 +215,26 @@ class StreamPool:
         Whoever waits for one gets a `StreamClosedError`.
 
         Raises:
-            CudaError: The driver refused; the others are closed all the same.
+            CudaError: The driver refused; all the others are closed all the same, and only the first error is raised.
         """
         self._closed = True
-        while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done() and not _loops.is_dead(future):
-                futures.set_exception(future, StreamClosedError("the pool was closed"))
-        with contextlib.ExitStack() as each:  # closes all, whatever one of them raises
-            while self._idle:
-                each.callback(self._idle.popleft().close)
+        self._end_watch()
+        for future in self._take_waiting():
+            futures.set_exception(future, StreamClosedError("the pool was closed"))
+        kept = [*self._idle, *self._busy]
+        self._idle.clear()
+        self._busy.clear()
+        first: CudaError | None = None
+        for slot in kept:
+            try:
+                slot.stream.close()
+            except CudaError as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     async def aclose(self) -> None:
-        """Waits for the work of the streams that are free, then destroys them; the rest is as `close` says.
+        """Waits for the work of all streams that are not lent, then destroys them; the rest is as `close` says.
 
         Cancellation: destroys at once, and raises.
 
@@ -136,19 +242,25 @@ class StreamPool:
             CudaError: The work of one failed; all are closed all the same.
         """
         self._closed = True
+        self._busy = dict.fromkeys(self._busy)  # this task sees to them now
         try:
             await waiting.checkpoint()
-            for stream in list(self._idle):
-                await stream.synchronize_async()
-        finally:
-            self.close()
+            for slot in (*self._idle, *self._busy):
+                await slot.stream.synchronize_async()
+        except BaseException:
+            with contextlib.suppress(CudaError):  # the first error says what went wrong
+                self.close()
+            raise
+        self.close()
 
     async def __aenter__(self) -> StreamPool:
         self._require_open()
         await waiting.checkpoint()
         return self
 
-    async def __aexit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         try:
             await self.aclose()
         except (CudaError, StreamClosedError):
@@ -156,33 +268,287 @@ class StreamPool:
                 raise
             # The body's own error says what went wrong first.
 
-    def __repr__(self) -> str:
-        return f"<aiostream.StreamPool of {self._size}, {len(self._lent)} lent{', closed' if self._closed else ''}>"
+    def __del__(self) -> None:
+        watch = getattr(self, "_watch", None)
+        if watch is not None:
+            _native.end_health(watch.ticket)
 
-    async def _in_turn(self) -> Stream:
-        future: Any = _loops.current_bridge().new_future()
-        self._waiting.append(future)
-        try:
-            stream: Stream = await future
-        except BaseException:
-            if future in self._waiting:
-                self._waiting.remove(future)
-            elif future.done() and not future.cancelled() and future.exception() is None:
-                self._put_back(future.result())  # it was our turn, but we are cancelled
-            raise
-        return stream
+    # -------------------------------------------------------------------------------------------- inside: lending
 
-    def _put_back(self, stream: Stream) -> None:
+    def _enter(self) -> _loops.Bridge:
+        """Prepares for a use by this loop."""
+        bridge = _loops.current_bridge()
         if self._closed:
-            stream.close()
+            self._require_open()
+        if self._bridge is None or self._bridge() is not bridge:
+            self._change_loop(bridge)
+        if self._failure:
+            self._failure = self._slots[0].stream.context.health()  # the simulator's can recover
+            if self._failure:
+                raise self._error(self._failure)
+        if self._look_again_due:
+            self._look_again()
+        return bridge
+
+    def _lend(self, slot: _Slot, bridge: _loops.Bridge) -> Stream:
+        lent = slot.stream.to_borrowed()
+        task = bridge.current_task()
+        slot.holder = weakref.ref(task) if task is not None else None
+        slot.lent = lent
+        self._lent[id(lent)] = slot
+        return lent
+
+    async def _in_turn(self, bridge: _loops.Bridge) -> _Slot:
+        if self._max_waiting is not None and len(self._waiting) >= self._max_waiting:
+            await waiting.checkpoint()
+            raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
+        future: Any = bridge.new_future()
+        self._waiting[future] = None
+        if self._watch is None:
+            self._watch = _Watch(self, bridge, self._slots[0].stream._reference)
+        try:
+            slot: _Slot = await future
+        except BaseException:
+            self._waiting.pop(future, None)
+            for handed in self._slots:
+                if handed.handed_to is future:  # it was our turn, but we are cancelled
+                    handed.handed_to = None
+                    self._put_back(handed)
+            raise
+        finally:
+            if not self._waiting:
+                self._end_watch()
+        slot.handed_to = None
+        return slot
+
+    def _change_loop(self, bridge: _loops.Bridge) -> None:
+        """Another loop uses the pool. What the former loop's tasks were handed and never took is taken back."""
+        alive = [future for future in self._waiting if not _loops.is_dead(future)]
+        if self._lent or alive:
+            raise RuntimeError(
+                f"the pool is in use in another event loop: {len(self._lent)} streams are lent{self._holders()}, "
+                f"{len(alive)} tasks wait. Give them back there first, or make a pool for each loop"
+            )
+        self._end_watch()
+        self._waiting.clear()
+        self._bridge = weakref.ref(bridge)
+        for slot in self._slots:
+            slot.handed_to = None
+        idle = set(self._idle)
+        self._busy = dict.fromkeys(slot for slot in self._slots if slot not in idle)
+        self._look_again_due = True
+
+    def _put_back(self, slot: _Slot) -> None:
+        """Its work is done: it goes to whoever waits for longest."""
+        if self._closed:
+            slot.stream.close()
             return
         while self._waiting:
-            future = self._waiting.popleft()
+            future = next(iter(self._waiting))
+            del self._waiting[future]
             if not future.done() and not _loops.is_dead(future):
-                futures.set_result(future, stream)
+                slot.handed_to = future
+                futures.set_result(future, slot)
                 return
-        self._idle.append(stream)
+        self._idle.append(slot)
+
+    def _take_waiting(self) -> list[Any]:
+        """The futures of those who wait, and can still be told something."""
+        taken = [future for future in self._waiting if not future.done() and not _loops.is_dead(future)]
+        self._waiting.clear()
+        return taken
+
+    # -------------------------------------------------------------------------------------------- inside: work in flight
+
+    def _look_at(self, slot: _Slot) -> None:
+        """A stream was given back: it is free now, or will be."""
+        code = _native.stream_query(slot.stream._handle)
+        if code <= _native.RESULT_CAPTURING:
+            code = self._end_capture(slot)
+        if code == _NOT_READY and not self._closed:
+            self._busy[slot] = told = self._await_work(slot)
+            self._look_again_due |= told is None
+            return
+        if code > 0 and code != _NOT_READY:
+            self._fail(code)
+        self._put_back(slot)
+
+    def _look_again(self) -> None:
+        """At the streams of which nobody will tell that their work is done: they were given back where no loop ran."""
+        self._look_again_due = False
+        for slot in [slot for slot, told in self._busy.items() if told is None]:
+            del self._busy[slot]
+            self._look_at(slot)
+
+    def _await_work(self, slot: _Slot) -> _Return | None:
+        """Has this loop be told when the work of a stream is done; `None`: the next user of the pool has to look."""
+        bridge = self._bridge() if self._bridge is not None else None
+        if bridge is None or not _loops.is_current(bridge):
+            return None
+        reference = slot.stream._reference
+        context_id = reference.context._ensure_monitored()
+        if slot.list is None:
+            slot.list = _native.WaitList(context_id, self._returns)
+        reserved = slot.list.reserve(bridge.queue, _native.WAIT_EVENT)
+        if isinstance(reserved, int):
+            return None
+        told = _points.registry[reserved.ticket] = _Return(self, slot, context_id)
+        with interop.pinned(reference):
+            reserved.record(reference.handle)
+        if reserved.is_recorded:
+            return told
+        _points.registry.pop(reserved.ticket, None)
+        return None
+
+    def _work_is_done(self, slot: _Slot, told: _Return, code: int) -> None:
+        if self._busy.get(slot) is not told:
+            return  # closed, or another loop's since
+        del self._busy[slot]
+        if code != 0:
+            self._fail(code)
+        self._put_back(slot)
+
+    def _forget(self, slot: _Slot, told: _Return) -> None:
+        """The loop that was to be told is gone."""
+        if self._busy.get(slot) is told:
+            self._busy[slot] = None
+            self._look_again_due = True
+
+    def _end_capture(self, slot: _Slot) -> int:
+        """Ends the capture that a user has left. The answer is the query's."""
+        with contextlib.suppress(CudaError):
+            slot.stream.end_capture()
+        code = _native.stream_query(slot.stream._handle)
+        if code > _native.RESULT_CAPTURING:
+            return code
+        # It is part of a capture that began on another stream, where alone it can end. To destroy it invalidates that capture.
+        former, slot.list = slot.stream, None
+        with former.context.current():
+            slot.stream = Stream(priority=former.priority, non_blocking=self._non_blocking, wait=former.wait_strategy)
+        interop.share_history([slot.stream._reference], self._history)
+        former.close()
+        return 0
+
+    # -------------------------------------------------------------------------------------------- inside: failures and names
+
+    def _fail(self, code: int) -> None:
+        """The context has failed: nobody needs to wait any longer."""
+        self._failure = code
+        for future in self._take_waiting():
+            futures.set_exception(future, self._error(code))
+
+    def _error(self, code: int) -> CudaError:
+        return _driver.error(code, "cuStreamQuery", f"a pool of {self._size} streams of {self._slots[0].stream.context!r}")
+
+    def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            _native.end_health(watch.ticket)
 
     def _require_open(self) -> None:
         if self._closed:
             raise StreamClosedError("the pool is closed")
+
+    def _holders(self) -> str:
+        """Who holds streams, such as ` to 'Task-3', 'Task-5'`."""
+        tasks = [slot.holder() for slot in self._lent.values() if slot.holder is not None]
+        names = [repr(_loops.task_name(task)) for task in tasks[:_MOST_NAMES] if task is not None]
+        more = f" and {len(self._lent) - len(names)} more" if names and len(self._lent) > len(names) else ""
+        return f" to {', '.join(names)}{more}" if names else ""
+
+    def _reasons(self) -> str:
+        limit = "" if self._max_waiting is None else f" of at most {self._max_waiting}"
+        return (
+            f"of {self._size} streams {len(self._lent)} are lent{self._holders()}, {self.busy} still work on what former users "
+            f"have left, and {self.waiting}{limit} tasks wait"
+        )
+
+
+class _Slot:
+    """One stream of a pool, and who has it."""
+
+    __slots__ = ("handed_to", "holder", "lent", "list", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.lent: Stream | None = None  # what a task has
+        self.handed_to: Any = None  # the future of a task whose turn it is, until that task runs
+        self.holder: weakref.ref[Any] | None = None  # that task
+        self.list: _native.WaitList | None = None  # of the waits for its work, once there was one
+
+
+class _Lending:
+    """What `async with pool.stream()` enters."""
+
+    __slots__ = ("_lent", "_pool")
+
+    def __init__(self, pool: StreamPool) -> None:
+        self._pool = pool
+        self._lent: Stream | None = None
+
+    async def __aenter__(self) -> Stream:
+        if self._lent is not None:
+            raise RuntimeError("this block has its stream already: call pool.stream() for each block")
+        self._lent = lent = await self._pool.acquire()
+        return lent
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        lent, self._lent = self._lent, None
+        if lent is not None:
+            self._pool.release(lent)
+
+
+class _Return:
+    """A stream that was given back, whose work is not done. An event behind that work says when it is."""
+
+    __slots__ = ("context_id", "pool", "slot")
+
+    def __init__(self, pool: StreamPool, slot: _Slot, context_id: int) -> None:
+        self.pool = weakref.ref(pool)
+        self.slot = slot  # keeps the stream until then, also without the pool
+        self.context_id = context_id
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """The work is done, or has failed."""
+        pool = self.pool()
+        if pool is None:
+            return
+        if orphaned:  # in the janitor's thread
+            pool._forget(self.slot, self)
+        else:
+            pool._work_is_done(self.slot, self, code)
+
+    def abandon(self, code: int, orphaned: bool) -> None:
+        """The context has failed."""
+        self.complete(code, orphaned)
+
+
+class _Watch:
+    """Tells a pool that its context has failed, while tasks wait for a stream that nobody may ever give back."""
+
+    __slots__ = ("context_id", "pool", "ticket")
+
+    def __init__(self, pool: StreamPool, bridge: _loops.Bridge, reference: interop.Reference) -> None:
+        self.pool = weakref.ref(pool)
+        self.context_id = reference.context._ensure_monitored()
+        self.ticket = _native.watch_health(bridge.queue, self.context_id)
+        _points.registry[self.ticket] = self
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """The context has failed, or the pool has ended this."""
+        pool = self.pool()
+        if pool is not None and code != 0 and not orphaned and pool._watch is self:
+            pool._watch = None
+            pool._fail(code)
+
+    def abandon(self, code: int, orphaned: bool) -> None:
+        """Never: it fires."""
+
+
+def _require_number(name: str, number: object, least: int, reason: str) -> None:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{name} is an int, not {type(number).__name__}")
+    if number < least:
+        raise ValueError(f"{reason}, not {number}")

@@ -151,11 +151,20 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
 
         It refuses, as this one does, once this one is closed.
         """
-        self._require_open()
+        if not self._handle.is_open:
+            self._require_open()
+        # A pool does this for each request, so nothing is looked up that is the same.
+        context, owner = self._context, self._handle
         borrowed = self.__class__.__new__(self.__class__)
-        borrowed._init_fields(self._handle.value, self._context, owned=False, source=self, parent=self._handle, wait=self._wait)
-        borrowed._reference.wait_list = self._reference.wait_list  # the same stream: the driver need not be asked for its id
+        borrowed._context = context
+        borrowed._owned = False
         borrowed._constants = self._constants
+        borrowed._source = self
+        borrowed._name = self._name
+        borrowed._handle = handle = interop.new_handle(owner.value, context, False, owner)
+        borrowed._wait = self._wait
+        borrowed._mode = self._mode
+        borrowed._reference = interop.Reference(handle, context, self._name, self._reference.wait_list)
         return borrowed
 
     def core(self) -> Any:

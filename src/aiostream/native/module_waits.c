@@ -429,6 +429,26 @@ static PyObject *native_new_turn(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* watch_health(queue, context): a ticket that fires with the code when the context fails. */
+static PyObject *native_watch_health(PyObject *self, PyObject *args) {
+    (void)self;
+    int queue_number, context_id;
+    if (!PyArg_ParseTuple(args, "ii", &queue_number, &context_id) || refuse_in_child()) return NULL;
+    struct queue *queue = as_queue(queue_number);
+    struct context *context = queue ? as_context(context_id) : NULL;
+    if (!context) return NULL;
+    uint64_t ticket = point_watch_health(queue, context);
+    return ticket ? PyLong_FromUnsignedLongLong(ticket) : PyErr_NoMemory();
+}
+
+static PyObject *native_end_health(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long ticket;
+    if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
+    if (!is_child()) point_end_health(ticket);
+    Py_RETURN_NONE;
+}
+
 static PyObject *native_make_helpers(PyObject *self, PyObject *args) {
     (void)self;
     int index, status;
@@ -485,6 +505,8 @@ static PyMethodDef wait_functions[] = {
     {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL, "Begins a wait for an event."},
     {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL, "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
+    {"watch_health", native_watch_health, METH_VARARGS, "A ticket that fires with the code when the context fails."},
+    {"end_health", native_end_health, METH_VARARGS, "Fires such a ticket with 0, unless it has fired."},
     {"make_helpers", native_make_helpers, METH_VARARGS, "Makes a context's helper streams; may block. The driver's code."},
     {"helpers", native_helpers, METH_VARARGS, "How many helper streams of a context are idle, and how many there are."},
     {"predict", native_predict, METH_O, "Whether the policy uses what waits have learnt; for benchmarks and tests."},

@@ -110,6 +110,7 @@ void point_set_foreign(uint64_t ticket, host_function function, void *data) {
 
 void point_set_sync_mode(uint64_t ticket, int mode) { slot_at(ticket)->sync_mode = mode; }
 
+static bool is_counted(const struct slot *slot) { return slot->kind != KIND_HEALTH; }
 static bool in_graph(const struct slot *slot) { return slot->kind == KIND_GRAPH_PYTHON || slot->kind == KIND_GRAPH_FOREIGN; }
 
 /* Changes the flags of `ticket` if it is still that ticket's slot: clears `clear`, sets `set`. Fails, and says so, when the
@@ -149,9 +150,8 @@ bool point_is_live(uint64_t ticket) {
     return slot && word >> 8 == generation_of(ticket) && (word & ARMED) && !(word & DISARMED);
 }
 
-/* The GPU has come to the point. On a driver thread: no GIL, no allocation. The last thing it does is to count itself out
- * of the queue, which may be recycled from then on. */
-void point_fire(uint64_t ticket, int64_t status) {
+/* false: it has fired before, or is no live ticket. */
+static bool fire(uint64_t ticket, int64_t status) {
     struct slot *slot = slot_at(ticket);
     int before;
     /* The watcher and the consumer may move the slot between the two attempts: then they are made again. */
@@ -160,21 +160,27 @@ void point_fire(uint64_t ticket, int64_t status) {
             /* The watcher has failed the waiter and the consumer has not looked yet: it will see both and release. */
             atomic_fetch_add(&counters[POINTS_FIRED], 1);
             atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
-            return;
+            return true;
         }
         if (transition(slot, ticket, ARMED, FIRED | QUEUED | QUARANTINED | DISARMED, 0, FIRED | QUEUED, &before)) {
             /* Nobody else looks at the slot until it is pushed. */
             struct queue *queue = slot->queue;
             atomic_store(&slot->fire_status, status);
-            atomic_fetch_add(&counters[POINTS_FIRED], 1);
+            if (is_counted(slot)) atomic_fetch_add(&counters[POINTS_FIRED], 1);
             if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
             else if (!in_graph(slot)) context_drop_pending(slot->context);
             queue_push(queue, &slot->entry);
             queue_unref(queue);
-            return;
+            return true;
         }
     }
-    atomic_fetch_add(&counters[POINTS_STALE], 1);
+    return false;
+}
+
+/* The GPU has come to the point. On a driver thread: no GIL, no allocation. The last thing it does is to count itself out
+ * of the queue, which may be recycled from then on. */
+void point_fire(uint64_t ticket, int64_t status) {
+    if (!fire(ticket, status)) atomic_fetch_add(&counters[POINTS_STALE], 1);
 }
 
 static void on_host_function(void *data) { point_fire((uint64_t)(uintptr_t)data, STATUS_UNKNOWN); }
@@ -354,6 +360,17 @@ uint64_t point_watch(struct queue *queue, struct context *context) {
     return ticket;
 }
 
+uint64_t point_watch_health(struct queue *queue, struct context *context) {
+    uint64_t ticket = point_reserve(queue, context, KIND_HEALTH);
+    int before;
+    if (!ticket) return 0;
+    context_add_pending(context); /* so the watcher reads its health */
+    transition(slot_at(ticket), ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
+    return ticket;
+}
+
+void point_end_health(uint64_t ticket) { fire(ticket, CUDA_SUCCESS); }
+
 /* ------------------------------------------------------------------------------------------------ the consumer */
 
 static void consumer_release(struct slot *slot) {
@@ -410,6 +427,10 @@ void points_fail(struct context *context, int status) {
             if (in_graph(slot)) continue; /* nobody waits for it, and its destructor comes all the same */
             if (slot->kind == KIND_WATCHED) continue; /* the driver has no ticket of it: the watcher fires it with the status */
             uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
+            if (!is_counted(slot)) {
+                fire(ticket, status);
+                continue;
+            }
             int before;
             atomic_store(&slot->fail_status, status);
             if (!transition(slot, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED, &before)) continue;
@@ -428,7 +449,7 @@ static int64_t count_pending(bool captured_only) {
         for (int j = 0; j < CHUNK_SLOTS; j++) {
             uint64_t word = atomic_load(&chunk[j].word);
             if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED | DISARMED)) continue;
-            if (!captured_only || in_graph(&chunk[j])) pending++;
+            if (is_counted(&chunk[j]) && (!captured_only || in_graph(&chunk[j]))) pending++;
         }
     }
     return pending;

@@ -14,6 +14,7 @@ enum point_kind {
     KIND_WATCHED = 5,         /* an event of ours that the watcher polls: the driver is given no ticket */
     KIND_GRAPH_PYTHON = 6,    /* a KIND_PYTHON_HOST that a capture took in: runs at each launch, ends with its user object */
     KIND_GRAPH_FOREIGN = 7,   /* likewise a KIND_FOREIGN; the driver was given the user's own pointer */
+    KIND_HEALTH = 8,          /* no place in a stream: fires if the context fails; in no count */
 };
 
 /* Takes everything that has arrived; calls emit(argument, ticket, status, complete) for each, oldest first. complete is false
@@ -35,6 +36,8 @@ void points_fail(struct context *, int status);
 void point_arm_watched(uint64_t ticket); /* a reserved KIND_WATCHED one: whoever watches its event will fire it */
 uint64_t point_watch(struct queue *, struct context *); /* reserve and arm in one: the watcher will fire it; 0: no memory */
 void point_fire(uint64_t ticket, int64_t status);
+uint64_t point_watch_health(struct queue *, struct context *); /* fires when the context fails; 0: no memory */
+void point_end_health(uint64_t ticket);                        /* fires it with 0, if it has not fired */
 
 /* Runs the user's Python function for a ticket, on the driver's thread. Set once by the Python face, before any is armed. */
 typedef void (*python_dispatcher)(uint64_t ticket, int status);

@@ -1,0 +1,463 @@
+"""StreamPool: streams that come back busy, capturing or failed; tasks that wait; and other loops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import internals
+from aiostream import (
+    CaptureMode,
+    CaptureStatus,
+    ContextFailedError,
+    Event,
+    Graph,
+    PoolFullError,
+    Stream,
+    StreamPool,
+    drain,
+    statistics,
+)
+from support import Gate, recover, settle, spin
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not is_true():
+            await anyio.sleep(0.0005)
+
+
+async def give_up_on_held_work(pool: StreamPool, gate: Gate) -> None:
+    """A request that is cancelled while the GPU holds its work."""
+    with anyio.CancelScope() as scope:
+        async with pool.stream() as stream:
+            future = stream.enqueue_async(gate.hold)
+            scope.cancel()
+            try:
+                await future
+            finally:
+                future.cancel()
+
+
+# ------------------------------------------------------------------------------------------------ busy streams
+
+
+async def test_stream_is_free_again_when_its_work_is_done() -> None:
+    with Gate() as gate:
+        async with StreamPool(2) as pool:
+            async with pool.stream() as stream:
+                handle = stream.handle
+                gate.hold(stream)
+            assert (pool.idle, pool.busy, pool.lent) == (1, 1, 0)
+            for _ in range(3):
+                async with pool.stream() as other:
+                    assert other.handle != handle
+            gate.open()
+            await until(lambda: pool.idle == 2)
+            assert pool.busy == 0
+
+
+async def test_requests_that_gave_up_are_in_nobodys_way() -> None:
+    """Each leaves its work on a stream. The next request gets a stream only when it is free of that."""
+    with Gate() as gate:
+        async with StreamPool(2) as pool:
+            served: list[bool] = []
+
+            async def serve() -> None:
+                async with pool.stream() as stream:
+                    served.append(stream.query())
+
+            for _ in range(2):
+                await give_up_on_held_work(pool, gate)
+            async with anyio.create_task_group() as tasks:
+                for _ in range(8):
+                    tasks.start_soon(serve)
+                await until(lambda: pool.waiting == 8)
+                assert not served
+                gate.open()
+            assert served == [True] * 8
+
+
+async def test_drain_awaits_what_a_pools_users_have_left() -> None:
+    with Gate() as gate:
+        async with StreamPool(1) as pool:
+            async with pool.stream() as stream:
+                gate.hold(stream)
+            assert not await drain(0)
+            gate.open()
+            assert await drain(20)
+            await until(lambda: pool.idle == 1)
+
+
+async def test_busy_stream_of_a_closed_pool_is_destroyed() -> None:
+    open_before = statistics().handles.open
+    with Gate() as gate:
+        pool = StreamPool(2)
+        stream = await pool.acquire()
+        gate.hold(stream)
+        pool.release(stream)
+        lent = await pool.acquire()
+        gate.hold(lent)
+        pool.close()
+        pool.release(lent)
+        assert statistics().handles.open == open_before
+        gate.open()
+        assert await drain(20)
+
+
+async def test_pool_is_collected_while_a_stream_is_busy() -> None:
+    open_before = statistics().handles.open
+    with Gate() as gate:
+        pool = StreamPool(1)
+        async with pool.stream() as stream:
+            gate.hold(stream)
+        del pool, stream
+        gate.open()
+        assert await drain(20)
+        gc.collect()
+        await until(lambda: statistics().handles.open == open_before)
+
+
+def test_stream_that_came_back_without_a_loop_is_free_when_its_work_is_done() -> None:
+    with Gate() as gate:
+        pool = StreamPool(1)
+
+        async def take() -> Stream:
+            stream = await pool.acquire()
+            gate.hold(stream)
+            return stream
+
+        pool.release(asyncio.run(take()))
+        assert (pool.idle, pool.busy) == (0, 1)
+
+        async def use() -> None:
+            with pytest.raises(PoolFullError, match="1 still work"):
+                pool.acquire_nowait()
+            gate.open()
+            async with pool.stream() as stream:
+                assert stream.query()
+            assert pool.idle == 1
+            pool.close()
+
+        asyncio.run(use())
+
+
+def test_loop_that_ends_leaves_its_busy_streams_to_the_next() -> None:
+    with Gate() as gate:
+        pool = StreamPool(1)
+
+        async def leave() -> None:
+            async with pool.stream() as stream:
+                gate.hold(stream)
+
+        asyncio.run(leave())
+        gate.open()
+
+        async def use() -> None:
+            async with pool.stream() as stream:
+                assert stream.query()
+            await pool.aclose()
+
+        asyncio.run(use())
+        assert settle(lambda: statistics().waits.pending == 0)
+
+
+# ------------------------------------------------------------------------------------------------ full pools
+
+
+async def test_stream_is_lent_at_once_or_refused() -> None:
+    async with StreamPool(1) as pool:
+        stream = pool.acquire_nowait()
+        with pytest.raises(PoolFullError, match="of 1 streams 1 are lent"):
+            pool.acquire_nowait()
+        pool.release(stream)
+        assert pool.idle == 1
+
+
+async def test_nobody_overtakes_those_who_wait() -> None:
+    pool, got = StreamPool(1), []
+
+    async def wait() -> None:
+        async with pool.stream():
+            got.append(1)
+
+    held = pool.acquire_nowait()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await until(lambda: pool.waiting == 1)
+        pool.release(held)
+        with pytest.raises(PoolFullError):
+            pool.acquire_nowait()
+    assert got == [1]
+    pool.close()
+
+
+@pytest.mark.parametrize("most", [0, 2])
+async def test_only_so_many_tasks_may_wait(most: int) -> None:
+    async with StreamPool(1, max_waiting=most) as pool, anyio.create_task_group() as tasks:
+
+        async def wait() -> None:
+            async with pool.stream():
+                pass
+
+        async with pool.stream():
+            for _ in range(most):
+                tasks.start_soon(wait)
+            await until(lambda: pool.waiting == most)
+            with pytest.raises(PoolFullError, match=f"{most} of at most {most} tasks wait"):
+                await pool.acquire()
+            tasks.cancel_scope.cancel()
+    assert pool.waiting == 0
+
+
+async def test_error_and_repr_name_who_holds_a_stream() -> None:
+    pool = StreamPool(1, max_waiting=0)
+
+    async def hold() -> None:
+        async with pool.stream():
+            with pytest.raises(PoolFullError) as caught:
+                await pool.acquire()
+            assert "to '" in str(caught.value)
+            assert str(caught.value).split("to '")[1].split("'")[0] in repr(pool)
+            assert "0 idle, 0 busy, 1 lent to '" in repr(pool)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hold, name="the holder")
+    assert "1 idle, 0 busy, 0 lent, 0 waiting" in repr(pool)
+    pool.close()
+
+
+def test_wrong_numbers_are_refused() -> None:
+    for wrong in (True, "3", 1.5):
+        with pytest.raises(TypeError, match="size is an int"):
+            StreamPool(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="max_waiting is an int"):
+            StreamPool(1, max_waiting=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="fewer than 0"):
+        StreamPool(1, max_waiting=-1)
+
+
+async def test_each_block_needs_a_lending_of_its_own() -> None:
+    async with StreamPool(2) as pool:
+        lending = pool.stream()
+        async with lending:
+            with pytest.raises(RuntimeError, match="for each block"):
+                await lending.__aenter__()
+        assert pool.idle == 2
+        with pytest.raises(ValueError, match="was not lent"):
+            pool.release(None)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------ captures
+
+
+async def test_capture_that_a_user_has_left_ends() -> None:
+    async with StreamPool(1) as pool:
+        async with pool.stream() as stream:
+            handle = stream.handle
+            stream.begin_capture(CaptureMode.RELAXED)
+            spin(stream, 0)
+        async with pool.stream() as stream:
+            assert stream.handle == handle
+            assert stream.capture_status() is CaptureStatus.NONE
+            spin(stream, 0)
+            await stream.synchronize_async()
+
+
+async def test_graph_into_which_a_user_has_captured_lives_on() -> None:
+    async with StreamPool(1) as pool, Stream() as other:
+        graph = Graph()
+        async with pool.stream() as stream:
+            stream.begin_capture_to_graph(graph)
+            spin(stream, 0)
+        executable = graph.instantiate()
+        await executable.launch_async(other)
+        executable.close()
+        graph.close()
+
+
+async def test_stream_in_anothers_capture_is_replaced() -> None:
+    """The capture began on another stream. It can end there only, and the pool cannot wait for that."""
+    origin, event = Stream(), Event()
+    async with StreamPool(1, wait="event", priority=-1) as pool:
+        origin.begin_capture(CaptureMode.RELAXED)
+        event.record(origin)
+        async with pool.stream() as stream:
+            priority = stream.priority
+            stream.wait_event(event)
+            spin(stream, 0)
+            assert stream.capture_status() is CaptureStatus.ACTIVE
+        async with pool.stream() as stream:
+            assert stream.capture_status() is CaptureStatus.NONE
+            assert (stream.wait_strategy, stream.priority) == ("event", priority)
+            spin(stream, 0)
+            await stream.synchronize_async()
+        with pytest.raises(Exception, match="cuStreamEndCapture"):
+            origin.end_capture()
+    origin.close()
+    event.close()
+
+
+# ------------------------------------------------------------------------------------------------ failures
+
+
+@pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
+async def test_context_failure_wakes_all_who_wait(breakable: Any) -> None:
+    """Also while whoever has the stream waits for something else and never gives it back."""
+    pool, errors = StreamPool(1), []
+
+    async def wait() -> None:
+        with pytest.raises(ContextFailedError) as caught:
+            await pool.acquire()
+        errors.append(caught.value)
+
+    held = await pool.acquire()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(wait)
+        await until(lambda: pool.waiting == 3)
+        breakable.break_context(700)
+    assert len({id(error) for error in errors}) == 3
+    assert {error.code for error in errors} == {700}
+    for refuse in (pool.acquire, pool.stream().__aenter__):
+        with pytest.raises(ContextFailedError):
+            await refuse()
+    with pytest.raises(ContextFailedError):
+        pool.acquire_nowait()
+    pool.release(held)
+    recover(breakable)
+    async with pool.stream() as stream:
+        await stream.synchronize_async()
+    await pool.aclose()
+
+
+@pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
+async def test_pool_of_a_failed_context_ends_with_one_error(breakable: Any) -> None:
+    pool = StreamPool(3)
+    with Gate() as gate:
+        async with pool.stream() as stream:
+            gate.hold(stream)
+        breakable.break_context(719)
+        with pytest.raises(ContextFailedError) as caught:
+            await pool.aclose()
+        assert caught.value.__context__ is None
+        assert pool.closed
+    recover(breakable)
+
+
+@pytest.mark.leaks(1)
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
+async def test_work_that_fails_after_its_stream_came_back_is_noticed(breakable: Any) -> None:
+    pool = StreamPool(1)
+    with Gate() as gate:
+        await give_up_on_held_work(pool, gate)
+        async with anyio.create_task_group() as tasks:
+
+            async def wait() -> None:
+                with pytest.raises(ContextFailedError):
+                    await pool.acquire()
+
+            tasks.start_soon(wait)
+            await until(lambda: pool.waiting == 1)
+            breakable.break_context(700)
+    recover(breakable)
+    await pool.aclose()
+
+
+# ------------------------------------------------------------------------------------------------ other loops
+
+
+def test_another_loop_is_refused_while_the_pool_is_in_use() -> None:
+    pool = StreamPool(2)
+
+    async def take() -> Stream:
+        task = asyncio.current_task()
+        assert task is not None
+        task.set_name("the holder")
+        tasks.append(task)
+        return await pool.acquire()
+
+    tasks: list[Any] = []
+    first = asyncio.new_event_loop()
+    stream = first.run_until_complete(take())
+
+    async def use() -> None:
+        async with pool.stream() as other:
+            await other.synchronize_async()
+
+    with pytest.raises(RuntimeError, match="in use in another event loop: 1 streams are lent to 'the holder'"):
+        asyncio.run(use())
+    pool.release(stream)
+    asyncio.run(use())
+    first.run_until_complete(use())
+    first.close()
+    pool.close()
+
+
+def test_another_loop_is_refused_while_somebody_waits() -> None:
+    pool = StreamPool(1)
+    first = asyncio.new_event_loop()
+    stream = first.run_until_complete(pool.acquire())
+    waiter = first.create_task(pool.acquire())
+    first.run_until_complete(asyncio.sleep(0))
+    pool.release(stream)  # the waiter has it, and is not resumed before its loop runs again
+
+    async def use() -> None:
+        async with pool.stream() as other:
+            await other.synchronize_async()
+
+    if not waiter.done():
+        first.run_until_complete(asyncio.sleep(0))
+    with pytest.raises(RuntimeError, match="in use in another event loop"):
+        asyncio.run(use())
+    pool.release(first.run_until_complete(waiter))
+    asyncio.run(use())
+    first.close()
+    pool.close()
+
+
+def test_stream_that_was_handed_to_a_task_of_a_dead_loop_comes_back() -> None:
+    """It was the task's turn, and its loop was closed before the task could run."""
+    pool = StreamPool(1)
+    loop = asyncio.new_event_loop()
+    lent = loop.run_until_complete(pool.acquire())
+    waiter = loop.create_task(pool.acquire())
+    while pool.waiting == 0:
+        loop.run_until_complete(asyncio.sleep(0))
+    pool.release(lent)
+    assert (pool.idle, pool.waiting) == (0, 0)
+    loop.close()
+
+    async def use() -> None:
+        async with pool.stream() as stream:
+            await stream.synchronize_async()
+        assert pool.idle == 1
+
+    asyncio.run(use())
+    coroutine = waiter.get_coro()
+    assert coroutine is not None
+    coroutine.close()  # as when it is collected: it must not give the stream back a second time
+    assert pool.idle == 1
+    pool.close()
+
+
+def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
+    pool = StreamPool(1)
+    loop = asyncio.new_event_loop()
+    lent = loop.run_until_complete(pool.acquire())
+    waiter = loop.create_task(pool.acquire())
+    while pool.waiting == 0:
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    coroutine = waiter.get_coro()
+    assert coroutine is not None
+    coroutine.close()
+    pool.release(lent)
+    pool.close()
+    assert settle(lambda: internals.health_watches() == 0)
