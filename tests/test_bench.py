@@ -256,7 +256,7 @@ def test_an_older_library_that_fails_is_left_out(driver_kind: str, wheel: Path) 
         assert said == []
         with pytest.raises(RuntimeError, match="KeyError: 'dance'"):
             companion.ask({"turn": "dance", "pool": "", "wait": "auto", "streams": 1, "loop": "asyncio"}, 10)
-        internals.kill_companion(companion)
+        companion.kill()
         rows = Patterns(("asyncio",), ("polling", *sorted(OLDER)), ("steady",), waits=2, rounds=2).run(bench_runner)
     finally:
         bench_runner.close()

@@ -50,6 +50,8 @@ BENCH_LEVELS = {
     "stats": 0,
     "loops": 0,
     "gpu": 0,
+    "child": 0,
+    "spinning": 0,
     "turns": 1,
     "older": 1,  # a script, which imports nothing of the benchmark: the older library has one of its own
     "peers": 1,
