@@ -71,7 +71,8 @@ BENCH_LEVELS = {
     "onecore": 6,
     "plan": 7,
     "report": 7,
-    "plot": 8,
+    "server_plot": 8,
+    "plot": 9,
     "goals": 9,
     "__init__": 10,
 }
