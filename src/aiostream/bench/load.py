@@ -177,28 +177,35 @@ class Window:
         Raises:
             RuntimeError: A request was not answered with status 200, or a connection broke.
         """
-        pinging = asyncio.create_task(self._ping())
+        tasks = [asyncio.create_task(self._ping())]
         try:
-            self._start()
-            await asyncio.sleep(self._warm)
-            await self._warmed
-            asking = asyncio.create_task(fetch(self._control, "/usage"))  # a loop that stands still answers late
-            cpu = process_time_ns()
-            self._begin = perf_counter_ns()
-            self._end = self._begin + self._length
-            await asyncio.sleep(self._length / 1e9)
-            # uvloop's timers may be early by a millisecond.
-            while perf_counter_ns() < self._end:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            took, cpu = perf_counter_ns() - self._begin, process_time_ns() - cpu
-            before = json.loads(await asking)
-            after = json.loads(await fetch(self._control, "/usage"))
-            unserved = self._give_up()
-            if self._under_way:
-                await self._idle
-            await pinging
+            return await self._run(tasks)
+        except RuntimeError as error:
+            raise RuntimeError(self._problem or str(error)) from None  # the first problem says most
         finally:
-            pinging.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, tasks: list[asyncio.Task[Any]]) -> Found:
+        self._start()
+        await asyncio.sleep(self._warm)
+        await self._warmed
+        tasks.append(asyncio.create_task(fetch(self._control, "/usage")))  # a loop that stands still answers late
+        cpu = process_time_ns()
+        self._begin = perf_counter_ns()
+        self._end = self._begin + self._length
+        await asyncio.sleep(self._length / 1e9)
+        # uvloop's timers may be early by a millisecond.
+        while perf_counter_ns() < self._end:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        took, cpu = perf_counter_ns() - self._begin, process_time_ns() - cpu
+        before = json.loads(await tasks[1])
+        after = json.loads(await fetch(self._control, "/usage"))
+        unserved = self._give_up()
+        if self._under_way:
+            await self._idle
+        await tasks[0]
         if self._problem:
             raise RuntimeError(self._problem)
         usage = {key: after[key] - before[key] for key in after}
@@ -340,6 +347,11 @@ class Client:
         while len(known) < count:
             known.append((await loop.create_connection(Connection, "127.0.0.1", port))[1])
         return known[:count]
+
+    def close(self) -> None:
+        """Closes every connection."""
+        for port in list(self._by_port):
+            self._close(port)
 
     def _close(self, port: int) -> None:
         for connection in self._by_port.pop(port, ()):

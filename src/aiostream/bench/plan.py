@@ -161,8 +161,8 @@ def _server(
 ) -> list[Job]:
     loads = [load for name, load in LOADS.items() if any(word in name for word in words)] if words else USUAL
     found = [Server(loops, peers, load) for load in loads]
-    if quick:
-        found = [replace(job, rounds=1, window=0.06, warm=0.02, trial=0.0) for job in found]
+    if quick:  # the last of the usual loads shows nothing that the others do not
+        found = [replace(job, rounds=1, window=0.06, warm=0.02, trial=0.0) for job in found[: len(USUAL) - 1]]
     return [replace(job, rounds=rounds) if rounds else job for job in found]
 
 
