@@ -129,6 +129,9 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
             asked["older"] = options.older.name
         earlier = report.read(path) if options.append and path.exists() else None
         results = report.describe(runner, asked, earlier)
+        if "server" in measures:
+            ways = {name: serving.WAYS[name][0] for name in _names(options, "server", names)}
+            results["peers"] = {**ways, **results["peers"]}
         _work_off(_settings(options, runner, measures, loops, names), runner, progress, results, path, earlier)
     finally:
         runner.close()

@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         """
         self._answered = answered
         if self.closed or self._transport is None:
-            self._settle("the connection was closed", b"")
+            self._settle("the connection broke before the request", b"")
         else:
             self._transport.write(request)
 

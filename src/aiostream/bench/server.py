@@ -123,7 +123,13 @@ class Server:
         for number in range(self.rounds):
             for peer, window in machinery.take_turns(number, self._request(number, self.window)):
                 found.setdefault(peer, []).append(window)
-        return [self._row(loop, peer, windows, machinery.description) for peer, windows in found.items() if windows]
+        rows = []
+        for peer, windows in found.items():
+            if any(window["latency_ns"] for window in windows):
+                rows.append(self._row(loop, peer, windows, machinery.description))
+            elif windows:
+                machinery.leave_out(peer, "no request was answered within its windows")
+        return rows
 
     def _request(self, number: int, window: float) -> dict[str, Any]:
         return {
@@ -255,6 +261,10 @@ class _Machinery:
 
     def _drop(self, peer: str, reason: str) -> None:
         self._peers.remove(peer)
+        self.leave_out(peer, reason)
+
+    def leave_out(self, peer: str, reason: str) -> None:
+        """Notes why a peer has no row, or one of fewer windows."""
         self._runner.leave_out(f"{peer} as a server", self._loop, reason)
 
     # -------------------------------------------------------------------------------------------- the load

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import importlib.util
 import json
@@ -58,6 +59,11 @@ class Kit:
         streams = [self._new_stream(**options) for _ in range(self.streams)]
         self._opened += streams
         return deque(self.lane(stream) for stream in streams)
+
+    @functools.cached_property
+    def plain(self) -> deque[Any]:
+        """Raw streams of all ways that know nothing of a stream's earlier waits. Only one way is in use at a time."""
+        return self.free_list()
 
     def pool(self) -> Any:
         """A `StreamPool`."""
@@ -130,7 +136,7 @@ def _pool_enqueue_async(kit: Kit) -> Wait:
 
 
 def _polling(kit: Kit, pause: float) -> Wait:
-    free, query = kit.free_list(), kit.driver.cuStreamQuery
+    free, query = kit.plain, kit.driver.cuStreamQuery
 
     async def way(length: int) -> None:
         lane = free.popleft()
@@ -148,7 +154,7 @@ def _polling(kit: Kit, pause: float) -> Wait:
 
 
 def _to_thread(kit: Kit) -> Wait:
-    free = kit.free_list()
+    free = kit.plain
 
     async def way(length: int) -> None:
         lane = free.popleft()
@@ -162,7 +168,7 @@ def _to_thread(kit: Kit) -> Wait:
 
 
 def _blocking(kit: Kit) -> Wait:
-    free = kit.free_list()
+    free = kit.plain
 
     async def way(length: int) -> None:
         lane = free.popleft()
