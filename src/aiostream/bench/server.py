@@ -117,12 +117,12 @@ class Server:
         found: dict[str, list[dict[str, Any]]] = {}
         if not self.load.rate:
             ping = {**self._request(0, self.window), "path": "/ping", "lengths": []}
-            found[PING] = list(machinery.ping(ping))
+            found[PING] = [{**window, "round": 0} for window in machinery.ping(ping)]
         if self.trial:
             list(machinery.take_turns(0, self._request(0, self.trial)))
         for number in range(self.rounds):
             for peer, window in machinery.take_turns(number, self._request(number, self.window)):
-                found.setdefault(peer, []).append(window)
+                found.setdefault(peer, []).append({**window, "round": number})
         rows = []
         for peer, windows in found.items():
             if any(window["latency_ns"] for window in windows):
@@ -179,6 +179,7 @@ def _of_window(window: dict[str, Any]) -> dict[str, Any]:
     requests = used["served"] or used["pings"]  # the pings beside the others are the same few for all
     beyond, ping = window["beyond_ns"], window["ping_ns"]
     return {
+        "round": window["round"],
         "per_second": round(window["count"] * 1e9 / window["wall_ns"], 1),
         "cpu_us": round(used["cpu_ns"] / 1e3 / requests, 3) if requests else None,
         "cores": round(used["cpu_ns"] / used["wall_ns"], 4),
