@@ -11,6 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+NO_ANSWER = "gave no answer within"
+END = 10.0  # seconds in which a process ends that was killed
+
 
 class Child:
     """Such a process. Each request has one line for an answer, so nothing is left over between two requests.
@@ -54,8 +57,8 @@ class Child:
         """
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], limit)[0]:
-            self._process.kill()
-            raise RuntimeError(f"{self._name} gave no answer within {limit:.0f} s")
+            self.kill()
+            raise RuntimeError(f"{self._name} {NO_ANSWER} {limit:.0f} s")
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self._name}'s process has ended, exit code {self._process.wait()}")
@@ -66,12 +69,14 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is no more."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def kill(self) -> None:
         """Ends it at once."""
         self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process that a driver holds may not even die
+            self._process.wait(END)
 
     def close(self, limit: float = 10) -> None:
         """Ends its standard input, on which it ends by itself; kills it if that takes longer than `limit` seconds."""
@@ -82,6 +87,5 @@ class Child:
         try:
             self._process.wait(limit)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
         self._process.stdout.close()

@@ -46,8 +46,8 @@ class Kit:
 
     def __init__(self, library: Any, driver: Any, streams: int) -> None:
         spinning = _load("spinning")
-        self.driver, self.streams, self.pool_type = driver, streams, library.StreamPool
-        self._new_stream, self._lane, self._function = library.Stream, spinning.Lane, spinning.load(driver)
+        self.driver, self.streams, self._library = driver, streams, library
+        self._lane, self._function = spinning.Lane, spinning.load(driver)
         self._opened: list[Any] = []
 
     def lane(self, stream: Any) -> Any:
@@ -56,7 +56,7 @@ class Kit:
 
     def free_list(self, **options: Any) -> deque[Any]:
         """Raw streams, to be taken from the left and put back on the right, as the pool does."""
-        streams = [self._new_stream(**options) for _ in range(self.streams)]
+        streams = [self._library.Stream(**options) for _ in range(self.streams)]
         self._opened += streams
         return deque(self.lane(stream) for stream in streams)
 
@@ -67,7 +67,7 @@ class Kit:
 
     def pool(self) -> Any:
         """A `StreamPool`."""
-        pool = self.pool_type(self.streams)
+        pool = self._library.StreamPool(self.streams)
         self._opened.append(pool)
         return pool
 
