@@ -32,7 +32,7 @@ from aiostream import (
     simulator,
     waiting,
 )
-from aiostream.bench import companion, windows
+from aiostream.bench import windows
 
 # ------------------------------------------------------------------------------------------------ the driver
 
@@ -300,11 +300,6 @@ def other_distribution() -> str | None:
 
 
 # ------------------------------------------------------------------------------------------------ benchmark
-
-
-def kill_companion(older: companion.Companion) -> None:
-    """Kills the process in which an older version of the library runs."""
-    older._process.kill()
 
 
 def fairness_of(window: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import time
@@ -23,14 +22,7 @@ from aiostream.bench.latency import Latency
 from aiostream.bench.patterns import Patterns
 from aiostream.bench.throughput import Throughput
 from aiostream.bench.windows import Fairness, Mixed
-
-
-def command(driver_kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
-    return subprocess.run(
-        [sys.executable, "-m", "aiostream", "bench", *arguments], capture_output=True, text=True, env=variables, check=False
-    )
-
+from benching import OLDER, command, pack_wheel
 
 # ------------------------------------------------------------------------------------------------ a run
 
@@ -130,6 +122,7 @@ def test_time_that_is_up_is_said_and_what_was_not_measured_is_named(driver_kind:
         ["--loops", "curio"],
         ["--show", "/nonexistent.json"],
         ["--patterns", "alternating,sawtooth"],
+        ["--loads", "closed,half-open"],
         ["--rounds", "0"],
         ["--older", "/nonexistent.whl"],
         ["--older", __file__],
@@ -167,17 +160,7 @@ def test_without_uvloop_asyncio_is_measured(
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This very version as an older one."""
-    path = tmp_path_factory.mktemp("wheel") / "aiostream_cuda-0.0.1-py3-none-any.whl"
-    package = Path(str(aiostream.__file__)).parent
-    with zipfile.ZipFile(path, "w") as archive:
-        for file in package.rglob("*"):
-            if file.suffix in (".py", ".so") and "bench" not in file.parts:
-                archive.write(file, file.relative_to(package.parent))
-    return path
-
-
-OLDER = {"older auto", "older event"}
+    return pack_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +239,7 @@ def test_an_older_library_that_fails_is_left_out(driver_kind: str, wheel: Path) 
         assert said == []
         with pytest.raises(RuntimeError, match="KeyError: 'dance'"):
             companion.ask({"turn": "dance", "pool": "", "wait": "auto", "streams": 1, "loop": "asyncio"}, 10)
-        internals.kill_companion(companion)
+        companion.kill()
         rows = Patterns(("asyncio",), ("polling", *sorted(OLDER)), ("steady",), waits=2, rounds=2).run(bench_runner)
     finally:
         bench_runner.close()

@@ -50,7 +50,11 @@ BENCH_LEVELS = {
     "stats": 0,
     "loops": 0,
     "gpu": 0,
+    "child": 0,
+    "spinning": 0,
     "turns": 1,
+    "serving": 1,  # scripts, as `older`
+    "load": 1,
     "older": 1,  # a script, which imports nothing of the benchmark: the older library has one of its own
     "peers": 1,
     "companion": 2,
@@ -63,12 +67,14 @@ BENCH_LEVELS = {
     "pending": 5,
     "patterns": 5,
     "windows": 5,
+    "server": 6,
     "onecore": 6,
     "plan": 7,
     "report": 7,
-    "plot": 8,
-    "goals": 8,
-    "__init__": 9,
+    "server_plot": 8,
+    "plot": 9,
+    "goals": 9,
+    "__init__": 10,
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 LOOPS = ("uvloop", "asyncio", "trio")
 TABLES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import")
-MEASURES = (*TABLES, "patterns", "mixed", "fairness", "one-core")
+MEASURES = (*TABLES, "patterns", "mixed", "fairness", "one-core", "server")
 DESCRIPTION = (
     "Compares the ways to wait for the GPU from Python: latency, throughput, CPU, the GPU's idle time, the loop's lag, memory; "
     "and says whether this library reaches its goals. With AIOSTREAM_SIMULATOR=1 it runs on the simulator, and then its figures "
@@ -30,8 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loops", help="some of: uvloop, asyncio, trio (default: uvloop; goals also compare trio with asyncio)")
     parser.add_argument("--peers", help="only these peers in the tables, by name, separated by commas (--list names them)")
     parser.add_argument("--patterns", help="only the patterns whose names have one of these words, separated by commas")
-    parser.add_argument("--rounds", type=int, help="in how many rounds patterns, mixed, fairness and one-core are measured")
-    parser.add_argument("--older", type=Path, metavar="WHEEL", help="measure an older aiostream, too: patterns, mixed, fairness")
+    parser.add_argument(
+        "--loads", help="only the server's loads whose names have one of these words; all: more than the usual ones"
+    )
+    parser.add_argument(
+        "--rounds", type=int, help="in how many rounds patterns, mixed, fairness, one-core and server are measured"
+    )
+    parser.add_argument("--older", type=Path, metavar="WHEEL", help="an older aiostream, too: patterns, mixed, fairness, server")
     parser.add_argument("--list", action="store_true", help="list the peers and how long each measure takes, and measure nothing")
     parser.add_argument("--quick", action="store_true", help="as little of everything as shows that it works: seconds")
     parser.add_argument("--for", dest="limit", type=float, metavar="SECONDS", help="begin nothing new after so long")
@@ -90,13 +95,14 @@ def _reuse(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measures: list[str], loops: list[str]) -> int:
-    from aiostream.bench import peers, report
-    from aiostream.bench.companion import Companion
+    from aiostream.bench import peers, report, serving
+    from aiostream.bench.companion import WAITS, Companion
     from aiostream.bench.runner import Runner
 
     known = list(peers.all_peers())
-    names = _chosen(parser, "--peers", options.peers, known) if options.peers else known
-    _check_patterns(parser, options)
+    served = [name for name in serving.WAYS if options.older or name not in WAITS]
+    names = _chosen(parser, "--peers", options.peers, list(dict.fromkeys([*known, *served]))) if options.peers else known
+    _check_words(parser, options)
     if options.list:
         _list(options, loops, names)
         return 0
@@ -123,6 +129,9 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
             asked["older"] = options.older.name
         earlier = report.read(path) if options.append and path.exists() else None
         results = report.describe(runner, asked, earlier)
+        if "server" in measures:
+            ways = {name: serving.WAYS[name][0] for name in _names(options, "server", names)}
+            results["peers"] = {**ways, **results["peers"]}
         _work_off(_settings(options, runner, measures, loops, names), runner, progress, results, path, earlier)
     finally:
         runner.close()
@@ -131,17 +140,23 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
     return 0
 
 
-def _check_patterns(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Makes the option a list of words, of which at least one is in a pattern's name."""
-    from aiostream.bench import turns
+def _check_words(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Makes the options lists of words, each of which is in the name of a pattern, or of a load."""
+    from aiostream.bench import server, turns
 
-    options.patterns = [word.strip() for word in (options.patterns or "").split(",") if word.strip()]
-    known = turns.patterns(0, 1)
-    for word in options.patterns:
-        if not any(word in name for name in known):
-            parser.error(f"--patterns: no pattern has {word!r} in its name; they are: {'; '.join(known)}")
+    options.patterns = _words(parser, "--patterns", "pattern", options.patterns, list(turns.patterns(0, 1)))
+    loads = list(server.LOADS)
+    options.loads = loads if options.loads == "all" else _words(parser, "--loads", "load", options.loads, loads)
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds must be at least 1")
+
+
+def _words(parser: argparse.ArgumentParser, option: str, what: str, value: str | None, known: Sequence[str]) -> list[str]:
+    words = [word.strip() for word in (value or "").split(",") if word.strip()]
+    for word in words:
+        if not any(word in name for name in known):
+            parser.error(f"{option}: no {what} has {word!r} in its name; they are: {'; '.join(known)}")
+    return words
 
 
 def _installed(loops: list[str], progress: Progress) -> list[str]:
@@ -166,6 +181,9 @@ def _settings(
     for measure in measures:
         of_measure = runner.loops if measure == "goals" else loops
         wanted = list(runner.peers) if measure == "goals" else _names(options, measure, names)
+        if measure == "server":  # its peers are tried out where they wait: in the server
+            found += [(measure, job) for job in _jobs(options, measure, of_measure, wanted)]
+            continue
         able = [peer.name for peer in runner.taking_part(wanted, of_measure[0])]
         found += [(measure, job) for job in _jobs(options, measure, of_measure, able)]
     return found
@@ -173,11 +191,16 @@ def _settings(
 
 def _names(options: argparse.Namespace, measure: str, names: list[str]) -> list[str]:
     """The peers of a measure: those that were asked for, or its own choice, and the older library's."""
-    from aiostream.bench import companion, plan
+    from aiostream.bench import companion, plan, server, serving
 
+    older = [name for name in companion.WAITS if name in names] or list(companion.WAITS)
+    older = older if options.older and measure != "one-core" else []
+    names = [name for name in names if name not in companion.WAITS]
+    if measure == "server":
+        return [*(name for name in (names if options.peers else server.PEERS) if name in serving.WAYS), *older]
+    names = [name for name in names if name not in serving.ONLY]
     if measure not in plan.TAILS:
         return names
-    older = companion.WAITS if options.older and measure != "one-core" else ()
     return [*(names if options.peers else plan.TAIL_PEERS), *older]
 
 
@@ -187,14 +210,15 @@ def _tried(options: argparse.Namespace, measures: list[str], names: list[str]) -
 
     if "goals" in measures:
         return None
-    needed = [name for measure in measures for name in _names(options, measure, names)]
+    needed = [name for measure in measures if measure != "server" for name in _names(options, measure, names)]
     return [name for name in dict.fromkeys(needed) if name not in companion.WAITS]
 
 
 def _jobs(options: argparse.Namespace, measure: str, loops: Sequence[str], names: Sequence[str]) -> list[Any]:
     from aiostream.bench import plan
 
-    return list(plan.jobs(measure, loops, names, quick=options.quick, rounds=options.rounds, words=options.patterns))
+    cut = {"quick": options.quick, "rounds": options.rounds, "words": options.patterns, "loads": options.loads}
+    return list(plan.jobs(measure, loops, names, **cut))
 
 
 def _work_off(
@@ -252,17 +276,21 @@ def _unique(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _list(options: argparse.Namespace, loops: list[str], names: list[str]) -> None:
     """Prints the peers and the measures. It needs no driver."""
-    from aiostream.bench import peers, plan
+    from aiostream.bench import peers, plan, server, serving
 
-    known = peers.all_peers()
+    summaries = {name: peer.summary for name, peer in peers.all_peers().items()}
     for name in names:
-        print(f"{name:24}{known[name].summary}")
+        print(f"{name:24}{summaries.get(name) or serving.WAYS[name][0]}")
+    if not options.peers:
+        for name in serving.ONLY:
+            print(f"{name:24}{serving.WAYS[name][0]}; of the measure server only")
     print()
     for measure in plan.MEASURES:
         on = ["uvloop", "asyncio", "trio"] if measure == "goals" else loops
         of_measure = names if measure == "goals" else _names(options, measure, names)
         seconds = sum(job.seconds() for job in _jobs(options, measure, on, of_measure))
-        print(f"{measure:12}about {clock(seconds)} min on {', '.join(on)}")
+        reason = f"; not here: {server.missing()}" if measure == "server" and server.missing() else ""
+        print(f"{measure:12}about {clock(seconds)} min on {', '.join(on)}{reason}")
 
 
 def _draw_if_possible(results: dict[str, Any], path: Path) -> None:
@@ -335,6 +363,8 @@ def short(row: dict[str, Any]) -> str:
         return f"{row['added_us']:.1f} us" if "added_us" in row else "none in time"
     if measure == "lag":
         return f"p99 {row['p99_us']:.0f} us"
+    if measure == "server":
+        return f"{row['per_second']:,.0f}/s, p99 {row['p99_us'] / 1e3:.1f} ms"
     if measure == "mixed":
         return f"{row['per_second']:,.0f}/s, p99 {row['p99_us']:.0f} us"
     if measure == "fairness":

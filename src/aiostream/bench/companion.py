@@ -7,17 +7,12 @@ its turns between those of the other peers, and waits for its standard input mea
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
-import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
+from aiostream.bench.child import Child
 from aiostream.bench.peers import Peer
 
 SCRIPT = Path(__file__).with_name("older.py")
@@ -45,22 +40,19 @@ class Companion:
         except zipfile.BadZipFile as error:
             self._folder.cleanup()
             raise RuntimeError(f"{wheel} is no wheel: {error}") from error
-        path = os.pathsep.join(filter(None, (self._folder.name, os.environ.get("PYTHONPATH"))))
-        variables = {**os.environ, "PYTHONPATH": path, "AIOSTREAM_SIMULATOR": "1" if simulator else ""}
-        command = [sys.executable, "-P", str(SCRIPT), self._folder.name]
-        self._process = subprocess.Popen(
-            [*command, "simulator"] if simulator else command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=variables,
-        )
+        arguments = [str(SCRIPT), self._folder.name, *(["simulator"] if simulator else [])]
+        self._child = Child("the older library", arguments, path=self._folder.name, simulator=simulator)
         self.peers = [Older(name, self) for name in WAITS]
         try:
-            self.version = str(self._answer(START))
+            self.version = str(self._child.answer(START))
         except RuntimeError:
             self.close()
             raise
+
+    @property
+    def folder(self) -> str:
+        """Where the wheel is unpacked."""
+        return self._folder.name
 
     def ask(self, request: dict[str, Any], limit: float) -> Any:
         """Sends a request, and returns what the process answers.
@@ -68,38 +60,15 @@ class Companion:
         Raises:
             RuntimeError: The process reports an error, has ended, or does not answer in time.
         """
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its last answer says why it has ended
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        return self._answer(limit)
+        return self._child.ask(request, limit)
 
-    def _answer(self, limit: float) -> Any:
-        assert self._process.stdout is not None
-        # Nothing is buffered here between two requests, because each has one line for an answer.
-        if not select.select([self._process.stdout], [], [], limit)[0]:
-            self._process.kill()
-            raise RuntimeError(f"the older library gave no answer within {limit:.0f} s")
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the older library's process has ended, exit code {self._process.wait()}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise RuntimeError(f"the older library: {answer['error']}")
-        return answer["found"]
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._child.kill()
 
     def close(self) -> None:
         """Ends the process and removes the unpacked wheel."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        self._child.close()
         self._folder.cleanup()
 
 

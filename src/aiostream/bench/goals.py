@@ -25,6 +25,7 @@ from aiostream.bench.plan import (
     US,
 )
 from aiostream.bench.runner import Row
+from aiostream.bench.server import BUSY, OPEN
 
 # Kernel length -> (latency, CPU) of steady work as ratios to to_thread's; below, the latency of varying work, and by how much
 # more CPU it may cost.
@@ -39,6 +40,7 @@ STEADY_GOALS = {
 VARYING_LATENCY, VARYING_CPU = 1.0, 2.5
 ENOUGH = 0.3  # ms: a wait that ends no later than this is never too late
 MIXED_STREAMS = (16, 64)
+SERVED = (AUTO, "enqueue_async", "pool", "pool enqueue_async")  # by a server, with the default wait
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,19 @@ class Goal:
 
 
 def judge(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The goals' table: of the rows that were measured for the goals, and of those of late ends where there are any."""
+    """The goals' table: of the rows that were measured for the goals, and of those of late ends and the server, if any."""
     of_goals = [row for row in rows if row.get("set") == "goals"]
     of_tails = [row for row in rows if row.get("set") in TAILS]
-    found = [] if of_tails and not of_goals else _Judge(of_goals).all()
-    return [asdict(goal) for goal in (*found, *(_TailJudge(of_tails).all() if of_tails else ()))]
+    of_server = [row for row in rows if row.get("set") == "server"]
+    found = _Judge(of_goals).all() if of_goals or not (of_tails or of_server) else []
+    found += _TailJudge(of_tails).all() if of_tails else []
+    found += _ServerJudge(of_server).all() if of_server else []
+    return [asdict(goal) for goal in found]
 
 
 def judged(rows: Sequence[Row]) -> bool:
     """Whether there is anything to judge in these rows."""
-    return any(row["set"] in ("goals", *TAILS) for row in rows)
+    return any(row["set"] in ("goals", *TAILS, "server") for row in rows)
 
 
 class _Judge:
@@ -295,6 +300,49 @@ class _TailJudge(_Judge):
             self._late("one core", f"p99, {name}, bound by {SLEEPING}", ours if sleeping else None, 99, bound)
 
 
+class _ServerJudge(_Judge):
+    """The goals of a server that waits for the GPU."""
+
+    def all(self) -> list[Goal]:
+        """Judges the loads that were measured."""
+        loads = {row["load"] for row in self._rows}
+        if BUSY.name in loads:
+            self.busy()
+        if OPEN.name in loads:
+            self.open()
+        return self.goals
+
+    def _row(self, peer: str, load: str) -> Row | None:
+        return self._find("server", peer, load=load)
+
+    def busy(self) -> None:
+        """As many requests per second as it can serve."""
+        group = f"server, {BUSY.name}"
+        ours, older, polling = (self._row(peer, BUSY.name) for peer in (AUTO, "older event", "polling"))
+        rivals = [row for row in (polling, older) if row]
+        best = max(rivals, key=lambda row: float(row["per_second"]), default=None)
+        rate = _round_ratio(ours, best, "per_second")
+        lower = rate and (rate[1][0], rate[1], rate[2])
+        name = best["peer"] if best else "polling or older event"
+        self._add(group, f"requests per second / {name}, the better, lower end", lower, ">=", 0.97)
+        to_thread = self._row(THREADS[1], BUSY.name)
+        self._add(group, f"requests per second / {THREADS[1]}", _round_ratio(ours, to_thread, "per_second"), ">=", 3.5)
+        self._add(group, "CPU per request / older event", _round_ratio(ours, older, "cpu_us"), "<=", 1.0)
+        for peer in SERVED[1:]:
+            ratio = _round_ratio(self._row(peer, BUSY.name), ours, "per_second")
+            self._add(group, f"requests per second, {peer} / synchronize_async", ratio, ">=", 0.9)
+
+    def open(self) -> None:
+        """How late requests are that arrive by chance, and what they cost."""
+        group = f"server, {OPEN.name}"
+        polling = self._row("polling", OPEN.name)
+        for peer in SERVED:
+            ours, name = self._row(peer, OPEN.name), "synchronize_async" if peer == AUTO else peer
+            late, cpu = (_round_ratio(ours, polling, key) for key in ("beyond_p99_us", "cpu_us"))
+            self._add(group, f"p99 beyond the kernel, {name} / polling", late, "<=", 1.25)
+            self._add(group, f"CPU per request, {name} / polling", cpu, "<=", 0.75)
+
+
 # ------------------------------------------------------------------------------------------------ figures of rows
 
 
@@ -365,6 +413,17 @@ def _window_ratio(ours: Row | None, theirs: Row | None, key: str) -> Any:
     if not all(groups):
         return None
     return stats.ratio_of_medians(*groups), stats.bootstrap(stats.ratio_of_medians, *groups), min(map(len, groups))
+
+
+def _round_ratio(ours: Row | None, theirs: Row | None, key: str) -> Any:
+    """The median ratio of two windows of the same round. What drifts from round to round hits both of them."""
+    if not ours or not theirs:
+        return None
+    known = {window["round"]: window[key] for window in theirs["windows"] if window[key]}
+    ratios = [window[key] / known[window["round"]] for window in ours["windows"] if window[key] and window["round"] in known]
+    if not ratios:
+        return None
+    return statistics.median(ratios), stats.bootstrap(statistics.median, ratios), len(ratios)
 
 
 def _idle(row: Row | None) -> Any:

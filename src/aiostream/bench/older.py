@@ -3,13 +3,12 @@
     PYTHONPATH=<the unpacked wheel> python -P older.py <the unpacked wheel> [simulator]
 
 It reads a JSON request a line from standard input, and answers each with a JSON line. Of the older
-library it uses the public interface only. The code that measures is this version's: `loops.py` and
-`turns.py` are loaded by their paths, because the older library has a `bench` package of its own.
+library it uses the public interface only. The code that measures is this version's: `loops.py`,
+`turns.py` and `spinning.py` are loaded by their paths, because the older library has a `bench` package of its own.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib.util
 import json
@@ -19,25 +18,6 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-SPIN = b"""
-.version 7.0
-.target sm_70
-.address_size 64
-.visible .entry spin(.param .u64 nanoseconds)
-{
-    .reg .u64 %start, %now, %length, %gone;
-    .reg .pred %again;
-    ld.param.u64 %length, [nanoseconds];
-    mov.u64 %start, %globaltimer;
-AGAIN:
-    mov.u64 %now, %globaltimer;
-    sub.u64 %gone, %now, %start;
-    setp.lt.u64 %again, %gone, %length;
-    @%again bra AGAIN;
-    ret;
-}
-\0"""
 
 
 def _load(name: str) -> ModuleType:
@@ -51,44 +31,19 @@ def _load(name: str) -> ModuleType:
     return module
 
 
-class _Lane:
-    """A stream of the older library, and launches on it as cheap as `gpu.BenchStream`'s."""
-
-    def __init__(self, stream: Any, driver: Any, function: Any) -> None:
-        self.stream, self.cu_stream = stream, driver.CUstream(stream.handle)
-        self._launch, self._function = driver.cuLaunchKernel, function
-        self._length = ctypes.c_uint64(0)
-        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._length))
-        self._address = ctypes.addressof(self._arguments)
-
-    def spin(self, nanoseconds: int) -> None:
-        """Launches a kernel that keeps the stream busy for so long."""
-        self._length.value = nanoseconds
-        (code,) = self._launch(self._function, 1, 1, 1, 1, 1, 1, 0, self.cu_stream, self._address, 0)
-        if code:
-            raise RuntimeError(f"cuLaunchKernel: {code!r}")
-
-
 class _Server:
     """Takes the turns that are asked for."""
 
     def __init__(self, library: Any, driver: Any) -> None:
         self._library, self._driver = library, driver
-        self._loops, self._turns = _load("loops"), _load("turns")
-        module = self._checked(driver.cuModuleLoadData(SPIN))
-        self._function = self._checked(driver.cuModuleGetFunction(module, b"spin"))
-        self._pools: dict[tuple[str, str], list[_Lane]] = {}
+        self._loops, self._turns, self._spinning = _load("loops"), _load("turns"), _load("spinning")
+        self._function = self._spinning.load(driver)
+        self._pools: dict[tuple[str, str], list[Any]] = {}
 
-    @staticmethod
-    def _checked(answer: Any) -> Any:
-        if answer[0]:
-            raise RuntimeError(repr(answer[0]))
-        return answer[1]
-
-    def _lanes(self, pool: str, wait: str, count: int) -> list[_Lane]:
+    def _lanes(self, pool: str, wait: str, count: int) -> list[Any]:
         lanes = self._pools.setdefault((pool, wait), [])
         while len(lanes) < count:
-            lanes.append(_Lane(self._library.Stream(wait=wait), self._driver, self._function))
+            lanes.append(self._spinning.Lane(self._library.Stream(wait=wait), self._driver, self._function))
         return lanes[:count]
 
     def answer(self, request: dict[str, Any]) -> Any:

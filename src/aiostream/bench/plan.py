@@ -13,6 +13,7 @@ from aiostream.bench.onecore import OneCore
 from aiostream.bench.patterns import Patterns
 from aiostream.bench.pending import Pending
 from aiostream.bench.runner import Job
+from aiostream.bench.server import LOADS, USUAL, Server
 from aiostream.bench.throughput import Throughput
 from aiostream.bench.windows import Fairness, Mixed
 
@@ -29,7 +30,7 @@ TAIL_PEERS = (AUTO, "aiostream event", THREADS[1], "polling", SLEEPING)  # unles
 
 CROWDS = (8, 16, 64, 128)  # streams of mixed work
 TAILS = ("patterns", "mixed", "fairness", "one-core")  # the measures of late ends, and of tasks that suffer
-MEASURES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import", *TAILS)
+MEASURES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import", *TAILS, "server")
 
 
 def jobs(
@@ -40,6 +41,7 @@ def jobs(
     quick: bool,
     rounds: int | None = None,
     words: Sequence[str] = (),
+    loads: Sequence[str] = (),
 ) -> list[Job]:
     """The settings of one set of measures.
 
@@ -48,9 +50,13 @@ def jobs(
         loops: On which loops; the goals are on uvloop where it is among them, and compare trio with asyncio.
         peers: Whom to compare in the tables; the goals have peers of their own.
         quick: As little of everything as shows that it works.
-        rounds: In how many rounds the measures of `TAILS` are taken; by default in as many as give each percentile its samples.
+        rounds: In how many rounds the measures of `TAILS` and the server are taken; by default in as many as give each
+            percentile its samples.
         words: Which patterns, by words of their names; all by default.
+        loads: Which loads of the server, by words of their names; by default those of `USUAL`.
     """
+    if measure == "server":
+        return _server(tuple(loops), tuple(peers), quick=quick, rounds=rounds, words=loads)
     if measure in TAILS:
         return _tails(measure, tuple(loops), tuple(peers), quick=quick, rounds=rounds, words=tuple(words))
     chosen = _goals(loops, peers) if measure == "goals" else _tables(measure, tuple(loops), tuple(peers))
@@ -145,6 +151,19 @@ def _tails(
     if measure == "mixed":
         return list(mixed)
     return [fairness] if measure == "fairness" else [OneCore(replace(patterns, waits=2 * patterns.waits // 5), fairness)]
+
+
+# ------------------------------------------------------------------------------------------------ server
+
+
+def _server(
+    loops: tuple[str, ...], peers: tuple[str, ...], *, quick: bool, rounds: int | None, words: Sequence[str]
+) -> list[Job]:
+    loads = [load for name, load in LOADS.items() if any(word in name for word in words)] if words else USUAL
+    found = [Server(loops, peers, load) for load in loads]
+    if quick:  # the last of the usual loads shows nothing that the others do not
+        found = [replace(job, rounds=1, window=0.06, warm=0.02, trial=0.0) for job in found[: len(USUAL) - 1]]
+    return [replace(job, rounds=rounds) if rounds else job for job in found]
 
 
 # ------------------------------------------------------------------------------------------------ quickly

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from aiostream.bench import server_plot
 from aiostream.bench.latency import duration
 from aiostream.bench.report import machine
 from aiostream.bench.runner import Row
@@ -32,11 +33,11 @@ class UnavailableError(Exception):
 
 
 def draw(results: dict[str, Any], path: Path) -> list[Path]:
-    """Draws the figure beside the results file, as PNG and as SVG.
+    """Draws a figure of the ways to wait, and one of the server, as PNG and as SVG; those of which there are rows.
 
     Args:
         results: What the file holds.
-        path: The file; the pictures have its name with endings of their own.
+        path: The file; the pictures have its name with endings of their own, the server's with `-server` before them.
 
     Returns:
         The pictures' paths.
@@ -49,20 +50,30 @@ def draw(results: dict[str, Any], path: Path) -> list[Path]:
         figures: Any = importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise UnavailableError("matplotlib is not installed: pip install 'aiostream-cuda[bench]', then bench --plot") from error
-    rows = _rows(results)
+    rows, served = _rows(results), server_plot.rows_of(results)
     loop = next((loop for loop in LOOPS if any(row["loop"] == loop for row in rows)), None)
-    if loop is None:
-        raise UnavailableError("there are no rows of the measures latency and throughput in it")
-    rows = [row for row in rows if row["loop"] == loop]
+    if loop is None and not served:
+        raise UnavailableError("there are no rows of the measures latency, throughput and server in it")
+    pictures = []
     # The figure's text becomes outlines, and its marks are named by a constant: the same results give the same file everywhere.
     with matplotlib.rc_context(
         {"font.size": 10, "svg.hashsalt": "aiostream", "axes.spines.top": False, "axes.spines.right": False}
     ):
-        figure = figures.Figure(figsize=(14, 5.6), layout="constrained")
-        _fill(figure, rows, results, loop)
-        pictures = [path.with_suffix(".png"), path.with_suffix(".svg")]
-        figure.savefig(pictures[0], dpi=150)
-        figure.savefig(pictures[1], metadata={"Date": None})
+        if loop is not None:
+            figure = figures.Figure(figsize=(14, 5.6), layout="constrained")
+            _fill(figure, [row for row in rows if row["loop"] == loop], results, loop)
+            pictures += _save(figure, path)
+        if served:
+            figure = figures.Figure(figsize=(16, 5.6), layout="constrained")
+            server_plot.fill(figure, served, results)
+            pictures += _save(figure, path.with_stem(f"{path.stem}-server"))
+    return pictures
+
+
+def _save(figure: Any, path: Path) -> list[Path]:
+    pictures = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    figure.savefig(pictures[0], dpi=150)
+    figure.savefig(pictures[1], metadata={"Date": None})
     return pictures
 
 

@@ -133,7 +133,7 @@ def tables(results: dict[str, Any]) -> str:
         rows = [row for row in results["rows"] if (row["set"] == "goals") == of_goals]
         if rows and of_goals:
             parts.append("The settings of the goals:")
-        parts += _latency(rows) + _throughput(rows) + _idle(rows) + _lag(rows) + _small(rows) + _tails(rows)
+        parts += _latency(rows) + _throughput(rows) + _idle(rows) + _lag(rows) + _small(rows) + _tails(rows) + _server(rows)
     if results["goals"]:
         parts.append(_goals(results["goals"]))
     if results["not_run"]:
@@ -309,6 +309,27 @@ def _fairness(rows: Sequence[Row]) -> list[str]:
 def _fairness_text(row: Row) -> list[str]:
     turns = [row["peer"], f"{row['fewest']:,}", f"{row['most']:,}", f"{row['ratio']:.2f}"]
     return [*turns, *(f"{row['timer'][key]:,.0f}" for key in ("p50_us", "p99_us", "max_us")), *_rate_text(row)]
+
+
+def _server(rows: Sequence[Row]) -> list[str]:
+    parts = []
+    header = ["", "requests/s", "95 % interval", "p50", "p99", "beyond", "/ping p99", "CPU us", "cores", "client", "not served"]
+    for some in _by_loop(rows, measure="server").values():
+        title = f"A server's requests: ms, also p99 beyond the kernel, and the process's CPU us for each; {some[0]['server']}"
+        parts.append(_grouped(title, [*header, "samples"], some, lambda row: str(row["load"]), _server_text))
+    return parts
+
+
+def _server_text(row: Row) -> list[str]:
+    def ms(tails: Row | None, key: str) -> str:
+        return f"{tails[key] / 1e3:,.2f}" if tails else "-"
+
+    rate = [f"{row['per_second']:,.0f}", f"{row['low']:,.0f} to {row['high']:,.0f}"]
+    times = [ms(row, "p50_us"), ms(row, "p99_us"), ms(row["beyond"], "p99_us"), ms(row["ping"], "p99_us")]
+    cost = [f"{row['cpu_us']:.1f}" if row["cpu_us"] is not None else "-", f"{row['cores']:.2f}"]
+    # An open loop's client polls all the time: what says something of it is how late it sends.
+    client = f"{ms(row['client_late'], 'p99_us')} ms" if row["client_late"] else f"{row['client_cores']:.2f} cores"
+    return [*rate, *times, *cost, client, f"{row['unserved']:,}", f"{row['samples']:,}"]
 
 
 def _grouped(title: str, header: Sequence[str], rows: Sequence[Row], group: Any, text: Any) -> str:

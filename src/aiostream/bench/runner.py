@@ -48,7 +48,7 @@ class Runner:
     ) -> None:
         known = all_peers()
         self.simulator = simulator
-        self.peers = {name: known[name] for name in (peer_names or known)}
+        self.peers = {name: known[name] for name in (known if peer_names is None else peer_names)}
         self.loops = tuple(loop_names)
         self.not_run: list[Row] = []
         self._say = say
@@ -63,6 +63,17 @@ class Runner:
         """Adds the peers of an older library. `close` ends its process."""
         self._companion = companion
         self.peers.update((peer.name, peer) for peer in companion.peers)
+
+    @property
+    def older_folder(self) -> str:
+        """Where the older library is unpacked.
+
+        Raises:
+            RuntimeError: There is none.
+        """
+        if self._companion is None:
+            raise RuntimeError("there is no older library: --older names its wheel")
+        return self._companion.folder
 
     def try_out(self) -> None:
         """Imports what the peers need and has each wait once on each loop."""

@@ -108,7 +108,7 @@ class _Window:
 
     def _task(self, at: int) -> Callable[[], Awaitable[None]]:
         spin, wait = self._lanes[at]
-        lengths = _log_normal(f"{self._seed} {at}") if self._log_normal else [0]
+        lengths = log_normal(f"{self._seed} {at}") if self._log_normal else [0]
         counts, late = self._counts, self._late
 
         async def task() -> None:
@@ -174,7 +174,8 @@ async def window(adapter: LoopAdapter, lanes: Sequence[Lane], settings: Found) -
 SHORTEST, MEDIAN, LONGEST = 0.2, 2.0, 20.0  # ms: log-normal with a deviation of 1, clipped
 
 
-def _log_normal(seed: str) -> list[int]:
+def log_normal(seed: str) -> list[int]:
+    """512 kernel lengths in ns, the same for the same seed."""
     generator = random.Random(seed)
     lengths = (MEDIAN * generator.lognormvariate(0, 1) for _ in range(512))
     return [round(MS * min(LONGEST, max(SHORTEST, length))) for length in lengths]

@@ -1,0 +1,351 @@
+"""The server of the measure `server`: a small ASGI application on uvicorn. `server.py` starts it as a script.
+
+    PYTHONPATH=<where aiostream is> python -P serving.py '{"ways": ["pool"], "streams": 128, ...}'
+
+`/wait/<way>?ns=<length>` launches one kernel on a stream, awaits it in that way, and answers with
+nothing. `/ping` answers at once. `/usage` answers the process's CPU time, the clock and how many
+requests of both kinds were served. The process prints a JSON line when it listens. It ends when a line
+comes on its standard input, or that ends, and prints a last line: whether its ledger balances.
+
+Of aiostream it uses the public interface only, because it runs with an older version too. At import
+it needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import importlib.util
+import json
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from pathlib import Path
+from time import perf_counter_ns, process_time_ns
+from typing import Any
+
+Wait = Callable[[int], Awaitable[Any]]
+Scope = MutableMapping[str, Any]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+SUCCESS, NOT_READY = 0, 600
+END = 5.0  # seconds in which what is pending at the end must be done
+
+
+class Kit:
+    """What the ways to wait are made of.
+
+    Args:
+        library: The module `aiostream`, of any version.
+        driver: The bindings.
+        streams: How many streams each way has.
+    """
+
+    def __init__(self, library: Any, driver: Any, streams: int) -> None:
+        spinning = _load("spinning")
+        self.driver, self.streams, self._library = driver, streams, library
+        self._lane, self._function = spinning.Lane, spinning.load(driver)
+        self._opened: list[Any] = []
+
+    def lane(self, stream: Any) -> Any:
+        """Launches on a stream."""
+        return self._lane(stream, self.driver, self._function)
+
+    def free_list(self, **options: Any) -> deque[Any]:
+        """Raw streams, to be taken from the left and put back on the right, as the pool does."""
+        streams = [self._library.Stream(**options) for _ in range(self.streams)]
+        self._opened += streams
+        return deque(self.lane(stream) for stream in streams)
+
+    @functools.cached_property
+    def plain(self) -> deque[Any]:
+        """Raw streams of all ways that know nothing of a stream's earlier waits. Only one way is in use at a time."""
+        return self.free_list()
+
+    def pool(self) -> Any:
+        """A `StreamPool`."""
+        pool = self._library.StreamPool(self.streams)
+        self._opened.append(pool)
+        return pool
+
+    def close(self) -> None:
+        """Destroys every stream and pool."""
+        while self._opened:
+            self._opened.pop().close()
+
+
+# ------------------------------------------------------------------------------------------------ the ways to wait
+
+
+def _synchronize_async(kit: Kit, wait: str) -> Wait:
+    free = kit.free_list(wait=wait)
+
+    async def way(length: int) -> None:
+        lane = free.popleft()
+        try:
+            lane.spin(length)
+            await lane.stream.synchronize_async()
+        finally:
+            free.append(lane)
+
+    return way
+
+
+def _enqueue_async(kit: Kit) -> Wait:
+    free = kit.free_list()
+
+    async def way(length: int) -> None:
+        lane = free.popleft()
+        try:
+            await lane.stream.enqueue_async(lambda stream: lane.spin(length))
+        finally:
+            free.append(lane)
+
+    return way
+
+
+def _pool(kit: Kit) -> Wait:
+    pool, lanes = kit.pool(), dict[int, Any]()
+
+    async def way(length: int) -> None:
+        async with pool.stream() as stream:
+            handle = stream.handle
+            lane = lanes.get(handle) or lanes.setdefault(handle, kit.lane(stream))
+            lane.spin(length)
+            await stream.synchronize_async()
+
+    return way
+
+
+def _pool_enqueue_async(kit: Kit) -> Wait:
+    pool, lanes = kit.pool(), dict[int, Any]()
+
+    def launch(stream: Any, length: int) -> None:
+        handle = stream.handle
+        lane = lanes.get(handle) or lanes.setdefault(handle, kit.lane(stream))
+        lane.spin(length)
+
+    async def way(length: int) -> None:
+        async with pool.stream() as stream:
+            await stream.enqueue_async(launch, length)
+
+    return way
+
+
+def _polling(kit: Kit, pause: float) -> Wait:
+    free, query = kit.plain, kit.driver.cuStreamQuery
+
+    async def way(length: int) -> None:
+        lane = free.popleft()
+        try:
+            lane.spin(length)
+            await asyncio.sleep(pause)
+            while (code := query(lane.cu_stream)[0]) == NOT_READY:  # noqa: ASYNC110  # this is what is measured
+                await asyncio.sleep(pause)
+            if code != SUCCESS:
+                raise RuntimeError(f"cuStreamQuery: {code!r}")
+        finally:
+            free.append(lane)
+
+    return way
+
+
+def _to_thread(kit: Kit) -> Wait:
+    free = kit.plain
+
+    async def way(length: int) -> None:
+        lane = free.popleft()
+        try:
+            lane.spin(length)
+            await asyncio.to_thread(lane.synchronize)
+        finally:
+            free.append(lane)
+
+    return way
+
+
+def _blocking(kit: Kit) -> Wait:
+    free = kit.plain
+
+    async def way(length: int) -> None:
+        lane = free.popleft()
+        try:
+            lane.spin(length)
+            lane.synchronize()
+        finally:
+            free.append(lane)
+
+    return way
+
+
+WAYS: dict[str, tuple[str, Callable[[Kit], Wait]]] = {
+    "aiostream auto": ("synchronize_async of raw streams", lambda kit: _synchronize_async(kit, "auto")),
+    "enqueue_async": ("enqueue_async of raw streams", _enqueue_async),
+    "pool": ("StreamPool and synchronize_async", _pool),
+    "pool enqueue_async": ("StreamPool and enqueue_async", _pool_enqueue_async),
+    "aiostream event": ('Stream(wait="event")', lambda kit: _synchronize_async(kit, "event")),
+    "aiostream hostfunc": ('Stream(wait="hostfunc")', lambda kit: _synchronize_async(kit, "hostfunc")),
+    "polling": ("cuStreamQuery and sleep(0)", lambda kit: _polling(kit, 0)),
+    "sleep 1 ms": ("cuStreamQuery and sleep(0.001)", lambda kit: _polling(kit, 0.001)),
+    "to_thread bindings": ("to_thread(cuStreamSynchronize)", _to_thread),
+    "blocking": ("cuStreamSynchronize in the loop's thread", _blocking),
+    "older auto": ('the older Stream(wait="auto")', lambda kit: _synchronize_async(kit, "auto")),
+    "older event": ('the older Stream(wait="event")', lambda kit: _synchronize_async(kit, "event")),
+}
+
+ONLY = ("enqueue_async", "pool", "pool enqueue_async")  # no peers of other measures
+
+
+def path_of(way: str) -> str:
+    """The path on which a way is served."""
+    return f"/wait/{way.replace(' ', '-')}"
+
+
+# ------------------------------------------------------------------------------------------------ the application
+
+
+class Application:
+    """The ASGI application. An error in a request is answered with status 500 and the error's text.
+
+    Args:
+        ways: What waits, by its path.
+    """
+
+    def __init__(self, ways: dict[str, Wait]) -> None:
+        self._ways = ways
+        self._served = self._pings = 0
+
+    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Answers one request."""
+        path = scope["path"]
+        way = self._ways.get(path)
+        if way is not None:
+            try:
+                await way(int(scope["query_string"][3:]))
+            except Exception as error:
+                await _answer(send, f"{type(error).__name__}: {error}".encode(), 500)
+                return
+            self._served += 1
+            await _answer(send)
+        elif path == "/ping":
+            self._pings += 1
+            await _answer(send)
+        elif path == "/usage":
+            usage = {"cpu_ns": process_time_ns(), "wall_ns": perf_counter_ns()}
+            await _answer(send, json.dumps({**usage, "served": self._served, "pings": self._pings}).encode())
+        else:
+            await _answer(send, f"there is no {path}".encode(), 404)
+
+
+async def _answer(send: Send, body: bytes = b"", status: int = 200) -> None:
+    # Without a body uvicorn writes once to the socket, else twice.
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+# ------------------------------------------------------------------------------------------------ the process
+
+
+@contextlib.asynccontextmanager
+async def _served(application: Application, parser: str, listener: socket.socket) -> AsyncIterator[None]:
+    """Serves until the body's end, and then answers what is under way."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        application,
+        http=parser,
+        ws="none",
+        lifespan="off",
+        log_level="critical",
+        access_log=False,
+        timeout_keep_alive=3600,
+        timeout_graceful_shutdown=int(END),
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _serve(settings: dict[str, Any], kit: Kit, library: Any, say: Callable[[Any], None]) -> dict[str, Any]:
+    """Listens, serves until standard input has something to say, and returns what the ledger says then."""
+    import uvicorn
+
+    application = Application({path_of(name): WAYS[name][1](kit) for name in settings["ways"]})
+    parser = "httptools" if importlib.util.find_spec("httptools") else "h11"
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    enough = asyncio.Event()
+    asyncio.get_running_loop().add_reader(0, enough.set)
+    gc.collect()
+    gc.freeze()  # what lives by now; what the requests leave is collected as in any server
+    async with _served(application, parser, listener):
+        where = {"port": listener.getsockname()[1], "version": library.__version__}
+        say({**where, "server": f"uvicorn {uvicorn.__version__}, {parser}, {settings['loop']}"})
+        await enough.wait()
+        asyncio.get_running_loop().remove_reader(0)
+    done = await library.drain(END)
+    kit.close()
+    ledger = library.statistics()
+    balanced = done and ledger.balanced and not (ledger.points.pending or ledger.futures.pending or ledger.handles.open)
+    return {"balanced": balanced, "ledger": str(ledger)}
+
+
+def main() -> None:
+    """Serves until it is told to end."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints must not come between the answers
+
+    def say(found: Any) -> None:
+        print(json.dumps({"found": found}), file=answers, flush=True)
+
+    try:
+        say(_run(json.loads(sys.argv[1]), say))
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
+        raise SystemExit(1) from None
+
+
+def _run(settings: dict[str, Any], say: Callable[[Any], None]) -> dict[str, Any]:
+    import aiostream
+
+    folder, path = Path(settings["folder"]).resolve(), Path(str(aiostream.__file__)).resolve()
+    if folder not in path.parents:
+        raise RuntimeError(f"{path} was imported, and not the aiostream in {folder}")
+    if settings["simulator"]:
+        from aiostream import simulator
+
+        simulator.install()
+    context = aiostream.Device(0).primary_context
+    from cuda.bindings import driver
+
+    factory: Any = None
+    if settings["loop"] == "uvloop":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with context.current():
+        kit = Kit(aiostream, driver, settings["streams"])
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(_serve(settings, kit, aiostream, say))
+
+
+def _load(name: str) -> Any:
+    """A module of this folder, under a name of its own: the older library has a `bench` package too."""
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()
