@@ -1,4 +1,4 @@
-"""A model server: each HTTP request is enqueued on a CUDA stream and awaited, with a timeout.
+"""A model server: each HTTP request takes a stream of a pool, enqueues its work there, and awaits it, with a timeout.
 
 `python examples/model_server.py [--server uvicorn|hypercorn] [--port N]` runs on the GPU; with `--simulator` (or
 `AIOSTREAM_SIMULATOR=1`) on aiostream's simulator. uvicorn brings asyncio, hypercorn here brings trio: the application is the
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import itertools
 import math
 import signal
 import sys
@@ -88,90 +87,61 @@ def check(answer: tuple[Any, ...]) -> Any:
     return results[0] if results else None
 
 
-class BusyError(Exception):
-    """As many requests as there is memory for are in flight."""
-
-
-class Buffers:
-    """Pinned memory in blocks of two vectors, which the host and the GPU see at the same address.
-
-    A block comes back when the last reference to it goes. `enqueue_async` holds one until the GPU has passed, also when the
-    request has long timed out: so no request ever writes into memory that the GPU still uses. That there are so many and no
-    more also keeps the streams from filling up: on a full one a launch would block the loop.
-    """
-
-    def __init__(self, context: aiostream.Context, count: int) -> None:
-        self._context = context
-        with context.current():
-            self._memory = int(check(cuda.cuMemHostAlloc(count * BLOCK, 3)))  # portable, mapped
-        # Appended to by finalizers, in any thread; popped by the loop's thread alone.
-        self._free = [self._memory + number * BLOCK for number in range(count)]
-
-    def take(self) -> Block:
-        """A block that nobody uses."""
-        if not self._free:
-            raise BusyError
-        return Block(self, self._free.pop())
-
-    def put_back(self, address: int) -> None:
-        """Called by a block's finalizer."""
-        self._free.append(address)
-
-    def close(self) -> None:
-        """Frees everything, when the GPU is done."""
-        with self._context.current():
-            check(cuda.cuMemFreeHost(self._memory))
-
-
 class Block:
-    """Memory for one request."""
+    """Pinned memory for the two vectors of one request, which the host and the GPU see at the same address."""
 
-    def __init__(self, owner: Buffers, address: int) -> None:
-        self._owner = owner
+    def __init__(self, address: int) -> None:
         self.address = address
         self.x = (ctypes.c_float * LONGEST).from_address(address)
         self.y = (ctypes.c_float * LONGEST).from_address(address + 4 * LONGEST)
 
-    def __del__(self) -> None:
-        self._owner.put_back(self.address)
-
 
 class Model:
-    """A few streams, and the kernels to launch on them. Requests take the streams in turn."""
+    """The kernels, and a block of memory for each stream of a pool.
 
-    def __init__(self, streams: list[aiostream.Stream], in_flight: int) -> None:
-        self._streams = streams
-        self._turn = itertools.cycle(streams)
-        self._context = streams[0].context
-        self.buffers = Buffers(self._context, in_flight)
+    The pool lends a stream to one request at a time, and again only when the GPU has done all its work. So no request ever
+    writes into memory that the GPU still uses, also when the one before has long timed out.
+    """
+
+    def __init__(self, pool: aiostream.StreamPool) -> None:
+        self._pool = pool
+        self._blocks: dict[int, Block] = {}  # by the stream's handle
+        self._context = aiostream.Device(0).primary_context
         with self._context.current():
             module = check(cuda.cuModuleLoadData(PTX))
             self._spin = check(cuda.cuModuleGetFunction(module, b"spin"))
             self._saxpy = check(cuda.cuModuleGetFunction(module, b"saxpy"))
+            self._memory = int(check(cuda.cuMemHostAlloc(pool.size * BLOCK, 3)))  # portable, mapped
 
     async def warm_up(self) -> None:
-        """Has each stream run the model once: the driver loads kernels at their first launch."""
-        for _ in self._streams:
-            await self.infer(0.0, [0.0], [0.0], 0.0)
+        """Gives each stream its memory, and has it run the model once: the driver loads kernels at their first launch."""
+        streams = [await self._pool.acquire() for _ in range(self._pool.size)]
+        for number, stream in enumerate(streams):
+            self._blocks[stream.handle] = Block(self._memory + number * BLOCK)
+            await stream.enqueue_async(self.enqueue, 0.0, [0.0], [0.0], 0.0)
+            self._pool.release(stream)
 
-    def enqueue(self, stream: aiostream.Stream, block: Block, a: float, x: list[Any], y: list[Any], milliseconds: float) -> Block:
-        """Puts one request's kernels on the stream and returns at once."""
-        count = len(x)
+    def enqueue(self, stream: aiostream.Stream, a: float, x: list[Any], y: list[Any], milliseconds: float) -> Block:
+        """Puts one request's kernels on the stream and returns at once. `enqueue_async` calls it with the context current."""
+        block, count = self._blocks[stream.handle], len(x)
         block.x[:count], block.y[:count] = x, y
         spin = ((round(milliseconds * 1e6),), (ctypes.c_uint64,))
         types = (ctypes.c_float, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
         saxpy = ((a, block.address, block.address + 4 * LONGEST, count), types)
-        with self._context.current():
-            check(cuda.cuLaunchKernel(self._spin, 1, 1, 1, 1, 1, 1, 0, stream.handle, spin, 0))
-            check(cuda.cuLaunchKernel(self._saxpy, -(-count // 256), 1, 1, 256, 1, 1, 0, stream.handle, saxpy, 0))
+        check(cuda.cuLaunchKernel(self._spin, 1, 1, 1, 1, 1, 1, 0, stream.handle, spin, 0))
+        check(cuda.cuLaunchKernel(self._saxpy, -(-count // 256), 1, 1, 256, 1, 1, 0, stream.handle, saxpy, 0))
         return block
 
     async def infer(self, a: float, x: list[Any], y: list[Any], milliseconds: float) -> list[float]:
         """Computes `a * x + y`."""
-        stream = next(self._turn)
-        # Held by nobody but the library: a variable here would live as long as the traceback of a timeout does.
-        block = await stream.enqueue_async(self.enqueue, self.buffers.take(), a, x, y, milliseconds)
-        return block.y[: len(x)]
+        async with self._pool.stream() as stream:
+            block = await stream.enqueue_async(self.enqueue, a, x, y, milliseconds)
+            return block.y[: len(x)]  # copied while the stream, and so the block, is still ours
+
+    def close(self) -> None:
+        """Frees the memory, when the pool is closed and the GPU done."""
+        with self._context.current():
+            check(cuda.cuMemFreeHost(self._memory))
 
 
 async def ping(_: Request) -> Response:
@@ -189,11 +159,12 @@ async def infer(request: Request) -> Response:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return JSONResponse({"error": f"bad request: {error}"}, status_code=400)
     try:
-        # On a timeout the request is answered and its memory kept; the GPU finishes what it was given.
+        # On a timeout the request is answered; the GPU finishes what it was given, and the stream comes back after that.
         with anyio.fail_after(request.app.state.timeout):
             result = await request.app.state.model.infer(a, x, y, milliseconds)
-    except BusyError:
-        return JSONResponse({"error": "too many requests in flight"}, status_code=503)
+    except aiostream.PoolFullError:
+        # Better refused at once than answered too late: a queue that is longer than the timeout serves nobody.
+        return JSONResponse({"error": "too many requests wait"}, status_code=503)
     except TimeoutError:
         return JSONResponse({"error": "the GPU did not finish in time"}, status_code=504)
     except aiostream.ContextFailedError as error:
@@ -202,19 +173,18 @@ async def infer(request: Request) -> Response:
     return JSONResponse({"y": [number if math.isfinite(number) else None for number in result]})
 
 
-def application(*, streams: int = 4, timeout: float = 1.0, in_flight: int = 256) -> Starlette:
+def application(*, streams: int = 8, waiting: int = 64, timeout: float = 1.0) -> Starlette:
     """The ASGI application; serves under any server, on asyncio and on trio."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with contextlib.AsyncExitStack() as stack:
-            owned = [await stack.enter_async_context(aiostream.Stream()) for _ in range(streams)]
-            app.state.model = Model(owned, in_flight)
+        async with aiostream.StreamPool(streams, 0, max_waiting=waiting) as pool:
+            app.state.model = Model(pool)
             await app.state.model.warm_up()
             app.state.timeout = timeout
             yield
-            # Leaving the block awaits what the GPU still has to do (`aclose`), and destroys the streams.
-        app.state.model.buffers.close()
+            # Leaving the block awaits what the GPU still has to do, and destroys the streams.
+        app.state.model.close()
 
     return Starlette(routes=[Route("/ping", ping), Route("/infer", infer, methods=["POST"])], lifespan=lifespan)
 
@@ -249,7 +219,8 @@ def main() -> None:
     parser.add_argument("--server", choices=["uvicorn", "hypercorn"], default="uvicorn", help="default: uvicorn")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")
     parser.add_argument("--timeout", type=float, default=1.0, help="seconds for one request (default: 1)")
-    parser.add_argument("--in-flight", type=int, default=256, help="requests that the GPU may have at once (default: 256)")
+    parser.add_argument("--streams", type=int, default=8, help="requests that the GPU may have at once (default: 8)")
+    parser.add_argument("--waiting", type=int, default=64, help="requests that may wait for a stream (default: 64)")
     parser.add_argument("--simulator", action="store_true", help="run on aiostream's simulator of a CUDA driver")
     options = parser.parse_args()
     if options.simulator:
@@ -260,7 +231,7 @@ def main() -> None:
         print(f"driver: {aiostream.Device(0).name}; {options.server} on http://127.0.0.1:{options.port}", flush=True)
     except aiostream.NoDriverError as error:
         raise SystemExit(str(error)) from None
-    app = application(timeout=options.timeout, in_flight=options.in_flight)
+    app = application(streams=options.streams, waiting=options.waiting, timeout=options.timeout)
     (serve_uvicorn if options.server == "uvicorn" else serve_hypercorn)(app, options.port)
 
 

@@ -145,7 +145,7 @@ def test_the_server_computes_and_ends_cleanly(server: Server) -> None:
 
 
 def test_each_of_many_requests_at_once_gets_its_own_answer(server: Server) -> None:
-    # 32 of 5 ms on the server's four streams.
+    # 32 of 5 ms on the server's eight streams.
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda n: server.infer(milliseconds=5, n=n), range(1, 33)))
     for n, answer in enumerate(answers, start=1):
@@ -173,7 +173,7 @@ def test_a_request_that_takes_too_long_gets_504_and_the_loop_goes_on(server: Ser
     assert answer.status_code == 504
     assert answer.elapsed.total_seconds() < TOO_LONG / 1000
     assert pings > 10
-    # The GPU is still at it, on one of four streams: the next request takes another.
+    # The GPU is still at it, on one of its streams: the next request takes another.
     assert server.answers()
     assert server.infer().json() == {"y": [10.0, 12.0, 14.0]}
     # The end awaits the work that nobody waits for any more.
@@ -181,15 +181,26 @@ def test_a_request_that_takes_too_long_gets_504_and_the_loop_goes_on(server: Ser
 
 
 @pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
-def test_memory_of_requests_that_timed_out_comes_back_when_the_gpu_has_passed(kind: str, driver_kind: str) -> None:
-    with serving(kind, driver_kind, "--in-flight", "2") as server:
+def test_stream_of_a_request_that_timed_out_comes_back_when_the_gpu_has_passed(kind: str, driver_kind: str) -> None:
+    with serving(kind, driver_kind, "--streams", "2", "--waiting", "0") as server:
         with ThreadPoolExecutor(2) as pool:
             answers = list(pool.map(server.infer, [TOO_LONG, TOO_LONG]))
         assert [answer.status_code for answer in answers] == [504, 504]
-        # Both blocks are still the GPU's, and it is not asked to share them.
+        # Both streams, and their memory, are still the GPU's.
         assert server.infer().status_code == 503
         assert settle(lambda: server.infer().status_code == 200, 30)
         assert server.infer(n=4096).json()["y"] == [10.0 + 2 * i for i in range(4096)]
+        assert server.stop()[::2] == (0, "")
+
+
+def test_server_recovers_from_an_overload(driver_kind: str) -> None:
+    """Requests of which most time out leave nothing that delays those after them."""
+    with serving("uvicorn", driver_kind, "--streams", "2", "--waiting", "32") as server:
+        with ThreadPoolExecutor(32) as pool:
+            answers = list(pool.map(server.infer, [300.0] * 64))
+        assert {answer.status_code for answer in answers} == {200, 504}
+        assert settle(lambda: server.infer().status_code == 200, 30)
+        assert [server.infer(milliseconds=5).status_code for _ in range(20)] == [200] * 20
         assert server.stop()[::2] == (0, "")
 
 
