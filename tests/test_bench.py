@@ -405,7 +405,7 @@ def test_every_goal_has_a_setting_that_measures_it() -> None:
         for loop in getattr(job, "loops", ("asyncio",)):
             for peer in getattr(job, "peers", ("aiostream auto",)):
                 rows.append((type(job).__name__, loop, peer, settings))
-    assert len(goals.judge([])) == len(goals.judge(canned())) == 64
+    assert len(goals.judge([])) == len(goals.judge(canned())) == 67
     assert ("Latency", "uvloop", "to_thread", {"length": 100_000_000, "load": "varying", "busy": False}) in rows
     assert ("Throughput", "trio", "aiostream auto", {"length": 5_000_000, "streams": 256, "neighbours": 0}) in rows
     assert sum(job.seconds() for job in plan.jobs("goals", loops.LOOPS, names, quick=False)) < 8 * 60
@@ -456,6 +456,7 @@ def canned_tails() -> list[dict[str, Any]]:
     return [
         pattern("aiostream auto", 4 * ms, 0.05),
         pattern("to_thread bindings", 200_000, 0.5),
+        pattern("enqueue_async", 4 * ms, 0.05),
         mixed("aiostream auto", 3_900.0, 900.0),
         mixed("polling", 4_000.0, 100.0),
         mixed("older event", 3_900.0, 800.0),
@@ -466,12 +467,14 @@ def canned_tails() -> list[dict[str, Any]]:
 
 def test_late_ends_are_judged_against_the_peers() -> None:
     judged = {(row["group"], row["what"]): row for row in goals.judge(canned_tails())}
-    assert len(judged) == 10  # none of the other goals, because nothing was measured for them
+    assert len(judged) == 11  # none of the other goals, because nothing was measured for them
     pattern = "alternating 9 and 0.4 ms"
     tail = judged["patterns", f"p99, {pattern}, bound by to_thread bindings"]
     assert (tail["measured"], tail["bound"], tail["verdict"]) == (4.0, 0.3, "missed")
     assert judged["patterns", f"CPU, {pattern} / to_thread bindings"]["measured"] == pytest.approx(0.1)
     assert judged["patterns", f"median, {pattern} / to_thread bindings"]["verdict"] == "missed"
+    enqueued = judged["patterns", f"median of enqueue_async, {pattern} / synchronize_async"]
+    assert (enqueued["measured"], enqueued["bound"], enqueued["verdict"]) == (1.0, 1.3, "met")
     assert judged["mixed, 16 streams", "p99"]["verdict"] == "met"
     older = judged["mixed, 16 streams", "p99, bound by older event"]
     assert (older["measured"], older["bound"], older["verdict"]) == (0.9, 0.88, "missed")
@@ -480,7 +483,7 @@ def test_late_ends_are_judged_against_the_peers() -> None:
     assert judged["fairness", "most / fewest completions of a task"]["verdict"] == "missed"
     timer = judged["fairness", "p99 of a 1 ms timer, bound by polling"]
     assert (timer["measured"], timer["bound"], timer["verdict"]) == (83.0, 2.4, "missed")
-    assert len(goals.judge([*canned(), *canned_tails()])) == 64 + 10
+    assert len(goals.judge([*canned(), *canned_tails()])) == 67 + 11
 
 
 def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> None:

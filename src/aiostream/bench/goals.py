@@ -13,6 +13,8 @@ from aiostream.bench.lag import PLAIN
 from aiostream.bench.latency import duration
 from aiostream.bench.plan import (
     AUTO,
+    ENQUEUE,
+    ENQUEUED,
     HOSTFUNC,
     LENGTHS,
     MS,
@@ -38,6 +40,7 @@ STEADY_GOALS = {
     100 * MS: (0.75, 0.04),
 }
 VARYING_LATENCY, VARYING_CPU = 1.0, 2.5
+ENQUEUE_LATENCY = 1.3  # of synchronize_async's
 ENOUGH = 0.3  # ms: a wait that ends no later than this is never too late
 MIXED_STREAMS = (16, 64)
 SERVED = (AUTO, "enqueue_async", "pool", "pool enqueue_async")  # by a server, with the default wait
@@ -103,6 +106,7 @@ class _Judge:
         """Judges all groups."""
         self.short()
         self.steady()
+        self.enqueued()
         self.unpredictable()
         self.throughput()
         self.beside()
@@ -144,6 +148,12 @@ class _Judge:
                 what = f"{duration(length)} / {self._thread}"
                 self._add(f"{load} work", f"latency, {what}", _latency_ratio(ours, theirs), "<=", latency)
                 self._add(f"{load} work", f"CPU, {what}", _cpu_ratio(ours, theirs), "<=", round(cpu, 4))
+
+    def enqueued(self) -> None:
+        """Another way to wait for the same."""
+        for length in ENQUEUED:
+            value = _latency_ratio(self._latency(ENQUEUE, length), self._latency(AUTO, length))
+            self._add("enqueue_async", f"latency, {duration(length)} / synchronize_async", value, "<=", ENQUEUE_LATENCY)
 
     def unpredictable(self) -> None:
         """Work of which nothing can be known."""
@@ -261,6 +271,10 @@ class _TailJudge(_Judge):
                 self._late("patterns", f"p{percent}, {name}, bound by {self._thread}", ours if theirs else None, percent, bound)
             if name.startswith(("alternating", "bimodal")):
                 self._add("patterns", f"median, {name} / {self._thread}", _latency_ratio(ours, theirs), "<=", 0.7)
+            enqueued = self._find("patterns", ENQUEUE, pattern=name, set="patterns")
+            if enqueued:
+                value = _latency_ratio(enqueued, ours)
+                self._add("patterns", f"median of enqueue_async, {name} / synchronize_async", value, "<=", ENQUEUE_LATENCY)
             if ours and ours["mean_ns"] >= 1 * MS:
                 self._add("patterns", f"CPU, {name} / {self._thread}", _share_ratio(ours, theirs), "<=", 0.2)
 

@@ -103,6 +103,31 @@ class Ours(Peer):
         return bench_stream.stream.synchronize_async
 
 
+class EnqueueAsync(Peer):
+    """aiostream's `enqueue_async`, as the default waits."""
+
+    name = "enqueue_async"
+    summary = "enqueue_async of nothing, behind the work: the await of its future"
+
+    @property
+    def kind(self) -> str:
+        """What is known of a stream's waits must not pass on from the others, which wait after the launch."""
+        return self.name
+
+    def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
+        """A future for each wait. It is the same, wherever the work before it was launched."""
+        enqueue_async = bench_stream.stream.enqueue_async
+
+        async def wait() -> None:
+            await enqueue_async(_nothing)
+
+        return wait
+
+
+def _nothing(stream: Stream) -> None:
+    pass
+
+
 # ------------------------------------------------------------------------------------------------ the driver's own means
 
 
@@ -335,5 +360,6 @@ class Numba(Peer):
 
 def all_peers() -> dict[str, Peer]:
     """Every peer by its name, in the order of the tables."""
+    ours = (*(Ours(name) for name in OURS), EnqueueAsync())
     others = (Blocking(), Polling(), Sleeping(), ToThread(), ToThreadBindings(), BlockingEvent(), Cupy(), Ctypes(), Numba())
-    return {peer.name: peer for peer in (*(Ours(name) for name in OURS), *others)}
+    return {peer.name: peer for peer in (*ours, *others)}

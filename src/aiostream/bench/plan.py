@@ -24,6 +24,8 @@ STREAM_COUNTS = (1, 8, 32, 64, 128, 256)
 KERNELS = (0, 500 * US, 5 * MS)
 TRIO_THROUGHPUT = ((1, 0), (8, 500 * US), (32, 500 * US), (64, 0), (64, 5 * MS), (128, 5 * MS), (256, 5 * MS))
 AUTO, UNPREDICTED, HOSTFUNC = "aiostream auto", "aiostream unpredicted", "aiostream hostfunc"
+ENQUEUE = "enqueue_async"
+ENQUEUED = (100 * US, 1 * MS, 5 * MS)  # at these lengths it is compared with synchronize_async
 THREADS = ("to_thread", "to_thread bindings")  # the second stands in where there is no torch
 SLEEPING = "sleep 1 ms"
 TAIL_PEERS = (AUTO, "aiostream event", THREADS[1], "polling", SLEEPING)  # unless others are chosen
@@ -73,7 +75,8 @@ def _goals(loops: Sequence[str], peers: Sequence[str]) -> list[Job]:
     for length in STEADY:
         samples = 200 if length > 5 * MS else 400
         for load in ("steady", "varying"):
-            found.append(Latency(main, (AUTO, *thread), length, load, samples=samples, rounds=5))
+            ours = (AUTO, ENQUEUE) if load == "steady" and length in ENQUEUED else (AUTO,)
+            found.append(Latency(main, (*ours, *thread), length, load, samples=samples, rounds=5))
     found += [
         Latency(main, (AUTO, HOSTFUNC, UNPREDICTED), 0, "unpredictable", samples=400, rounds=10),
         Latency(main, (AUTO, HOSTFUNC), 100 * MS, "fresh", samples=200),

@@ -196,7 +196,7 @@ WAYS: dict[str, tuple[str, Callable[[Kit], Wait]]] = {
     "older event": ('the older Stream(wait="event")', lambda kit: _synchronize_async(kit, "event")),
 }
 
-ONLY = ("enqueue_async", "pool", "pool enqueue_async")  # no peers of other measures
+ONLY = ("pool", "pool enqueue_async")  # no peers of other measures
 
 
 def path_of(way: str) -> str:
