@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -19,6 +22,8 @@ from aiostream import (
     Graph,
     PoolFullError,
     Stream,
+    StreamCaptureError,
+    StreamClosedError,
     StreamPool,
     drain,
     statistics,
@@ -167,6 +172,47 @@ def test_loop_that_ends_leaves_its_busy_streams_to_the_next() -> None:
         assert settle(lambda: statistics().waits.pending == 0)
 
 
+def test_stream_that_came_back_between_two_runs_of_its_loop_goes_to_who_waits() -> None:
+    with Gate() as gate:
+        pool = StreamPool(1)
+        loop = asyncio.new_event_loop()
+        held = loop.run_until_complete(pool.acquire())
+        gate.hold(held)
+        waiter = loop.create_task(pool.acquire())
+        while pool.waiting == 0:
+            loop.run_until_complete(asyncio.sleep(0))
+        pool.release(held)
+        gate.open()
+        pool.release(loop.run_until_complete(asyncio.wait_for(waiter, 20)))
+        loop.close()
+        pool.close()
+
+
+@pytest.mark.simulator_only("a GPU refuses nothing on command")
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+async def test_refused_event_does_not_keep_who_waits_waiting(breakable: Any) -> None:
+    """Nothing will tell that the work is done, so the pool looks again."""
+    with Gate() as gate:
+        async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
+            held = await pool.acquire()
+            gate.hold(held)
+            served: list[int] = []
+
+            async def wait() -> None:
+                async with pool.stream() as stream:
+                    served.append(stream.query())
+
+            tasks.start_soon(wait)
+            await until(lambda: pool.waiting == 1)
+            for nth in range(1, 4):
+                breakable.fail("cuEventRecordWithFlags", 2, nth=nth)
+            pool.release(held)
+            gate.open()
+            await until(lambda: bool(served))
+            assert served == [True]
+            breakable.clear_faults()
+
+
 # ------------------------------------------------------------------------------------------------ full pools
 
 
@@ -281,26 +327,52 @@ async def test_graph_into_which_a_user_has_captured_lives_on() -> None:
         graph.close()
 
 
-async def test_stream_in_anothers_capture_is_replaced() -> None:
-    """The capture began on another stream. It can end there only, and the pool cannot wait for that."""
-    origin, event = Stream(), Event()
-    async with StreamPool(1, wait="event", priority=-1) as pool:
-        origin.begin_capture(CaptureMode.RELAXED)
-        event.record(origin)
-        async with pool.stream() as stream:
-            priority = stream.priority
-            stream.wait_event(event)
-            spin(stream, 0)
-            assert stream.capture_status() is CaptureStatus.ACTIVE
+async def test_stream_in_anothers_capture_is_lent_again_when_that_has_ended() -> None:
+    """The capture is valid, and goes on."""
+    origin, forked, joined = Stream(), Event(), Event()
+    async with StreamPool(1) as pool:
+        with origin.capture(CaptureMode.RELAXED) as capture:
+            forked.record(origin)
+            async with pool.stream() as stream:
+                stream.wait_event(forked)
+                spin(stream, 0)
+                joined.record(stream)
+            origin.wait_event(joined)
+            assert (pool.idle, pool.busy) == (0, 1)
+            with pytest.raises(PoolFullError):
+                pool.acquire_nowait()
+        assert capture.graph is not None
+        capture.graph.close()
         async with pool.stream() as stream:
             assert stream.capture_status() is CaptureStatus.NONE
-            assert (stream.wait_strategy, stream.priority) == ("event", priority)
             spin(stream, 0)
             await stream.synchronize_async()
-        with pytest.raises(Exception, match="cuStreamEndCapture"):
+    for thing in (origin, forked, joined):
+        thing.close()
+
+
+async def test_task_waits_until_anothers_capture_has_ended() -> None:
+    origin, forked = Stream(), Event()
+    async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
+        served: list[int] = []
+
+        async def wait() -> None:
+            async with pool.stream():
+                served.append(1)
+
+        origin.begin_capture(CaptureMode.RELAXED)
+        forked.record(origin)
+        async with pool.stream() as stream:
+            stream.wait_event(forked)
+            spin(stream, 0)
+        tasks.start_soon(wait)
+        await until(lambda: pool.waiting == 1)
+        assert not served
+        with pytest.raises(StreamCaptureError):  # the fork was not joined
             origin.end_capture()
+        await until(lambda: bool(served))
     origin.close()
-    event.close()
+    forked.close()
 
 
 # ------------------------------------------------------------------------------------------------ failures
@@ -400,22 +472,26 @@ def test_another_loop_is_refused_while_the_pool_is_in_use() -> None:
     pool.close()
 
 
-def test_another_loop_is_refused_while_somebody_waits() -> None:
+@pytest.mark.parametrize("state", ["waiting", "handed over"])
+def test_another_loop_is_refused_while_somebody_waits(state: str) -> None:
+    """Also while a stream was handed to a task that has not run since, because its loop was stopped."""
     pool = StreamPool(1)
     first = asyncio.new_event_loop()
     stream = first.run_until_complete(pool.acquire())
     waiter = first.create_task(pool.acquire())
-    first.run_until_complete(asyncio.sleep(0))
-    pool.release(stream)  # the waiter has it, and is not resumed before its loop runs again
+    while pool.waiting == 0:
+        first.run_until_complete(asyncio.sleep(0))
+    if state == "handed over":
+        pool.release(stream)
 
     async def use() -> None:
         async with pool.stream() as other:
             await other.synchronize_async()
 
-    if not waiter.done():
-        first.run_until_complete(asyncio.sleep(0))
     with pytest.raises(RuntimeError, match="in use in another event loop"):
         asyncio.run(use())
+    if state == "waiting":
+        pool.release(stream)
     pool.release(first.run_until_complete(waiter))
     asyncio.run(use())
     first.close()
@@ -461,3 +537,114 @@ def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
     pool.release(lent)
     pool.close()
     assert settle(lambda: internals.health_watches() == 0)
+
+
+# ------------------------------------------------------------------------------------------------ ends and interrupts
+
+
+async def test_closing_twice_at_once() -> None:
+    with Gate() as gate:
+        pool = StreamPool(2)
+        async with pool.stream() as stream:
+            gate.hold(stream)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(pool.aclose)
+            while not pool.closed:
+                await anyio.lowlevel.checkpoint()
+            tasks.start_soon(anyio.lowlevel.checkpoint)
+            gate.open()
+    assert pool.closed
+
+
+async def test_waiters_are_told_when_closing_begins() -> None:
+    told = anyio.Event()
+    with Gate() as gate:
+        pool = StreamPool(2)
+        held = await pool.acquire()
+        async with pool.stream() as stream:
+            gate.hold(stream)
+
+        async def wait() -> None:
+            with pytest.raises(StreamClosedError):
+                await pool.acquire()
+            told.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await until(lambda: pool.waiting == 1)
+            tasks.start_soon(pool.aclose)
+            await told.wait()
+            gate.open()
+        pool.release(held)
+
+
+async def test_cancelled_waiter_of_a_pool_that_closes_leaves_no_report(caplog: pytest.LogCaptureFixture) -> None:
+    pool = StreamPool(1)
+    held = await pool.acquire()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pool.acquire)
+        await until(lambda: pool.waiting == 1)
+        tasks.cancel_scope.cancel()
+        pool.close()
+    gc.collect()
+    assert not caplog.records
+    pool.release(held)
+
+
+def interrupted_at(line: int, function: Callable[[], Any]) -> bool:
+    """Runs a function with a KeyboardInterrupt at that many lines of the pool's code; whether it got so far."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith("aiostream/pool.py"):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return left <= 0
+
+
+@pytest.mark.parametrize("what", ["lend", "return", "return busy"])
+def test_interrupted_pool_loses_no_stream(what: str) -> None:
+    """A KeyboardInterrupt at any line of lending or returning: the stream is found again."""
+
+    async def at(line: int) -> bool:
+        gate = Gate()
+        pool = StreamPool(1)
+        lent: list[Stream] = []
+        if what != "lend":
+            lent.append(pool.acquire_nowait())
+        if what == "return busy":
+            gate.hold(lent[0])
+        act = (lambda: lent.append(pool.acquire_nowait())) if what == "lend" else (lambda: pool.release(lent[0]))
+        struck = interrupted_at(line, act)
+        gate.open()
+        if what == "lend" and pool.lent and not lent:
+            pool.close()
+            return False  # the last line: it was lent, and only its caller could have lost it
+        for stream in lent:
+            with contextlib.suppress(ValueError):
+                pool.release(stream)
+        async with asyncio.timeout(20):
+            async with pool.stream() as stream:
+                await stream.synchronize_async()
+            await pool.aclose()
+            await drain()
+        return struck
+
+    line = 1
+    while asyncio.run(at(line)):
+        line += 1
+    assert line > 10

@@ -70,6 +70,11 @@ class Bridge:
         """What the loop watches: readable when something has arrived, or when a timer of a wait is due."""
         return self._descriptor
 
+    @property
+    def is_open(self) -> bool:
+        """Whether what arrives is still delivered to the loop."""
+        return bool(self._unclosed)
+
     def drain(self) -> None:
         """Settles everything that has arrived. Called by the loop, in its thread."""
         if _native.is_forked():
@@ -108,6 +113,10 @@ class Bridge:
 
     def new_future(self) -> SettledFuture:
         """A future of this bridge's loop."""
+        raise NotImplementedError
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
+        """Has the loop call a function; `False` if it no longer can. Call it in the loop's thread."""
         raise NotImplementedError
 
     def schedule_drain(self) -> None:
@@ -170,14 +179,6 @@ def is_dead(future: Any) -> bool:
     return isinstance(future, asyncio.Future) and future.get_loop().is_closed()
 
 
-def is_current(bridge: Bridge) -> bool:
-    """Whether a bridge's loop runs in this thread."""
-    try:
-        return current_bridge() is bridge
-    except RuntimeError:
-        return False
-
-
 def task_name(task: Any) -> str:
     """What its loop calls a task."""
     return str(task.get_name() if hasattr(task, "get_name") else task.name)
@@ -231,6 +232,14 @@ class AsyncioBridge(Bridge):
         loop = self.loop()
         if loop is not None:
             loop.call_soon(function)
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
+        """`loop.call_later`."""
+        loop = self.loop()
+        if loop is None or loop.is_closed():
+            return False
+        loop.call_later(seconds, function)
+        return True
 
     def schedule_drain(self) -> None:
         """By `call_soon_threadsafe`, for loops without `add_reader`."""
@@ -320,6 +329,19 @@ class TrioBridge(Bridge):
             self._token.run_sync_soon(function)
         except self._trio.RunFinishedError:
             pass  # the run ends: what is still polled goes to the watcher when the bridge closes its queue
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
+        """By a system task."""
+
+        async def call() -> None:
+            await self._trio.sleep(seconds)
+            function()
+
+        try:
+            self._trio.lowlevel.spawn_system_task(call, name="aiostream, later")
+        except RuntimeError:  # the run is ending, or this is not its thread
+            return False
+        return True
 
     def schedule_drain(self) -> None:
         """By `run_sync_soon`, which trio serves until its very end."""

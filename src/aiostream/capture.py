@@ -122,6 +122,7 @@ def _forget_ended_elsewhere(stream: interop.Reference) -> None:
 def _begin(stream: interop.Reference, mode: CaptureMode) -> None:
     _forget_ended_elsewhere(stream)
     interop.call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
+    stream.began_capture = True
 
 
 def _begin_to_graph(stream: interop.Reference, graph: Any, dependencies: Iterable[Any], mode: CaptureMode) -> None:
@@ -130,6 +131,7 @@ def _begin_to_graph(stream: interop.Reference, graph: Any, dependencies: Iterabl
     with _capturing_into(stream, Graph.borrow(graph)) as value:
         handle = driver.CUgraph(value)
         interop.call_on(stream, "cuStreamBeginCaptureToGraph", handle, nodes, edges, len(nodes), _as_driver_mode(mode))
+        stream.began_capture = True
 
 
 def _begin_recapture(
@@ -147,6 +149,7 @@ def _begin_recapture(
         handle = driver.CUgraph(value)
         function = driver.CUgraphRecaptureCallback(ctypes.cast(native, ctypes.c_void_p).value or 0)
         interop.call_on(stream, "cuStreamBeginRecaptureToGraph", _as_driver_mode(mode), handle, function, 0)
+        stream.began_capture = True
 
 
 @contextlib.contextmanager

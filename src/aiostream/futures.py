@@ -208,7 +208,14 @@ class EventCompletion(Completion):
         orders: Orders,
         keepalive: Any = None,
     ) -> None:
-        super().__init__(future, stream, "cuEventQuery", context_id, None, keepalive)
+        # As `Completion` does it, without the call: one of these is made for each request of a server.
+        self.context_id = context_id
+        self.state = State.NEW
+        self.future = future
+        self.stream = stream
+        self.call = "cuEventQuery"
+        self.result = None
+        self.keepalive = keepalive
         self.wait_list = wait_list
         self.orders = orders
         self.in_order = False
@@ -216,7 +223,11 @@ class EventCompletion(Completion):
     def enter_order(self) -> None:
         """The event was recorded: this completion is the latest of its stream and loop."""
         # In this order: what says that it is in the deque and is not would settle all that comes behind it.
-        self.orders.setdefault(self.wait_list, deque()).append(self)
+        order = self.orders.get(self.wait_list)
+        if order is None:
+            self.orders[self.wait_list] = deque((self,))
+        else:
+            order.append(self)
         self.in_order = True
 
     def complete(self, code: int, orphaned: bool) -> None:
@@ -233,6 +244,11 @@ class EventCompletion(Completion):
     def _complete_earlier(self, orphaned: bool) -> None:
         """Settles what lies before it in its stream, because that is over too. The watcher or a timer may find it out later."""
         order = self.orders.get(self.wait_list)
+        if order is not None and len(order) == 1:  # most often it is alone, and settles itself next
+            if order[0] is self:
+                del self.orders[self.wait_list]
+                self.in_order = False
+            return
         while order and self.in_order:  # each step may be repeated after a KeyboardInterrupt
             earlier = order[0]
             Completion.complete(earlier, 0, orphaned)

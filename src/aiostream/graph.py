@@ -553,10 +553,10 @@ class ExecutableGraph:
 
     def _use_async(self, stream: Any, call: Any, name: str) -> CompletionFuture[None]:
         reference = interop.reference_to(stream)
-        hostfunc.require_ready(reference)
         mode = waiting.mode_for(stream)
         with interop.pinned(reference):
             if mode == waiting.BY_HOST_FUNCTION:
+                hostfunc.require_ready(reference)
                 completion = hostfunc.enqueue(reference, lambda: self._use(reference, call, name))
             else:
                 completion = waiting.enqueue(reference, mode, lambda: self._use(reference, call, name))

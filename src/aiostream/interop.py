@@ -31,6 +31,7 @@ class Reference:
     wait_list: _native.WaitList | None = None  # of a stream; any thread may find it, and all find the same
     history: _native.History | None = None  # of an event
     is_event: bool = False
+    began_capture: bool = False  # of a stream: one began on it through this reference, and may have ended since
 
 
 @runtime_checkable
@@ -161,8 +162,9 @@ def wait_list_of(reference: Reference) -> _native.WaitList:
     return reference.wait_list
 
 
-def share_history(references: Iterable[Reference], history: _native.History) -> None:
+def share_history(references: Iterable[Reference]) -> None:
     """Lets the waits on several streams learn from each other: they run the same kinds of work."""
+    history = _native.History()
     for reference in references:
         reference.wait_list = _find_wait_list(reference, history)
 

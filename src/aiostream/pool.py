@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,8 @@ __all__ = ["StreamPool"]
 
 _NOT_READY = 600
 _MOST_NAMES = 8  # of those who hold streams, in an error
+_TURNS_AFTER = 16  # so many lendings at once it is asked whether the loop needs a turn: the question costs a tenth of one
+_LOOK_AGAIN = 0.005  # seconds
 
 
 class StreamPool:
@@ -70,7 +73,6 @@ class StreamPool:
         self._closed = False
         self._size = size
         self._max_waiting = max_waiting
-        self._non_blocking = non_blocking
         # All of these are used by the loop's thread alone.
         self._slots: list[_Slot] = []
         with contextlib.ExitStack() as made:
@@ -79,11 +81,12 @@ class StreamPool:
                 made.callback(stream.close)
                 self._slots.append(_Slot(stream))
             made.pop_all()
-        self._history = _native.History()
-        interop.share_history((slot.stream._reference for slot in self._slots), self._history)
+        interop.share_history(slot.stream._reference for slot in self._slots)
         self._idle = deque(self._slots)
         self._busy: dict[_Slot, _Return | None] = {}  # given back; who will tell that the work is done, if anybody
         self._look_again_due = False  # of some of these nobody will tell
+        self._looking = False  # the loop will look again by itself
+        self._at_once = 0  # how often a stream was lent without a turn of the loop
         self._lent: dict[int, _Slot] = {}  # by the id of what was lent
         self._waiting: dict[Any, None] = {}  # futures of the loop, in order
         self._bridge: weakref.ref[_loops.Bridge] | None = None  # of the loop that used the pool last
@@ -156,22 +159,19 @@ class StreamPool:
             RuntimeError: No loop runs here, or a task of another loop still holds a stream or waits for one.
             PoolFullError: As many tasks wait already as may.
             StreamClosedError: The pool is closed, or was while this waited.
-            ContextFailedError: The context has failed, or did while this waited.
+            ContextFailedError: The context has failed while this waited, or before, if the pool has seen it.
         """
         bridge = self._enter()
-        if self._idle and not self._waiting:
-            slot = self._idle.popleft()
-            take_turn = bridge.checkpoint
-            try:
-                if take_turn is not None:
-                    await take_turn()
-                elif bridge.must_yield():
-                    await _loops.yield_turn()
-            except BaseException:
-                self._put_back(slot)
-                raise
-        else:
-            slot = await self._in_turn(bridge)
+        take_turn = bridge.checkpoint
+        if take_turn is not None:  # on trio, before anything is taken
+            await take_turn()
+            self._enter()
+        elif self._idle and not self._waiting:
+            self._at_once += 1
+            if self._at_once % _TURNS_AFTER == 0 and bridge.must_yield():
+                await _loops.yield_turn()
+                self._enter()
+        slot = self._idle.popleft() if self._idle and not self._waiting else await self._in_turn(bridge)
         return self._lend(slot, bridge)
 
     def acquire_nowait(self) -> Stream:
@@ -191,8 +191,9 @@ class StreamPool:
     def release(self, stream: Stream) -> None:
         """Gives back a stream that `acquire` or `acquire_nowait` has lent. It is closed then, and its work goes on.
 
-        Never waits. Once its work is done, the stream goes to the task that has waited for longest. A capture that is still on is
-        ended, and its graph dropped; if the driver does not end it, another stream takes the place of this one.
+        Never waits. Once its work is done, the stream goes to the task that has waited for longest. A capture that began on it is
+        ended, as by `end_capture`, and a new graph is dropped. If it has joined a capture of another stream, it is lent again
+        when that has ended.
 
         Threads: in the thread of the loop that uses the pool.
 
@@ -203,9 +204,14 @@ class StreamPool:
         if slot is None or slot.lent is not stream:
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
         del self._lent[id(stream)]
-        slot.lent = slot.holder = stream._source = None
         stream._handle.close()  # borrowed: nothing is destroyed
+        slot.lent = slot.holder = stream._source = None
+        if stream._reference.began_capture and _native.capture_refusal(slot.stream._handle) != 0:
+            with contextlib.suppress(CudaError):
+                slot.stream.end_capture()
         self._look_at(slot)
+        if self._look_again_due:
+            self._look_again_soon()
 
     # -------------------------------------------------------------------------------------------- its end
 
@@ -217,10 +223,7 @@ class StreamPool:
         Raises:
             CudaError: The driver refused; all the others are closed all the same, and only the first error is raised.
         """
-        self._closed = True
-        self._end_watch()
-        for future in self._take_waiting():
-            futures.set_exception(future, StreamClosedError("the pool was closed"))
+        self._refuse()
         kept = [*self._idle, *self._busy]
         self._idle.clear()
         self._busy.clear()
@@ -241,12 +244,13 @@ class StreamPool:
         Raises:
             CudaError: The work of one failed; all are closed all the same.
         """
-        self._closed = True
+        self._refuse()
         self._busy = dict.fromkeys(self._busy)  # this task sees to them now
         try:
             await waiting.checkpoint()
             for slot in (*self._idle, *self._busy):
-                await slot.stream.synchronize_async()
+                with contextlib.suppress(StreamClosedError):  # another task has closed the pool meanwhile
+                    await slot.stream.synchronize_async()
         except BaseException:
             with contextlib.suppress(CudaError):  # the first error says what went wrong
                 self.close()
@@ -299,31 +303,36 @@ class StreamPool:
         return lent
 
     async def _in_turn(self, bridge: _loops.Bridge) -> _Slot:
+        self._find_lost()
         if self._max_waiting is not None and len(self._waiting) >= self._max_waiting:
-            await waiting.checkpoint()
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
         future: Any = bridge.new_future()
-        self._waiting[future] = None
-        if self._watch is None:
-            self._watch = _Watch(self, bridge, self._slots[0].stream._reference)
         try:
+            self._waiting[future] = None
+            if self._watch is None:
+                self._watch = _Watch(self, bridge, self._slots[0].stream._reference)
+            if self._look_again_due:
+                self._look_again_soon()
             slot: _Slot = await future
+            slot.handed_to = None
+            return slot
         except BaseException:
             self._waiting.pop(future, None)
             for handed in self._slots:
                 if handed.handed_to is future:  # it was our turn, but we are cancelled
                     handed.handed_to = None
                     self._put_back(handed)
+            if future.done() and not future.cancelled():
+                future.exception()  # seen, so that no loop reports it
             raise
         finally:
             if not self._waiting:
                 self._end_watch()
-        slot.handed_to = None
-        return slot
 
     def _change_loop(self, bridge: _loops.Bridge) -> None:
         """Another loop uses the pool. What the former loop's tasks were handed and never took is taken back."""
-        alive = [future for future in self._waiting if not _loops.is_dead(future)]
+        handed = [slot.handed_to for slot in self._slots if slot.handed_to is not None]
+        alive = [future for future in (*self._waiting, *handed) if not _loops.is_dead(future)]
         if self._lent or alive:
             raise RuntimeError(
                 f"the pool is in use in another event loop: {len(self._lent)} streams are lent{self._holders()}, "
@@ -332,11 +341,25 @@ class StreamPool:
         self._end_watch()
         self._waiting.clear()
         self._bridge = weakref.ref(bridge)
+        self._looking = False
         for slot in self._slots:
             slot.handed_to = None
-        idle = set(self._idle)
-        self._busy = dict.fromkeys(slot for slot in self._slots if slot not in idle)
-        self._look_again_due = True
+        self._busy = dict.fromkeys(self._busy)  # nobody tells this loop
+        self._look_again_due = bool(self._busy)
+        self._find_lost()
+
+    def _find_lost(self) -> None:
+        """Finds streams that nobody has: a KeyboardInterrupt, or the end of a loop, came between two steps."""
+        if len(self._idle) + len(self._busy) + len(self._lent) == self._size:
+            return
+        known = {*self._idle, *self._busy, *self._lent.values()}
+        for slot in self._slots:
+            if slot not in known and slot.handed_to is None:
+                if slot.lent is not None:
+                    slot.lent._handle.close()
+                    slot.lent = None
+                self._busy[slot] = None
+                self._look_again_due = True
 
     def _put_back(self, slot: _Slot) -> None:
         """Its work is done: it goes to whoever waits for longest."""
@@ -345,11 +368,12 @@ class StreamPool:
             return
         while self._waiting:
             future = next(iter(self._waiting))
-            del self._waiting[future]
             if not future.done() and not _loops.is_dead(future):
                 slot.handed_to = future
                 futures.set_result(future, slot)
+                self._waiting.pop(future, None)  # last: after a KeyboardInterrupt before it, the next finds the future done
                 return
+            self._waiting.pop(future, None)
         self._idle.append(slot)
 
     def _take_waiting(self) -> list[Any]:
@@ -363,32 +387,46 @@ class StreamPool:
     def _look_at(self, slot: _Slot) -> None:
         """A stream was given back: it is free now, or will be."""
         code = _native.stream_query(slot.stream._handle)
-        if code <= _native.RESULT_CAPTURING:
-            code = self._end_capture(slot)
-        if code == _NOT_READY and not self._closed:
+        if code == 0 or self._closed:
+            self._put_back(slot)
+        elif code == _NOT_READY:
             self._busy[slot] = told = self._await_work(slot)
             self._look_again_due |= told is None
-            return
-        if code > 0 and code != _NOT_READY:
-            self._fail(code)
-        self._put_back(slot)
+        elif code > 0 and (failure := slot.stream.context.health()):
+            self._fail(failure)
+            self._put_back(slot)
+        else:  # it has joined a capture of another stream, or the driver would not say: it will be asked again
+            self._busy[slot] = None
+            self._look_again_due = True
 
     def _look_again(self) -> None:
-        """At the streams of which nobody will tell that their work is done: they were given back where no loop ran."""
+        """At the streams of which nobody will tell that their work is done."""
         self._look_again_due = False
         for slot in [slot for slot, told in self._busy.items() if told is None]:
             del self._busy[slot]
             self._look_at(slot)
 
-    def _await_work(self, slot: _Slot) -> _Return | None:
-        """Has this loop be told when the work of a stream is done; `None`: the next user of the pool has to look."""
+    def _look_again_soon(self) -> None:
+        """Has the loop look again, as long as somebody waits."""
+        bridge = self._open_bridge()
+        if self._waiting and not self._looking and bridge is not None:
+            self._looking = bridge.call_later(_LOOK_AGAIN, partial(_look_again_for, weakref.ref(self)))
+
+    def _open_bridge(self) -> _loops.Bridge | None:
+        """Of the loop that used the pool last, if that can still be told something."""
         bridge = self._bridge() if self._bridge is not None else None
-        if bridge is None or not _loops.is_current(bridge):
+        return bridge if bridge is not None and bridge.is_open else None
+
+    def _await_work(self, slot: _Slot) -> _Return | None:
+        """Has the pool's loop be told when the work of a stream is done; `None`: somebody has to look again."""
+        bridge = self._open_bridge()
+        if bridge is None:
             return None
         reference = slot.stream._reference
         context_id = reference.context._ensure_monitored()
         if slot.list is None:
             slot.list = _native.WaitList(context_id, self._returns)
+        # By the watcher, which needs no loop that runs: the loop is told when it runs again.
         reserved = slot.list.reserve(bridge.queue, _native.WAIT_EVENT)
         if isinstance(reserved, int):
             return None
@@ -410,24 +448,10 @@ class StreamPool:
 
     def _forget(self, slot: _Slot, told: _Return) -> None:
         """The loop that was to be told is gone."""
-        if self._busy.get(slot) is told:
-            self._busy[slot] = None
+        busy = self._busy  # once: another loop may replace it meanwhile
+        if busy.get(slot) is told:
+            busy[slot] = None
             self._look_again_due = True
-
-    def _end_capture(self, slot: _Slot) -> int:
-        """Ends the capture that a user has left. The answer is the query's."""
-        with contextlib.suppress(CudaError):
-            slot.stream.end_capture()
-        code = _native.stream_query(slot.stream._handle)
-        if code > _native.RESULT_CAPTURING:
-            return code
-        # It is part of a capture that began on another stream, where alone it can end. To destroy it invalidates that capture.
-        former, slot.list = slot.stream, None
-        with former.context.current():
-            slot.stream = Stream(priority=former.priority, non_blocking=self._non_blocking, wait=former.wait_strategy)
-        interop.share_history([slot.stream._reference], self._history)
-        former.close()
-        return 0
 
     # -------------------------------------------------------------------------------------------- inside: failures and names
 
@@ -440,10 +464,17 @@ class StreamPool:
     def _error(self, code: int) -> CudaError:
         return _driver.error(code, "cuStreamQuery", f"a pool of {self._size} streams of {self._slots[0].stream.context!r}")
 
+    def _refuse(self) -> None:
+        """Nobody is served from now on."""
+        self._closed = True
+        self._end_watch()
+        for future in self._take_waiting():
+            futures.set_exception(future, StreamClosedError("the pool was closed"))
+
     def _end_watch(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            _native.end_health(watch.ticket)
+        if self._watch is not None:
+            _native.end_health(self._watch.ticket)  # may be done twice
+            self._watch = None
 
     def _require_open(self) -> None:
         if self._closed:
@@ -460,8 +491,18 @@ class StreamPool:
         limit = "" if self._max_waiting is None else f" of at most {self._max_waiting}"
         return (
             f"of {self._size} streams {len(self._lent)} are lent{self._holders()}, {self.busy} still work on what former users "
-            f"have left, and {self.waiting}{limit} tasks wait"
+            f"have left, and {self.waiting}{limit} tasks wait. A server answers 503 now; a larger pool serves more at once"
         )
+
+
+def _look_again_for(reference: weakref.ref[StreamPool]) -> None:
+    pool = reference()
+    if pool is not None:
+        pool._looking = False
+        if not pool._closed:
+            pool._look_again()
+            if pool._look_again_due:
+                pool._look_again_soon()
 
 
 class _Slot:

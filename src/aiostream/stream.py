@@ -7,7 +7,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from aiostream import _driver, _native, _process, capture, hostfunc, interop, waiting
@@ -152,7 +152,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         It refuses, as this one does, once this one is closed.
         """
         if not self._handle.is_open:
-            self._require_open()
+            raise self._closed_error()
         # A pool does this for each request, so nothing is looked up that is the same.
         context, owner = self._context, self._handle
         borrowed = self.__class__.__new__(self.__class__)
@@ -330,7 +330,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         if not self._owned:
             raise ValueError("a borrowed stream's handle belongs to somebody else: read it with .handle")
         if not self._handle.release():
-            raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
+            raise self._closed_error()
         return self._handle.value
 
     def __del__(self) -> None:
@@ -458,21 +458,23 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
             RuntimeError: No loop runs here.
             StreamClosedError: The stream is closed.
             StreamCaptureError: The stream captures; or `fn` has left it capturing.
-            CudaError: The driver refused, or the context has failed.
+            CudaError: The driver refused, or the context has failed. A failure of the last millisecond may be told by `fn`'s own
+                calls, or by the future.
         """
-        if not callable(fn):
-            raise TypeError(f"enqueue_async takes a callable, not {type(fn).__name__}")
-        if inspect.iscoroutinefunction(fn):
-            raise TypeError("enqueue_async takes a plain function that enqueues work and returns; it cannot await")
-        with self._pinned():
-            hostfunc.require_ready(self._reference)
+        if type(fn) is not FunctionType or fn.__code__.co_flags & inspect.CO_COROUTINE:
+            _require_plain(fn)
+        handle = self._handle
+        if not handle.pin():
+            raise self._closed_error()
+        try:
             work = (fn, args, kwargs)
             call = partial(fn, self, *args, **kwargs)  # no step of Python lies between fn's return and whoever keeps its result
-            if self._wait is WaitStrategy.HOSTFUNC:
-                completion = hostfunc.enqueue(self._reference, call, work)
-            else:
-                completion = waiting.enqueue(self._reference, self._mode, call, work)
-            return cast("CompletionFuture[T]", completion.future)
+            if self._mode == waiting.BY_HOST_FUNCTION:
+                hostfunc.require_ready(self._reference)
+                return cast("CompletionFuture[T]", hostfunc.enqueue(self._reference, call, work).future)
+            return cast("CompletionFuture[T]", waiting.enqueue(self._reference, self._mode, call, work).future)
+        finally:
+            handle.unpin()
 
     def launch_host_func(self, fn: Callable[..., object], /, *args: Any, sync_mode: HostFunctionSync | None = None) -> None:
         """Enqueues a function that the driver calls, on a thread of its own, when the GPU gets there (`cuLaunchHostFunc`).
@@ -530,7 +532,10 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
 
     def _require_open(self) -> None:
         if not self._handle.is_open:
-            raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
+            raise self._closed_error()
+
+    def _closed_error(self) -> StreamClosedError:
+        return StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
 
     def _close_quietly(self) -> None:
         """Closes when another error is on its way already."""
@@ -543,3 +548,11 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
     def _call(self, name: str, *args: Any) -> Any:
         """Calls the driver through the bindings on this stream, pinned, in its context if it is a special one."""
         return interop.call_on(self._reference, name, *args)
+
+
+def _require_plain(fn: object) -> None:
+    """Refuses what `enqueue_async` cannot call. The question is slow for what is no function, so it is asked only then."""
+    if not callable(fn):
+        raise TypeError(f"enqueue_async takes a callable, not {type(fn).__name__}")
+    if inspect.iscoroutinefunction(fn):
+        raise TypeError("enqueue_async takes a plain function that enqueues work and returns; it cannot await")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from aiostream import _loops, _native, _points, hostfunc, interop
 from aiostream.enums import WaitStrategy
@@ -214,19 +214,21 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
 
     Raises:
         RuntimeError: No loop runs here.
-        StreamCaptureError: `call` has left the stream capturing.
-        CudaError: The driver refused.
+        StreamCaptureError: The stream captures, or `call` has left it capturing.
+        CudaError: The driver refused, or the context has failed.
     """
     bridge = _current_bridge()
-    wait_list = reference.wait_list or interop.wait_list_of(reference)
     context_id = reference.context._ensure_monitored()
+    if code := _native.capture_refusal(reference.handle):
+        hostfunc.raise_for(code, "cuStreamIsCapturing", reference.name)
+    if code := _native.health(context_id, True):
+        hostfunc.raise_for(code, "cuStreamQuery", reference.name)
+    wait_list = reference.wait_list or interop.wait_list_of(reference)
     reserved = wait_list.reserve(bridge.queue, mode)
     if isinstance(reserved, int):
         hostfunc.raise_for(reserved, "cuEventCreate", reference.name)
         raise AssertionError("a reservation is refused with an error")
-    completion = EventCompletion(
-        cast("Any", bridge.new_future()), reference.name, context_id, wait_list, bridge.orders, keepalive
-    )
+    completion = EventCompletion(bridge.new_future(), reference.name, context_id, wait_list, bridge.orders, keepalive)
     _points.registry[reserved.ticket] = completion
     refusal = 0
     results: list[Any] = []

@@ -17,5 +17,6 @@ void context_drop_pending(struct context *);
 bool context_has_pending(const struct context *);
 int64_t contexts_pending(void);
 int context_health(struct context *); /* 0, or the context's error */
+int context_recent_health(struct context *); /* the same, but it may have been good up to 1 ms ago */
 
 #endif

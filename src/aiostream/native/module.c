@@ -400,12 +400,12 @@ struct context *as_context(int index) {
 
 static PyObject *native_health(PyObject *self, PyObject *args) {
     (void)self;
-    int index, status;
-    if (!PyArg_ParseTuple(args, "i", &index) || refuse_in_child()) return NULL;
+    int index, status, recent = false;
+    if (!PyArg_ParseTuple(args, "i|p", &index, &recent) || refuse_in_child()) return NULL;
     struct context *context = as_context(index);
     if (!context) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    status = context_health(context);
+    status = recent ? context_recent_health(context) : context_health(context);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(status);
 }
@@ -617,7 +617,7 @@ static PyMethodDef functions[] = {
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
     {"call_in_context", native_call_in_context, METH_VARARGS, "Calls f() in a stream's context, appends its result: the driver's code."},
     {"context_register", native_context_register, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
-    {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context's context."},
+    {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context; with True, as of 1 ms ago."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
     {"set_foreign", native_set_foreign, METH_VARARGS, "The native function that a KIND_FOREIGN ticket runs."},
     {"set_sync_mode", native_set_sync_mode, METH_VARARGS, "How the GPU waits for a ticket's host function: needs _v2."},
