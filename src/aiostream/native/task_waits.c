@@ -47,7 +47,7 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
     wait->poll_until = start + plan->until;
     wait->woken_for = plan->length;
     wait->look_at_due = plan->look;
-    int64_t now = now_ns(), guard = policy_guard(&wait->prediction, now - start, plan->at, load);
+    int64_t now = now_ns(), guard = policy_guard(&wait->forecast->prediction, now - start, plan->at, load);
     struct timer *timer = queue_timer(wait->queue);
     bool listed = atomic_load(&wait->holder) == HELD_BY_TASK_LISTED;
     if (!timer_add(timer, &wait->timer_entry, start + plan->at, atomic_load(&max_timer_waits))) return false;
@@ -60,7 +60,7 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
 bool wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     struct load load = wait_load(wait);
     int64_t start = atomic_load(&wait->start);
-    struct plan plan = policy_plan(&wait->prediction, now - start, &load, wait->mode);
+    struct plan plan = policy_plan(&wait->forecast->prediction, now - start, &load, wait->mode);
     /* The ticket comes before whoever may fire it. Without memory for one the task goes on polling, which needs none. */
     if (plan.stage != STAGE_TASK && !wait->ticket) wait->ticket = point_watch(wait->queue, wait->context);
     *ticket = wait->ticket;
@@ -71,7 +71,7 @@ bool wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     }
     if (leave_as_planned(wait, &plan, &load)) return false;
     load.timers_allowed = false;
-    plan = policy_plan(&wait->prediction, now - start, &load, wait->mode);
+    plan = policy_plan(&wait->forecast->prediction, now - start, &load, wait->mode);
     leave_as_planned(wait, &plan, &load);
     return false;
 }
@@ -189,7 +189,7 @@ enum wait_look wait_look(struct wait *wait, struct queue *queue, int *status) {
     if (first) wait->first_poll = now;
     if (now < wait->poll_until) return LOOK_PENDING;
     struct load load = wait_load(wait);
-    if (policy_poll_on(&wait->prediction, now - atomic_load(&wait->start), ++wait->polls, &load)) return LOOK_PENDING;
+    if (policy_poll_on(&wait->forecast->prediction, now - atomic_load(&wait->start), ++wait->polls, &load)) return LOOK_PENDING;
     wait->woken_for = 0; /* the end for which the task was woken did not come */
     return LOOK_EXPIRED;
 }

@@ -6,10 +6,17 @@
 
 #include "waits.h"
 
+/* A prediction. The waits that began between two lessons of a history share one: it is half as large as their record. */
+struct forecast {
+    _Atomic int64_t refs;
+    struct prediction prediction; /* constant */
+};
+
 struct shared_history {
     _Atomic int64_t refs;
-    pthread_mutex_t lock; /* guards the history; never held across a driver call */
+    pthread_mutex_t lock; /* guards the rest; never held across a driver call */
     struct history history;
+    struct forecast *forecast; /* NULL: the history has learnt since the last */
 };
 
 struct wait_list {
@@ -60,7 +67,7 @@ struct wait {
     bool future; /* its ticket is for all its life, and its loop polls it natively: */
     struct wait *next_polled; /* by the loop's thread (the watcher may still list it, by `next`) */
     struct queue *queue;
-    struct prediction prediction;
+    struct forecast *forecast;
     /* By whoever holds it: */
     _Atomic int64_t start;      /* when its work began, as far as is known: */
     _Atomic int64_t start_slack; /* perhaps so much earlier */

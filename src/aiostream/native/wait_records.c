@@ -17,6 +17,33 @@ int64_t waits_pending(void) { return atomic_load(&pending_waits); }
 
 /* ------------------------------------------------------------------------------------------------ histories */
 
+static struct forecast none = {.refs = 1, .prediction = {.short_likely = true}}; /* never freed, because of this one reference */
+
+static struct forecast *forecast_ref(struct forecast *forecast) {
+    atomic_fetch_add(&forecast->refs, 1);
+    return forecast;
+}
+
+static void forecast_unref(struct forecast *forecast) {
+    if (forecast && atomic_fetch_sub(&forecast->refs, 1) == 1) free(forecast);
+}
+
+/* Under the history's lock. */
+static void forget_forecast(struct shared_history *shared) {
+    forecast_unref(shared->forecast);
+    shared->forecast = NULL;
+}
+
+/* A reference to what is predicted now. Without memory for it, nothing is. */
+static struct forecast *forecast_of(struct shared_history *shared) {
+    pthread_mutex_lock(&shared->lock);
+    if (!shared->forecast && (shared->forecast = malloc(sizeof *shared->forecast)))
+        *shared->forecast = (struct forecast){.refs = 1, .prediction = history_predict(&shared->history)};
+    struct forecast *forecast = forecast_ref(shared->forecast ? shared->forecast : &none);
+    pthread_mutex_unlock(&shared->lock);
+    return forecast;
+}
+
 struct shared_history *shared_history_new(void) {
     struct shared_history *shared = calloc(1, sizeof *shared);
     if (!shared) return NULL;
@@ -29,6 +56,7 @@ void shared_history_ref(struct shared_history *shared) { atomic_fetch_add(&share
 
 void shared_history_unref(struct shared_history *shared) {
     if (atomic_fetch_sub(&shared->refs, 1) != 1) return;
+    forecast_unref(shared->forecast);
     pthread_mutex_destroy(&shared->lock);
     free(shared);
 }
@@ -38,6 +66,7 @@ void wait_learn(struct wait *wait, int64_t seen) {
     int64_t start = atomic_load(&wait->start), slack = atomic_load(&wait->start_slack), pending_at = atomic_load(&wait->pending_at);
     pthread_mutex_lock(&shared->lock);
     history_learn(&shared->history, pending_at ? pending_at - start : 0, seen - start + slack);
+    forget_forecast(shared);
     pthread_mutex_unlock(&shared->lock);
 }
 
@@ -52,17 +81,7 @@ void wait_learn_lead(struct wait *wait, int64_t seen) {
     struct shared_history *shared = wait->list->history;
     pthread_mutex_lock(&shared->lock);
     history_learn_lead(&shared->history, wait->woken_for, wait->first_poll == 0, seen - wait->first_poll);
-    pthread_mutex_unlock(&shared->lock);
-}
-
-static void predict(struct wait *wait) {
-    struct shared_history *shared = wait->list->history;
-    if (!atomic_load(&predicting)) {
-        wait->prediction = (struct prediction){.short_likely = true};
-        return;
-    }
-    pthread_mutex_lock(&shared->lock);
-    wait->prediction = history_predict(&shared->history);
+    forget_forecast(shared);
     pthread_mutex_unlock(&shared->lock);
 }
 
@@ -157,13 +176,15 @@ int wait_start(struct wait_list *list, struct queue *queue, enum wait_mode mode,
     wait->polls = 0;
     wait->began = wait->start = now_ns();
     wait->start_slack = 0;
-    predict(wait);
+    wait->forecast = atomic_load(&predicting) ? forecast_of(list->history) : forecast_ref(&none);
     return CUDA_SUCCESS;
 }
 
 void wait_recycle(struct wait *wait, int status) {
     if (wait->snapshot) snapshot_unref(wait->snapshot, status == CUDA_SUCCESS);
     wait->snapshot = NULL;
+    forecast_unref(wait->forecast);
+    wait->forecast = NULL;
     wait_list_unref(wait->list);
     put(wait);
 }

@@ -161,7 +161,7 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         int64_t start = atomic_load(&wait->start), age = now > start ? now - start : 0;
         struct load load = wait_load(wait);
         if (holder == HELD_BY_TIMER) {
-            int64_t guard = policy_guard(&wait->prediction, age, wait->timer_entry.time - start, &load);
+            int64_t guard = policy_guard(&wait->forecast->prediction, age, wait->timer_entry.time - start, &load);
             if (guard != NEVER) return bound_by_latest(list, start + guard, now);
             take_first_off(list);
             unlist_to_timer(wait);
@@ -169,11 +169,11 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         }
         if (!is_wanted(list)) return start + policy_unwanted(age);
         /* A dropped wait has no task to which it could be handed back, and a future never had one. */
-        struct plan plan = policy_plan(&wait->prediction, age, &load, wait->ticket && !wait->future ? wait->mode : WAIT_EVENT);
+        struct plan plan = policy_plan(&wait->forecast->prediction, age, &load, wait->ticket && !wait->future ? wait->mode : WAIT_EVENT);
         if (plan.stage == STAGE_WATCHER) return bound_by_latest(list, start + plan.at, now);
         if (plan.stage == STAGE_TIMER) {
             /* As a timer would: guard looks before, and awake when the task is to be woken. */
-            int64_t wake = plan.at - waker_oversleep(plan.at - age), guard = policy_guard(&wait->prediction, age, wake, &load);
+            int64_t wake = plan.at - waker_oversleep(plan.at - age), guard = policy_guard(&wait->forecast->prediction, age, wake, &load);
             if (wake > age) return bound_by_latest(list, start + (guard < wake ? guard : wake), now);
         }
         take_first_off(list);
