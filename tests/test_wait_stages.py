@@ -244,12 +244,20 @@ async def test_timers_stay_within_their_limit() -> None:
     for waiter in waiters:
         await waiter.prepare()
     internals.limit_timer(1)
-    before = counts()
-    async with anyio.create_task_group() as tasks:
-        for waiter in waiters:
-            waiter.work(0.008)
-            tasks.start_soon(waiter.wait)
-    assert since(before).by_timer <= 1
+    for _ in range(20):  # on a busy machine the first may be over, and its place free, before the last begins
+        before = counts()
+        async with anyio.create_task_group() as tasks:
+            for waiter in waiters:
+                waiter.work(0.008)
+                tasks.start_soon(waiter.wait)
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()
+            together, by_timer = counts().pending - before.pending, since(before).by_timer
+        if together == len(waiters):
+            assert by_timer <= 1
+            break
+    else:
+        raise AssertionError("three waits of 8 ms were never pending at once, 20 times")
     for waiter in waiters:
         waiter.close()
 
