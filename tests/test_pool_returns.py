@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -537,6 +538,29 @@ def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
     pool.release(lent)
     pool.close()
     assert settle(lambda: internals.health_watches() == 0)
+
+
+def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
+    """The task that waits is kept too. Neither keeps the loop's queue, nor has the watcher read the context's health for ever."""
+    pool = StreamPool(1)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    loop = asyncio.new_event_loop()
+    lent = loop.run_until_complete(pool.acquire())
+    waiter = loop.create_task(pool.acquire())
+    while pool.waiting == 0:
+        loop.run_until_complete(asyncio.sleep(0))
+    assert internals.health_watches() == 1
+    loop.close()
+    del loop
+    gc.collect()
+    assert settle(lambda: internals.health_watches() == 0)
+    assert settle(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+    assert not waiter.done()
+    coroutine = waiter.get_coro()
+    assert coroutine is not None
+    coroutine.close()
+    pool.release(lent)
+    pool.close()
 
 
 # ------------------------------------------------------------------------------------------------ ends and interrupts

@@ -171,8 +171,11 @@ class StreamPool:
             if self._at_once % _TURNS_AFTER == 0 and bridge.must_yield():
                 await _loops.yield_turn()
                 self._enter()
-        slot = self._idle.popleft() if self._idle and not self._waiting else await self._in_turn(bridge)
-        return self._lend(slot, bridge)
+        if self._idle and not self._waiting:
+            return self._lend(self._idle.popleft(), bridge)
+        del bridge  # a task that held it while it waits would keep it when its loop is gone
+        slot = await self._in_turn()
+        return self._lend(slot, _loops.current_bridge())
 
     def acquire_nowait(self) -> Stream:
         """Lends a stream that is free now. `release` gives it back.
@@ -302,15 +305,17 @@ class StreamPool:
         self._lent[id(lent)] = slot
         return lent
 
-    async def _in_turn(self, bridge: _loops.Bridge) -> _Slot:
+    async def _in_turn(self) -> _Slot:
         self._find_lost()
         if self._max_waiting is not None and len(self._waiting) >= self._max_waiting:
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
+        bridge = _loops.current_bridge()
         future: Any = bridge.new_future()
         try:
             self._waiting[future] = None
             if self._watch is None:
                 self._watch = _Watch(self, bridge, self._slots[0].stream._reference)
+            del bridge
             if self._look_again_due:
                 self._look_again_soon()
             slot: _Slot = await future
@@ -340,7 +345,7 @@ class StreamPool:
             )
         self._end_watch()
         self._waiting.clear()
-        self._bridge = weakref.ref(bridge)
+        self._bridge = weakref.ref(bridge, partial(_end_watch_for, weakref.ref(self)))
         self._looking = False
         for slot in self._slots:
             slot.handed_to = None
@@ -493,6 +498,13 @@ class StreamPool:
             f"of {self._size} streams {len(self._lent)} are lent{self._holders()}, {self.busy} still work on what former users "
             f"have left, and {self.waiting}{limit} tasks wait. A server answers 503 now; a larger pool serves more at once"
         )
+
+
+def _end_watch_for(reference: weakref.ref[StreamPool], _: Any) -> None:
+    """The loop is gone, and with it all who waited. A finalizer: it takes no lock."""
+    pool = reference()
+    if pool is not None:
+        pool._end_watch()
 
 
 def _look_again_for(reference: weakref.ref[StreamPool]) -> None:
