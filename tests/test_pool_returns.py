@@ -1,20 +1,15 @@
-"""StreamPool: streams that come back busy, capturing or failed; tasks that wait; and other loops."""
+"""StreamPool: streams that come back busy, capturing or failed; and tasks that wait."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import os
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import anyio
 import pytest
 
-import internals
 from aiostream import (
     CaptureMode,
     CaptureStatus,
@@ -24,7 +19,6 @@ from aiostream import (
     PoolFullError,
     Stream,
     StreamCaptureError,
-    StreamClosedError,
     StreamPool,
     drain,
     statistics,
@@ -214,6 +208,31 @@ async def test_refused_event_does_not_keep_who_waits_waiting(breakable: Any) -> 
             breakable.clear_faults()
 
 
+@pytest.mark.simulator_only("a GPU refuses nothing on command")
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+async def test_event_that_cannot_be_queried_fails_nobody_in_a_healthy_context(breakable: Any) -> None:
+    """The stream is asked instead, and lent when its work is done."""
+    with Gate() as gate:
+        async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
+            served: list[bool] = []
+
+            async def wait() -> None:
+                async with pool.stream() as stream:
+                    served.append(stream.query())
+
+            async with pool.stream() as held:
+                gate.hold(held)
+                tasks.start_soon(wait)
+                await until(lambda: pool.waiting == 1)
+                breakable.fail("cuEventQuery", 2)
+            polls = statistics().waits.polls
+            await until(lambda: statistics().waits.polls > polls + 3)
+            assert not served
+            gate.open()
+            await until(lambda: bool(served))
+            assert served == [True]
+
+
 # ------------------------------------------------------------------------------------------------ full pools
 
 
@@ -262,6 +281,23 @@ async def test_only_so_many_tasks_may_wait(most: int) -> None:
     assert pool.waiting == 0
 
 
+async def test_cancelled_waiter_leaves_its_place_at_once() -> None:
+    """Also before its task has run."""
+    async with StreamPool(1, max_waiting=1) as pool, anyio.create_task_group() as tasks, pool.stream():
+        scope = anyio.CancelScope()
+
+        async def wait(scope: anyio.CancelScope) -> None:
+            with scope:
+                await pool.acquire()
+
+        tasks.start_soon(wait, scope)
+        await until(lambda: pool.waiting == 1)
+        scope.cancel()
+        for _ in range(3):
+            await anyio.lowlevel.checkpoint()
+        assert pool.waiting == 0
+
+
 async def test_error_and_repr_name_who_holds_a_stream() -> None:
     pool = StreamPool(1, max_waiting=0)
 
@@ -303,11 +339,12 @@ async def test_each_block_needs_a_lending_of_its_own() -> None:
 # ------------------------------------------------------------------------------------------------ captures
 
 
-async def test_capture_that_a_user_has_left_ends() -> None:
+@pytest.mark.parametrize("through", ["the lent stream", "another Stream of the handle"])
+async def test_capture_that_a_user_has_left_ends(through: str) -> None:
     async with StreamPool(1) as pool:
         async with pool.stream() as stream:
             handle = stream.handle
-            stream.begin_capture(CaptureMode.RELAXED)
+            (stream if through == "the lent stream" else stream.to_borrowed()).begin_capture(CaptureMode.RELAXED)
             spin(stream, 0)
         async with pool.stream() as stream:
             assert stream.handle == handle
@@ -328,13 +365,17 @@ async def test_graph_into_which_a_user_has_captured_lives_on() -> None:
         graph.close()
 
 
-async def test_stream_in_anothers_capture_is_lent_again_when_that_has_ended() -> None:
+@pytest.mark.parametrize("before", ["nothing", "a capture of its own"])
+async def test_stream_in_anothers_capture_is_lent_again_when_that_has_ended(before: str) -> None:
     """The capture is valid, and goes on."""
     origin, forked, joined = Stream(), Event(), Event()
     async with StreamPool(1) as pool:
         with origin.capture(CaptureMode.RELAXED) as capture:
             forked.record(origin)
             async with pool.stream() as stream:
+                if before != "nothing":
+                    stream.begin_capture(CaptureMode.RELAXED)
+                    stream.end_capture().close()
                 stream.wait_event(forked)
                 spin(stream, 0)
                 joined.record(stream)
@@ -441,234 +482,3 @@ async def test_work_that_fails_after_its_stream_came_back_is_noticed(breakable: 
             breakable.break_context(700)
     recover(breakable)
     await pool.aclose()
-
-
-# ------------------------------------------------------------------------------------------------ other loops
-
-
-def test_another_loop_is_refused_while_the_pool_is_in_use() -> None:
-    pool = StreamPool(2)
-
-    async def take() -> Stream:
-        task = asyncio.current_task()
-        assert task is not None
-        task.set_name("the holder")
-        tasks.append(task)
-        return await pool.acquire()
-
-    tasks: list[Any] = []
-    first = asyncio.new_event_loop()
-    stream = first.run_until_complete(take())
-
-    async def use() -> None:
-        async with pool.stream() as other:
-            await other.synchronize_async()
-
-    with pytest.raises(RuntimeError, match="in use in another event loop: 1 streams are lent to 'the holder'"):
-        asyncio.run(use())
-    pool.release(stream)
-    asyncio.run(use())
-    first.run_until_complete(use())
-    first.close()
-    pool.close()
-
-
-@pytest.mark.parametrize("state", ["waiting", "handed over"])
-def test_another_loop_is_refused_while_somebody_waits(state: str) -> None:
-    """Also while a stream was handed to a task that has not run since, because its loop was stopped."""
-    pool = StreamPool(1)
-    first = asyncio.new_event_loop()
-    stream = first.run_until_complete(pool.acquire())
-    waiter = first.create_task(pool.acquire())
-    while pool.waiting == 0:
-        first.run_until_complete(asyncio.sleep(0))
-    if state == "handed over":
-        pool.release(stream)
-
-    async def use() -> None:
-        async with pool.stream() as other:
-            await other.synchronize_async()
-
-    with pytest.raises(RuntimeError, match="in use in another event loop"):
-        asyncio.run(use())
-    if state == "waiting":
-        pool.release(stream)
-    pool.release(first.run_until_complete(waiter))
-    asyncio.run(use())
-    first.close()
-    pool.close()
-
-
-def test_stream_that_was_handed_to_a_task_of_a_dead_loop_comes_back() -> None:
-    """It was the task's turn, and its loop was closed before the task could run."""
-    pool = StreamPool(1)
-    loop = asyncio.new_event_loop()
-    lent = loop.run_until_complete(pool.acquire())
-    waiter = loop.create_task(pool.acquire())
-    while pool.waiting == 0:
-        loop.run_until_complete(asyncio.sleep(0))
-    pool.release(lent)
-    assert (pool.idle, pool.waiting) == (0, 0)
-    loop.close()
-
-    async def use() -> None:
-        async with pool.stream() as stream:
-            await stream.synchronize_async()
-        assert pool.idle == 1
-
-    asyncio.run(use())
-    coroutine = waiter.get_coro()
-    assert coroutine is not None
-    coroutine.close()  # as when it is collected: it must not give the stream back a second time
-    assert pool.idle == 1
-    pool.close()
-
-
-def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
-    pool = StreamPool(1)
-    loop = asyncio.new_event_loop()
-    lent = loop.run_until_complete(pool.acquire())
-    waiter = loop.create_task(pool.acquire())
-    while pool.waiting == 0:
-        loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
-    coroutine = waiter.get_coro()
-    assert coroutine is not None
-    coroutine.close()
-    pool.release(lent)
-    pool.close()
-    assert settle(lambda: internals.health_watches() == 0)
-
-
-def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
-    """The task that waits is kept too. Neither keeps the loop's queue, nor has the watcher read the context's health for ever."""
-    pool = StreamPool(1)
-    descriptors = len(os.listdir("/proc/self/fd"))
-    loop = asyncio.new_event_loop()
-    lent = loop.run_until_complete(pool.acquire())
-    waiter = loop.create_task(pool.acquire())
-    while pool.waiting == 0:
-        loop.run_until_complete(asyncio.sleep(0))
-    assert internals.health_watches() == 1
-    loop.close()
-    del loop
-    gc.collect()
-    assert settle(lambda: internals.health_watches() == 0)
-    assert settle(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
-    assert not waiter.done()
-    coroutine = waiter.get_coro()
-    assert coroutine is not None
-    coroutine.close()
-    pool.release(lent)
-    pool.close()
-
-
-# ------------------------------------------------------------------------------------------------ ends and interrupts
-
-
-async def test_closing_twice_at_once() -> None:
-    with Gate() as gate:
-        pool = StreamPool(2)
-        async with pool.stream() as stream:
-            gate.hold(stream)
-        async with anyio.create_task_group() as tasks:
-            for _ in range(2):
-                tasks.start_soon(pool.aclose)
-            while not pool.closed:
-                await anyio.lowlevel.checkpoint()
-            tasks.start_soon(anyio.lowlevel.checkpoint)
-            gate.open()
-    assert pool.closed
-
-
-async def test_waiters_are_told_when_closing_begins() -> None:
-    told = anyio.Event()
-    with Gate() as gate:
-        pool = StreamPool(2)
-        held = await pool.acquire()
-        async with pool.stream() as stream:
-            gate.hold(stream)
-
-        async def wait() -> None:
-            with pytest.raises(StreamClosedError):
-                await pool.acquire()
-            told.set()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
-            await until(lambda: pool.waiting == 1)
-            tasks.start_soon(pool.aclose)
-            await told.wait()
-            gate.open()
-        pool.release(held)
-
-
-async def test_cancelled_waiter_of_a_pool_that_closes_leaves_no_report(caplog: pytest.LogCaptureFixture) -> None:
-    pool = StreamPool(1)
-    held = await pool.acquire()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(pool.acquire)
-        await until(lambda: pool.waiting == 1)
-        tasks.cancel_scope.cancel()
-        pool.close()
-    gc.collect()
-    assert not caplog.records
-    pool.release(held)
-
-
-def interrupted_at(line: int, function: Callable[[], Any]) -> bool:
-    """Runs a function with a KeyboardInterrupt at that many lines of the pool's code; whether it got so far."""
-    left = line
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.endswith("aiostream/pool.py"):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        function()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(None)
-    return left <= 0
-
-
-@pytest.mark.parametrize("what", ["lend", "return", "return busy"])
-def test_interrupted_pool_loses_no_stream(what: str) -> None:
-    """A KeyboardInterrupt at any line of lending or returning: the stream is found again."""
-
-    async def at(line: int) -> bool:
-        gate = Gate()
-        pool = StreamPool(1)
-        lent: list[Stream] = []
-        if what != "lend":
-            lent.append(pool.acquire_nowait())
-        if what == "return busy":
-            gate.hold(lent[0])
-        act = (lambda: lent.append(pool.acquire_nowait())) if what == "lend" else (lambda: pool.release(lent[0]))
-        struck = interrupted_at(line, act)
-        gate.open()
-        if what == "lend" and pool.lent and not lent:
-            pool.close()
-            return False  # the last line: it was lent, and only its caller could have lost it
-        for stream in lent:
-            with contextlib.suppress(ValueError):
-                pool.release(stream)
-        async with asyncio.timeout(20):
-            async with pool.stream() as stream:
-                await stream.synchronize_async()
-            await pool.aclose()
-            await drain()
-        return struck
-
-    line = 1
-    while asyncio.run(at(line)):
-        line += 1
-    assert line > 10

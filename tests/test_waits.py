@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import inspect
 import sys
 import threading
 import weakref
@@ -222,8 +224,17 @@ async def test_enqueue_async_refuses_before_it_calls() -> None:
 
     async def coroutine(on: Stream) -> None: ...
 
-    with pytest.raises(TypeError, match="cannot await"):
-        stream.enqueue_async(coroutine)
+    class Asynchronous:
+        async def __call__(self, on: Stream) -> None: ...
+
+        async def method(self, on: Stream) -> None: ...
+
+    refused = [coroutine, functools.partial(coroutine), Asynchronous(), Asynchronous().method]
+    if sys.version_info >= (3, 12):
+        refused.append(inspect.markcoroutinefunction(lambda on: coroutine(on)))
+    for each in refused:
+        with pytest.raises(TypeError, match="cannot await"):
+            stream.enqueue_async(each)
     stream.close()
     with pytest.raises(StreamClosedError):
         stream.enqueue_async(called.append)

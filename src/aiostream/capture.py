@@ -103,8 +103,31 @@ def _forget(capture: _CaptureRecord | None, how: _End) -> None:
     capture.end(how)
 
 
+# The id of the capture that began on a stream latest, by this library; any thread, single dict operations.
+_begun: dict[tuple[Any, ...], int] = {}
+
+
+def _note_begun(stream: interop.Reference) -> None:
+    with contextlib.suppress(CudaError):
+        identity = _query_capture(stream)[1]
+        if identity is not None:
+            _begun[_origin_of(stream)] = identity
+
+
+def end_left(stream: interop.Reference) -> None:
+    """Ends a capture that began on this stream by this library, and was left open. Leaves any other alone."""
+    begun = _begun.pop(_origin_of(stream), None)
+    if begun is None:
+        return
+    with contextlib.suppress(CudaError):
+        status, identity, *_ = _query_capture(stream)
+        if identity == begun or status is CaptureStatus.INVALIDATED:
+            _end(stream)
+
+
 def forget(stream: interop.Reference) -> None:
     """The stream is gone, and with it the capture that it began."""
+    _begun.pop(_origin_of(stream), None)
     if _in_progress:
         _forget(_find(None, _origin_of(stream)), _End.FAILED)
 
@@ -122,7 +145,7 @@ def _forget_ended_elsewhere(stream: interop.Reference) -> None:
 def _begin(stream: interop.Reference, mode: CaptureMode) -> None:
     _forget_ended_elsewhere(stream)
     interop.call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
-    stream.began_capture = True
+    _note_begun(stream)
 
 
 def _begin_to_graph(stream: interop.Reference, graph: Any, dependencies: Iterable[Any], mode: CaptureMode) -> None:
@@ -131,7 +154,7 @@ def _begin_to_graph(stream: interop.Reference, graph: Any, dependencies: Iterabl
     with _capturing_into(stream, Graph.borrow(graph)) as value:
         handle = driver.CUgraph(value)
         interop.call_on(stream, "cuStreamBeginCaptureToGraph", handle, nodes, edges, len(nodes), _as_driver_mode(mode))
-        stream.began_capture = True
+        _note_begun(stream)
 
 
 def _begin_recapture(
@@ -149,7 +172,7 @@ def _begin_recapture(
         handle = driver.CUgraph(value)
         function = driver.CUgraphRecaptureCallback(ctypes.cast(native, ctypes.c_void_p).value or 0)
         interop.call_on(stream, "cuStreamBeginRecaptureToGraph", _as_driver_mode(mode), handle, function, 0)
-        stream.began_capture = True
+        _note_begun(stream)
 
 
 @contextlib.contextmanager
@@ -247,6 +270,7 @@ def _end(stream: interop.Reference) -> Graph:
         if not _still_captures(stream):
             _forget(capture, _End.FAILED)
         raise
+    _begun.pop(_origin_of(stream), None)
     existing = capture.graph if capture is not None else None
     try:
         if existing is not None and existing._handle.value == value:

@@ -246,8 +246,8 @@ class EventCompletion(Completion):
         order = self.orders.get(self.wait_list)
         if order is not None and len(order) == 1:  # most often it is alone, and settles itself next
             if order[0] is self:
-                del self.orders[self.wait_list]
                 self.in_order = False
+                del self.orders[self.wait_list]
             return
         while order and self.in_order:  # each step may be repeated after a KeyboardInterrupt
             earlier = order[0]

@@ -31,7 +31,6 @@ class Reference:
     wait_list: _native.WaitList | None = None  # of a stream; any thread may find it, and all find the same
     history: _native.History | None = None  # of an event
     is_event: bool = False
-    began_capture: bool = False  # of a stream: one began on it through this reference, and may have ended since
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from aiostream import _driver, _loops, _native, _points, futures, interop, waiting
+from aiostream import _driver, _loops, _native, _points, capture, futures, interop, waiting
 from aiostream.device import Device
 from aiostream.enums import WaitStrategy
 from aiostream.errors import CudaError, PoolFullError, StreamClosedError
@@ -119,7 +119,7 @@ class StreamPool:
     @property
     def waiting(self) -> int:
         """How many tasks wait for a stream."""
-        return len(self._waiting)
+        return sum(not future.done() for future in self._waiting)  # one that was cancelled stays until its task runs
 
     @property
     def closed(self) -> bool:
@@ -187,6 +187,10 @@ class StreamPool:
             RuntimeError, StreamClosedError, ContextFailedError: As `acquire`.
         """
         bridge = self._enter()
+        if not self._idle:
+            self._find_lost()
+            if self._look_again_due:
+                self._look_again()
         if not self._idle or self._waiting:
             raise PoolFullError(f"no stream is free: {self._reasons()}")
         return self._lend(self._idle.popleft(), bridge)
@@ -194,9 +198,9 @@ class StreamPool:
     def release(self, stream: Stream) -> None:
         """Gives back a stream that `acquire` or `acquire_nowait` has lent. It is closed then, and its work goes on.
 
-        Never waits. Once its work is done, the stream goes to the task that has waited for longest. A capture that began on it is
-        ended, as by `end_capture`, and a new graph is dropped. If it has joined a capture of another stream, it is lent again
-        when that has ended.
+        Never waits. Once its work is done, the stream goes to the task that has waited for longest. A capture that this library
+        began on it is ended, as by `end_capture`, and a new graph is dropped. If it is in any other capture, as one of another
+        stream or of another library, it is lent again when that has ended.
 
         Threads: in the thread of the loop that uses the pool.
 
@@ -209,9 +213,6 @@ class StreamPool:
         del self._lent[id(stream)]
         stream._handle.close()  # borrowed: nothing is destroyed
         slot.lent = slot.holder = stream._source = None
-        if stream._reference.began_capture and _native.capture_refusal(slot.stream._handle) != 0:
-            with contextlib.suppress(CudaError):
-                slot.stream.end_capture()
         self._look_at(slot)
         if self._look_again_due:
             self._look_again_soon()
@@ -307,7 +308,7 @@ class StreamPool:
 
     async def _in_turn(self) -> _Slot:
         self._find_lost()
-        if self._max_waiting is not None and len(self._waiting) >= self._max_waiting:
+        if self._max_waiting is not None and self.waiting >= self._max_waiting:
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
         bridge = _loops.current_bridge()
         future: Any = bridge.new_future()
@@ -359,7 +360,8 @@ class StreamPool:
             return
         known = {*self._idle, *self._busy, *self._lent.values()}
         for slot in self._slots:
-            if slot not in known and slot.handed_to is None:
+            if slot not in known and not _is_handed_over(slot):
+                slot.handed_to = None
                 if slot.lent is not None:
                     slot.lent._handle.close()
                     slot.lent = None
@@ -392,6 +394,9 @@ class StreamPool:
     def _look_at(self, slot: _Slot) -> None:
         """A stream was given back: it is free now, or will be."""
         code = _native.stream_query(slot.stream._handle)
+        if code <= _native.RESULT_CAPTURING:
+            capture.end_left(slot.stream._reference)
+            code = _native.stream_query(slot.stream._handle)
         if code == 0 or self._closed:
             self._put_back(slot)
         elif code == _NOT_READY:
@@ -414,8 +419,8 @@ class StreamPool:
     def _look_again_soon(self) -> None:
         """Has the loop look again, as long as somebody waits."""
         bridge = self._open_bridge()
-        if self._waiting and not self._looking and bridge is not None:
-            self._looking = bridge.call_later(_LOOK_AGAIN, partial(_look_again_for, weakref.ref(self)))
+        if self._waiting and not self._looking and bridge is not None and self._bridge is not None:
+            self._looking = bridge.call_later(_LOOK_AGAIN, partial(_look_again_for, weakref.ref(self), self._bridge))
 
     def _open_bridge(self) -> _loops.Bridge | None:
         """Of the loop that used the pool last, if that can still be told something."""
@@ -447,9 +452,12 @@ class StreamPool:
         if self._busy.get(slot) is not told:
             return  # closed, or another loop's since
         del self._busy[slot]
-        if code != 0:
-            self._fail(code)
-        self._put_back(slot)
+        if code == 0:
+            self._put_back(slot)
+            return
+        self._look_at(slot)  # the context has failed, or the driver would not say
+        if self._look_again_due:
+            self._look_again_soon()
 
     def _forget(self, slot: _Slot, told: _Return) -> None:
         """The loop that was to be told is gone."""
@@ -500,16 +508,16 @@ class StreamPool:
         )
 
 
-def _end_watch_for(reference: weakref.ref[StreamPool], _: Any) -> None:
+def _end_watch_for(reference: weakref.ref[StreamPool], bridge: weakref.ref[_loops.Bridge]) -> None:
     """The loop is gone, and with it all who waited. A finalizer: it takes no lock."""
     pool = reference()
-    if pool is not None:
+    if pool is not None and pool._bridge is bridge:
         pool._end_watch()
 
 
-def _look_again_for(reference: weakref.ref[StreamPool]) -> None:
+def _look_again_for(reference: weakref.ref[StreamPool], bridge: weakref.ref[_loops.Bridge]) -> None:
     pool = reference()
-    if pool is not None:
+    if pool is not None and pool._bridge is bridge:  # else another loop has it now, perhaps in another thread
         pool._looking = False
         if not pool._closed:
             pool._look_again()
@@ -528,6 +536,12 @@ class _Slot:
         self.handed_to: Any = None  # the future of a task whose turn it is, until that task runs
         self.holder: weakref.ref[Any] | None = None  # that task
         self.list: _native.WaitList | None = None  # of the waits for its work, once there was one
+
+
+def _is_handed_over(slot: _Slot) -> bool:
+    """Whether a task will find it in its future. An interrupt may have come before it was put there."""
+    future = slot.handed_to
+    return future is not None and future.done() and not future.cancelled() and not future.exception() and future.result() is slot
 
 
 class _Lending:

@@ -449,7 +449,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         `synchronize_async`, by an event behind the work, which never blocks, or with `HOSTFUNC` by a host function. Futures of
         one stream and one loop settle in the stream's order.
 
-        Every refusal comes before `fn` runs. If `fn` raises, so does this call, and its arguments are kept in the same way.
+        Every refusal comes before `fn` runs, except for a failure of the context in the last millisecond. If `fn` raises, so does this call, and its arguments are kept in the same way.
 
         Cancellation and threads: as `completion_future`.
 
@@ -461,7 +461,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
             CudaError: The driver refused, or the context has failed. A failure of the last millisecond may be told by `fn`'s own
                 calls, or by the future.
         """
-        if type(fn) is not FunctionType or fn.__code__.co_flags & inspect.CO_COROUTINE:
+        if type(fn) is not FunctionType or fn.__code__.co_flags & inspect.CO_COROUTINE or fn.__dict__:
             _require_plain(fn)
         handle = self._handle
         if not handle.pin():
@@ -554,5 +554,5 @@ def _require_plain(fn: object) -> None:
     """Refuses what `enqueue_async` cannot call. The question is slow for what is no function, so it is asked only then."""
     if not callable(fn):
         raise TypeError(f"enqueue_async takes a callable, not {type(fn).__name__}")
-    if inspect.iscoroutinefunction(fn):
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
         raise TypeError("enqueue_async takes a plain function that enqueues work and returns; it cannot await")

@@ -62,12 +62,13 @@ void context_drop_pending(struct context *context) {
 }
 
 int context_health(struct context *context) {
+    int64_t before = now_ns(); /* the answer says nothing of what comes after it */
     int mode = relaxed_enter();
     int status = driver.stream_query(context->stream);
     relaxed_leave(mode);
     /* NOT_READY cannot come from an idle stream unless the driver is being slow; 9xx speak of somebody's capture. */
     if (status == CUDA_NOT_READY || (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST)) status = CUDA_SUCCESS;
-    if (status == CUDA_SUCCESS) atomic_store(&context->healthy_at, now_ns());
+    if (status == CUDA_SUCCESS) atomic_store(&context->healthy_at, before);
     return status;
 }
 

@@ -6,7 +6,7 @@
 
 #include "waits.h"
 
-/* A prediction. The waits that began between two lessons of a history share one: it is half as large as their record. */
+/* A prediction. The waits that began between two lessons of a history share one: it is as large as their record. */
 struct forecast {
     _Atomic int64_t refs;
     struct prediction prediction; /* constant */

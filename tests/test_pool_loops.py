@@ -1,0 +1,346 @@
+"""StreamPool: its use by one loop after another, its end, and interrupts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import anyio
+import pytest
+
+import internals
+from aiostream import (
+    CaptureMode,
+    Event,
+    PoolFullError,
+    Stream,
+    StreamCaptureError,
+    StreamClosedError,
+    StreamPool,
+    drain,
+)
+from support import Gate, settle, spin
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not is_true():
+            await anyio.sleep(0.0005)
+
+
+# ------------------------------------------------------------------------------------------------ other loops
+
+
+def test_another_loop_is_refused_while_the_pool_is_in_use() -> None:
+    pool = StreamPool(2)
+
+    async def take() -> Stream:
+        task = asyncio.current_task()
+        assert task is not None
+        task.set_name("the holder")
+        tasks.append(task)
+        return await pool.acquire()
+
+    tasks: list[Any] = []
+    first = asyncio.new_event_loop()
+    stream = first.run_until_complete(take())
+
+    async def use() -> None:
+        async with pool.stream() as other:
+            await other.synchronize_async()
+
+    with pytest.raises(RuntimeError, match="in use in another event loop: 1 streams are lent to 'the holder'"):
+        asyncio.run(use())
+    pool.release(stream)
+    asyncio.run(use())
+    first.run_until_complete(use())
+    first.close()
+    pool.close()
+
+
+@pytest.mark.parametrize("state", ["waiting", "handed over"])
+def test_another_loop_is_refused_while_somebody_waits(state: str) -> None:
+    """Also while a stream was handed to a task that has not run since, because its loop was stopped."""
+    pool = StreamPool(1)
+    first = asyncio.new_event_loop()
+    stream = first.run_until_complete(pool.acquire())
+    waiter = first.create_task(pool.acquire())
+    while pool.waiting == 0:
+        first.run_until_complete(asyncio.sleep(0))
+    if state == "handed over":
+        pool.release(stream)
+
+    async def use() -> None:
+        async with pool.stream() as other:
+            await other.synchronize_async()
+
+    with pytest.raises(RuntimeError, match="in use in another event loop"):
+        asyncio.run(use())
+    if state == "waiting":
+        pool.release(stream)
+    pool.release(first.run_until_complete(waiter))
+    asyncio.run(use())
+    first.close()
+    pool.close()
+
+
+def test_stream_that_was_handed_to_a_task_of_a_dead_loop_comes_back() -> None:
+    """It was the task's turn, and its loop was closed before the task could run."""
+    pool = StreamPool(1)
+    loop = asyncio.new_event_loop()
+    lent = loop.run_until_complete(pool.acquire())
+    waiter = loop.create_task(pool.acquire())
+    while pool.waiting == 0:
+        loop.run_until_complete(asyncio.sleep(0))
+    pool.release(lent)
+    assert (pool.idle, pool.waiting) == (0, 0)
+    loop.close()
+
+    async def use() -> None:
+        async with pool.stream() as stream:
+            await stream.synchronize_async()
+        assert pool.idle == 1
+
+    asyncio.run(use())
+    coroutine = waiter.get_coro()
+    assert coroutine is not None
+    coroutine.close()  # as when it is collected: it must not give the stream back a second time
+    assert pool.idle == 1
+    pool.close()
+
+
+def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
+    pool = StreamPool(1)
+    loop = asyncio.new_event_loop()
+    lent = loop.run_until_complete(pool.acquire())
+    waiter = loop.create_task(pool.acquire())
+    while pool.waiting == 0:
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    coroutine = waiter.get_coro()
+    assert coroutine is not None
+    coroutine.close()
+    pool.release(lent)
+    pool.close()
+    assert settle(lambda: internals.health_watches() == 0)
+
+
+def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
+    """The task that waits is kept too. Neither keeps the loop's queue, nor has the watcher read the context's health for ever."""
+    pool = StreamPool(1)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    loop = asyncio.new_event_loop()
+    lent = loop.run_until_complete(pool.acquire())
+    waiter = loop.create_task(pool.acquire())
+    while pool.waiting == 0:
+        loop.run_until_complete(asyncio.sleep(0))
+    assert internals.health_watches() == 1
+    loop.close()
+    del loop
+    gc.collect()
+    assert settle(lambda: internals.health_watches() == 0)
+    assert settle(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+    assert not waiter.done()
+    coroutine = waiter.get_coro()
+    assert coroutine is not None
+    coroutine.close()
+    pool.release(lent)
+    pool.close()
+
+
+def test_look_of_a_former_loop_leaves_the_pool_alone() -> None:
+    """It was to come when nobody would tell that a stream was free. Another loop has the pool by then."""
+    pool, origin, forked = StreamPool(1), Stream(), Event()
+    first = asyncio.new_event_loop()
+
+    async def join_and_give_up() -> None:
+        origin.begin_capture(CaptureMode.RELAXED)
+        forked.record(origin)
+        async with pool.stream() as stream:
+            stream.wait_event(forked)
+            spin(stream, 0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await pool.acquire()
+
+    async def use() -> None:
+        waiter = asyncio.create_task(pool.acquire())
+        while pool.waiting == 0:
+            await asyncio.sleep(0)
+        thread = threading.Thread(target=lambda: first.run_until_complete(asyncio.sleep(0.02)))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        with contextlib.suppress(StreamCaptureError):
+            origin.end_capture()
+        pool.release(await asyncio.wait_for(waiter, 20))
+
+    first.run_until_complete(join_and_give_up())
+    asyncio.run(use(), debug=True)  # which raises where a loop is used from another thread
+    first.close()
+    for thing in (pool, origin, forked):
+        thing.close()
+
+
+# ------------------------------------------------------------------------------------------------ ends and interrupts
+
+
+async def test_closing_twice_at_once() -> None:
+    with Gate() as gate:
+        pool = StreamPool(2)
+        async with pool.stream() as stream:
+            gate.hold(stream)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(pool.aclose)
+            while not pool.closed:
+                await anyio.lowlevel.checkpoint()
+            tasks.start_soon(anyio.lowlevel.checkpoint)
+            gate.open()
+    assert pool.closed
+
+
+async def test_waiters_are_told_when_closing_begins() -> None:
+    told = anyio.Event()
+    with Gate() as gate:
+        pool = StreamPool(2)
+        held = await pool.acquire()
+        async with pool.stream() as stream:
+            gate.hold(stream)
+
+        async def wait() -> None:
+            with pytest.raises(StreamClosedError):
+                await pool.acquire()
+            told.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await until(lambda: pool.waiting == 1)
+            tasks.start_soon(pool.aclose)
+            await told.wait()
+            gate.open()
+        pool.release(held)
+
+
+async def test_cancelled_waiter_of_a_pool_that_closes_leaves_no_report(caplog: pytest.LogCaptureFixture) -> None:
+    pool = StreamPool(1)
+    held = await pool.acquire()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pool.acquire)
+        await until(lambda: pool.waiting == 1)
+        tasks.cancel_scope.cancel()
+        pool.close()
+    gc.collect()
+    assert not caplog.records
+    pool.release(held)
+
+
+def interrupted_at(line: int, function: Callable[[], Any]) -> bool:
+    """Runs a function with a KeyboardInterrupt at that many lines of the pool's code; whether it got so far."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith("aiostream/pool.py"):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return left <= 0
+
+
+@pytest.mark.parametrize("what", ["lend", "return", "return busy"])
+def test_interrupted_pool_loses_no_stream(what: str) -> None:
+    """A KeyboardInterrupt at any line of lending or returning: the stream is found again."""
+
+    async def at(line: int) -> bool:
+        gate = Gate()
+        pool = StreamPool(1)
+        lent: list[Stream] = []
+        if what != "lend":
+            lent.append(pool.acquire_nowait())
+        if what == "return busy":
+            gate.hold(lent[0])
+        act = (lambda: lent.append(pool.acquire_nowait())) if what == "lend" else (lambda: pool.release(lent[0]))
+        struck = interrupted_at(line, act)
+        gate.open()
+        if what == "lend" and pool.lent and not lent:
+            pool.close()
+            return False  # the last line: it was lent, and only its caller could have lost it
+        for stream in lent:
+            with contextlib.suppress(ValueError):
+                pool.release(stream)
+        async with asyncio.timeout(20):
+            async with pool.stream() as stream:
+                await stream.synchronize_async()
+            await pool.aclose()
+            await drain()
+        return struck
+
+    line = 1
+    while asyncio.run(at(line)):
+        line += 1
+    assert line > 10
+
+
+def test_interrupt_between_two_steps_of_handing_over_loses_nothing() -> None:
+    """The stream was about to go to a task that waits: that task, or the next, gets it."""
+
+    async def at(line: int) -> bool:
+        pool = StreamPool(1)
+        held = pool.acquire_nowait()
+        waiter = asyncio.create_task(pool.acquire())
+        while pool.waiting == 0:
+            await asyncio.sleep(0)
+        struck = interrupted_at(line, lambda: pool.release(held))
+        with contextlib.suppress(ValueError):
+            pool.release(held)
+        second = asyncio.create_task(pool.acquire())
+        done, pending = await asyncio.wait([waiter, second], timeout=20, return_when="FIRST_COMPLETED")
+        assert done, f"nobody got the stream after an interrupt at line {line}"
+        while done or pending:
+            for task in done:
+                pool.release(task.result())
+            if not pending:
+                break
+            done, pending = await asyncio.wait(pending, timeout=20, return_when="FIRST_COMPLETED")
+            assert done, f"the other did not get the stream after an interrupt at line {line}"
+        await pool.aclose()
+        return struck
+
+    line = 1
+    while asyncio.run(at(line)):
+        line += 1
+    assert line > 10
+
+
+def test_lost_stream_is_found_by_who_does_not_wait() -> None:
+    async def lose() -> None:
+        pool = StreamPool(1)
+        line = 1
+        while interrupted_at(line, lambda: pool.release(pool.acquire_nowait())):
+            with contextlib.suppress(PoolFullError):
+                pool.release(pool.acquire_nowait())
+            line += 1
+            if pool.lent:
+                break  # interrupted when all was done: it is lent, and its caller has lost it
+        assert line > 10
+        pool.close()
+
+    asyncio.run(lose())
