@@ -449,7 +449,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         `synchronize_async`, by an event behind the work, which never blocks, or with `HOSTFUNC` by a host function. Futures of
         one stream and one loop settle in the stream's order.
 
-        Every refusal comes before `fn` runs, except for a failure of the context in the last millisecond. If `fn` raises, so does this call, and its arguments are kept in the same way.
+        Every refusal comes before `fn` runs, except for a failure of the context in the last millisecond. If `fn` raises, so does
+        this call, and its arguments are kept in the same way.
 
         Cancellation and threads: as `completion_future`.
 
