@@ -27,12 +27,24 @@ from aiostream import (
     drain,
 )
 from support import Gate, settle, spin
+from waiters import until
 
 
-async def until(is_true: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not is_true():
-            await anyio.sleep(0.0005)
+def waited_for(pool: StreamPool) -> tuple[asyncio.AbstractEventLoop, Stream, asyncio.Task[Stream]]:
+    """A loop that is not running, the only stream, which a task of it has, and another task that waits for it."""
+    loop = asyncio.new_event_loop()
+    lent = loop.run_until_complete(pool.acquire())
+    waiter = loop.create_task(pool.acquire())
+    while pool.waiting == 0:
+        loop.run_until_complete(asyncio.sleep(0))
+    return loop, lent, waiter
+
+
+def collect(task: asyncio.Task[Any]) -> None:
+    """Ends the coroutine of a task whose loop is closed, as its collection would."""
+    coroutine = task.get_coro()
+    assert coroutine is not None
+    coroutine.close()
 
 
 # ------------------------------------------------------------------------------------------------ other loops
@@ -69,11 +81,7 @@ def test_another_loop_is_refused_while_the_pool_is_in_use() -> None:
 def test_another_loop_is_refused_while_somebody_waits(state: str) -> None:
     """Also while a stream was handed to a task that has not run since, because its loop was stopped."""
     pool = StreamPool(1)
-    first = asyncio.new_event_loop()
-    stream = first.run_until_complete(pool.acquire())
-    waiter = first.create_task(pool.acquire())
-    while pool.waiting == 0:
-        first.run_until_complete(asyncio.sleep(0))
+    first, stream, waiter = waited_for(pool)
     if state == "handed over":
         pool.release(stream)
 
@@ -94,11 +102,7 @@ def test_another_loop_is_refused_while_somebody_waits(state: str) -> None:
 def test_stream_that_was_handed_to_a_task_of_a_dead_loop_comes_back() -> None:
     """It was the task's turn, and its loop was closed before the task could run."""
     pool = StreamPool(1)
-    loop = asyncio.new_event_loop()
-    lent = loop.run_until_complete(pool.acquire())
-    waiter = loop.create_task(pool.acquire())
-    while pool.waiting == 0:
-        loop.run_until_complete(asyncio.sleep(0))
+    loop, lent, waiter = waited_for(pool)
     pool.release(lent)
     assert (pool.idle, pool.waiting) == (0, 0)
     loop.close()
@@ -109,24 +113,16 @@ def test_stream_that_was_handed_to_a_task_of_a_dead_loop_comes_back() -> None:
         assert pool.idle == 1
 
     asyncio.run(use())
-    coroutine = waiter.get_coro()
-    assert coroutine is not None
-    coroutine.close()  # as when it is collected: it must not give the stream back a second time
+    collect(waiter)  # as when it is collected: it must not give the stream back a second time
     assert pool.idle == 1
     pool.close()
 
 
 def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
     pool = StreamPool(1)
-    loop = asyncio.new_event_loop()
-    lent = loop.run_until_complete(pool.acquire())
-    waiter = loop.create_task(pool.acquire())
-    while pool.waiting == 0:
-        loop.run_until_complete(asyncio.sleep(0))
+    loop, lent, waiter = waited_for(pool)
     loop.close()
-    coroutine = waiter.get_coro()
-    assert coroutine is not None
-    coroutine.close()
+    collect(waiter)
     pool.release(lent)
     pool.close()
     assert settle(lambda: internals.health_watches() == 0)
@@ -136,11 +132,7 @@ def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
     """The task that waits is kept too. Neither keeps the loop's queue, nor has the watcher read the context's health for ever."""
     pool = StreamPool(1)
     descriptors = len(os.listdir("/proc/self/fd"))
-    loop = asyncio.new_event_loop()
-    lent = loop.run_until_complete(pool.acquire())
-    waiter = loop.create_task(pool.acquire())
-    while pool.waiting == 0:
-        loop.run_until_complete(asyncio.sleep(0))
+    loop, lent, waiter = waited_for(pool)
     assert internals.health_watches() == 1
     loop.close()
     del loop
@@ -148,9 +140,7 @@ def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
     assert settle(lambda: internals.health_watches() == 0)
     assert settle(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
     assert not waiter.done()
-    coroutine = waiter.get_coro()
-    assert coroutine is not None
-    coroutine.close()
+    collect(waiter)
     pool.release(lent)
     pool.close()
 

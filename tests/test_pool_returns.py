@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -24,12 +23,7 @@ from aiostream import (
     statistics,
 )
 from support import Gate, recover, settle, spin
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not is_true():
-            await anyio.sleep(0.0005)
+from waiters import until
 
 
 async def give_up_on_held_work(pool: StreamPool, gate: Gate) -> None:

@@ -75,8 +75,19 @@ def require_ready(reference: interop.Reference) -> None:
         ContextFailedError: Its context has failed.
     """
     _loops.current_bridge()
+    require_healthy(reference)
+
+
+def require_healthy(reference: interop.Reference, recent: bool = False) -> None:
+    """The same for a caller that has its loop. With `recent`, a context may have failed within the last millisecond.
+
+    Raises:
+        StreamClosedError: The stream is closed.
+        StreamCaptureError: It captures.
+        ContextFailedError: Its context has failed.
+    """
     raise_for(_native.capture_refusal(reference.handle), "cuStreamIsCapturing", reference.name)
-    raise_for(reference.context.health(), "cuStreamQuery", reference.name)
+    raise_for(_native.health(reference.context._ensure_monitored(), recent), "cuStreamQuery", reference.name)
 
 
 def arm_completion(

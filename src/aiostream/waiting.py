@@ -219,10 +219,7 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
     """
     bridge = _current_bridge()
     context_id = reference.context._ensure_monitored()
-    if code := _native.capture_refusal(reference.handle):
-        hostfunc.raise_for(code, "cuStreamIsCapturing", reference.name)
-    if code := _native.health(context_id, True):
-        hostfunc.raise_for(code, "cuStreamQuery", reference.name)
+    hostfunc.require_healthy(reference, recent=True)
     wait_list = reference.wait_list or interop.wait_list_of(reference)
     reserved = wait_list.reserve(bridge.queue, mode)
     if isinstance(reserved, int):
