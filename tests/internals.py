@@ -114,6 +114,12 @@ ENQUEUE_STEPS = {
         _loops.Bridge._poll,
         _loops.Bridge.drain,
         _loops.AsyncioBridge._call_next_turn,
+        _loops.AsyncioBridge.new_polled_future,
+        _loops.AsyncioFuture.__await__,
+        _loops.AsyncioFuture.cancel,
+        _loops.AsyncioFuture.set_result,
+        _loops.AsyncioFuture.wake,
+        _loops._end_polled,
     )
 }
 """The code of all that Python does for a future of `enqueue_async`, in asyncio."""
@@ -197,7 +203,24 @@ def intercept_hand_back(patch: pytest.MonkeyPatch, act: Callable[[Any, Callable[
     patch.setattr(waiting._Watched, "handed_back", intercepted)
 
 
+def is_polled_by_task(future: Any) -> bool:
+    """Whether a task that awaits this future polls its work."""
+    return future.polled is not None
+
+
 # ------------------------------------------------------------------------------------------------ loops and deliveries
+
+
+def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
+    """Appends to `delivered` each ticket that has fired, when a loop or the janitor is about to settle what it stands for."""
+    original = _points.deliver
+
+    def deliver(backlog: list[Any], orphaned: bool = False) -> None:
+        pairs = zip(backlog[::2], backlog[1::2], strict=True)
+        delivered.extend(ticket for ticket, code in pairs if code != _native.STATUS_NEAR)
+        original(backlog, orphaned)
+
+    patch.setattr(_points, "deliver", deliver)
 
 
 def current_bridge() -> Any:

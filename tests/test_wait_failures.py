@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("default_prediction")
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 @pytest.mark.parametrize(
     ("stage", "thing"),
-    [pytest.param(*case, marks=pytest.mark.leaks(2 if case[0] == "host function" else 0)) for case in CASES],
+    [pytest.param(*case, marks=pytest.mark.leaks(2 if "host function" in case or "future" in case else 0)) for case in CASES],
 )
 async def test_failing_context_fails_the_wait(breakable: Any, stage: str, thing: str, loop_kind: str) -> None:
     async with waiter_in(stage, thing) as (waiter, _):

@@ -48,7 +48,7 @@ class Stage:
     """
     timers: int = MOST_TIMERS
     """How many waits a loop's timer takes."""
-    things: tuple[str, ...] = ("stream", "event")
+    things: tuple[str, ...] = ("stream", "event", "future")
     """What can be waited for in this stage."""
 
 
@@ -57,8 +57,8 @@ STAGES = {
     "watched": Stage("event", WAITS_WATCHED),
     "by timer": Stage("auto", WAITS_BY_TIMER, predicted=True),
     # No timers: of the waits that are alone on their stream the watcher hands back only those that no timer takes.
-    "handed back": Stage("auto", WAITS_HANDED_BACK, predicted=True, timers=0),
-    "host function": Stage("hostfunc", POINTS_ARMED, things=("stream",)),
+    "handed back": Stage("auto", WAITS_HANDED_BACK, predicted=True, timers=0, things=("stream", "event")),
+    "host function": Stage("hostfunc", POINTS_ARMED, things=("stream", "future")),
 }
 EVENT_STAGES = [name for name, stage in STAGES.items() if "event" in stage.things]
 CASES = [(name, thing) for name, stage in STAGES.items() for thing in stage.things]
@@ -94,6 +94,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await anyio.lowlevel.checkpoint()
 
 
+def _nothing(_: Stream) -> None:
+    """What `enqueue_async` calls: the work is on the stream already."""
+
+
 class Waiter:
     """A stream, and an event on it, whose waits get into one stage."""
 
@@ -107,8 +111,11 @@ class Waiter:
         self.turns, self.before, self.counters_before = 0, counts(), native_counters()
 
     async def wait(self) -> None:
-        """Waits for the stream or the event."""
-        await (self.stream.synchronize_async() if self.thing == "stream" else self.event.synchronize_async())
+        """Waits for the stream, the event, or a future of `enqueue_async`."""
+        if self.thing == "future":
+            await self.stream.enqueue_async(_nothing)
+        else:
+            await (self.stream.synchronize_async() if self.thing == "stream" else self.event.synchronize_async())
 
     def work(self, length: float) -> None:
         """Enqueues that many seconds of work, and records the event behind it."""

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from aiostream import _native, _points, _process
-from aiostream.futures import Orders, OwnFuture, SettledFuture
+from aiostream.futures import EventCompletion, Orders, OwnFuture, PolledFuture, SettledFuture, set_result
 
 
 class _Latest(threading.local):
@@ -36,6 +36,8 @@ class _Latest(threading.local):
 # Each wait asks these.
 _modules = sys.modules
 _running_loop = asyncio._get_running_loop
+# What `_native.Wait` answers is a refusal, or from here on a ticket: of a wait that was left to a timer or the watcher.
+TICKETS = 1 << 24
 _current_task = asyncio.current_task
 
 _lock = threading.Lock()  # guards the creation of bridges and of the dispatcher
@@ -113,6 +115,10 @@ class Bridge:
 
     def new_future(self) -> SettledFuture:
         """A future of this bridge's loop."""
+        raise NotImplementedError
+
+    def new_polled_future(self) -> PolledFuture:
+        """A future whose awaiting task polls the work itself when its end is near."""
         raise NotImplementedError
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
@@ -228,6 +234,15 @@ class AsyncioBridge(Bridge):
             raise RuntimeError("the event loop is gone")
         return loop.create_future()
 
+    def new_polled_future(self) -> PolledFuture:
+        """An `AsyncioFuture`."""
+        loop = self.loop()
+        if loop is None:
+            raise RuntimeError("the event loop is gone")
+        future = AsyncioFuture(loop=loop)
+        future.point = future.polled = future.waiter = None
+        return future
+
     def _call_next_turn(self, function: Callable[[], None]) -> None:
         loop = self.loop()
         if loop is not None:
@@ -247,6 +262,91 @@ class AsyncioBridge(Bridge):
         if loop is None:
             raise RuntimeError("the event loop is gone")
         loop.call_soon_threadsafe(self.drain)
+
+
+def _end_polled(future: PolledFuture, point: EventCompletion, refusal: int | None) -> None:
+    """The task that polled has seen the end, and its ticket has arrived in the queue.
+
+    A success is told at once, and the rest is done in the next turn, because the code that it takes lies cold after a sleep.
+    """
+    if not refusal and point.is_first() and not future.done():
+        current_bridge().poll_soon()
+        set_result(future, point.result)
+    else:
+        current_bridge().drain()
+
+
+class AsyncioFuture(asyncio.Future[Any]):
+    """asyncio's future, but a task that awaits it polls the work itself when its end is near.
+
+    That task goes on in the turn of the loop in which it sees the end. A callback that polled could only have it called in the
+    next turn. For whoever does not await it (`asyncio.wait`, `gather`, a callback) it is a plain future, which the loop polls.
+    """
+
+    # Set by whoever makes it: a constructor of ours would take longer than all of asyncio's.
+    __slots__ = ("point", "polled", "waiter")
+
+    point: EventCompletion | None
+    polled: _native.Wait | None  # while an awaiting task polls it
+    waiter: asyncio.Future[None] | None  # where the one awaiting task that may poll waits meanwhile
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        point = self.point
+        if point is None or self.done() or _running_loop() is not self.get_loop():
+            return (yield from super().__await__())
+        polled = None
+        woken = False
+        try:
+            while not self.done():
+                polled = self.polled = point.reserved.take(woken)
+                if polled is not None:
+                    refusal = yield from polled.__await__()
+                    polled = self.polled = None
+                    if refusal is None or refusal < TICKETS:
+                        _end_polled(self, point, refusal)
+                elif self.waiter is None:
+                    self.waiter = self.get_loop().create_future()
+                    try:
+                        yield from self.waiter
+                    finally:
+                        self.waiter = None
+                    woken = True
+                else:
+                    return (yield from super().__await__())
+        except asyncio.CancelledError:
+            self.cancel()  # as asyncio's own does
+            raise
+        finally:
+            if polled is not None:
+                self.polled = None
+                polled.drop()
+        return self.result()
+
+    __iter__ = __await__
+
+    def set_result(self, result: Any) -> None:
+        """As asyncio's."""
+        super().set_result(result)
+        self.wake()
+
+    def set_exception(self, exception: type | BaseException) -> None:
+        """As asyncio's."""
+        super().set_exception(exception)
+        self.wake()
+
+    def cancel(self, msg: Any = None) -> bool:
+        """As asyncio's."""
+        cancelled = super().cancel(msg)
+        if self.polled is not None:
+            self.polled.drop()
+        self.wake()
+        return cancelled
+
+    def wake(self) -> None:
+        """See `PolledFuture`."""
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 def _new_asyncio_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
@@ -324,6 +424,10 @@ class TrioBridge(Bridge):
         """A `TrioFuture`."""
         return TrioFuture(self._trio, self._token)
 
+    def new_polled_future(self) -> PolledFuture:
+        """A `TrioFuture`."""
+        return TrioFuture(self._trio, self._token)
+
     def _call_next_turn(self, function: Callable[[], None]) -> None:
         try:
             self._token.run_sync_soon(function)
@@ -371,6 +475,8 @@ class TrioFuture(OwnFuture):
     Threads: only in the run's thread.
     """
 
+    point: EventCompletion | None = None  # see `PolledFuture`
+
     def __init__(self, trio: ModuleType, token: Any) -> None:
         self._trio = trio
         self._token = token
@@ -379,6 +485,7 @@ class TrioFuture(OwnFuture):
         self._exception: BaseException | None = None
         self._retrieved = True  # False while an exception has been seen by nobody
         self._waiting: dict[Any, None] = {}  # trio tasks, in the order in which they came
+        self.polled: _native.Wait | None = None  # while one of them polls it
         self._callbacks: list[Callable[[Any], object]] = []
 
     def done(self) -> bool:
@@ -391,6 +498,8 @@ class TrioFuture(OwnFuture):
 
     def cancel(self) -> bool:
         """Ends the future; `False` if it was done already."""
+        if self.polled is not None:
+            self.polled.drop()
         return self._settle("cancelled")
 
     def _set_result(self, result: Any) -> None:
@@ -447,6 +556,21 @@ class TrioFuture(OwnFuture):
         if self.done():
             await lowlevel.checkpoint()  # every await is one, also when there is nothing to wait for
             return self.result()
+        point = self.point
+        if point is not None and lowlevel.current_trio_token() is not self._token:
+            point = None
+        while not self.done():
+            polled = point.reserved.take(True) if point is not None else None
+            if polled is not None:
+                assert point is not None
+                await self._poll(point, polled)
+            else:
+                await self._suspend()
+        return self.result()
+
+    async def _suspend(self) -> None:
+        """Until `wake`."""
+        lowlevel = self._trio.lowlevel
         task = lowlevel.current_task()
         self._waiting[task] = None
 
@@ -455,7 +579,30 @@ class TrioFuture(OwnFuture):
             return lowlevel.Abort.SUCCEEDED
 
         await lowlevel.wait_task_rescheduled(abort)
-        return self.result()
+
+    async def _poll(self, point: EventCompletion, polled: _native.Wait) -> None:
+        """Polls it in each turn of the run, until it is over, or left to a timer or the watcher, or the future is cancelled."""
+        self.polled = polled
+        try:
+            while True:
+                await self._trio.lowlevel.checkpoint()
+                if self.done():
+                    return
+                answer = polled.poll()
+                if isinstance(answer, int):
+                    break
+        finally:
+            polled.drop()
+            self.polled = None
+        if answer < TICKETS:
+            _end_polled(self, point, answer)
+
+    def wake(self) -> None:
+        """See `PolledFuture`. One task suffices to poll."""
+        for task in self._waiting:
+            del self._waiting[task]
+            self._trio.lowlevel.reschedule(task)
+            return
 
     def _settle(self, state: str) -> bool:
         if self._state != "pending":

@@ -39,6 +39,9 @@ WAITS_WATCHED: int
 EVENT_POLLS: int
 RESULT_NO_MEMORY: int
 STATUS_UNKNOWN: int
+STATUS_NEAR: int
+STAGE_TASK: int
+STAGE_WATCHER: int
 WAIT_AUTO: int
 WAIT_EVENT: int
 WAIT_SPIN: int
@@ -60,7 +63,8 @@ class Handle:
 class Reserved:
     ticket: int
     is_recorded: bool
-    def record(self, stream: Handle, /) -> tuple[int, bool]: ...
+    def record(self, stream: Handle, /) -> tuple[int, int]: ...
+    def take(self, at_once: bool, /) -> Wait | None: ...
 
 class History:
     def __init__(self) -> None: ...

@@ -33,12 +33,20 @@ class Watched(PendingEntry, Protocol):
         """Hands the wait back: from now on the task polls it. If no task takes it, it is dropped."""
 
 
+class Near(PendingEntry, Protocol):
+    """One of a future, which the loop polls when its end is near."""
+
+    def come_near(self) -> None:
+        """The loop polls it from now on. A task that awaits the future may do so in its place."""
+
+
 # Written by whoever arms a point, in any thread; an entry is removed by the one consumer of that ticket's queue. Single dict
 # operations, which need no lock.
 registry: dict[int, PendingEntry] = {}
 
 
 _UNKNOWN = _native.STATUS_UNKNOWN
+_NEAR = _native.STATUS_NEAR
 
 
 def _health_of(context_id: int, known: dict[int, int]) -> int:
@@ -74,6 +82,8 @@ def deliver(backlog: list[int | _native.Wait], orphaned: bool = False) -> None:
                 if not isinstance(code, int):
                     cast("Watched", point).handed_back(code, orphaned)
                     registry.pop(ticket, None)
+                elif code == _NEAR:
+                    cast("Near", point).come_near()
                 elif code >= 0:
                     point.complete(code, orphaned)
                     registry.pop(ticket, None)

@@ -10,7 +10,7 @@ import contextlib
 import enum
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from aiostream import _driver, _native, _points, _process
 from aiostream.errors import CudaError
@@ -24,8 +24,8 @@ T_co = TypeVar("T_co", covariant=True)
 class CompletionFuture(Protocol[T_co]):
     """A future that settles, in the loop that asked for it, when the GPU has passed a point of a stream.
 
-    On asyncio and uvloop it is the loop's own future, so that `asyncio.wait`, `gather` and `shield` work on it. On trio it is
-    an awaitable with the same methods. It can be awaited any number of times and by several tasks.
+    On asyncio and uvloop it is an `asyncio.Future` of that loop, so that `asyncio.wait`, `gather` and `shield` work on it. On
+    trio it is an awaitable with the same methods. It can be awaited any number of times and by several tasks.
 
     Cancellation: cancelling it (on asyncio, also by cancelling the task that awaits it) stops the waiting and not the GPU;
     what was given to `enqueue_async` stays alive until the GPU has passed the point.
@@ -72,6 +72,15 @@ class SettledFuture(Protocol):
     def done(self) -> bool: ...
     def cancelled(self) -> bool: ...
     def cancel(self) -> bool: ...
+
+
+class PolledFuture(SettledFuture, Protocol):
+    """A loop's future whose awaiting task can poll the work itself."""
+
+    point: EventCompletion | None  # None: whoever awaits it leaves the polling to others
+
+    def wake(self) -> None:
+        """The future is done, or its end is near: then a task that awaits it takes the wait (`Reserved.take`) and polls it."""
 
 
 class OwnFuture:
@@ -197,15 +206,16 @@ Orders = dict[_native.WaitList, "deque[EventCompletion]"]
 class EventCompletion(Completion):
     """A completion that ends by an event behind the work, and in the order of its stream."""
 
-    __slots__ = ("in_order", "orders", "wait_list")
+    __slots__ = ("in_order", "orders", "reserved", "wait_list")
 
     def __init__(
         self,
-        future: SettledFuture,
+        future: PolledFuture,
         stream: str,
         context_id: int,
         wait_list: _native.WaitList,
         orders: Orders,
+        reserved: _native.Reserved,
         keepalive: Any = None,
     ) -> None:
         # As `Completion` does it, without the call: one of these is made for each request of a server.
@@ -218,6 +228,7 @@ class EventCompletion(Completion):
         self.keepalive = keepalive
         self.wait_list = wait_list
         self.orders = orders
+        self.reserved = reserved
         self.in_order = False
 
     def enter_order(self) -> None:
@@ -229,6 +240,17 @@ class EventCompletion(Completion):
         else:
             order.append(self)
         self.in_order = True
+
+    def come_near(self) -> None:
+        """The loop polls it from now on; a task that awaits the future may take it."""
+        future = self.future
+        if future is not None:
+            cast("PolledFuture", future).wake()
+
+    def is_first(self) -> bool:
+        """Whether its loop waits for nothing earlier on its stream."""
+        order = self.orders.get(self.wait_list)
+        return order is not None and order[0] is self
 
     def complete(self, code: int, orphaned: bool) -> None:
         """The event is complete, or its context has failed. Then nothing proves that the GPU has passed."""

@@ -442,8 +442,9 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         """Calls `fn(stream, *args, **kwargs)` now, which enqueues work, and returns a future of its result.
 
         The future settles when the GPU has passed what `fn` enqueued. Callable, arguments and result stay alive until then,
-        whatever becomes of the future, the task, the loop or this object. If the driver can no longer prove that the GPU has
-        passed, they stay alive for the life of the process, and are counted as leaked.
+        whatever becomes of the future, the task, the loop or this object. The library lets go of them in the turn of the loop
+        after that. If the driver can no longer prove that the GPU has passed, they stay alive for the life of the process, and
+        are counted as leaked.
 
         `fn` runs with the stream's context current. How the future waits is the stream's `wait_strategy`: as
         `synchronize_async`, by an event behind the work, which never blocks, or with `HOSTFUNC` by a host function. Futures of

@@ -15,8 +15,10 @@ __all__ = ["default_wait", "set_default_wait"]
 # What `_native.WaitList.begin` and `Wait.poll` answer: 0, the wait is over; a small number, a refusal; one from here on, the
 # ticket of a wait that was left to a timer or the watcher; a `Wait`, which this task polls. To await a `Wait` polls it in each
 # turn of asyncio's loop, and says at last what `poll` would, or None for 0.
-_TICKETS = 1 << 24
+_TICKETS = _loops.TICKETS
 _Wait = _native.Wait
+_STAGE_TASK = _native.STAGE_TASK
+_STAGE_WATCHER = _native.STAGE_WATCHER
 BY_HOST_FUNCTION = -1
 _MODES = {
     WaitStrategy.AUTO: _native.WAIT_AUTO,
@@ -225,7 +227,8 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
     if isinstance(reserved, int):
         hostfunc.raise_for(reserved, "cuEventCreate", reference.name)
         raise AssertionError("a reservation is refused with an error")
-    completion = EventCompletion(bridge.new_future(), reference.name, context_id, wait_list, bridge.orders, keepalive)
+    future = bridge.new_polled_future()
+    completion = EventCompletion(future, reference.name, context_id, wait_list, bridge.orders, reserved, keepalive)
     _points.registry[reserved.ticket] = completion
     refusal = 0
     results: list[Any] = []
@@ -234,11 +237,13 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
         hostfunc.raise_for(refusal, "cuCtxPushCurrent", reference.name)
         completion.result = results[0]
         _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
-        refusal, poll = reserved.record(reference.handle)
-        if poll:
+        refusal, stage = reserved.record(reference.handle)
+        if stage == _STAGE_TASK:
             bridge.poll_soon()
         hostfunc.raise_for(refusal, "cuEventRecord", reference.name)
         completion.enter_order()
+        if stage != _STAGE_WATCHER:  # which has it until the end
+            future.point = completion
     except BaseException:
         # The future is given to nobody, but what `call` enqueued may be in flight. Each step may be cut short by an interrupt.
         completion.result = results

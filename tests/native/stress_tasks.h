@@ -21,6 +21,8 @@ struct task {
     int context;
     bool cancelled;
     bool future;          /* its ticket is for all its life */
+    struct wait *record;  /* of a future; another's once the ticket was fired */
+    bool taken;           /* a task that awaits the future polls it */
     bool may_be_captured; /* it began while its event was, or was being, recorded into a capture */
     int returned; /* how often it was handed back */
     int64_t over_since; /* when its loop saw its target reached */
@@ -41,7 +43,7 @@ struct loop {
 };
 static _Atomic int64_t begun_count, delivered, orphaned, handed_back, repeated, dropped, ended, failures, captured;
 static _Atomic int64_t outstanding[CONTEXTS];
-static _Atomic int64_t futures_begun, events_awaited, events_recorded, records_refused, events_closed;
+static _Atomic int64_t futures_begun, futures_taken, futures_near, events_awaited, events_recorded, records_refused, events_closed;
 
 static struct shared_history *histories[2];
 static struct wait_list *wait_lists[CONTEXTS][STREAMS];
@@ -228,12 +230,13 @@ static void begin_future(struct loop *loop, struct wait_list *list, struct strea
     if (result->refusal) return;
     uint64_t ticket = wait_ticket(wait);
     enqueue_work(stream);
-    bool polls = false;
-    result->refusal = chance(50) ? wait_record_future(wait, stream, &polls) : ERROR_REFUSED;
+    enum stage stage = STAGE_WATCHER;
+    result->refusal = chance(50) ? wait_record_future(wait, stream, &stage) : ERROR_REFUSED;
     if (result->refusal) wait_unreserve(wait);
     else result->ticket = ticket;
-    loop->polls_futures |= polls;
+    loop->polls_futures |= stage == STAGE_TASK;
     task->future = true;
+    task->record = wait;
     relaxed_add(&futures_begun, 1);
 }
 
@@ -287,7 +290,31 @@ static void poll_task(struct loop *loop, struct task *task) {
     else task_ends(task, result.refusal);
 }
 
+static void drop_taken(struct task *task) {
+    if (task->taken) wait_drop_future(task->record, task->ticket);
+    task->taken = false;
+}
+
+/* A task that awaits a future takes its wait when its loop polls it, and polls it until it is over, or expired. */
+static void await_future(struct loop *loop, struct task *task) {
+    if (!task->taken) {
+        task->taken = chance(2) && wait_take_future(task->record, task->ticket);
+        if (task->taken) relaxed_add(&futures_taken, 1);
+    } else if (chance(60) == 0) {
+        drop_taken(task);
+    } else {
+        REQUIRE(wait_is_taken(task->record, task->ticket), "somebody else has a wait that its task polls");
+        struct wait_result result = {.spinning = task->record};
+        int mode = relaxed_enter();
+        bool over = wait_poll(task->record, loop->queue, &result);
+        relaxed_leave(mode);
+        REQUIRE(!result.ticket || result.ticket == task->ticket, "a future has another ticket");
+        if (over) task->taken = false;
+    }
+}
+
 static void leave(struct task *task) {
+    drop_taken(task);
     if (task->state == SPINNING) drop(task, task->wait);
     else if (task->state == WATCHED) task->cancelled = true; /* it stays registered until its ticket is delivered */
 }
@@ -318,14 +345,16 @@ static void turn(struct loop *loop, bool may_begin) {
         else if (task->state == SPINNING && chance(60) == 0) leave(task);
         else if (task->state == SPINNING) poll_task(loop, task);
         else if (task->state == WATCHED && chance(400) == 0) leave(task);
+        else if (task->state == WATCHED && task->future) await_future(loop, task);
         if (task->state == WATCHED) require_not_forgotten(task);
-        spinning += task->state == SPINNING;
+        spinning += task->state == SPINNING || task->taken;
         watched += task->state == WATCHED;
     }
     if (chance(10) == 0) disturb_event();
     if (watched && !spinning && !loop->polls_futures && chance(2)) await_wake(loop->queue, "a loop");
     do loop->polls_futures = run_due(loop->queue);
     while (!queue_drain(loop->queue, emit, NULL));
+    while (waits_next_near(loop->queue)) relaxed_add(&futures_near, 1);
     if (chance(3) == 0) pause_for(chance(200000));
 }
 
@@ -345,6 +374,7 @@ static void *loop(void *argument) {
         close_queue(self->queue);
         for (int i = 0; i < TASKS; i++) {
             if (self->tasks[i].state == SPINNING) leave(&self->tasks[i]);
+            drop_taken(&self->tasks[i]);
             self->tasks[i] = (struct task){0};
         }
         self->queue = queue_open();

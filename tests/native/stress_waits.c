@@ -490,11 +490,12 @@ static void report(void) {
            (long long)begun_count, (long long)ended, (long long)failures, (long long)dropped, (long long)orphaned,
            (long long)captured, (long long)handed_back, (long long)repeated, (long long)counters[WAITS_BY_TIMER],
            (long long)counters[WAITS_WATCHED]);
-    printf("events: %lld futures; %lld awaited, %lld recorded, %lld refused, %lld closed; %lld stood in for; %lld helpers at most\n",
-           (long long)futures_begun, (long long)events_awaited, (long long)events_recorded, (long long)records_refused, (long long)events_closed,
+    printf("events: %lld futures, %lld taken by tasks, %lld near; %lld awaited, %lld recorded, %lld refused, %lld closed; %lld stood in for; %lld helpers at most\n",
+           (long long)futures_begun, (long long)futures_taken, (long long)futures_near, (long long)events_awaited, (long long)events_recorded, (long long)records_refused, (long long)events_closed,
            (long long)item_count, (long long)most_helpers);
     bool met = ended > 0 && failures > 0 && dropped > 0 && orphaned > 0 && captured > 0 && repeated > 0 && events_closed > 0;
     met &= counters[WAITS_BY_TIMER] > 20 && counters[WAITS_HANDED_BACK] > 20 && item_count > 100;
+    met &= futures_taken > 20 && futures_near > 5;
     REQUIRE(met, "the run was too short to meet everything");
 }
 

@@ -60,8 +60,9 @@ enum {
 enum { CUDA_SUCCESS = 0, CUDA_NOT_READY = 600, CUDA_CAPTURE_FIRST = 900, CUDA_CAPTURE_LAST = 908 };
 
 /* What a firing says of its success. A host function brings no status, and by the manual never runs after an error; some
- * drivers were reported to run it all the same, so whoever delivers reads the context's health after it. */
-enum { STATUS_UNKNOWN = 1 << 20 };
+ * drivers were reported to run it all the same, so whoever delivers reads the context's health after it. STATUS_NEAR is no firing:
+ * the end of a future's wait is near, and its loop polls it. */
+enum { STATUS_UNKNOWN = 1 << 20, STATUS_NEAR = 1 << 21 };
 
 /* Runs a few driver calls so that they can disturb nobody's capture: every query of ours happens between these two. */
 static inline int relaxed_enter(void) {

@@ -1,9 +1,13 @@
-/* The waits of futures: no task polls them. What enqueue_async keeps alive hangs on their ticket, so that is one for all their life.
+/* The waits of futures. What enqueue_async keeps alive hangs on their ticket, so that is one for all their life.
  *
  * When the end of one is near, the loop itself polls it, natively, once in each of its turns: the drain of its queue does that,
- * and asks for another turn while any is left. Otherwise a timer of the loop or the watcher has it, as any wait.
+ * and asks for another turn while any is left. A task that awaits the future takes the wait from the loop and polls it as its own,
+ * because it then goes on in the very turn in which it sees the end. Otherwise a timer of the loop or the watcher has it, as any
+ * wait.
  */
 #include "wait_record.h"
+
+#include <pthread.h>
 
 /* The call for the next turn may be lost: a KeyboardInterrupt takes it, or the loop is closed. Then the timer brings the next drain,
  * or has the dispatcher find out that the loop is closed. */
@@ -30,8 +34,8 @@ void wait_unreserve(struct wait *wait) {
     wait_release(wait, CUDA_NOT_READY);
 }
 
-int wait_record_future(struct wait *wait, void *stream, bool *poll) {
-    *poll = false;
+int wait_record_future(struct wait *wait, void *stream, enum stage *stage) {
+    *stage = STAGE_WATCHER;
     int64_t now = now_ns();
     wait->began = now; /* the work was enqueued since the reservation */
     atomic_store(&wait->start, now);
@@ -39,8 +43,8 @@ int wait_record_future(struct wait *wait, void *stream, bool *poll) {
     if (status != CUDA_SUCCESS) return status;
     uint64_t ticket = wait->ticket;
     point_arm_watched(ticket);
-    *poll = wait_polls_on(wait, now, &ticket);
-    if (*poll) wait_poll_future(wait);
+    *stage = wait_polls_on(wait, now, &ticket);
+    if (*stage == STAGE_TASK) wait_poll_future(wait);
     return CUDA_SUCCESS;
 }
 
@@ -48,9 +52,18 @@ int wait_record_future(struct wait *wait, void *stream, bool *poll) {
 
 static void append(struct polled_waits *polled, struct wait *wait) {
     wait->next_polled = NULL;
+    wait->previous_polled = polled->first ? polled->last : NULL;
     if (polled->first) polled->last->next_polled = wait;
     else polled->first = wait;
     polled->last = wait;
+    atomic_store(&wait->polled_by_loop, true);
+}
+
+/* Before anything else is done with the wait: whoever has it next may recycle it, and then the field is another loop's. */
+static void removed(struct polled_waits *polled, struct wait *wait) {
+    atomic_store(&wait->polled_by_loop, false);
+    if (wait->near) polled->near--;
+    wait->near = false;
 }
 
 void wait_poll_future(struct wait *wait) {
@@ -68,9 +81,19 @@ static bool poll_on(struct wait *wait, struct queue *queue) {
     uint64_t ticket;
     switch (wait_look(wait, queue, &status)) {
     case LOOK_OVER: wait_end_in_loop(wait, status); return false;
-    case LOOK_EXPIRED: return wait_polls_on(wait, wait->polled, &ticket);
+    case LOOK_EXPIRED: return wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK;
     default: return true;
     }
+}
+
+uint64_t waits_next_near(struct queue *queue) {
+    struct polled_waits *polled = queue_polled_waits(queue);
+    if (polled->near == 0) return 0;
+    struct wait *wait = polled->last; /* those that have just come stand last */
+    while (!wait->near) wait = wait->previous_polled;
+    wait->near = false;
+    polled->near--;
+    return wait->ticket;
 }
 
 bool waits_poll_futures(struct queue *queue) {
@@ -81,7 +104,13 @@ bool waits_poll_futures(struct queue *queue) {
     polled->first = NULL;
     while (wait) {
         struct wait *next = wait->next_polled; /* read before the wait may be another's */
-        if (poll_on(wait, queue)) append(polled, wait);
+        bool near = wait->near;
+        removed(polled, wait);
+        if (poll_on(wait, queue)) {
+            append(polled, wait);
+            wait->near = near;
+            polled->near += near;
+        }
         wait = next;
     }
     if (!polled->first) return false;
@@ -89,13 +118,103 @@ bool waits_poll_futures(struct queue *queue) {
     return true;
 }
 
+/* ------------------------------------------------------------------------------------------------ polling by a task */
+
+/* A task of a closed loop is never resumed, so whoever closes the loop's queue leaves to the watcher what its tasks poll. The task
+ * may be dropped at that time, in any thread. */
+static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void take(struct wait *wait) {
+    struct polled_waits *polled = queue_polled_waits(wait->queue);
+    pthread_mutex_lock(&taken_lock);
+    wait->taken = true;
+    wait->previous_polled = NULL;
+    wait->next_polled = polled->taken;
+    if (polled->taken) polled->taken->previous_polled = wait;
+    polled->taken = wait;
+    pthread_mutex_unlock(&taken_lock);
+}
+
+bool wait_take_future(struct wait *wait, uint64_t ticket) {
+    /* Asked twice: in between the record may have become another loop's, which polls it, but never with the same ticket. */
+    if (atomic_load(&wait->ticket) != ticket || !atomic_load(&wait->polled_by_loop) || atomic_load(&wait->ticket) != ticket) return false;
+    struct polled_waits *polled = queue_polled_waits(wait->queue);
+    if (wait->previous_polled) wait->previous_polled->next_polled = wait->next_polled;
+    else polled->first = wait->next_polled;
+    if (wait->next_polled) wait->next_polled->previous_polled = wait->previous_polled;
+    else polled->last = wait->previous_polled;
+    removed(polled, wait);
+    take(wait);
+    return true;
+}
+
+/* With the same ticket it is the same wait, because a taken one keeps its ticket. */
+static bool is_taken(const struct wait *wait, uint64_t ticket) { /* lock held */
+    return atomic_load(&wait->ticket) == ticket && wait->taken;
+}
+
+static void unlink_taken(struct wait *wait) { /* lock held */
+    if (wait->previous_polled) wait->previous_polled->next_polled = wait->next_polled;
+    else queue_polled_waits(wait->queue)->taken = wait->next_polled;
+    if (wait->next_polled) wait->next_polled->previous_polled = wait->previous_polled;
+    wait->taken = false;
+}
+
+bool wait_is_taken(const struct wait *wait, uint64_t ticket) {
+    pthread_mutex_lock(&taken_lock);
+    bool taken = is_taken(wait, ticket);
+    pthread_mutex_unlock(&taken_lock);
+    return taken;
+}
+
+static void untake(struct wait *wait) {
+    pthread_mutex_lock(&taken_lock);
+    unlink_taken(wait);
+    pthread_mutex_unlock(&taken_lock);
+}
+
+void wait_drop_future(struct wait *wait, uint64_t ticket) {
+    pthread_mutex_lock(&taken_lock);
+    bool taken = is_taken(wait, ticket);
+    if (taken) unlink_taken(wait);
+    pthread_mutex_unlock(&taken_lock);
+    if (taken) wait_leave_to_watcher(wait);
+}
+
+bool wait_task_polls_on(struct wait *wait, uint64_t *ticket) {
+    untake(wait); /* first: whoever has it next may recycle it */
+    if (wait_polls_on(wait, wait->polled, ticket) != STAGE_TASK) return false;
+    take(wait);
+    return true;
+}
+
+void wait_end_future(struct wait *wait, int status) {
+    struct queue *queue = wait->queue;
+    untake(wait);
+    queue_suppress_wakeup(queue); /* the task drains the queue, or has its loop do that in the next turn */
+    wait_end_in_loop(wait, status);
+    drain_again(queue);
+}
+
+static struct wait *take_back(struct queue *queue) {
+    pthread_mutex_lock(&taken_lock);
+    struct wait *wait = queue_polled_waits(queue)->taken;
+    if (wait) unlink_taken(wait);
+    pthread_mutex_unlock(&taken_lock);
+    return wait;
+}
+
+/* ------------------------------------------------------------------------------------------------ the loop is closed */
+
 void waits_leave_futures(struct queue *queue) {
     struct polled_waits *polled = queue_polled_waits(queue);
     struct wait *wait = polled->first;
     polled->first = NULL;
     while (wait) {
         struct wait *next = wait->next_polled;
+        removed(polled, wait);
         wait_leave_to_watcher(wait);
         wait = next;
     }
+    while ((wait = take_back(queue))) wait_leave_to_watcher(wait);
 }

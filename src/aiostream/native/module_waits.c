@@ -12,6 +12,7 @@ typedef struct {
     PyObject_HEAD
     struct wait *wait;   /* NULL: it is over, or the watcher has it */
     struct queue *queue; /* of the loop whose task polls it */
+    uint64_t ticket;     /* of a future's wait; else 0 */
     bool yielded;        /* the loop has had its turn: the next step is a poll */
 } WaitObject;
 
@@ -24,6 +25,7 @@ static PyObject *new_wait(struct wait *wait, struct queue *queue) {
     if (!self) return NULL;
     self->wait = wait;
     self->queue = queue;
+    self->ticket = 0;
     self->yielded = false;
     return (PyObject *)self;
 }
@@ -37,6 +39,8 @@ static bool poll(WaitObject *self, struct wait_result *result) {
         PyErr_SetString(PyExc_ValueError, "the wait is over");
         return false;
     }
+    *result = (struct wait_result){.ticket = self->ticket};
+    if (self->ticket && !wait_is_taken(self->wait, self->ticket)) return true;
     *result = (struct wait_result){.spinning = self->wait};
     bool over;
     Py_BEGIN_ALLOW_THREADS
@@ -61,11 +65,21 @@ static PyObject *Wait_poll(PyObject *self, PyObject *unused) {
     return PyErr_Occurred() ? NULL : Py_NewRef(self);
 }
 
+static PyObject *end_iteration(const struct wait_result *result) {
+    if (!result->ticket && !result->refusal) return NULL;
+    PyObject *value = as_number(result);
+    if (value) PyErr_SetObject(PyExc_StopIteration, value);
+    Py_XDECREF(value);
+    return NULL;
+}
+
 /* One step of `await wait`, in asyncio: a turn of the loop (what a bare `yield` asks for), then polls with turns in between. Its
- * value is what poll() says in the end, or None for 0, which spares the exception that would carry it. */
+ * value is what poll() says in the end, or None for 0, which spares the exception that would carry it. A future's wait that was
+ * dropped meanwhile (the future was cancelled) has been left to the watcher. */
 static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
-    struct wait_result result;
+    struct wait_result result = {.ticket = self->ticket};
+    if (!self->wait && self->ticket) return end_iteration(&result);
     if (!self->yielded) {
         self->yielded = true;
         Py_RETURN_NONE;
@@ -74,11 +88,7 @@ static PyObject *Wait_next(PyObject *object) {
         if (PyErr_Occurred()) return NULL;
         Py_RETURN_NONE;
     }
-    if (!result.ticket && !result.refusal) return NULL;
-    PyObject *value = as_number(&result);
-    if (value) PyErr_SetObject(PyExc_StopIteration, value);
-    Py_XDECREF(value);
-    return NULL;
+    return end_iteration(&result);
 }
 
 static PyObject *Wait_await(PyObject *self) { return Py_NewRef(self); }
@@ -87,7 +97,9 @@ static PyObject *Wait_await(PyObject *self) { return Py_NewRef(self); }
 static void drop(WaitObject *self) {
     struct wait *wait = self->wait;
     self->wait = NULL;
-    if (wait && !is_child()) wait_drop(wait);
+    if (!wait || is_child()) return;
+    if (self->ticket) wait_drop_future(wait, self->ticket);
+    else wait_drop(wait);
 }
 
 static PyObject *Wait_drop(PyObject *self, PyObject *unused) {
@@ -125,7 +137,9 @@ static PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0,
 /* Everything that a future's wait needs, before its work is enqueued. Given back when it dies unrecorded. */
 typedef struct {
     PyObject_HEAD
-    struct wait *wait; /* NULL: recorded */
+    struct wait *wait; /* once it is recorded, the record may be another's by then */
+    struct queue *queue;
+    bool recorded;
     uint64_t ticket;
 } ReservedObject;
 
@@ -134,34 +148,54 @@ static PyTypeObject *reserved_type;
 static void Reserved_dealloc(PyObject *object) {
     ReservedObject *self = (ReservedObject *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->wait && !is_child()) wait_unreserve(self->wait);
+    if (!self->recorded && !is_child()) wait_unreserve(self->wait);
     PyObject_Free(object);
     Py_DECREF(type);
 }
 
 struct recording_future {
     ReservedObject *reserved;
-    bool poll;
+    enum stage stage;
 };
 
 static int do_record_future(struct handle *stream, void *argument) {
     struct recording_future *recording = argument;
-    int status = wait_record_future(recording->reserved->wait, handle_value(stream), &recording->poll);
-    if (status == CUDA_SUCCESS) recording->reserved->wait = NULL;
+    int status = wait_record_future(recording->reserved->wait, handle_value(stream), &recording->stage);
+    if (status == CUDA_SUCCESS) recording->reserved->recorded = true;
     return status;
 }
 
-/* record(handle): (0 or a refusal, whether the loop has to poll soon). The caller has pinned the handle. */
+/* record(handle): (0 or a refusal, who looks at it first: STAGE_TASK, and then the loop has to poll soon, STAGE_TIMER or
+ * STAGE_WATCHER, which has it until the end). The caller has pinned the handle. */
 static PyObject *Reserved_record(PyObject *object, PyObject *stream) {
-    struct recording_future recording = {.reserved = (ReservedObject *)object};
+    struct recording_future recording = {.reserved = (ReservedObject *)object, .stage = STAGE_WATCHER};
     struct handle *handle = as_handle(stream);
     if (!handle) return NULL;
-    if (!recording.reserved->wait) return PyErr_Format(PyExc_ValueError, "it was recorded before");
+    if (recording.reserved->recorded) return PyErr_Format(PyExc_ValueError, "it was recorded before");
     int status;
     Py_BEGIN_ALLOW_THREADS
     status = operate_pinned_as_is(handle, do_record_future, &recording);
     Py_END_ALLOW_THREADS
-    return Py_BuildValue("iN", status, PyBool_FromLong(recording.poll));
+    return Py_BuildValue("ii", status, (int)recording.stage);
+}
+
+/* take(at_once): the wait, if the loop polls it: its caller, in the loop's thread, polls it from now on. Else None. An `await` of it
+ * polls at once, or after a turn of the loop. */
+static PyObject *Reserved_take(PyObject *object, PyObject *at_once) {
+    ReservedObject *self = (ReservedObject *)object;
+    if (refuse_in_child()) return NULL;
+    if (!self->recorded) Py_RETURN_NONE;
+    WaitObject *taken = (WaitObject *)new_wait(NULL, NULL); /* first, because what was taken must not be lost */
+    if (!taken) return NULL;
+    if (!wait_take_future(self->wait, self->ticket)) {
+        Py_DECREF(taken);
+        Py_RETURN_NONE;
+    }
+    taken->wait = self->wait;
+    taken->queue = self->queue;
+    taken->ticket = self->ticket;
+    taken->yielded = at_once == Py_True;
+    return (PyObject *)taken;
 }
 
 static PyObject *Reserved_ticket(PyObject *object, void *unused) {
@@ -171,11 +205,12 @@ static PyObject *Reserved_ticket(PyObject *object, void *unused) {
 
 static PyObject *Reserved_is_recorded(PyObject *object, void *unused) {
     (void)unused;
-    return PyBool_FromLong(!((ReservedObject *)object)->wait);
+    return PyBool_FromLong(((ReservedObject *)object)->recorded);
 }
 
 static PyMethodDef reserved_methods[] = {
-    {"record", Reserved_record, METH_O, "Records what a pinned stream has reached: (0 or a refusal, whether to poll soon)."},
+    {"record", Reserved_record, METH_O, "Records what a pinned stream has reached: (0 or a refusal, STAGE_...)."},
+    {"take", Reserved_take, METH_O, "The Wait, if its loop polls it: the caller does from now on. Else None."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef reserved_properties[] = {
@@ -354,6 +389,8 @@ static PyObject *WaitList_reserve(PyObject *object, PyObject *args) {
         return NULL;
     }
     self->wait = wait;
+    self->queue = queue;
+    self->recorded = false;
     self->ticket = wait_ticket(wait);
     return (PyObject *)self;
 }
@@ -409,6 +446,8 @@ static PyObject *native_drain(PyObject *self, PyObject *args) {
         Py_END_ALLOW_THREADS
     }
     if (!queue_drain(queue, append, &delivery)) return NULL;
+    for (uint64_t ticket; (ticket = waits_next_near(queue));)
+        if (!append(&delivery, ticket, STATUS_NEAR, true)) return NULL; /* then the loop goes on polling it */
     return PyBool_FromLong(again);
 }
 

@@ -26,6 +26,8 @@ void queue_put_back(struct queue *, struct queue_entry *oldest); /* what the con
 struct wait;
 struct polled_waits { /* by the loop's thread alone; in the order in which they came */
     struct wait *first, *last; /* last: only while there is a first */
+    int near;                  /* how many of them are `near` */
+    struct wait *taken;        /* those that tasks poll; guarded by taken_lock of future_waits.c */
 };
 struct polled_waits *queue_polled_waits(struct queue *); /* see future_waits.c */
 int64_t queue_lag(const struct queue *); /* ns; how long the loop takes these days to come back to what waits for it */

@@ -57,7 +57,7 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
     return true;
 }
 
-bool wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
+enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     struct load load = wait_load(wait);
     int64_t start = atomic_load(&wait->start);
     struct plan plan = policy_plan(&wait->forecast->prediction, now - start, &load, wait->mode);
@@ -67,19 +67,19 @@ bool wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     if (plan.stage == STAGE_TASK || !wait->ticket) {
         wait->poll_until = plan.until == INT64_MAX || plan.stage != STAGE_TASK ? INT64_MAX : start + plan.until;
         wait->polled = now;
-        return true;
+        return STAGE_TASK;
     }
-    if (leave_as_planned(wait, &plan, &load)) return false;
+    if (leave_as_planned(wait, &plan, &load)) return plan.stage;
     load.timers_allowed = false;
     plan = policy_plan(&wait->forecast->prediction, now - start, &load, wait->mode);
     leave_as_planned(wait, &plan, &load);
-    return false;
+    return plan.stage;
 }
 
 /* Decides what comes next for a task's wait that was not over at `now`; false: the task polls on. */
 static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
     uint64_t ticket = 0;
-    if (wait_polls_on(wait, now, &ticket)) {
+    if (wait->future ? wait_task_polls_on(wait, &ticket) : wait_polls_on(wait, now, &ticket) == STAGE_TASK) {
         result->spinning = wait;
         return false;
     }
@@ -197,7 +197,10 @@ enum wait_look wait_look(struct wait *wait, struct queue *queue, int *status) {
 bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *result) {
     *result = (struct wait_result){0};
     switch (wait_look(wait, queue, &result->refusal)) {
-    case LOOK_OVER: end_by_task(wait, result->refusal); return true;
+    case LOOK_OVER:
+        if (wait->future) wait_end_future(wait, result->refusal);
+        else end_by_task(wait, result->refusal);
+        return true;
     case LOOK_EXPIRED: result->refusal = 0; return go_on(wait, result, wait->polled);
     default:
         result->refusal = 0;
@@ -226,8 +229,13 @@ void wait_end_in_loop(struct wait *wait, int status) {
 
 /* Its end is near: its task, or the loop for a future, polls it from now on. */
 static void resume(struct wait *wait) {
-    if (wait->future) wait_poll_future(wait);
-    else wait_fire_hand_back(wait, wait->woken_for);
+    if (!wait->future) {
+        wait_fire_hand_back(wait, wait->woken_for);
+        return;
+    }
+    wait_poll_future(wait);
+    wait->near = true;
+    queue_polled_waits(wait->queue)->near++;
 }
 
 /* One native look in a wide window. */
@@ -236,7 +244,7 @@ static void look_at(struct wait *wait, struct queue *queue) {
     uint64_t ticket;
     wait->first_poll_due = true; /* the time since the last look says nothing of the loop's lag */
     if (wait_look(wait, queue, &status) == LOOK_OVER) wait_end_in_loop(wait, status);
-    else if (wait_polls_on(wait, wait->polled, &ticket)) resume(wait);
+    else if (wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK) resume(wait);
 }
 
 void waits_run_due(struct queue *queue) {

@@ -64,8 +64,11 @@ struct wait {
     uint64_t opened, closed;   /* the list's clock before and after the record */
     int64_t began;
     enum wait_mode mode;
-    bool future; /* its ticket is for all its life, and its loop polls it natively: */
-    struct wait *next_polled; /* by the loop's thread (the watcher may still list it, by `next`) */
+    bool future; /* its ticket is for all its life, and its loop polls it natively, until a task takes it: */
+    struct wait *next_polled, *previous_polled; /* by the loop's thread (the watcher may still list it, by `next`) */
+    _Atomic bool polled_by_loop; /* by the loop's thread */
+    bool taken;                  /* a task polls it; guarded by taken_lock, and so are the links meanwhile */
+    bool near;                   /* its timer was due, and its loop has not been told */
     struct queue *queue;
     struct forecast *forecast;
     /* By whoever holds it: */
@@ -100,8 +103,8 @@ void wait_note_end(struct wait *, int64_t seen); /* of its list: work behind it 
 void wait_learn(struct wait *, int64_t seen);    /* its end was first seen then */
 void wait_learn_lead(struct wait *, int64_t seen);
 struct load wait_load(const struct wait *);
-/* What a task or a loop does next with a wait that was not over at `now`: polls on (true), or has left it to a timer or the watcher. */
-bool wait_polls_on(struct wait *, int64_t now, uint64_t *ticket);
+/* What a task or a loop does next with a wait that was not over at `now`: polls on, or has left it to a timer or the watcher. */
+enum stage wait_polls_on(struct wait *, int64_t now, uint64_t *ticket);
 enum wait_look { LOOK_PENDING, LOOK_EXPIRED, LOOK_OVER };
 /* Polls a wait that its task or loop holds: not over; not over, and its time of polling has; or over, with *status. */
 enum wait_look wait_look(struct wait *, struct queue *, int *status);
@@ -111,6 +114,8 @@ void wait_leave_to_watcher(struct wait *);
 int wait_record(struct wait *, void *stream); /* our event at the stream's present end; 0, or why not */
 void waits_leave_futures(struct queue *);     /* those that the loop polls are the watcher's from now on */
 void wait_poll_future(struct wait *); /* the loop's thread polls it from now on */
+bool wait_task_polls_on(struct wait *, uint64_t *ticket); /* wait_polls_on for a future that a task polls */
+void wait_end_future(struct wait *, int status); /* over, seen by the task that polls it */
 void wait_fire_hand_back(struct wait *, int64_t length); /* fires its ticket with STATUS_HANDED_BACK */
 
 /* ---------------------------------------------------------------- snapshots.c: what a user's event has recorded */

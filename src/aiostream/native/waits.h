@@ -34,14 +34,22 @@ void wait_begin(struct wait_list *, void *stream, struct queue *, enum wait_mode
 /* Waits for what a user's event has recorded now. Called without the GIL, under RELAXED; the handle is pinned. */
 void wait_begin_event(struct context *, struct shared_history *, struct handle *event, struct queue *, enum wait_mode,
                       struct wait_result *);
-/* A wait of a future: it has no task that polls, but one ticket for all its life, which is fired at its end. Everything is
- * reserved before the work is enqueued; nothing but the record itself can fail afterwards. Each without the GIL. */
+/* A wait of a future: it has one ticket for all its life, which is fired at its end. Its loop polls it, or a task that awaits the
+ * future and has taken the wait. Everything is reserved before the work is enqueued; nothing but the record itself can fail
+ * afterwards. Each without the GIL. */
 int wait_reserve(struct wait_list *, struct queue *, enum wait_mode, struct wait **);
 uint64_t wait_ticket(const struct wait *);
 void wait_unreserve(struct wait *);
-/* Records what the stream has reached now. 0: the wait is no longer the caller's; else it still is. `poll` says whether the loop
- * has to call waits_poll_futures soon. */
-int wait_record_future(struct wait *, void *stream, bool *poll);
+/* Records what the stream has reached now. 0: the wait is no longer the caller's; else it still is. STAGE_TASK: the loop has to
+ * call waits_poll_futures soon. */
+int wait_record_future(struct wait *, void *stream, enum stage *);
+/* In the loop's thread: the wait is its caller's, who polls it with wait_poll from now on. False: the loop does not poll it. Here and
+ * in the next two the record may be another wait's by now; the ticket tells. */
+bool wait_take_future(struct wait *, uint64_t ticket);
+bool wait_is_taken(const struct wait *, uint64_t ticket); /* false: its loop was closed, and the watcher has it */
+void wait_drop_future(struct wait *, uint64_t ticket);    /* leaves a taken wait to the watcher; any thread, any number of times */
+/* In the loop's thread: the ticket of a future that the loop has begun to poll, because its timer was due; 0: no more of them. */
+uint64_t waits_next_near(struct queue *);
 /* In the loop's thread, under RELAXED, before each drain: polls the futures whose end is near. True: again in its next turn. */
 bool waits_poll_futures(struct queue *);
 bool wait_poll(struct wait *, struct queue *, struct wait_result *); /* false: the caller goes on polling */

@@ -1,0 +1,307 @@
+"""Futures of `enqueue_async` that a task awaits: that task polls their work itself when its end is near."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+import internals
+from aiostream import Stream, statistics
+from support import Gate, run_on, settle
+from waiters import Waiter, counts, until, waiter_in
+
+pytestmark = pytest.mark.usefixtures("default_prediction")
+
+
+class Kept:
+    """An argument whose life can be watched."""
+
+
+@pytest.fixture
+def polled_stream() -> Iterator[Stream]:
+    """A stream whose waits are polled from their beginning to their end."""
+    stream = Stream(wait="spin")
+    yield stream
+    stream.close()
+
+
+async def turns(number: int = 20) -> None:
+    for _ in range(number):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_task_goes_on_before_anything_is_delivered(monkeypatch: pytest.MonkeyPatch, polled_stream: Stream) -> None:
+    """It sees the end itself. A delivery could only have it resumed in the loop's next turn."""
+    delivered: list[int] = []
+    internals.note_deliveries(monkeypatch, delivered)
+    with Gate() as gate:
+        gate.hold(polled_stream)
+        future = polled_stream.enqueue_async(lambda _: "result")
+        resumed: list[int] = []
+
+        async def wait() -> None:
+            assert await future == "result"
+            resumed.append(len(delivered))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await turns()
+            gate.open()
+    assert resumed == [0]
+    await until(lambda: statistics().futures.pending == 0)
+    assert len(delivered) == 1
+
+
+async def test_task_is_woken_when_the_end_is_near(monkeypatch: pytest.MonkeyPatch, loop_kind: str) -> None:
+    """By the loop's timer; then it polls."""
+    delivered: list[int] = []
+    for _ in range(20):
+        async with waiter_in("by timer", "future") as (waiter, gate), anyio.create_task_group() as tasks:
+            internals.note_deliveries(monkeypatch, delivered)
+            future = waiter.stream.enqueue_async(lambda _: 3)
+            resumed: list[int] = []
+
+            async def wait(future: Any = future, resumed: list[int] = resumed) -> None:
+                assert await future == 3
+                resumed.append(len(delivered))
+
+            before = len(delivered)
+            tasks.start_soon(wait)
+            await waiter.reach()
+            while not internals.is_polled_by_task(future) and counts().watched == waiter.before.watched:
+                await anyio.lowlevel.checkpoint()
+            polled = internals.is_polled_by_task(future)
+            gate.open()
+        monkeypatch.undo()
+        if polled and resumed == [before]:
+            return
+    raise AssertionError("no task that was woken has seen the end itself, 20 times")
+
+
+async def test_cancelled_future_ends_the_task_that_polls_it(polled_stream: Stream, loop_kind: str) -> None:
+    thing = Kept()
+    watched = weakref.ref(thing)
+    with Gate() as gate:
+        gate.hold(polled_stream)
+        future = polled_stream.enqueue_async(lambda _, __: None, thing)
+        del thing
+        outcome: list[BaseException] = []
+
+        async def wait() -> None:
+            try:
+                await future
+            except BaseException as error:
+                outcome.append(error)
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait)
+                await until(lambda: internals.is_polled_by_task(future))
+                assert future.cancel()
+                assert not future.cancel()
+        assert not internals.is_polled_by_task(future)
+        assert future.cancelled()
+        assert "Cancelled" in type(outcome[0]).__name__
+        gc.collect()
+        assert watched() is not None, "the GPU has not passed"
+    await until(lambda: watched() is None)
+
+
+async def test_cancelled_task_stops_polling(polled_stream: Stream, loop_kind: str) -> None:
+    """asyncio cancels the future of a cancelled task, as ever. On trio the future goes on for the others."""
+    with Gate() as gate:
+        gate.hold(polled_stream)
+        future = polled_stream.enqueue_async(lambda _: 5)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: _wait(future))
+            await until(lambda: internals.is_polled_by_task(future))
+            tasks.cancel_scope.cancel()
+        assert not internals.is_polled_by_task(future)
+        assert future.cancelled() is (loop_kind != "trio")
+        gate.open()
+        if loop_kind == "trio":
+            with anyio.fail_after(20):
+                assert await future == 5
+
+
+async def _wait(future: Any) -> Any:
+    return await future
+
+
+@pytest.mark.parametrize("strategy", ["spin", "event", "auto"])
+async def test_several_tasks_await_one_future(strategy: str) -> None:
+    stream = Stream(wait=strategy)
+    results: list[int] = []
+
+    async def wait() -> None:
+        results.append(await future)
+
+    with Gate() as gate:
+        gate.hold(stream)
+        future = stream.enqueue_async(lambda _: 7)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(wait)
+            await turns()
+            gate.open()
+    assert results == [7, 7, 7]
+    assert await future == 7
+    stream.close()
+
+
+@pytest.mark.parametrize("loop_kind", ["trio"])
+async def test_another_task_polls_when_the_first_has_gone(polled_stream: Stream, loop_kind: str) -> None:
+    results: list[int] = []
+
+    async def wait() -> None:
+        results.append(await future)
+
+    with Gate() as gate:
+        gate.hold(polled_stream)
+        future = polled_stream.enqueue_async(lambda _: 8)
+        async with anyio.create_task_group() as tasks:
+            async with anyio.create_task_group() as first:
+                first.start_soon(wait)
+                await until(lambda: internals.is_polled_by_task(future))
+                tasks.start_soon(wait)
+                await turns()
+                first.cancel_scope.cancel()
+            gate.open()
+    assert results == [8]
+
+
+async def test_polled_futures_of_one_stream_end_in_order(polled_stream: Stream) -> None:
+    """Whichever of the tasks polls first: the earlier future is done when the later one's task goes on."""
+    for number in range(60):
+        seen: list[bool] = []
+
+        async def wait(future: Any, earlier: Any, seen: list[bool] = seen) -> None:
+            await future
+            seen.append(earlier is None or earlier.done())
+
+        with Gate() as gate:
+            gate.hold(polled_stream)
+            futures = [polled_stream.enqueue_async(lambda _: None) for _ in range(3)]
+            pairs = list(zip(futures, [None, *futures[:-1]], strict=True))
+            if number % 2:
+                pairs.reverse()
+            async with anyio.create_task_group() as tasks:
+                for pair in pairs:
+                    tasks.start_soon(wait, *pair)
+                await turns(number % 7)
+                gate.open()
+        assert seen == [True, True, True]
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("strategy", ["spin", "auto", "event"])
+async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: str) -> None:
+    stream = Stream(wait=strategy)
+
+    def begin(result: int) -> Any:
+        return stream.enqueue_async(lambda _: result)
+
+    future = begin(1)
+    assert isinstance(future, asyncio.Future)
+    assert future.get_loop() is asyncio.get_running_loop()
+    assert asyncio.ensure_future(future) is future
+    assert await asyncio.wait_for(future, 20) == 1
+    assert await asyncio.shield(begin(2)) == 2
+    assert await asyncio.gather(begin(3), begin(4), _wait(begin(5))) == [3, 4, 5]
+    done, _ = await asyncio.wait([begin(6), begin(7)], timeout=20)
+    assert sorted(each.result() for each in done) == [6, 7]
+    with Gate() as gate:
+        gate.hold(stream)
+        future = begin(8)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(future, 0.01)
+        assert future.cancelled()
+        called: list[Any] = []
+        future = begin(9)
+        future.add_done_callback(called.append)
+        task = asyncio.ensure_future(_wait(future))
+        await turns()
+        gate.open()
+        assert await task == 9
+        await turns(1)
+        assert called == [future]
+    stream.close()
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_result_that_somebody_else_sets_wakes_the_task(loop_kind: str) -> None:
+    """asyncio's futures have public setters."""
+    waiter = Waiter("by timer", "future")
+    with Gate() as gate:
+        await waiter.hold(gate)
+        for set_by in ("set_result", "set_exception"):
+            future: Any = waiter.stream.enqueue_async(lambda _: None)
+            task = asyncio.ensure_future(_wait(future))
+            await turns()
+            getattr(future, set_by)(ValueError("theirs"))
+            with anyio.fail_after(20):
+                if set_by == "set_result":
+                    assert str(await task) == "theirs"
+                else:
+                    with pytest.raises(ValueError, match="theirs"):
+                        await task
+    await waiter.stream.synchronize_async()
+    waiter.close()
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_future_of_another_loop_is_refused(polled_stream: Stream, loop_kind: str) -> None:
+    with Gate() as gate:
+        gate.hold(polled_stream)
+        future = polled_stream.enqueue_async(lambda _: 1)
+        errors: list[BaseException] = []
+
+        def elsewhere() -> None:
+            try:
+                run_on("asyncio", _wait, future)
+            except RuntimeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        await anyio.to_thread.run_sync(thread.join)
+        assert "different loop" in str(errors[0])
+        gate.open()
+        with anyio.fail_after(20):
+            assert await future == 1
+
+
+@pytest.mark.parametrize("collected", ["at once", "when the GPU has passed"])
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+def test_loop_that_is_closed_while_its_task_polls(collected: str, loop_kind: str, polled_stream: Stream) -> None:
+    """The task is dropped with its loop, without being cancelled. Its objects are released when the GPU has passed them."""
+    import uvloop
+
+    loop = uvloop.new_event_loop() if loop_kind == "uvloop" else asyncio.new_event_loop()
+    thing = Kept()
+    watched = weakref.ref(thing)
+
+    async def begin(thing: Kept) -> tuple[Any, asyncio.Task[Any]]:
+        future: Any = polled_stream.enqueue_async(lambda _, __: None, thing)
+        task = asyncio.ensure_future(_wait(future))
+        await until(lambda: internals.is_polled_by_task(future))
+        return future, task
+
+    with Gate() as gate:
+        gate.hold(polled_stream)
+        future, task = loop.run_until_complete(begin(thing))
+        del thing
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own complaint, which is right
+        loop.close()
+        if collected == "at once":
+            del future, task
+        gc.collect()
+        assert watched() is not None
+    assert settle(lambda: watched() is None)
