@@ -56,27 +56,27 @@ async def test_waits_in_all_stages_invalidate_no_capture(where: str, mode: int) 
         waiter.work(0)
         await waiter.wait()
         await waiter.prepare()
-    gates = [Gate() for _ in range(4)]
+    groups = -(-len(waiters) // 3)
     before = counts()
     async with anyio.create_task_group() as tasks:
-        # Three held streams at a time, because each holds a hardware queue.
-        for number, waiter in enumerate(waiters):
-            gate = gates[number // 3]
-            gate.hold(waiter.stream)
-            waiter.event.record(waiter.stream)
-            if number % 3 == 0:
-                capture = CAPTURES[where](captured, mode)
-            tasks.start_soon(waiter.wait)
-            if number % 3 == 2 or number == len(waiters) - 1:
-                spin(captured, 0)
-                polls = counts().polls
-                passes = statistics().watcher_passes
-                while counts().polls < polls + 8 or statistics().watcher_passes < passes + 2:
-                    await anyio.lowlevel.checkpoint()
-                gate.open()
-                for _ in range(20):
-                    await anyio.lowlevel.checkpoint()
-                assert capture.end() == 1
+        # Three held streams at a time, because each holds a hardware queue. In different stages: the watcher polls one of them.
+        for number in range(groups):
+            gate = Gate()
+            for waiter in waiters[number::groups]:
+                gate.hold(waiter.stream)
+                waiter.event.record(waiter.stream)
+            capture = CAPTURES[where](captured, mode)
+            for waiter in waiters[number::groups]:
+                tasks.start_soon(waiter.wait)
+            spin(captured, 0)
+            polls = counts().polls
+            passes = statistics().watcher_passes
+            while counts().polls < polls + 8 or statistics().watcher_passes < passes + 2:
+                await anyio.lowlevel.checkpoint()
+            gate.open()
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+            assert capture.end() == 1
     assert since(before).watched > 0
     for waiter in waiters:
         waiter.close()

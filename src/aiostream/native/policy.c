@@ -24,7 +24,7 @@ static const int64_t SHORT_NS = 120000;           /* a length so short makes it 
 static const int64_t SHORTEST_INTERVAL_NS = 5000; /* the shortest interval of the plain schedule ("unpredictable") */
 static const int64_t LONGEST_INTERVAL_NS = 120000; /* its longest, up to 48 ms ("patterns: log-uniform") */
 static const int64_t LONGEST_FRESH_NS = 750000;    /* of a stream of which nothing is known ("a lone 100 ms") */
-static const int64_t LONGEST_SHARED_NS = 200000;   /* the same where many streams wait ("mixed: CPU") */
+static const int64_t SHARED_PER_LIST_NS = 1600, LONGEST_SHARED_NS = 200000; /* the same where many streams wait ("mixed: CPU") */
 static const int64_t GUARD_FLOOR_NS = 150000;     /* no guard look comes before this age ("CPU at 100 us") */
 static const int64_t GUARD_SLACK_NS = 130000;     /* of the 0.25 ms of P16; the rest is for waking watcher and loop ("CPU at 5 ms") */
 static const int64_t GUARD_MOST_NS = 1000000;     /* the 1 ms of P16 */
@@ -38,6 +38,8 @@ static const int64_t CLUSTER_GAP_NS = 60000;      /* lengths so near, and a shar
 static const int64_t ZONE_STEP_NS = 20000;        /* the shortest step in a zone */
 static const int64_t LEAD_LEAST_NS = 5000;
 static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000; /* "128 x 5 ms: cores" */
+static const int64_t SHARED_GAP_NS = 40000;       /* a pass for looks of which none is exact costs a wake-up ("server: open loop") */
+static const int64_t LAG_WAIT_MOST_NS = 1000000;  /* how long the watcher may wait for a loop that comes late anyway */
 static const int64_t TURN_BUDGET_NS = 500000;     /* of ready waits, all tasks together, in one turn of a loop ("fairness") */
 static const int64_t UNWANTED_MOST_NS = 45000000;
 enum {
@@ -63,8 +65,9 @@ enum {
     LATEST_FEW = 0xf,      /* and one of the last four ("patterns: within 10 %") */
     MOST_BACKOFF = 32,
     LOOP_LISTS = 8,        /* up to so many, a wide window is polled by the loop, which is awake then ("varying work") */
-    EXACT_LISTS = 8,       /* up to so many lists each is polled just when it is due */
-    FEW_LISTS = 4,         /* more are many */
+    EXACT_LISTS = 8,       /* up to so many lists each is polled just when it is due, if its look is exact */
+    FEW_LISTS = 2,         /* with more, the others are polled together */
+    LAG_SHARE = 8,         /* a busy loop's waits are looked at so often in each of its turns ("server: 128 connections") */
 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -244,17 +247,20 @@ void history_learn_lead(struct history *history, int64_t length, bool late, int6
 
 /* ------------------------------------------------------------------------------------------------ deciding */
 
-int64_t policy_latest_look(int64_t age) {
+int64_t policy_pass_gap(int lists, bool exact) {
+    int64_t gap = lists > EXACT_LISTS ? least(lists * PASS_GAP_PER_LIST_NS, PASS_GAP_MOST_NS) : 0;
+    return exact || lists <= FEW_LISTS ? gap : greatest(gap, SHARED_GAP_NS);
+}
+
+int64_t policy_latest_look(int64_t age, int lists) {
     int64_t interval = greatest(least(age / INTERVALS_PER_AGE, GUARD_MOST_NS), age / LATE_SHARE) + GUARD_SLACK_NS;
-    return greatest(age + interval, GUARD_FLOOR_NS);
+    return greatest(age + interval, GUARD_FLOOR_NS) - policy_pass_gap(lists, false); /* which the look may come later */
 }
 
 bool policy_keep_turn(int64_t elapsed, int ops, int tasks) {
     /* The next wait is likely to take as long as those before it. */
     return elapsed + elapsed / (ops > 0 ? ops : 1) < TURN_BUDGET_NS / (tasks > 0 ? tasks : 1);
 }
-
-int64_t policy_pass_gap(int lists) { return lists > EXACT_LISTS ? least(lists * PASS_GAP_PER_LIST_NS, PASS_GAP_MOST_NS) : 0; }
 
 int64_t policy_unwanted(int64_t age) { return age + clamp(age / INTERVALS_PER_AGE, SHORTEST_INTERVAL_NS, UNWANTED_MOST_NS); }
 
@@ -265,9 +271,13 @@ static const struct window *next_window(const struct prediction *prediction, int
 }
 
 static int64_t plain_interval(const struct prediction *prediction, int64_t age, const struct load *load) {
-    int64_t longest = load->lists > FEW_LISTS ? LONGEST_SHARED_NS : prediction->fresh ? LONGEST_FRESH_NS : LONGEST_INTERVAL_NS;
-    if (prediction->dense) return clamp(age / DENSE_PER_AGE, SHORTEST_INTERVAL_NS, longest);
-    return greatest(clamp(age / INTERVALS_PER_AGE, SHORTEST_INTERVAL_NS, longest), age / LATE_INTERVALS);
+    int64_t shortest = SHORTEST_INTERVAL_NS, longest = prediction->fresh ? LONGEST_FRESH_NS : LONGEST_INTERVAL_NS;
+    if (load->lists > FEW_LISTS) { /* with few of these, each pass polls all lists: that costs less than to wake for each */
+        shortest = SHARED_GAP_NS;
+        longest = clamp(load->lists * SHARED_PER_LIST_NS, shortest, LONGEST_SHARED_NS);
+    }
+    if (prediction->dense) return clamp(age / DENSE_PER_AGE, shortest, longest);
+    return greatest(clamp(age / INTERVALS_PER_AGE, shortest, longest), age / LATE_INTERVALS);
 }
 
 /* The next look that a zone asks for. */
@@ -284,7 +294,7 @@ static int64_t zone_look(const struct prediction *prediction, int64_t age) {
 
 int64_t policy_guard(const struct prediction *prediction, int64_t age, int64_t timer, const struct load *load) {
     /* A loop that comes late anyway does not come earlier because the watcher has seen the end. */
-    int64_t next = policy_latest_look(age);
+    int64_t next = policy_latest_look(age, load->lists);
     if (prediction->dense || prediction->irregular) next = least(next, age + plain_interval(prediction, age, load));
     next = least(next, zone_look(prediction, age));
     next = greatest(next, age + load->loop_lag_ns);
@@ -317,13 +327,15 @@ static int64_t watch_at(const struct prediction *prediction, const struct window
         at = age + step_of(window);
     }
     at = least(at, zone_look(prediction, age));
-    return least(at, policy_latest_look(age));
+    at = least(at, policy_latest_look(age, load->lists));
+    return greatest(at, age + least(load->loop_lag_ns / LAG_SHARE, LAG_WAIT_MOST_NS));
 }
 
 struct plan policy_plan(const struct prediction *prediction, int64_t age, const struct load *load, enum wait_mode mode) {
     if (mode == WAIT_SPIN) return (struct plan){.stage = STAGE_TASK, .at = age, .until = NEVER};
     const struct window *window = next_window(prediction, age);
     struct plan watch = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age, load)};
+    watch.exact = window && window->narrow && !prediction->irregular && watch.at >= window->first;
     if (mode == WAIT_EVENT) return watch;
     bool begins = age < SPIN_NS, opens_soon = window && window->first < START_SPIN_NS;
     if (begins && (prediction->early || (prediction->short_likely && (!window || opens_soon))))

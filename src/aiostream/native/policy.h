@@ -79,21 +79,22 @@ struct plan {
     int64_t at, until;
     int64_t length; /* of the window for which the task polls or is woken; 0: none */
     bool look;      /* STAGE_TIMER: the loop polls natively at `at`, and does not resume the task for that */
+    bool exact;     /* STAGE_WATCHER: an end is expected at `at`, so that the watcher polls just then */
 };
 
 /* What to do with a wait of that age which was not over when it was last looked at. */
 struct plan policy_plan(const struct prediction *, int64_t age, const struct load *, enum wait_mode);
 /* Whether a task that has polled until its `until` had better go on for some turns of its loop. */
 bool policy_poll_on(const struct prediction *, int64_t age, int polls, const struct load *);
-/* The latest next look that keeps promise P16. Every path takes min(next, policy_latest_look(age)). */
-int64_t policy_latest_look(int64_t age);
+/* The latest next look that keeps promise P16, if the watcher has so many wait lists. Every path takes the earlier of that and its own. */
+int64_t policy_latest_look(int64_t age, int lists);
 /* The next guard look of a wait that a timer has, or INT64_MAX if the timer comes first. */
 int64_t policy_guard(const struct prediction *, int64_t age, int64_t timer, const struct load *);
 /* Whether a task whose waits were over at once may go on without a turn of its loop (P17). `ops` waits took `elapsed` so far; `tasks`
  * shared the last turn. */
 bool policy_keep_turn(int64_t elapsed, int ops, int tasks);
-/* How soon the watcher's next pass may come. */
-int64_t policy_pass_gap(int lists);
+/* How soon the watcher's next pass may come, for an exact look or for others. */
+int64_t policy_pass_gap(int lists, bool exact);
 /* When to look again at a record for which no task waits. */
 int64_t policy_unwanted(int64_t age);
 

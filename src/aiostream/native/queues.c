@@ -131,8 +131,9 @@ static void push_to_orphans(struct queue *queue) {
 /* Push, then read `closed`; the closer sets `closed`, then drains: whichever comes second sees the other (both sequentially
  * consistent), so no ticket stays behind on a queue that nobody reads. */
 void queue_push(struct queue *queue, struct queue_entry *entry) {
-    /* Noted before the push, because the consumer may take the slot at once. Two that find it empty note nearly the same. */
-    if (!atomic_load(&queue->head)) atomic_store(&queue->pushed, now_ns());
+    /* Noted before the push, because the consumer may take the slot at once. Two that find it empty note nearly the same. What the
+     * consumer itself pushes, or what comes while it is about to drain, says nothing of how long it takes to come. */
+    if (!atomic_load(&queue->head)) atomic_store(&queue->pushed, atomic_load(&queue->wakeup_suppressed) ? 0 : now_ns());
     bool was_empty = stack_push(queue, entry, entry);
     if (atomic_load(&queue->closed)) push_to_orphans(queue);
     else if (was_empty && !atomic_load(&queue->wakeup_suppressed)) queue_wake(queue);
@@ -194,8 +195,12 @@ struct queue_entry *queue_take(struct queue *queue) {
     /* A pusher that read `wakeup_suppressed` before this store has already pushed (both sequentially consistent). */
     atomic_store(&queue->wakeup_suppressed, false);
     struct queue_entry *entry = reversed(atomic_exchange(&queue->head, NULL));
-    /* Of a few together: a single one may have come to a loop that slept, whose slow waking says nothing of its turns. */
-    if (entry && entry->next && entry->next->next) queue_note_lag(queue, now_ns() - atomic_load(&queue->pushed));
+    int64_t pushed = atomic_load(&queue->pushed);
+    if (!entry || !pushed) return entry;
+    /* A few together came in a turn of the loop. A single one may have come to a loop that slept, and slow waking says nothing of its
+     * turns, except that they are no longer. */
+    int64_t lag = now_ns() - pushed;
+    if ((entry->next && entry->next->next) || lag < atomic_load(&queue->lag)) queue_note_lag(queue, lag);
     return entry;
 }
 

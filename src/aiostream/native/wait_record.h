@@ -34,6 +34,7 @@ struct wait_list {
     struct wait_list *next, *previous; /* the lists with waits */
     bool active;
     int64_t next_poll;
+    bool exact; /* an end is expected then */
 };
 
 /* Who may touch a record. "Listed" means that the watcher has it in a wait list, or will find it among the new ones: only the

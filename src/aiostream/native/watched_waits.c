@@ -143,13 +143,14 @@ static void take_first_off(struct wait_list *list) {
 static int64_t bound_by_latest(const struct wait_list *list, int64_t time, int64_t now) {
     const struct wait *latest = list->last;
     if (latest == list->first || !latest->ticket) return time;
-    int64_t age = now > latest->began ? now - latest->began : 0, bound = latest->began + policy_latest_look(age);
+    int64_t age = now > latest->began ? now - latest->began : 0, bound = latest->began + policy_latest_look(age, active_count);
     return bound < time ? bound : time;
 }
 
 /* When to poll a list whose oldest wait was not over. It may hand that wait back, and be without one afterwards. */
 static int64_t schedule(struct wait_list *list, int64_t now) {
     struct wait *wait;
+    list->exact = false;
     while ((wait = list->first)) {
         int holder = atomic_load(&wait->holder);
         if (holder == HELD_BY_TASK_LISTED || holder == OVER_LISTED) {
@@ -170,11 +171,17 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         if (!is_wanted(list)) return start + policy_unwanted(age);
         /* A dropped wait has no task to which it could be handed back, and a future never had one. */
         struct plan plan = policy_plan(&wait->forecast->prediction, age, &load, wait->ticket && !wait->future ? wait->mode : WAIT_EVENT);
-        if (plan.stage == STAGE_WATCHER) return bound_by_latest(list, start + plan.at, now);
+        if (plan.stage == STAGE_WATCHER) {
+            list->exact = plan.exact;
+            return bound_by_latest(list, start + plan.at, now);
+        }
         if (plan.stage == STAGE_TIMER) {
             /* As a timer would: guard looks before, and awake when the task is to be woken. */
             int64_t wake = plan.at - waker_oversleep(plan.at - age), guard = policy_guard(&wait->forecast->prediction, age, wake, &load);
-            if (wake > age) return bound_by_latest(list, start + (guard < wake ? guard : wake), now);
+            if (wake > age) {
+                list->exact = wake < guard;
+                return bound_by_latest(list, start + (guard < wake ? guard : wake), now);
+            }
         }
         take_first_off(list);
         wait->poll_until = plan.until == NEVER ? NEVER : start + plan.until;
@@ -235,19 +242,22 @@ static int poll_due(struct wait_list *list, int64_t now) {
 int64_t waits_poll(int64_t now) {
     atomic_store(&some_revisit, false);
     if (atomic_load(&new_waits)) take_new_waits(now);
-    int64_t next = NEVER;
+    int64_t next[2] = {NEVER, NEVER}; /* for looks that are exact, and for the others */
     int polls = 0;
     for (struct wait_list *list = active, *following; list; list = following) {
         following = list->next;
         atomic_fetch_add(&list->refs, 1); /* its last wait may be its last user */
         polls += poll_due(list, now);
         if (!list->first) deactivate(list);
-        else if (list->next_poll < next) next = list->next_poll;
+        else if (list->next_poll < next[!list->exact]) next[!list->exact] = list->next_poll;
         wait_list_unref(list);
     }
     if (polls) atomic_fetch_add(&counters[EVENT_POLLS], polls);
-    int64_t earliest = now + policy_pass_gap(active_count);
-    return next < earliest ? earliest : next;
+    for (int i = 0; i < 2; i++) {
+        int64_t earliest = now + policy_pass_gap(active_count, i == 0);
+        if (next[i] < earliest) next[i] = earliest;
+    }
+    return next[0] < next[1] ? next[0] : next[1];
 }
 
 /* The context has failed, and with it all waits in it. Those that their tasks poll learn it from the driver. */
