@@ -263,7 +263,13 @@ RUST = [
 
 BEYOND = [
     row("", "drain", "service: drain_waits_for_everything"),
-    row("", "on_context_failed", "service: listeners_are_told_once"),
+    row(
+        "",
+        "on_context_failed",
+        "service: listeners_are_told_once, lost_context: fault_that_nobody_awaits_is_told_within_a_second",
+    ),
+    row("", "health", "lost_context: health_is_none_or_the_error"),
+    row("", "exit_on_context_failed", "lost_context: process_ends_wherever_the_error_first_appears"),
     row("", "wait", "service: waiting_for_all, service: waiting_for_the_first"),
     row("", "StreamPool, StreamPool.stream", "pool: streams_are_lent_in_turn_and_come_back"),
     row("", "Stream.legacy, Stream.per_thread", "stream: the_special_streams_can_be_awaited_without_a_current_context"),

@@ -167,9 +167,6 @@ async def infer(request: Request) -> Response:
         return JSONResponse({"error": "too many requests wait"}, status_code=503)
     except TimeoutError:
         return JSONResponse({"error": "the GPU did not finish in time"}, status_code=504)
-    except aiostream.ContextFailedError as error:
-        # Sticky: no CUDA call of this process will succeed again. A supervisor should restart it.
-        return JSONResponse({"error": str(error)}, status_code=503)
     return JSONResponse({"y": [number if math.isfinite(number) else None for number in result]})
 
 
@@ -178,6 +175,8 @@ def application(*, streams: int = 8, waiting: int = 64, timeout: float = 1.0) ->
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        # After a sticky error no CUDA call of this process succeeds again: it ends, and its supervisor starts another.
+        stop_watching = aiostream.exit_on_context_failed()
         async with aiostream.StreamPool(streams, 0, max_waiting=waiting) as pool:
             app.state.model = Model(pool)
             await app.state.model.warm_up()
@@ -185,6 +184,7 @@ def application(*, streams: int = 8, waiting: int = 64, timeout: float = 1.0) ->
             yield
             # Leaving the block awaits what the GPU still has to do, and destroys the streams.
         app.state.model.close()
+        stop_watching()
 
     return Starlette(routes=[Route("/ping", ping), Route("/infer", infer, methods=["POST"])], lifespan=lifespan)
 

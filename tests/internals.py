@@ -47,6 +47,23 @@ def driver_call(name: str, *args: Any) -> Any:
     return _driver.call(name, *args)
 
 
+def stream_status(stream: Any) -> int:
+    """What the driver itself answers when it is asked for a stream: not through the library."""
+    driver = _driver.bindings()
+    return int(driver.cuStreamQuery(driver.CUstream(stream.handle))[0])
+
+
+def create_context() -> Any:
+    """Creates a context on device 0, which is not made current; returns the driver's handle."""
+    device = driver_call("cuDeviceGet", 0)
+    try:
+        handle = driver_call("cuCtxCreate", None, 0, device)
+    except TypeError:  # the bindings of CUDA 12 take two arguments
+        handle = driver_call("cuCtxCreate", 0, device)
+    driver_call("cuCtxPopCurrent")
+    return handle
+
+
 def driver_error(code: int, call: str, stream: str | None = None) -> CudaError:
     """Makes the exception for an error code of the driver."""
     return _driver.error(code, call, stream)

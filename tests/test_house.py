@@ -17,9 +17,9 @@ TESTS = Path(__file__).parent
 
 # A module imports only modules of lower numbers.
 LEVELS = {
+    "_native": -1,
     "errors": 0,
     "enums": 0,
-    "_native": 0,
     "_clash": 0,
     "_driver": 1,
     "_points": 1,
@@ -85,6 +85,7 @@ NATIVE_FLOORS = {
     "handles": 1,
     "timer": 1,
     "policy": 1,
+    "failures": 1,
     "contexts": 2,
     "queues": 2,
     "helper_streams": 3,
@@ -99,6 +100,7 @@ NATIVE_FLOORS = {
     "watcher": 7,
     "module": 8,
     "module_graphs": 9,
+    "module_failures": 9,
     "module_waits": 9,
 }
 

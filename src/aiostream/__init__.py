@@ -53,7 +53,7 @@ from aiostream.futures import CompletionFuture
 from aiostream.graph import ExecutableGraph, Graph, GraphDependency, GraphEdgeData, GraphNode
 from aiostream.memory import DevResource, FlushRemoteWrites, MemoryBarrier, WaitValue, WriteValue
 from aiostream.pool import StreamPool
-from aiostream.service import drain, on_context_failed, wait
+from aiostream.service import drain, exit_on_context_failed, health, on_context_failed, wait
 from aiostream.stream import Stream
 from aiostream.waiting import default_wait, set_default_wait
 
@@ -120,6 +120,8 @@ __all__ = [
     "default_wait",
     "drain",
     "exchange_capture_mode",
+    "exit_on_context_failed",
+    "health",
     "on_context_failed",
     "set_default_wait",
     "statistics",

@@ -115,8 +115,10 @@ def name_of(code: int) -> str:
 def error(code: int, call: str, stream: str | None = None, hint: str | None = None) -> errors.CudaError:
     """The exception for a driver code: the one place where codes are translated."""
     problem = errors.class_for(code)(code, name_of(code), call, stream, hint)
-    if isinstance(problem, errors.ContextFailedError) and _failure_listener is not None:
-        _failure_listener(problem)
+    if isinstance(problem, errors.ContextFailedError):
+        _native.failure_note(code, call)
+        if _failure_listener is not None:
+            _failure_listener(problem)
     return problem
 
 
@@ -127,6 +129,14 @@ def notice_failures(listener: Callable[[errors.ContextFailedError], None]) -> No
     """From now on, tells `listener`, which must not call anybody, of each sticky error for which an exception is made."""
     global _failure_listener
     _failure_listener = listener
+
+
+def tell_failures() -> None:
+    """Tells the listener of sticky errors that native code has met since, for which nobody may ever make an exception."""
+    if _failure_listener is None:
+        return  # native code keeps them until there is one
+    while (met := _native.failure_take()) is not None:
+        error(*met)
 
 
 def answer(name: str, *args: Any, stream: str | None = None) -> tuple[int, tuple[Any, ...]]:
@@ -142,6 +152,8 @@ def answer(name: str, *args: Any, stream: str | None = None) -> tuple[int, tuple
         code, *outputs = function(*args)
     except RuntimeError as problem:  # the bindings' FunctionNotFoundError
         raise too_old(name, stream) from problem
+    if code:
+        _native.failure_note(code, name)
     return int(code), tuple(outputs)
 
 

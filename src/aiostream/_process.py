@@ -50,6 +50,7 @@ class _Janitor:
             try:
                 _native.drain(ORPHANS, backlog)
                 _points.deliver(backlog, orphaned=True)
+                _driver.tell_failures()
                 self._run_tasks()
             except Exception as error:  # a bug of ours must not end the thread on which releases depend
                 report_unraisable(error, "aiostream's janitor")
@@ -133,6 +134,7 @@ def _stop(janitor: _Janitor) -> None:
     """
     if _native.is_forked():
         return
+    _native.exit_disarm()
     _native.gate_close()
     for task in _at_exit:
         task()

@@ -91,6 +91,22 @@ class Device:
         return f"Device({self._ordinal})"
 
 
+def lost_context() -> tuple[Context, int] | None:
+    """A context that the library uses and that is lost, with the driver's code; `None` if all of them are well.
+
+    One that was only destroyed (709) counts if the library uses no other context of that device.
+    """
+    used = [context for context in list(_contexts.values()) if context._context_id is not None]
+    codes = [(context, context.health()) for context in used]
+    well = {context._ordinal for context, code in codes if code == 0}
+    for context, code in codes:
+        # Whatever else the private stream answers, 400 for example: it went with its context.
+        is_destroyed = code == _CONTEXT_IS_DESTROYED or code not in _native.FATAL_CODES
+        if code != 0 and not (is_destroyed and context._ordinal in well):
+            return context, _CONTEXT_IS_DESTROYED if is_destroyed else code
+    return None
+
+
 class Context:
     """A CUDA context. Not constructed by hand: `Context.from_handle`, `Device.primary_context` and `Stream.context` give one.
 
@@ -102,6 +118,7 @@ class Context:
         self._identity = identity
         self._monitor_lock = threading.Lock()
         self._context_id: int | None = None  # written once under _monitor_lock
+        self._ordinal = -1  # its device's, once it is monitored
         # What waits have learnt of each stream, by the driver's id of it, which is never used again as handles are. Any thread,
         # single dict operations; the oldest go when there are too many.
         self._wait_lists: dict[int, _native.WaitList] = {}
@@ -163,6 +180,7 @@ class Context:
             if self._context_id is None:
                 self._context_id = _native.context_register(self._handle, idle, device)
             context_id = self._context_id
+            self._ordinal = device
         if first:
             self._make_helpers()
         else:
@@ -170,7 +188,10 @@ class Context:
         return context_id
 
     def health(self) -> int:
-        """0, or the driver's code of the failure that has befallen the context; never blocks on work of anybody."""
+        """0, or the driver's code of the failure that has befallen the context; never blocks on work of anybody.
+
+        A failure is told to the listeners of `on_context_failed`, and ends the process after `exit_on_context_failed`.
+        """
         return _native.health(self._ensure_monitored())
 
     def _wait_list(self, stream: int, history: _native.History | None = None) -> _native.WaitList:

@@ -7,6 +7,8 @@ can be raised (a host function, a finalizer), the exception goes to `sys.unraisa
 
 from __future__ import annotations
 
+from aiostream import _native
+
 __all__ = [
     "ContextFailedError",
     "CudaError",
@@ -88,7 +90,6 @@ class NoDriverError(RuntimeError):
     """
 
 
-_STICKY = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 911, 917}
 _CLASSES: dict[int, type[CudaError]] = {
     2: OutOfMemoryError,
     36: NotSupportedError,
@@ -96,7 +97,7 @@ _CLASSES: dict[int, type[CudaError]] = {
     801: NotSupportedError,
     910: GraphUpdateError,
     **dict.fromkeys(range(900, 909), StreamCaptureError),
-    **dict.fromkeys(_STICKY, ContextFailedError),
+    **dict.fromkeys(_native.FATAL_CODES, ContextFailedError),
 }
 
 

@@ -1,15 +1,18 @@
-"""What a server asks of the whole process: to wait for several completions, to drain everything, to be told of a lost context."""
+"""What a server asks of the whole process: to wait for several things, to drain everything, to notice a lost context."""
 
 from __future__ import annotations
 
+import math
+import signal as signals
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
-from aiostream import _driver, _loops, _process, _statistics, waiting
+from aiostream import _driver, _loops, _native, _process, _statistics, device, waiting
 from aiostream.errors import ContextFailedError
 from aiostream.futures import set_result
 
-__all__ = ["drain", "on_context_failed", "wait"]
+__all__ = ["drain", "exit_on_context_failed", "health", "on_context_failed", "wait"]
 
 F = TypeVar("F", bound=Any)
 ReturnWhen = Literal["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"]
@@ -116,9 +119,10 @@ _failures: dict[int, ContextFailedError] = {}  # the first of each code; any thr
 def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Callable[[], None]:
     """Has `listener(error)` called when the library first meets a sticky error, after which only a new process helps.
 
-    That is when a pending wait fails with it (within 50 ms of the driver's reporting it), or any call of the library. While
-    nothing is pending nobody looks: `Context.health()` does. It is called once for each code (709, a destroyed context, concerns
-    that context alone), at once if that was before; and also where no task sees the error.
+    That is when a pending wait fails with it (within 50 ms of the driver's reporting it), when any call of the library meets it,
+    or when the library looks: once a second while nothing is pending, at each context in which it has made a stream. So you are
+    also told of a fault in the work of another library, for which nobody waits. The listener is called once for each code (709,
+    a destroyed context, concerns that context alone), at once if that was before; and also where no task sees the error.
 
     Threads: it is called in a thread of the library, which does other things too: so set an event, send a signal, or end the
     process. Its exception goes to `sys.unraisablehook`.
@@ -134,13 +138,18 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
         raise TypeError(f"a listener must be callable, not {type(listener).__name__}")
     _process.start()
     _driver.notice_failures(_noticed)
+    _driver.tell_failures()
     _listeners.append(listener)
+    _native.failures_watch(1)
     for error in list(_failures.values()):
         _notify(listener, error)
 
     def end() -> None:
-        if listener in _listeners:
+        try:
             _listeners.remove(listener)
+        except ValueError:
+            return
+        _native.failures_watch(-1)
 
     return end
 
@@ -155,3 +164,99 @@ def _noticed(error: ContextFailedError) -> None:
 def _notify(listener: Callable[[ContextFailedError], object], error: ContextFailedError) -> None:
     own = type(error)(error.code, error.name, error.call, error.stream)
     _process.run_in_janitor(lambda: listener(own))
+
+
+def health() -> ContextFailedError | None:
+    """`None`, or the error that has befallen a context in which the library has made a stream.
+
+    This is what a server's health check asks. It launches nothing, so it takes microseconds also on a busy GPU. A fault shows
+    in every context of the process, so this notices also what torch or cupy has run. It does not notice a kernel that never
+    ends. A context that was only destroyed (709) counts as lost unless the library uses another one of that device.
+
+    Threads: any.
+
+    Returns:
+        A new error for each call, which you may raise. `None` if the library has made no stream yet.
+
+    Example:
+        ::
+
+            async def livez(request):
+                return PlainTextResponse("lost", 503) if aiostream.health() else PlainTextResponse("ok")
+    """
+    lost = device.lost_context()
+    if lost is None:
+        return None
+    context, code = lost
+    error = _driver.error(code, "cuStreamQuery", f"{context!r} on device {context._ordinal}")
+    assert isinstance(error, ContextFailedError)
+    return error
+
+
+_MOST_GRACE = 1e9  # seconds
+_exit_lock = threading.Lock()  # guards the next; no driver call and no user's code runs under it
+_exit_requests: list[object] = []  # the latest call of exit_on_context_failed, unless that was ended
+
+
+def exit_on_context_failed(code: int = 70, *, grace: float = 0, signal: int | None = None) -> Callable[[], None]:
+    """Ends the process when a sticky error first appears, because every CUDA call would fail from then on.
+
+    The supervisor (uvicorn, gunicorn, systemd, Kubernetes, Ray) then starts a new process, which serves again. Without this, the
+    process lives on and answers errors.
+
+    Native code ends the process wherever the library first meets the error: in a wait, an enqueue, a health check, or when the
+    library looks by itself (see `on_context_failed`). That is before any task or listener is told, and also if Python is blocked.
+    One line on stderr says why. Nothing is flushed and no `atexit` handler runs, as with `os._exit`.
+
+    With `grace` the process first gets the signal, and tasks and listeners are told. If the process has not ended by itself after
+    so many seconds, native code ends it with `code`.
+
+    A context that was only destroyed (709) does not end the process. Nothing is ended while the interpreter ends anyway, or in a
+    forked child. A second call replaces the settings of the first.
+
+    Threads: any.
+
+    Args:
+        code: The exit code, 0 to 255. The default 70 is `EX_SOFTWARE`. Supervisors take 0 for a wanted end.
+        grace: Seconds; 0 ends the process at once.
+        signal: What the process is sent at the beginning of the grace, such as `signal.SIGTERM`; `None` sends nothing.
+
+    Returns:
+        A function that ends this.
+
+    Raises:
+        TypeError, ValueError: An argument is not of these; or a signal is given without a grace.
+        NoDriverError: There is no CUDA driver.
+
+    Example:
+        ::
+
+            aiostream.exit_on_context_failed(grace=10, signal=signal.SIGTERM)
+    """
+    if isinstance(code, bool) or not isinstance(code, int):
+        raise TypeError(f"an exit code is an int, not {type(code).__name__}")
+    if not 0 <= code <= 255:
+        raise ValueError(f"an exit code is 0 to 255, not {code}")
+    if isinstance(grace, bool) or not isinstance(grace, (int, float)):
+        raise TypeError(f"grace is a number of seconds, not {type(grace).__name__}")
+    if not 0 <= grace <= _MOST_GRACE or math.isnan(grace):
+        raise ValueError(f"grace is a number of seconds from 0 to {_MOST_GRACE:.0f}, not {grace}")
+    if signal is not None and grace == 0:
+        raise ValueError("a signal needs a grace: seconds in which the process can react to it")
+    number = 0 if signal is None else signals.Signals(signal).value
+    _process.start()
+    request = object()
+    with _exit_lock:
+        if not _exit_requests:
+            _native.failures_watch(1)
+        _exit_requests[:] = [request]
+        _native.exit_arm(code, round(grace * 1e9), number)
+
+    def end() -> None:
+        with _exit_lock:
+            if _exit_requests == [request]:
+                _exit_requests.clear()
+                _native.failures_watch(-1)
+                _native.exit_disarm()
+
+    return end

@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 
+#include "failures.h"
 #include "waker.h"
 
 struct context {
@@ -15,6 +16,7 @@ struct context {
     void *handle;
     int device;
     _Atomic int64_t healthy_at; /* when its health was last read and was good; any thread */
+    _Atomic int gone; /* what the private stream answered when the context was destroyed: it is not queried again; any thread */
     _Atomic int64_t pending; /* points armed and neither fired nor failed; any thread */
     int index;
 };
@@ -62,13 +64,16 @@ void context_drop_pending(struct context *context) {
 }
 
 int context_health(struct context *context) {
+    int gone = atomic_load(&context->gone);
+    if (gone) return gone;
     int64_t before = now_ns(); /* the answer says nothing of what comes after it */
     int mode = relaxed_enter();
-    int status = driver.stream_query(context->stream);
+    int status = failure_noted(driver.stream_query(context->stream), "cuStreamQuery");
     relaxed_leave(mode);
     /* NOT_READY cannot come from an idle stream unless the driver is being slow; 9xx speak of somebody's capture. */
     if (status == CUDA_NOT_READY || (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST)) status = CUDA_SUCCESS;
     if (status == CUDA_SUCCESS) atomic_store(&context->healthy_at, before);
+    else if (!failure_is_of_process(status)) atomic_store(&context->gone, status);
     return status;
 }
 

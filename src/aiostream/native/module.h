@@ -21,6 +21,7 @@ int operate_pinned_as_is(struct handle *, handle_operation, void *argument); /* 
 int operate_as_is(struct handle *, handle_operation, void *argument); /* in the thread's own capture mode */
 
 int add_wait_types(PyObject *module); /* also their functions; -1: an exception is set */
+int add_failure_functions(PyObject *module);
 extern PyMethodDef graph_functions[];
 
 #endif

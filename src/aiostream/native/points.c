@@ -17,6 +17,8 @@
  */
 #include "points.h"
 
+#include "failures.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -187,7 +189,7 @@ static void on_host_function(void *data) { point_fire((uint64_t)(uintptr_t)data,
 
 static void on_callback(void *stream, int status, void *data) {
     (void)stream;
-    point_fire((uint64_t)(uintptr_t)data, status);
+    point_fire((uint64_t)(uintptr_t)data, failure_noted(status, "cuStreamAddCallback"));
 }
 
 static void on_python_host_function(void *data) {
@@ -198,6 +200,7 @@ static void on_python_host_function(void *data) {
 
 static void on_python_callback(void *stream, int status, void *data) {
     (void)stream;
+    failure_noted(status, "cuStreamAddCallback");
     uint64_t ticket = (uint64_t)(uintptr_t)data;
     if (awaits_firing(ticket)) dispatch_to_python(ticket, status);
     point_fire(ticket, status);

@@ -7,6 +7,7 @@
  */
 #include "wait_record.h"
 
+#include "failures.h"
 #include "waker.h"
 
 enum { QUERY_EACH = 8 }; /* a stream that was busy so many times in a row is queried only each so many waits */
@@ -101,7 +102,7 @@ static int ask(struct wait_list *list, void *stream) {
     int status = CUDA_NOT_READY;
     if (query) {
         int former = relaxed_enter();
-        status = driver.stream_query(stream);
+        status = failure_noted(driver.stream_query(stream), "cuStreamQuery");
         relaxed_leave(former);
     }
     list->busy = status == CUDA_NOT_READY ? busy + 1 : 0;
@@ -111,7 +112,7 @@ static int ask(struct wait_list *list, void *stream) {
 int wait_record(struct wait *wait, void *stream) {
     struct wait_list *list = wait->list;
     wait->opened = atomic_fetch_add(&list->clock, 1);
-    int status = driver.event_record(wait->event, stream, 0);
+    int status = failure_noted(driver.event_record(wait->event, stream, 0), "cuEventRecord");
     wait->closed = atomic_fetch_add(&list->clock, 1);
     if (status != CUDA_SUCCESS) return status;
     /* If the stream captures, the event stands for a point of that capture until it is recorded again. */
@@ -153,7 +154,7 @@ void wait_begin(struct wait_list *list, void *stream, struct queue *queue, enum 
 void wait_begin_event(struct context *context, struct shared_history *history, struct handle *event, struct queue *queue,
                       enum wait_mode mode, struct wait_result *result) {
     *result = (struct wait_result){0};
-    if (is_over(driver.event_query(handle_value(event)), result)) return;
+    if (is_over(failure_noted(driver.event_query(handle_value(event)), "cuEventQuery"), result)) return;
     /* A list of its own: waits for events have no order among each other. */
     struct wait_list *list = wait_list_new(context, history);
     struct snapshot *snapshot = NULL;

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "failures.h"
+
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
 static struct wait *pools[MAX_CONTEXTS];                      /* by the context's number; under pool_lock */
 static _Atomic bool predicting = true;
@@ -190,7 +192,7 @@ void wait_recycle(struct wait *wait, int status) {
 }
 
 int wait_query(const struct wait *wait) {
-    return wait->snapshot ? snapshot_query(wait->snapshot) : driver.event_query(wait->event);
+    return failure_noted(wait->snapshot ? snapshot_query(wait->snapshot) : driver.event_query(wait->event), "cuEventQuery");
 }
 
 void wait_push_new(struct wait *wait) {

@@ -8,12 +8,14 @@
 #include <sys/prctl.h>
 
 #include "contexts.h"
+#include "failures.h"
 #include "points.h"
 #include "waits.h"
 #include "waker.h"
 
 enum { IDLE_PASSES_BEFORE_PARKING = 4 };
 static const int64_t HEALTH_PERIOD_NS = 15000000;
+static const int64_t IDLE_HEALTH_PERIOD_NS = 1000000000; /* P19: of contexts with nothing pending, if somebody wants to know */
 static const int64_t NEVER = INT64_MAX;
 
 static pthread_mutex_t watcher_lock = PTHREAD_MUTEX_INITIALIZER; /* for watcher_start and watcher_stop alone */
@@ -23,10 +25,14 @@ static pthread_t thread;
 
 static bool must_wake(void) { return waits_are_new() || atomic_load(&stopping); }
 
-static void read_health(void) {
+/* While it is parked, also somebody who wants to know of failures from now on. */
+static bool sleeps_unwatched;
+static bool must_leave_park(void) { return must_wake() || (sleeps_unwatched && failures_watched()); }
+
+static void read_health(bool all) {
     struct context *context;
     for (int i = 0; (context = context_at(i)); i++) {
-        if (!context_has_pending(context)) continue;
+        if (!all && !context_has_pending(context)) continue;
         int status = context_health(context);
         if (status == CUDA_SUCCESS || atomic_load(&stopping)) continue;
         waits_fail(context, status);
@@ -40,24 +46,31 @@ static void *watch(void *unused) {
     relaxed_enter();                 /* for good: no query of this thread may disturb anybody's capture */
     prctl(PR_SET_TIMERSLACK, 1UL);   /* ns; 50 us by default, which is the length of a short wait */
     int idle_passes = 0;
-    int64_t next_health = 0;
+    int64_t next_health = 0, next_idle_health = 0;
     while (!atomic_load(&stopping)) {
         int64_t now = now_ns();
         int64_t next = waits_poll(now);
         if (contexts_pending() > 0 || next != NEVER) {
             idle_passes = 0;
             if (now >= next_health) {
-                read_health();
+                bool all = failures_watched() && now >= next_idle_health;
+                read_health(all);
                 next_health = now + HEALTH_PERIOD_NS;
+                if (all) next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
             }
             waker_sleep_until(next < next_health ? next : next_health, must_wake);
         } else if (++idle_passes <= IDLE_PASSES_BEFORE_PARKING) {
             waker_sleep_until(now + HEALTH_PERIOD_NS, must_wake);
         } else {
+            sleeps_unwatched = !failures_watched();
+            if (!sleeps_unwatched && now >= next_idle_health) {
+                read_health(true);
+                next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
+            }
             waker_set_parked(true);
-            if (contexts_pending() == 0) waker_sleep_until(NEVER, must_wake);
+            if (contexts_pending() == 0) waker_sleep_until(sleeps_unwatched ? NEVER : next_idle_health, must_leave_park);
             waker_set_parked(false);
-            idle_passes = 0;
+            idle_passes = must_wake() || contexts_pending() > 0 ? 0 : IDLE_PASSES_BEFORE_PARKING; /* only its time was up */
         }
     }
     return NULL;

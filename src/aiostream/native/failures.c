@@ -1,0 +1,138 @@
+/* Fatal codes, and the end of the process. See failures.h.
+ *
+ * After such a code every CUDA call of the process fails, so a server would answer errors from then on. The end needs no GIL and no
+ * Python, because Python may be blocked in a call that never returns.
+ */
+#include "failures.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { CONTEXT_IS_DESTROYED = 709 };
+
+const struct fatal_code fatal_codes[] = {
+    {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},   {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE"}, {226, "CUDA_ERROR_CONTAINED"},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},     {702, "CUDA_ERROR_LAUNCH_TIMEOUT"},       {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
+    {710, "CUDA_ERROR_ASSERT"},              {714, "CUDA_ERROR_HARDWARE_STACK_ERROR"}, {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION"},
+    {716, "CUDA_ERROR_MISALIGNED_ADDRESS"},  {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE"}, {718, "CUDA_ERROR_INVALID_PC"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED"},       {911, "CUDA_ERROR_EXTERNAL_DEVICE"},      {917, "CUDA_ERROR_STREAM_DETACHED"},
+    {0, NULL},
+};
+
+static pthread_mutex_t failure_lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf; guards all of these, but the last two */
+static char calls[MAX_FATAL_CODES][48];                          /* by the place in the table: what first answered it; "": not met */
+static uint32_t untold;                                          /* a bit for each that failure_take has yet to give */
+static struct {
+    pid_t process; /* that asked for it, and not one that it has forked; 0: nobody has */
+    int status, signal;
+    int64_t grace_ns;
+} ending;
+static bool has_begun_to_end;
+static void (*_Atomic told)(void);
+static _Atomic int watching;
+
+static int place_of(int code) {
+    for (int i = 0; fatal_codes[i].code; i++)
+        if (fatal_codes[i].code == code) return i;
+    return -1;
+}
+
+bool failure_is_of_process(int code) { return code != CONTEXT_IS_DESTROYED && place_of(code) >= 0; }
+
+/* ------------------------------------------------------------------------------------------------ the end */
+
+static int64_t grace_left_ns; /* written before its thread is made */
+static int final_status;
+
+static void *end_after_grace(void *unused) {
+    (void)unused;
+    struct timespec left = {.tv_sec = grace_left_ns / 1000000000, .tv_nsec = grace_left_ns % 1000000000};
+    while (nanosleep(&left, &left) < 0) {}
+    _exit(final_status);
+}
+
+/* A thread of its own, because every other thread of the process may hang in the driver, or wait for one that does. */
+static bool begin_grace(int64_t grace_ns, int status) {
+    grace_left_ns = grace_ns;
+    final_status = status;
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the process's handlers run in its own threads */
+    bool made = pthread_create(&thread, NULL, end_after_grace, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (made) pthread_detach(thread);
+    return made;
+}
+
+static void say(int place, const char *call, int status, int64_t grace_ns) {
+    char line[320], when[48] = "now";
+    if (grace_ns) snprintf(when, sizeof when, "in %.3g s at the latest", (double)grace_ns / 1e9);
+    int length = snprintf(line, sizeof line,
+                          "aiostream: %s reported %s (%d): the CUDA context is lost. Process %ld ends %s, with exit code %d "
+                          "(exit_on_context_failed).\n",
+                          call, fatal_codes[place].name, fatal_codes[place].code, (long)getpid(), when, status);
+    if (length >= (int)sizeof line) length = sizeof line - 1;
+    ssize_t ignored = write(STDERR_FILENO, line, (size_t)length);
+    (void)ignored;
+}
+
+/* Under failure_lock, so that nobody else learns of the failure before this process ends; it returns only for a grace period. */
+static void end_process(int place) {
+    if (!ending.process || ending.process != getpid() || has_begun_to_end) return;
+    has_begun_to_end = true;
+    say(place, calls[place], ending.status, ending.grace_ns);
+    if (!ending.grace_ns || !begin_grace(ending.grace_ns, ending.status)) _exit(ending.status);
+    if (ending.signal) kill(getpid(), ending.signal);
+}
+
+void exit_arm(int status, int64_t grace_ns, int signal) {
+    pthread_mutex_lock(&failure_lock);
+    ending.status = status;
+    ending.grace_ns = grace_ns;
+    ending.signal = signal;
+    ending.process = getpid();
+    for (int i = 0; fatal_codes[i].code; i++)
+        if (calls[i][0] && failure_is_of_process(fatal_codes[i].code)) end_process(i);
+    pthread_mutex_unlock(&failure_lock);
+}
+
+void exit_disarm(void) {
+    pthread_mutex_lock(&failure_lock);
+    ending.process = 0;
+    pthread_mutex_unlock(&failure_lock);
+}
+
+/* ------------------------------------------------------------------------------------------------ codes */
+
+void failure_note(int code, const char *call) {
+    int place = place_of(code);
+    if (place < 0) return;
+    pthread_mutex_lock(&failure_lock);
+    bool first = !calls[place][0];
+    if (first) snprintf(calls[place], sizeof calls[place], "%s", call);
+    if (first) untold |= 1u << place;
+    if (failure_is_of_process(code)) end_process(place);
+    pthread_mutex_unlock(&failure_lock);
+    void (*listener)(void) = atomic_load(&told);
+    if (first && listener) listener();
+}
+
+int failure_take(const char **call) {
+    int code = 0;
+    pthread_mutex_lock(&failure_lock);
+    for (int i = 0; fatal_codes[i].code && !code; i++) {
+        if (!(untold & 1u << i)) continue;
+        untold &= ~(1u << i);
+        code = fatal_codes[i].code;
+        *call = calls[i];
+    }
+    pthread_mutex_unlock(&failure_lock);
+    return code;
+}
+
+void failures_tell(void (*listener)(void)) { atomic_store(&told, listener); }
+void failures_watch(int more) { atomic_fetch_add(&watching, more); }
+bool failures_watched(void) { return atomic_load(&watching) > 0; }

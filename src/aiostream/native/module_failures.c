@@ -1,0 +1,75 @@
+/* The Python face of failures.c. */
+#include "module.h"
+
+#include "failures.h"
+#include "waker.h"
+
+static void wake_janitor(void) {
+    struct queue *orphans = queue_at(0);
+    if (orphans && !is_child()) queue_wake(orphans);
+}
+
+/* failure_note(code, call) */
+static PyObject *native_failure_note(PyObject *self, PyObject *args) {
+    (void)self;
+    int code;
+    const char *call;
+    if (!PyArg_ParseTuple(args, "is", &code, &call)) return NULL;
+    if (!is_child()) failure_noted(code, call);
+    Py_RETURN_NONE;
+}
+
+/* failure_take(): (code, call) of one that was met for the first time, or None. */
+static PyObject *native_failure_take(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    const char *call;
+    int code = failure_take(&call);
+    if (!code) Py_RETURN_NONE;
+    return Py_BuildValue("is", code, call);
+}
+
+static PyObject *native_failures_watch(PyObject *self, PyObject *args) {
+    (void)self;
+    int more;
+    if (!PyArg_ParseTuple(args, "i", &more)) return NULL;
+    failures_watch(more);
+    waker_wake_if_parked();
+    Py_RETURN_NONE;
+}
+
+/* exit_arm(status, grace_ns, signal) */
+static PyObject *native_exit_arm(PyObject *self, PyObject *args) {
+    (void)self;
+    int status, signal;
+    long long grace_ns;
+    if (!PyArg_ParseTuple(args, "iLi", &status, &grace_ns, &signal) || refuse_in_child()) return NULL;
+    exit_arm(status, grace_ns, signal);
+    Py_RETURN_NONE;
+}
+
+static PyObject *native_exit_disarm(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    exit_disarm();
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef failure_functions[] = {
+    {"failure_note", native_failure_note, METH_VARARGS, "A driver call has answered this code: may end the process."},
+    {"failure_take", native_failure_take, METH_NOARGS, "(code, call) of a fatal code that is new, or None."},
+    {"failures_watch", native_failures_watch, METH_VARARGS, "So many more want to know of failures while nothing is pending."},
+    {"exit_arm", native_exit_arm, METH_VARARGS, "The process ends at the first fatal code, or now if there was one."},
+    {"exit_disarm", native_exit_disarm, METH_NOARGS, "It does not."},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_failure_functions(PyObject *module) {
+    failures_tell(wake_janitor);
+    PyObject *codes = PyList_New(0);
+    for (int i = 0; codes && fatal_codes[i].code; i++)
+        if (!append_number(codes, PyLong_FromLong(fatal_codes[i].code))) Py_CLEAR(codes);
+    PyObject *constant = codes ? PyList_AsTuple(codes) : NULL;
+    Py_XDECREF(codes);
+    int failed = constant ? PyModule_AddObjectRef(module, "FATAL_CODES", constant) : -1;
+    Py_XDECREF(constant);
+    return failed < 0 ? -1 : PyModule_AddFunctions(module, failure_functions);
+}

@@ -1,0 +1,44 @@
+"""An ASGI application whose GPU can be made to fail, for `test_replaced_workers.py`. A worker process ends with its context."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import aiostream
+import internals
+
+
+@contextlib.asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    end = aiostream.exit_on_context_failed()
+    async with aiostream.StreamPool(8) as pool:
+        app.state.pool = pool
+        yield
+    end()
+
+
+async def infer(request: Request) -> Response:
+    """Waits for 2 ms of work."""
+    try:
+        async with request.app.state.pool.stream() as stream:
+            await stream.enqueue_async(lambda stream: internals.spin(stream, 0.002))
+    except aiostream.ContextFailedError as error:
+        return JSONResponse({"error": str(error)}, status_code=500)
+    return JSONResponse({"worker": os.getpid()})
+
+
+async def fault(request: Request) -> Response:
+    """Launches a kernel that fails, and does not wait for it."""
+    async with request.app.state.pool.stream() as stream:
+        internals.launch_kernel(stream, "trap")
+    return JSONResponse({"worker": os.getpid()})
+
+
+app = Starlette(routes=[Route("/infer", infer), Route("/fault", fault)], lifespan=lifespan)

@@ -1,0 +1,344 @@
+"""A lost context (P19): who is told, what `health` says, and a process that ends itself. Each in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+import pytest
+
+import aiostream
+from support import run_script, succeed
+
+BEGIN = """
+    import asyncio, os, signal, sys, threading, time
+    import aiostream
+    from aiostream import Stream
+    import internals
+    from support import settle
+    def fault(stream):
+        internals.launch_kernel(stream, "trap")
+    def say(*words):
+        print(*words, flush=True)
+"""
+
+
+def script(*parts: str) -> str:
+    return "\n".join(textwrap.dedent(part) for part in (BEGIN, *parts))
+
+
+# ------------------------------------------------------------------------------------------------ being told
+
+
+@pytest.mark.parametrize("order", ["listener first", "stream first", "parked first"])
+def test_fault_that_nobody_awaits_is_told_within_a_second(driver_kind: str, order: str) -> None:
+    """The work of another library, say. Nothing is pending, so no wait of ours fails with it."""
+    early = "aiostream.on_context_failed(tell)" if order == "listener first" else ""
+    late = "aiostream.on_context_failed(tell)" if not early else ""
+    pause = "time.sleep(0.5)" if order == "parked first" else ""
+    lines = succeed(
+        driver_kind,
+        script(
+            f"""
+            told = []
+            def tell(error):
+                told.append((error.code, time.monotonic()))
+            {early}
+            stream = Stream()
+            stream.synchronize()
+            {pause}
+            {late}
+            time.sleep(0.3)
+            assert not told
+            fault(stream)
+            began = time.monotonic()
+            while internals.stream_status(stream) in (0, 600):  # until the driver itself reports it
+                time.sleep(0.0005)
+            shown = time.monotonic()
+            assert settle(lambda: told, seconds=5), "nobody was told"
+            say(told[0][0], told[0][1] - shown < 1.2)
+            os._exit(0)
+            """
+        ),
+    )
+    assert lines.split() == ["719", "True"]
+
+
+def test_listener_that_has_ended_costs_no_looks(driver_kind: str) -> None:
+    succeed(
+        driver_kind,
+        script(
+            """
+            stream = Stream()
+            end = aiostream.on_context_failed(print)
+            end()
+            end()
+            time.sleep(0.3)
+            passes = aiostream.statistics().watcher_passes
+            time.sleep(1.3)
+            assert aiostream.statistics().watcher_passes == passes
+            again = aiostream.on_context_failed(print)
+            assert settle(lambda: aiostream.statistics().watcher_passes > passes, seconds=3)
+            stream.close()
+            """
+        ),
+    )
+
+
+def test_health_is_none_or_the_error(driver_kind: str) -> None:
+    lines = succeed(
+        driver_kind,
+        script(
+            """
+            assert aiostream.health() is None, "no driver is needed before the first stream"
+            stream = Stream()
+            assert aiostream.health() is None
+            fault(stream)
+            assert settle(lambda: aiostream.health() is not None, seconds=5)
+            first, second = aiostream.health(), aiostream.health()
+            assert first is not second
+            say(type(first).__name__, first.code, "on device 0" in str(first))
+            told = []
+            aiostream.on_context_failed(told.append)
+            assert settle(lambda: told)
+            say(told[0].code)
+            os._exit(0)
+            """
+        ),
+    )
+    assert lines.splitlines() == ["ContextFailedError 719 True", "719"]
+
+
+def test_destroyed_context_is_not_the_end(driver_kind: str) -> None:
+    """The process goes on, and is well while the library uses another context of that device."""
+    lines = succeed(
+        driver_kind,
+        script(
+            """
+            aiostream.exit_on_context_failed()
+            first = Stream()
+            handle = internals.create_context()
+            with aiostream.Context.from_handle(int(handle)).current():
+                second = Stream()
+            assert second.context != first.context
+            assert aiostream.health() is None
+            internals.driver_call("cuDevicePrimaryCtxReset", internals.driver_call("cuDeviceGet", 0))
+            say(aiostream.health())
+            async def main():
+                await second.synchronize_async()
+            asyncio.run(main())
+            internals.driver_call("cuCtxDestroy", handle)
+            error = aiostream.health()
+            say(type(error).__name__, error.code)
+            os._exit(0)
+            """
+        ),
+    )
+    assert lines.split() == ["None", "ContextFailedError", "709"]
+
+
+# ------------------------------------------------------------------------------------------------ the end of the process
+
+PLACES = {
+    "a task that polls": """
+        async def main():
+            stream = Stream(wait="spin")
+            fault(stream)
+            say("ready")
+            await stream.synchronize_async()
+        run(main)
+    """,
+    "the watcher": """
+        async def main():
+            stream = Stream(wait="event")
+            fault(stream)
+            say("ready")
+            await stream.synchronize_async()
+        run(main)
+    """,
+    "a host function's wait": """
+        async def main():
+            stream = Stream()
+            future = stream.completion_future()
+            fault(stream)
+            say("ready")
+            await stream.completion_future()
+        run(main)
+    """,
+    "a future": """
+        async def main():
+            stream = Stream()
+            say("ready")
+            await stream.enqueue_async(fault)
+        run(main)
+    """,
+    "nobody's wait": """
+        stream = Stream()
+        fault(stream)
+        say("ready")
+        time.sleep(20)
+    """,
+    "health": """
+        stream = Stream()
+        fault(stream)
+        say("ready")
+        while aiostream.health() is None:
+            time.sleep(0.001)
+        say("told")
+    """,
+    "any call": """
+        stream = Stream()
+        fault(stream)
+        say("ready")
+        try:
+            stream.synchronize()
+        finally:
+            say("told")
+    """,
+    "a callback": """
+        stream = Stream()
+        fault(stream)
+        say("ready")
+        stream.add_callback(lambda error: say("told"))
+        time.sleep(20)
+    """,
+    "a process whose Python is blocked": """
+        import ctypes
+        async def main():
+            stream = Stream()
+            future = stream.completion_future()
+            fault(stream)
+            say("ready")
+            ctypes.PyDLL(None).sleep(20)
+        run(main)
+    """,
+    "the call itself": """
+        end()
+        stream = Stream()
+        fault(stream)
+        say("ready")
+        while aiostream.health() is None:
+            time.sleep(0.001)
+        aiostream.exit_on_context_failed(71)
+        say("told")
+    """,
+}
+
+EXITING = """
+    aiostream.on_context_failed(lambda error: say("told"))
+    end = aiostream.exit_on_context_failed(71)
+    def run(main):
+        try:
+            asyncio.run(main())
+        finally:
+            say("told")
+"""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_process_ends_wherever_the_error_first_appears(driver_kind: str, place: str) -> None:
+    """Before any task or listener is told, with one line on stderr."""
+    done = run_script(driver_kind, script(EXITING, PLACES[place]))
+    told = place == "the call itself"  # which comes too late for the listener
+    assert (done.returncode, done.stdout.split()) == (71, ["ready"] + ["told"] * done.stdout.count("told") * told), done.stderr
+    line = r"aiostream: cu\w+ reported CUDA_ERROR_LAUNCH_FAILED \(719\): the CUDA context is lost\. Process \d+ ends now, with "
+    assert re.fullmatch(line + r"exit code 71 \(exit_on_context_failed\)\.\n", done.stderr), done.stderr
+
+
+GRACE = """
+    listened = threading.Event()
+    aiostream.on_context_failed(lambda error: listened.set())
+    def stop(number, frame):
+        say("signal", number)
+    signal.signal(signal.SIGUSR1, stop)
+    aiostream.exit_on_context_failed(72, grace={grace}, signal=signal.SIGUSR1)
+    async def main():
+        stream = Stream()
+        try:
+            await stream.enqueue_async(fault)
+        except aiostream.ContextFailedError as error:
+            say("failed", error.code)
+    asyncio.run(main())
+    assert listened.wait(5)
+    say("listened")
+"""
+
+
+def test_grace_lets_the_process_end_by_itself(driver_kind: str) -> None:
+    done = run_script(driver_kind, script(GRACE.format(grace=30), "os._exit(3)"))
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (3, ["failed 719", "listened", "signal 10"]), done.stderr
+    assert "ends in 30 s at the latest, with exit code 72" in done.stderr
+
+
+def test_grace_ends_whatever_happens(driver_kind: str) -> None:
+    late = """
+        began = time.monotonic()
+        import ctypes
+        ctypes.PyDLL(None).sleep(20)
+    """
+    done = run_script(driver_kind, script(GRACE.format(grace=0.7), late))
+    assert done.returncode == 72, done.stderr
+    assert "listened" in done.stdout
+
+
+def test_end_and_a_second_call(driver_kind: str) -> None:
+    """The later call's settings hold, and the earlier one's end does not end them."""
+    replaced = """
+        first = aiostream.exit_on_context_failed(1)
+        second = aiostream.exit_on_context_failed(73)
+        first()
+        stream = Stream()
+        fault(stream)
+        while True:
+            aiostream.health()
+            time.sleep(0.001)
+    """
+    assert run_script(driver_kind, script(replaced)).returncode == 73
+    ended = """
+        aiostream.exit_on_context_failed(1)
+        aiostream.exit_on_context_failed(73)()
+        stream = Stream()
+        fault(stream)
+        assert settle(lambda: aiostream.health() is not None, seconds=5)
+        say("lives")
+        os._exit(0)
+    """
+    assert succeed(driver_kind, script(ended)) == "lives\n"
+
+
+def test_ordinary_end_and_forked_child_are_left_alone(driver_kind: str) -> None:
+    ordinary = """
+        aiostream.exit_on_context_failed()
+        stream = Stream()
+        stream.synchronize()
+        child = os.fork()
+        if child == 0:
+            try:
+                aiostream.health()
+            except RuntimeError as error:
+                say("forked child" in str(error))
+            os._exit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        stream.close()
+    """
+    assert succeed(driver_kind, script(ordinary)) == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"code": -1}, ValueError, "0 to 255"),
+        ({"code": 256}, ValueError, "0 to 255"),
+        ({"code": "1"}, TypeError, "an int, not str"),
+        ({"code": True}, TypeError, "an int, not bool"),
+        ({"grace": -1}, ValueError, "from 0 to"),
+        ({"grace": float("nan")}, ValueError, "from 0 to"),
+        ({"grace": float("inf")}, ValueError, "from 0 to"),
+        ({"grace": "1"}, TypeError, "a number of seconds, not str"),
+        ({"signal": 15}, ValueError, "needs a grace"),
+        ({"grace": 1, "signal": 1000}, ValueError, "1000 is not a valid Signals"),
+    ],
+)
+def test_arguments_that_are_refused(arguments: dict[str, object], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        aiostream.exit_on_context_failed(**arguments)  # type: ignore[arg-type]
