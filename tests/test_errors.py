@@ -27,7 +27,9 @@ def test_a_code_has_its_name_and_class(code: int, name: str, kind: type[aiostrea
     error = internals.driver_error(code, "cuStreamQuery", "stream 0x10")
     assert type(error) is kind
     assert (error.code, error.name, error.call, error.stream) == (code, name, "cuStreamQuery", "stream 0x10")
-    assert str(error) == f"cuStreamQuery reported {name} ({code}) for stream 0x10"
+    assert error.meaning
+    assert str(error).startswith(f"cuStreamQuery reported {name} ({code}) for stream 0x10: {error.meaning}")
+    assert ("only in a new process" in str(error)) is (kind is aiostream.ContextFailedError)
 
 
 def test_a_code_newer_than_the_bindings_is_still_an_error() -> None:
@@ -35,7 +37,7 @@ def test_a_code_newer_than_the_bindings_is_still_an_error() -> None:
 
 
 def test_errors_cross_process_boundaries() -> None:
-    error = internals.driver_error(700, "cuStreamQuery", "stream 0x10")
+    error = internals.driver_error(700, "cuStreamQuery", "stream 0x10", "What to do")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is aiostream.ContextFailedError
     assert (copy.code, copy.name, copy.call, copy.stream, str(copy)) == (
@@ -56,6 +58,29 @@ def test_the_driver_s_refusal_is_raised_with_its_call() -> None:
 def test_a_function_that_the_bindings_lack_is_not_supported() -> None:
     with pytest.raises(aiostream.NotSupportedError, match="cuda-bindings do not have it"):
         internals.driver_call("cuStreamTeleport")
+
+
+def test_hidden_devices_are_named_by_the_error() -> None:
+    """Whether the driver is there, or not; the bindings' loader fails first where there is none."""
+    script = """
+    import importlib, types
+    import aiostream
+    class Code(int):
+        name = "CUDA_ERROR_NO_DEVICE"
+    bindings = types.SimpleNamespace(cuInit=lambda flags: (Code(CODE),))
+    importlib.import_module = lambda name: bindings
+    try:
+        aiostream.Device.count()
+    except Exception as error:
+        print(type(error).__name__, error)
+    """
+    hidden = run_script("none", script.replace("CODE", "100"), CUDA_VISIBLE_DEVICES="7")
+    assert "NoDriverError" in hidden.stdout
+    assert "CUDA_VISIBLE_DEVICES is '7'" in hidden.stdout
+    forked = run_script("none", script.replace("CODE", "3"))
+    assert "RuntimeError" in forked.stdout
+    assert "forked from one that had used CUDA already, perhaps through another library" in forked.stdout
+    assert "forked from one" in str(internals.driver_error(3, "cuDeviceGetCount"))
 
 
 def test_without_a_driver_the_error_says_how_to_get_the_simulator(driver_kind: str) -> None:

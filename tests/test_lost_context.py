@@ -97,7 +97,7 @@ def test_health_is_none_or_the_error(driver_kind: str) -> None:
             assert settle(lambda: aiostream.health() is not None, seconds=5)
             first, second = aiostream.health(), aiostream.health()
             assert first is not second
-            say(type(first).__name__, first.code, "on device 0" in str(first))
+            say(type(first).__name__, first.code, "a context of device 0" in str(first))
             told = []
             aiostream.on_context_failed(told.append)
             assert settle(lambda: told)

@@ -74,12 +74,30 @@ _NO_DRIVER = (
 )
 
 
+_CONTEXT_IS_DESTROYED = 709
+_LOST = (
+    "Work that was enqueued before has failed, perhaps of another stream or library; this call only reports it. The context is "
+    "lost: CUDA works again only in a new process"
+)
+_DESTROYED = "Somebody has destroyed or reset the context, and with it this object"
+_NOT_INITIALIZED, _NO_DEVICE = 3, 100
+_FORKED = (
+    "Most likely this process was forked from one that had used CUDA already, perhaps through another library. The CUDA driver "
+    "does not survive fork(). Start worker processes with multiprocessing's 'spawn' or 'forkserver' method, or use CUDA only "
+    "after the fork, not in the parent"
+)
+_NO_DEVICE_SEEN = (
+    "cuInit reported CUDA_ERROR_NO_DEVICE (100): the driver sees no GPU, and the environment variable CUDA_VISIBLE_DEVICES is "
+    "{visible!r}, which hides those that it does not name. Unset it, or name a GPU. Without a GPU, set AIOSTREAM_SIMULATOR=1"
+)
+
+
 def bindings() -> ModuleType:
     """`cuda.bindings.driver`, with the driver initialised.
 
     Raises:
         NoDriverError: There is no driver, or it has no device.
-        RuntimeError: This is a forked child.
+        RuntimeError: This is a forked child, also of a process in which another library has used CUDA.
     """
     if _native.is_forked():
         _native.watcher_start()  # raises, and says what to do instead
@@ -95,6 +113,11 @@ def _load() -> ModuleType:
         (code,) = module.cuInit(0)  # two threads may both come here: it may be called any number of times
     except RuntimeError as error:  # the bindings' DynamicLibNotFoundError
         raise errors.NoDriverError(_NO_DRIVER.format(reason=str(error).splitlines()[0])) from error
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if int(code) == _NOT_INITIALIZED:
+        raise RuntimeError(f"cuInit reported CUDA_ERROR_NOT_INITIALIZED (3). {_FORKED}")
+    if int(code) == _NO_DEVICE and visible is not None:
+        raise errors.NoDriverError(_NO_DEVICE_SEEN.format(visible=visible))
     if int(code) != 0:
         raise errors.NoDriverError(_NO_DRIVER.format(reason=f"cuInit reported {code.name}"))
     with _lock:
@@ -112,9 +135,22 @@ def name_of(code: int) -> str:
         return "CUDA_ERROR_UNRECOGNIZED"  # newer than the bindings
 
 
+def _meaning_of(code: int) -> str | None:
+    module = bindings()
+    try:
+        status, text = module.cuGetErrorString(module.CUresult(code))
+    except ValueError:
+        return None  # newer than the bindings
+    return str(text.decode()) if int(status) == 0 and text else None
+
+
 def error(code: int, call: str, stream: str | None = None, hint: str | None = None) -> errors.CudaError:
     """The exception for a driver code: the one place where codes are translated."""
-    problem = errors.class_for(code)(code, name_of(code), call, stream, hint)
+    if hint is None and code in _native.FATAL_CODES:
+        hint = _DESTROYED if code == _CONTEXT_IS_DESTROYED else _LOST
+    elif hint is None and code == _NOT_INITIALIZED:
+        hint = _FORKED
+    problem = errors.class_for(code)(code, name_of(code), call, stream, hint, _meaning_of(code))
     if isinstance(problem, errors.ContextFailedError):
         _native.failure_note(code, call)
         if _failure_listener is not None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 from aiostream import _driver, _native, _process
-from aiostream.errors import ContextFailedError
+from aiostream.errors import ContextFailedError, CudaError
 
 __all__ = ["Context", "Device"]
 
@@ -118,7 +118,7 @@ class Context:
         self._identity = identity
         self._monitor_lock = threading.Lock()
         self._context_id: int | None = None  # written once under _monitor_lock
-        self._ordinal = -1  # its device's, once it is monitored
+        self._ordinal = -1  # its device's, once somebody has asked; any thread, one assignment
         # What waits have learnt of each stream, by the driver's id of it, which is never used again as handles are. Any thread,
         # single dict operations; the oldest go when there are too many.
         self._wait_lists: dict[int, _native.WaitList] = {}
@@ -186,6 +186,16 @@ class Context:
         else:
             _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
         return context_id
+
+    def _place(self) -> str:
+        """What the context is called in errors: by its device."""
+        if self._ordinal < 0:
+            try:
+                with self.current():
+                    self._ordinal = int(_driver.call("cuCtxGetDevice"))
+            except CudaError:  # it is lost, or destroyed
+                return repr(self)
+        return f"device {self._ordinal}"
 
     def health(self) -> int:
         """0, or the driver's code of the failure that has befallen the context; never blocks on work of anybody.

@@ -29,21 +29,28 @@ class CudaError(RuntimeError):
         code: The driver's number, a `CUresult`.
         name: Its name, such as `CUDA_ERROR_ILLEGAL_ADDRESS`.
         call: The driver call that reported it.
-        stream: What it was called for, such as `Stream 0x55d0 on device 0`, or `None`.
+        stream: What it was called for, such as `stream 0x55d0 on device 0`, or `None`.
+        meaning: The driver's sentence about the code (`cuGetErrorString`), or `None`.
+        hint: What else is known, and what to do, or `None`.
     """
 
-    def __init__(self, code: int, name: str, call: str, stream: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self, code: int, name: str, call: str, stream: str | None = None, hint: str | None = None, meaning: str | None = None
+    ) -> None:
         where = f" for {stream}" if stream else ""
+        said = f": {meaning}" if meaning else ""
         more = f". {hint}" if hint else ""
-        super().__init__(f"{call} reported {name} ({code}){where}{more}")
+        super().__init__(f"{call} reported {name} ({code}){where}{said}{more}")
         self.code = code
         self.name = name
         self.call = call
         self.stream = stream
+        self.hint = hint
+        self.meaning = meaning
 
-    def __reduce__(self) -> tuple[type[CudaError], tuple[int, str, str, str | None]]:
-        """Pickles by its four attributes, so that it can cross a process boundary."""
-        return type(self), (self.code, self.name, self.call, self.stream)
+    def __reduce__(self) -> tuple[type[CudaError], tuple[int, str, str, str | None, str | None, str | None]]:
+        """Pickles by its attributes, so that it can cross a process boundary."""
+        return type(self), (self.code, self.name, self.call, self.stream, self.hint, self.meaning)
 
 
 class OutOfMemoryError(CudaError):

@@ -129,7 +129,7 @@ def current_or_default_context(device: Device | int | None = None) -> Context:
 def name_of(handle: int, context: Context) -> str:
     """What a stream is called in errors."""
     special = {0: "the legacy stream", LEGACY: "the legacy stream", PER_THREAD: "the per-thread stream"}.get(handle)
-    return f"{special or f'stream {handle:#x}'} of {context!r}"
+    return f"{special or f'stream {handle:#x}'} on {context._place()}"
 
 
 def new_handle(value: int, context: Context, owned: bool, parent: _native.Handle | None = None) -> _native.Handle:

@@ -188,7 +188,7 @@ def health() -> ContextFailedError | None:
     if lost is None:
         return None
     context, code = lost
-    error = _driver.error(code, "cuStreamQuery", f"{context!r} on device {context._ordinal}")
+    error = _driver.error(code, "cuStreamQuery", f"a context of {context._place()}")
     assert isinstance(error, ContextFailedError)
     return error
 

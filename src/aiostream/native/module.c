@@ -17,7 +17,9 @@ bool is_child(void) { return atomic_load(&forked); }
 bool refuse_in_child(void) {
     if (!is_child()) return false;
     PyErr_SetString(PyExc_RuntimeError, "CUDA cannot be used in a forked child: neither the driver nor aiostream survives fork(). "
-                                        "Start worker processes with multiprocessing's 'spawn' or 'forkserver' method.");
+                                        "Start worker processes with multiprocessing's 'spawn' or 'forkserver' method. A server that "
+                                        "loads its application before it forks (gunicorn --preload, Celery) must not use CUDA in the "
+                                        "parent, not even Device.count(): make streams in the lifespan, or in a hook after the fork.");
     return true;
 }
 
