@@ -64,7 +64,7 @@ def create_context() -> Any:
     return handle
 
 
-def driver_error(code: int, call: str, stream: str | None = None) -> CudaError:
+def driver_error(code: int, call: str, stream: str | None = None, hint: str | None = None) -> CudaError:
     """Makes the exception for an error code of the driver."""
     return _driver.error(code, call, stream)
 
@@ -226,6 +226,29 @@ def is_polled_by_task(future: Any) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ loops and deliveries
+
+
+def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
+    """The next drain that a bridge asks its loop for never comes, as if a KeyboardInterrupt had taken it."""
+    original = _loops.AsyncioBridge._call_next_turn
+    lost: list[None] = []
+
+    def call_next_turn(bridge: Any, function: Callable[[], None]) -> None:
+        if lost:
+            original(bridge, function)
+        lost.append(None)
+
+    patch.setattr(_loops.AsyncioBridge, "_call_next_turn", call_next_turn)
+
+
+def interrupt_hand_over(patch: pytest.MonkeyPatch, struck: list[None]) -> None:
+    """A KeyboardInterrupt when a task is about to be told that the end of its future is near; each time."""
+
+    def come_near(completion: Any) -> None:
+        struck.append(None)
+        raise KeyboardInterrupt
+
+    patch.setattr(futures.EventCompletion, "come_near", come_near)
 
 
 def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:

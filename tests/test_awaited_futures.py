@@ -15,7 +15,7 @@ import pytest
 import internals
 from aiostream import Stream, statistics
 from support import Gate, run_on, settle
-from waiters import Waiter, counts, until, waiter_in
+from waiters import Waiter, counts, since, until
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
@@ -60,29 +60,22 @@ async def test_task_goes_on_before_anything_is_delivered(monkeypatch: pytest.Mon
 
 
 async def test_task_is_woken_when_the_end_is_near(monkeypatch: pytest.MonkeyPatch, loop_kind: str) -> None:
-    """By the loop's timer; then it polls."""
+    """By the loop's timer; then it polls, and sees the end itself."""
     delivered: list[int] = []
-    for _ in range(20):
-        async with waiter_in("by timer", "future") as (waiter, gate), anyio.create_task_group() as tasks:
-            internals.note_deliveries(monkeypatch, delivered)
-            future = waiter.stream.enqueue_async(lambda _: 3)
-            resumed: list[int] = []
-
-            async def wait(future: Any = future, resumed: list[int] = resumed) -> None:
-                assert await future == 3
-                resumed.append(len(delivered))
-
-            before = len(delivered)
-            tasks.start_soon(wait)
-            await waiter.reach()
-            while not internals.is_polled_by_task(future) and counts().watched == waiter.before.watched:
-                await anyio.lowlevel.checkpoint()
-            polled = internals.is_polled_by_task(future)
-            gate.open()
-        monkeypatch.undo()
-        if polled and resumed == [before]:
-            return
-    raise AssertionError("no task that was woken has seen the end itself, 20 times")
+    waiter = Waiter("by timer", "future")
+    await waiter.prepare()
+    internals.note_deliveries(monkeypatch, delivered)
+    for _ in range(200):
+        waiter.work(0.008)
+        before, so_far = counts(), len(delivered)
+        await waiter.wait()
+        now = since(before)
+        if (now.by_timer, now.spun, len(delivered)) == (1, 1, so_far):
+            break
+        await turns()
+    else:
+        raise AssertionError("no task that was woken has seen the end itself, 200 times")
+    waiter.close()
 
 
 async def test_cancelled_future_ends_the_task_that_polls_it(polled_stream: Stream, loop_kind: str) -> None:
@@ -305,3 +298,129 @@ def test_loop_that_is_closed_while_its_task_polls(collected: str, loop_kind: str
         gc.collect()
         assert watched() is not None
     assert settle(lambda: watched() is None)
+
+
+# ------------------------------------------------------------------------------------------------ what a review found
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("set_by", ["set_result", "set_exception"])
+async def test_result_that_somebody_else_sets_ends_the_polling(loop_kind: str, set_by: str, polled_stream: Stream) -> None:
+    """The GPU may be waiting for just that task."""
+    with Gate() as gate:
+        gate.hold(polled_stream)
+        future: Any = polled_stream.enqueue_async(lambda _: None)
+        task = asyncio.ensure_future(_wait(future))
+        await until(lambda: internals.is_polled_by_task(future))
+        getattr(future, set_by)(ValueError("theirs"))
+        with anyio.fail_after(5):
+            await asyncio.wait([task])
+        assert str(task.exception() or task.result()) == "theirs"
+
+
+def test_drain_that_an_interrupt_took_is_made_up_for(monkeypatch: pytest.MonkeyPatch, polled_stream: Stream) -> None:
+    """The loop's callback was lost: later ends are settled in the loop's next turn all the same."""
+    loop = asyncio.new_event_loop()
+
+    async def await_one() -> int:
+        with Gate() as gate:
+            gate.hold(polled_stream)
+            future = polled_stream.enqueue_async(lambda _: None)
+            task = asyncio.ensure_future(_wait(future))
+            await until(lambda: internals.is_polled_by_task(future))
+            gate.open()
+            await task
+        await asyncio.sleep(0)
+        return statistics().futures.pending
+
+    async def lose_one() -> None:
+        internals.lose_next_turn(monkeypatch)
+        await await_one()
+
+    assert loop.run_until_complete(await_one()) == 0
+    loop.run_until_complete(lose_one())
+    monkeypatch.undo()
+    loop.run_until_complete(until(lambda: statistics().futures.pending == 0))  # the second source
+    assert [loop.run_until_complete(await_one()) for _ in range(5)] == [0] * 5
+    loop.close()
+
+
+def test_interrupt_before_a_loop_is_closed_leaves_its_queue_closed(
+    monkeypatch: pytest.MonkeyPatch, default_prediction: None
+) -> None:
+    """What was on its way to a task that was to be woken does not keep the rest from being released."""
+    loop = asyncio.new_event_loop()
+    things = [Kept(), Kept()]
+    watched = [weakref.ref(thing) for thing in things]
+    struck: list[None] = []
+    waiter, other = Waiter("by timer", "future"), Stream(wait="event")
+    tasks: list[Any] = []
+
+    async def main() -> None:
+        waiter_gate.hold(waiter.stream)
+        gate.hold(other)
+        tasks.append(other.enqueue_async(lambda _, __: None, things.pop()))
+        future: Any = waiter.stream.enqueue_async(lambda _, __: None, things.pop())
+        task: Any = asyncio.ensure_future(_wait(future))
+        task._log_destroy_pending = False  # asyncio's own complaint, which is right
+        tasks.append(task)
+        await asyncio.sleep(0.1)
+
+    with Gate() as gate, Gate() as waiter_gate:
+        loop.run_until_complete(waiter.prepare())
+        internals.interrupt_hand_over(monkeypatch, struck)
+        try:
+            loop.run_until_complete(main())
+        except KeyboardInterrupt:
+            pass
+        for task in asyncio.all_tasks(loop):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            tasks.append(task)
+        loop.close()
+        monkeypatch.undo()
+        gc.collect()
+    assert settle(lambda: [reference() for reference in watched] == [None, None])
+    tasks.clear()
+    waiter.close()
+    other.close()
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+def test_exception_that_is_kept_does_not_keep_a_dead_loop_s_futures(loop_kind: str) -> None:
+    stream = Stream(wait="event")
+    things = [Kept()]  # no frame of the traceback refers to it
+    watched = weakref.ref(things[0])
+    kept: list[BaseException] = []
+
+    def fail(_: Stream) -> None:
+        raise ValueError("kept")
+
+    async def main() -> None:
+        gate.hold(stream)
+        stream.enqueue_async(lambda _, __: None, things.pop())
+        try:
+            stream.enqueue_async(fail)
+        except ValueError as error:
+            kept.append(error)
+
+    with Gate() as gate:
+        run_on(loop_kind, main)
+        gc.collect()
+    assert settle(lambda: watched() is None)
+    assert str(kept[0]) == "kept"
+    stream.close()
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_coroutine_that_nobody_steps_does_not_hold_up_the_others(polled_stream: Stream, loop_kind: str) -> None:
+    """It has taken the wait, as if to poll it in each turn, and never does."""
+    with Gate() as gate:
+        gate.hold(polled_stream)
+        future = polled_stream.enqueue_async(lambda _: 4)
+        by_hand = _wait(future)
+        by_hand.send(None)
+        assert internals.is_polled_by_task(future)
+        gate.open()
+        with anyio.fail_after(5):
+            assert await future == 4
+        by_hand.close()

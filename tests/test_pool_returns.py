@@ -474,5 +474,6 @@ async def test_work_that_fails_after_its_stream_came_back_is_noticed(breakable: 
             tasks.start_soon(wait)
             await until(lambda: pool.waiting == 1)
             breakable.break_context(700)
+        await until(lambda: statistics().points.pending == 0)  # all that is pending has failed, before the context is well again
     recover(breakable)
     await pool.aclose()

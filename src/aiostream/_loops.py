@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import os
 import select
@@ -81,11 +82,11 @@ class Bridge:
         """Settles everything that has arrived. Called by the loop, in its thread."""
         if _native.is_forked():
             return  # its descriptors are the parent's too: reading it here would take a wake-up away
+        self._polling = None  # the drain on its way, if any, gives way to this one: a KeyboardInterrupt may have taken it
         try:
             again = _native.drain(self.queue, self._backlog)
             _points.deliver(self._backlog)
             if again:
-                self._polling = None  # the one on its way, if any, gives way: it may have been lost to a KeyboardInterrupt
                 self.poll_soon()
         except BaseException:
             _native.queue_wake(self.queue)  # come again for what is left
@@ -94,12 +95,12 @@ class Bridge:
     def poll_soon(self) -> None:
         """Drains again in the loop's next turn: futures whose end is near are polled there. Call it in the loop's thread."""
         if self._polling is None:
-            self._polling = token = object()
+            token = object()
             self._call_next_turn(partial(self._poll, token))
+            self._polling = token
 
     def _poll(self, token: object) -> None:
         if token is self._polling:
-            self._polling = None
             self.drain()
 
     def _call_next_turn(self, function: Callable[[], None]) -> None:
@@ -141,12 +142,11 @@ class Bridge:
 
 
 def _close_queue(unclosed: list[int], backlog: list[int | _native.Wait]) -> None:
-    _points.deliver(backlog, orphaned=True)
     try:
-        queue = unclosed.pop()
-    except IndexError:
-        return
-    _native.queue_close(queue)
+        _points.deliver(backlog, orphaned=True)
+    finally:
+        with contextlib.suppress(IndexError):  # somebody else has closed it
+            _native.queue_close(unclosed.pop())
 
 
 def current_bridge() -> Bridge:
@@ -327,24 +327,29 @@ class AsyncioFuture(asyncio.Future[Any]):
     def set_result(self, result: Any) -> None:
         """As asyncio's."""
         super().set_result(result)
-        self.wake()
+        self._leave()
 
     def set_exception(self, exception: type | BaseException) -> None:
         """As asyncio's."""
         super().set_exception(exception)
-        self.wake()
+        self._leave()
 
     def cancel(self, msg: Any = None) -> bool:
         """As asyncio's."""
         cancelled = super().cancel(msg)
-        if self.polled is not None:
-            self.polled.drop()
-        self.wake()
+        self._leave()
         return cancelled
+
+    def _leave(self) -> None:
+        """It is done: its task polls no more, and goes on in its next turn."""
+        polled = getattr(self, "polled", None)
+        if polled is not None:
+            polled.drop()
+        self.wake()
 
     def wake(self) -> None:
         """See `PolledFuture`."""
-        waiter = self.waiter
+        waiter = getattr(self, "waiter", None)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 

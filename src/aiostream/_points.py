@@ -83,7 +83,8 @@ def deliver(backlog: list[int | _native.Wait], orphaned: bool = False) -> None:
                     cast("Watched", point).handed_back(code, orphaned)
                     registry.pop(ticket, None)
                 elif code == _NEAR:
-                    cast("Near", point).come_near()
+                    if not orphaned:
+                        cast("Near", point).come_near()
                 elif code >= 0:
                     point.complete(code, orphaned)
                     registry.pop(ticket, None)

@@ -167,6 +167,8 @@ async def synchronize_async(self: Awaitable) -> None:
         elif bridge.must_yield():
             await _yield_turn()
         return
+    # Whoever keeps an exception of this coroutine, and so its frame, must not keep the bridge: it dies with its loop.
+    del bridge
     watched = None
     try:
         while True:
@@ -181,14 +183,11 @@ async def synchronize_async(self: Awaitable) -> None:
                     answer = over
             elif answer >= _TICKETS:
                 # It may have fired already, but it is delivered by this very thread, and not before the next await.
-                watched = _points.registry[answer] = _Watched(bridge.new_future(), reference)
+                watched = _points.registry[answer] = _Watched(_current_bridge().new_future(), reference)
                 _native.set_state(watched, State.PENDING, _native.FUTURES_CREATED)
-                # The registry holds this task by its future. If the task held the bridge, none of them would die with its loop.
-                del bridge
                 await watched.future  # type: ignore[misc]  # SettledFuture says what Completion needs; it can be awaited
                 if watched.spinning is None:
                     return
-                bridge = _current_bridge()
                 answer = watched.spinning.poll()  # handed back: polled first, because its end may have come
             else:
                 break
@@ -257,6 +256,7 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
             if keepalive is not None and (refusal == 0 or results):  # `call` has run
                 leak((keepalive, results))
             _points.registry.pop(reserved.ticket, None)
+        del bridge  # an exception keeps this frame, and the bridge must die with its loop
     return completion
 
 

@@ -48,7 +48,7 @@ int wait_record_future(struct wait *wait, void *stream, enum stage *stage) {
     return CUDA_SUCCESS;
 }
 
-/* ------------------------------------------------------------------------------------------------ polling by the loop */
+/* ------------------------------------------------------------------------------------------------ the loop's list */
 
 static void append(struct polled_waits *polled, struct wait *wait) {
     wait->next_polled = NULL;
@@ -66,58 +66,6 @@ static void removed(struct polled_waits *polled, struct wait *wait) {
     wait->near = false;
 }
 
-void wait_poll_future(struct wait *wait) {
-    struct polled_waits *polled = queue_polled_waits(wait->queue);
-    wait->first_poll_due = true;
-    wait->first_poll = 0;
-    wait->polls = 0;
-    append(polled, wait);
-    drain_again(wait->queue);
-}
-
-/* Whether the loop polls on; if not, the wait is over, or another's. */
-static bool poll_on(struct wait *wait, struct queue *queue) {
-    int status;
-    uint64_t ticket;
-    switch (wait_look(wait, queue, &status)) {
-    case LOOK_OVER: wait_end_in_loop(wait, status); return false;
-    case LOOK_EXPIRED: return wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK;
-    default: return true;
-    }
-}
-
-uint64_t waits_next_near(struct queue *queue) {
-    struct polled_waits *polled = queue_polled_waits(queue);
-    if (polled->near == 0) return 0;
-    struct wait *wait = polled->last; /* those that have just come stand last */
-    while (!wait->near) wait = wait->previous_polled;
-    wait->near = false;
-    polled->near--;
-    return wait->ticket;
-}
-
-bool waits_poll_futures(struct queue *queue) {
-    struct polled_waits *polled = queue_polled_waits(queue);
-    struct wait *wait = polled->first;
-    if (!wait) return false;
-    queue_suppress_wakeup(queue); /* the drain that follows takes what is fired here */
-    polled->first = NULL;
-    while (wait) {
-        struct wait *next = wait->next_polled; /* read before the wait may be another's */
-        bool near = wait->near;
-        removed(polled, wait);
-        if (poll_on(wait, queue)) {
-            append(polled, wait);
-            wait->near = near;
-            polled->near += near;
-        }
-        wait = next;
-    }
-    if (!polled->first) return false;
-    drain_again(queue);
-    return true;
-}
-
 /* ------------------------------------------------------------------------------------------------ polling by a task */
 
 /* A task of a closed loop is never resumed, so whoever closes the loop's queue leaves to the watcher what its tasks poll. The task
@@ -126,6 +74,7 @@ static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void take(struct wait *wait) {
     struct polled_waits *polled = queue_polled_waits(wait->queue);
+    wait->taken_at = now_ns();
     pthread_mutex_lock(&taken_lock);
     wait->taken = true;
     wait->previous_polled = NULL;
@@ -202,6 +151,82 @@ static struct wait *take_back(struct queue *queue) {
     if (wait) unlink_taken(wait);
     pthread_mutex_unlock(&taken_lock);
     return wait;
+}
+
+/* Second source: a task that polls does so in each turn. One that does not is a coroutine that somebody steps by hand, or has dropped
+ * into a cycle; others may await the future too. */
+static void take_back_forgotten(struct queue *queue) {
+    struct polled_waits *polled = queue_polled_waits(queue);
+    int64_t now = now_ns();
+    bool left = false;
+    pthread_mutex_lock(&taken_lock);
+    for (struct wait *wait = polled->taken, *next; wait; wait = next) {
+        next = wait->next_polled;
+        int64_t since = wait->polled > wait->taken_at ? wait->polled : wait->taken_at;
+        if (now - since > SECOND_SOURCE_NS) {
+            unlink_taken(wait);
+            append(polled, wait);
+        } else {
+            left = true;
+        }
+    }
+    pthread_mutex_unlock(&taken_lock);
+    if (left) drain_again(queue);
+}
+
+/* ------------------------------------------------------------------------------------------------ polling by the loop */
+
+void wait_poll_future(struct wait *wait) {
+    struct polled_waits *polled = queue_polled_waits(wait->queue);
+    wait->first_poll_due = true;
+    wait->first_poll = 0;
+    wait->polls = 0;
+    append(polled, wait);
+    drain_again(wait->queue);
+}
+
+/* Whether the loop polls on; if not, the wait is over, or another's. */
+static bool poll_on(struct wait *wait, struct queue *queue) {
+    int status;
+    uint64_t ticket;
+    switch (wait_look(wait, queue, &status)) {
+    case LOOK_OVER: wait_end_in_loop(wait, status); return false;
+    case LOOK_EXPIRED: return wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK;
+    default: return true;
+    }
+}
+
+uint64_t waits_next_near(struct queue *queue) {
+    struct polled_waits *polled = queue_polled_waits(queue);
+    if (polled->near == 0) return 0;
+    struct wait *wait = polled->last; /* those that have just come stand last */
+    while (!wait->near) wait = wait->previous_polled;
+    wait->near = false;
+    polled->near--;
+    return wait->ticket;
+}
+
+bool waits_poll_futures(struct queue *queue) {
+    struct polled_waits *polled = queue_polled_waits(queue);
+    take_back_forgotten(queue);
+    struct wait *wait = polled->first;
+    if (!wait) return false;
+    queue_suppress_wakeup(queue); /* the drain that follows takes what is fired here */
+    polled->first = NULL;
+    while (wait) {
+        struct wait *next = wait->next_polled; /* read before the wait may be another's */
+        bool near = wait->near;
+        removed(polled, wait);
+        if (poll_on(wait, queue)) {
+            append(polled, wait);
+            wait->near = near;
+            polled->near += near;
+        }
+        wait = next;
+    }
+    if (!polled->first) return false;
+    drain_again(queue);
+    return true;
 }
 
 /* ------------------------------------------------------------------------------------------------ the loop is closed */

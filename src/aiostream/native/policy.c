@@ -39,7 +39,7 @@ static const int64_t ZONE_STEP_NS = 20000;        /* the shortest step in a zone
 static const int64_t LEAD_LEAST_NS = 5000;
 static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000; /* "128 x 5 ms: cores" */
 static const int64_t SHARED_GAP_NS = 40000;       /* a pass for looks of which none is exact costs a wake-up ("server: open loop") */
-static const int64_t LAG_WAIT_MOST_NS = 1000000;  /* how long the watcher may wait for a loop that comes late anyway */
+static const int64_t LAG_WAIT_MOST_NS = 1000000;  /* how long a guard look may wait for a loop that comes late anyway */
 static const int64_t TURN_BUDGET_NS = 500000;     /* of ready waits, all tasks together, in one turn of a loop ("fairness") */
 static const int64_t UNWANTED_MOST_NS = 45000000;
 enum {
@@ -297,7 +297,7 @@ int64_t policy_guard(const struct prediction *prediction, int64_t age, int64_t t
     int64_t next = policy_latest_look(age, load->lists);
     if (prediction->dense || prediction->irregular) next = least(next, age + plain_interval(prediction, age, load));
     next = least(next, zone_look(prediction, age));
-    next = greatest(next, age + load->loop_lag_ns);
+    next = greatest(next, age + least(load->loop_lag_ns, LAG_WAIT_MOST_NS));
     return next < timer ? next : NEVER;
 }
 
@@ -328,7 +328,7 @@ static int64_t watch_at(const struct prediction *prediction, const struct window
     }
     at = least(at, zone_look(prediction, age));
     at = least(at, policy_latest_look(age, load->lists));
-    return greatest(at, age + least(load->loop_lag_ns / LAG_SHARE, LAG_WAIT_MOST_NS));
+    return greatest(at, age + load->loop_lag_ns / LAG_SHARE); /* P16 holds for loops that are not busy */
 }
 
 struct plan policy_plan(const struct prediction *prediction, int64_t age, const struct load *load, enum wait_mode mode) {

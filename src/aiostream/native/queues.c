@@ -21,6 +21,7 @@ struct queue {
     _Atomic bool closed; /* set once by the owner, then the stack is drained; a pusher reads it after its push */
     _Atomic int64_t pushed;  /* when its stack stopped being empty; by that pusher */
     _Atomic int64_t lag;     /* a running mean; by the owner's thread, read by any */
+    _Atomic int64_t lag_noted; /* when it was last noted; likewise */
     _Atomic bool wakeup_suppressed;     /* the consumer is about to take the stack: no need to wake it; by its thread, read by any */
     struct {                 /* by the owner's thread alone */
         bool open;           /* a callback will say when the next turn begins */
@@ -97,11 +98,19 @@ void queue_wake(struct queue *queue) {
     while (write(queue->eventfd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
-int64_t queue_lag(const struct queue *queue) { return atomic_load(&((struct queue *)queue)->lag); }
+static const int64_t LAG_MOST_NS = 5000000;  /* a turn that somebody has blocked for long says little of the next */
+static const int64_t LAG_LIFE_NS = 20000000; /* what was noted before says nothing of now: a busy loop notes it in each turn */
+
+int64_t queue_lag(const struct queue *constant) {
+    struct queue *queue = (struct queue *)constant;
+    return now_ns() - atomic_load(&queue->lag_noted) < LAG_LIFE_NS ? atomic_load(&queue->lag) : 0;
+}
 
 void queue_note_lag(struct queue *queue, int64_t lag) {
     int64_t mean = atomic_load(&queue->lag);
+    if (lag > LAG_MOST_NS) lag = LAG_MOST_NS;
     atomic_store(&queue->lag, mean + (lag - mean) / 4);
+    atomic_store(&queue->lag_noted, now_ns());
 }
 
 void queue_unref(struct queue *queue) {
@@ -199,8 +208,9 @@ struct queue_entry *queue_take(struct queue *queue) {
     if (!entry || !pushed) return entry;
     /* A few together came in a turn of the loop. A single one may have come to a loop that slept, and slow waking says nothing of its
      * turns, except that they are no longer. */
-    int64_t lag = now_ns() - pushed;
-    if ((entry->next && entry->next->next) || lag < atomic_load(&queue->lag)) queue_note_lag(queue, lag);
+    int64_t lag = now_ns() - pushed, mean = atomic_load(&queue->lag);
+    if (entry->next && entry->next->next) queue_note_lag(queue, lag);
+    else if (lag < mean) atomic_store(&queue->lag, (lag + mean) / 2);
     return entry;
 }
 

@@ -30,7 +30,7 @@ struct polled_waits { /* by the loop's thread alone; in the order in which they 
     struct wait *taken;        /* those that tasks poll; guarded by taken_lock of future_waits.c */
 };
 struct polled_waits *queue_polled_waits(struct queue *); /* see future_waits.c */
-int64_t queue_lag(const struct queue *); /* ns; how long the loop takes these days to come back to what waits for it */
+int64_t queue_lag(const struct queue *); /* ns; how long the loop takes just now to come back to what waits for it; 0: it is not busy */
 void queue_note_lag(struct queue *, int64_t lag);
 
 /* Ready waits do not yield to their loop by themselves, so the tasks of a loop share a budget for each of its turns. By the loop's

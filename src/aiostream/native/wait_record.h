@@ -35,6 +35,7 @@ struct wait_list {
     bool active;
     int64_t next_poll;
     bool exact; /* an end is expected then */
+    int64_t latest; /* the latest time for that look by the bound, whatever the gap between passes has become meanwhile */
 };
 
 /* Who may touch a record. "Listed" means that the watcher has it in a wait list, or will find it among the new ones: only the
@@ -69,6 +70,7 @@ struct wait {
     struct wait *next_polled, *previous_polled; /* by the loop's thread (the watcher may still list it, by `next`) */
     _Atomic bool polled_by_loop; /* by the loop's thread */
     bool taken;                  /* a task polls it; guarded by taken_lock, and so are the links meanwhile */
+    int64_t taken_at;            /* by the loop's thread */
     bool near;                   /* its timer was due, and its loop has not been told */
     struct queue *queue;
     struct forecast *forecast;

@@ -151,6 +151,7 @@ static int64_t bound_by_latest(const struct wait_list *list, int64_t time, int64
 static int64_t schedule(struct wait_list *list, int64_t now) {
     struct wait *wait;
     list->exact = false;
+    list->latest = NEVER;
     while ((wait = list->first)) {
         int holder = atomic_load(&wait->holder);
         if (holder == HELD_BY_TASK_LISTED || holder == OVER_LISTED) {
@@ -162,6 +163,7 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         int64_t start = atomic_load(&wait->start), age = now > start ? now - start : 0;
         struct load load = wait_load(wait);
         if (holder == HELD_BY_TIMER) {
+            list->latest = start + policy_latest_look(age, 1);
             int64_t guard = policy_guard(&wait->forecast->prediction, age, wait->timer_entry.time - start, &load);
             if (guard != NEVER) return bound_by_latest(list, start + guard, now);
             take_first_off(list);
@@ -169,6 +171,7 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
             continue;
         }
         if (!is_wanted(list)) return start + policy_unwanted(age);
+        list->latest = start + policy_latest_look(age, 1);
         /* A dropped wait has no task to which it could be handed back, and a future never had one. */
         struct plan plan = policy_plan(&wait->forecast->prediction, age, &load, wait->ticket && !wait->future ? wait->mode : WAIT_EVENT);
         if (plan.stage == STAGE_WATCHER) {
@@ -242,14 +245,18 @@ static int poll_due(struct wait_list *list, int64_t now) {
 int64_t waits_poll(int64_t now) {
     atomic_store(&some_revisit, false);
     if (atomic_load(&new_waits)) take_new_waits(now);
-    int64_t next[2] = {NEVER, NEVER}; /* for looks that are exact, and for the others */
+    int64_t next[2] = {NEVER, NEVER}, latest = NEVER; /* for looks that are exact, and for the others; by the bound */
     int polls = 0;
     for (struct wait_list *list = active, *following; list; list = following) {
         following = list->next;
         atomic_fetch_add(&list->refs, 1); /* its last wait may be its last user */
         polls += poll_due(list, now);
-        if (!list->first) deactivate(list);
-        else if (list->next_poll < next[!list->exact]) next[!list->exact] = list->next_poll;
+        if (!list->first) {
+            deactivate(list);
+        } else {
+            if (list->next_poll < next[!list->exact]) next[!list->exact] = list->next_poll;
+            if (list->latest < latest) latest = list->latest;
+        }
         wait_list_unref(list);
     }
     if (polls) atomic_fetch_add(&counters[EVENT_POLLS], polls);
@@ -257,7 +264,8 @@ int64_t waits_poll(int64_t now) {
         int64_t earliest = now + policy_pass_gap(active_count, i == 0);
         if (next[i] < earliest) next[i] = earliest;
     }
-    return next[0] < next[1] ? next[0] : next[1];
+    int64_t first = next[0] < next[1] ? next[0] : next[1];
+    return first < latest ? first : latest;
 }
 
 /* The context has failed, and with it all waits in it. Those that their tasks poll learn it from the driver. */
