@@ -268,6 +268,7 @@ BEYOND = [
         "on_context_failed",
         "service: listeners_are_told_once, lost_context: fault_that_nobody_awaits_is_told_within_a_second",
     ),
+    row("", "Stream.torch, Stream.cupy, Stream.numba", "shared_streams: stream_of_another_library_is_on_the_same_handle"),
     row("", "health", "lost_context: health_is_none_or_the_error"),
     row("", "exit_on_context_failed", "lost_context: process_ends_wherever_the_error_first_appears"),
     row("", "wait", "service: waiting_for_all, service: waiting_for_the_first"),

@@ -253,21 +253,6 @@ def relaxed() -> Iterator[None]:
         call("cuThreadExchangeStreamCaptureMode", mode)
 
 
-def core_stream(handle: int) -> Any:
-    """A `cuda.core.Stream` on a handle, which it does not own.
-
-    Raises:
-        ImportError: cuda.core is not installed.
-    """
-    try:
-        module = importlib.import_module("cuda.core")
-        if not hasattr(module, "Stream"):  # before 1.0
-            module = importlib.import_module("cuda.core.experimental")
-    except ImportError as problem:
-        raise ImportError("cuda.core is not installed: pip install cuda-core") from problem
-    return module.Stream.from_handle(handle)
-
-
 def driver_version() -> int:
     """The CUDA version that the driver supports, such as 13000."""
     return int(call("cuDriverGetVersion"))

@@ -45,13 +45,15 @@ class FutureCounts:
 
 @dataclass(frozen=True, slots=True)
 class HandleCounts:
-    """Streams, events and graphs that the library owned: `created == destroyed + released + open`."""
+    """Streams, events and graphs that the library owned: `created == destroyed + released + retired + open`."""
 
     created: int
     destroyed: int
     """By us; or graphs that a failed capture took with it."""
     released: int
     """Given away by `into_raw`."""
+    retired: int
+    """Streams that were closed and not destroyed, because another library has them too (`Stream.torch` and its like)."""
     open: int
 
 
@@ -95,7 +97,7 @@ class Statistics:
         return (
             points.armed == points.fired + points.pending + points.leaked
             and futures_.created == futures_.done + futures_.failed + futures_.cancelled + futures_.dropped + futures_.pending
-            and handles.created == handles.destroyed + handles.released + handles.open
+            and handles.created == handles.destroyed + handles.released + handles.retired + handles.open
         )
 
 
@@ -142,6 +144,7 @@ def _snapshot() -> Statistics:
             created=count[_native.HANDLES_CREATED],
             destroyed=count[_native.HANDLES_DESTROYED],
             released=count[_native.HANDLES_RELEASED],
+            retired=count[_native.HANDLES_RETIRED],
             open=count[_native.HANDLES_OPEN],
         ),
         waits=WaitCounts(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import operator
+import re
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from aiostream import _driver, _native, _process
 from aiostream.errors import ContextFailedError, CudaError
@@ -18,24 +21,59 @@ _primary: dict[int, int] = {}  # device ordinal -> primary context, retained onc
 _contexts: dict[int, Context] = {}  # context id -> Context; ids are never reused, handles are
 
 
+DeviceLike = Any  # see `Device`: other libraries' types cannot be named here
+
+
+def _ordinal_of(device: DeviceLike) -> int:
+    if isinstance(device, str):
+        return _ordinal_of_name(device, None)
+    kind = getattr(device, "type", None)
+    if isinstance(kind, str):  # torch's
+        return _ordinal_of_name(kind, device.index) if ":" not in kind else _ordinal_of_name(str(device), None)
+    for attribute in ("device_id", "id"):  # cuda.core; cupy and numba
+        number = getattr(device, attribute, None)
+        if isinstance(number, int) and not isinstance(number, bool):
+            return int(number)
+    if not isinstance(device, bool) and hasattr(device, "__index__"):
+        return int(operator.index(device))
+    raise TypeError(
+        f'a device is an int, "cuda:0", a torch.device, or a device of aiostream, cuda.core, cupy or numba, not '
+        f"{type(device).__name__}"
+    )
+
+
+def _ordinal_of_name(name: str, index: int | None) -> int:
+    found = re.fullmatch(r"cuda(?::([0-9]{1,9}))?", name)
+    if found is None:
+        raise ValueError(f'a CUDA device is called "cuda" or "cuda:0", not {name!r}')
+    if index is not None:
+        return int(index)
+    if found[1] is not None:
+        return int(found[1])
+    current = Context.get_current()
+    return current._device_ordinal() if current is not None else 0
+
+
 class Device:
     """A CUDA device, known by its ordinal. Devices compare equal by ordinal.
 
     Args:
         ordinal: The device's number, counted as CUDA counts (`CUDA_VISIBLE_DEVICES` applies). Negative numbers and numbers
-            past the last device are a `ValueError`.
+            past the last device are a `ValueError`. Or what other libraries call a device: `"cuda:0"`, a `torch.device`, a
+            device of cuda.core, cupy or numba, a numpy integer. `"cuda"` without a number is the device of the thread's current
+            context, else 0, as in torch.
 
     Raises:
         NoDriverError: There is no CUDA driver.
+        TypeError, ValueError: That is no device.
     """
 
-    def __init__(self, ordinal: int = 0) -> None:
-        if isinstance(ordinal, bool) or not isinstance(ordinal, int):
-            raise TypeError(f"a device is named by its ordinal, an int, not {type(ordinal).__name__}")
+    def __init__(self, ordinal: DeviceLike = 0) -> None:
+        number = _ordinal_of(ordinal)
         count = Device.count()
-        if not 0 <= ordinal < count:
-            raise ValueError(f"there is no device {ordinal}: CUDA sees {count} (counted from 0)")
-        self._ordinal = ordinal
+        if not 0 <= number < count:
+            raise ValueError(f"there is no device {number}: CUDA sees {count} (counted from 0)")
+        self._ordinal = number
 
     @staticmethod
     def count() -> int:
@@ -187,15 +225,19 @@ class Context:
             _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
         return context_id
 
+    def _device_ordinal(self) -> int:
+        """The number of its device, asked for once."""
+        if self._ordinal < 0:
+            with self.current():
+                self._ordinal = int(_driver.call("cuCtxGetDevice"))
+        return self._ordinal
+
     def _place(self) -> str:
         """What the context is called in errors: by its device."""
-        if self._ordinal < 0:
-            try:
-                with self.current():
-                    self._ordinal = int(_driver.call("cuCtxGetDevice"))
-            except CudaError:  # it is lost, or destroyed
-                return repr(self)
-        return f"device {self._ordinal}"
+        try:
+            return f"device {self._device_ordinal()}"
+        except CudaError:  # it is lost, or destroyed
+            return repr(self)
 
     def health(self) -> int:
         """0, or the driver's code of the failure that has befallen the context; never blocks on work of anybody.

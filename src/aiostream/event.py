@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiostream import _driver, _native, _process, hostfunc, interop, waiting
-from aiostream.device import Context, Device
+from aiostream.device import Context, Device, DeviceLike
 from aiostream.errors import StreamClosedError
 from aiostream.futures import CompletionFuture
 
@@ -42,7 +42,7 @@ class Event:
         blocking_sync: bool = False,
         interprocess: bool = False,
         *,
-        device: Device | int | None = None,
+        device: DeviceLike | None = None,
     ) -> None:
         if timing and interprocess:
             raise ValueError("an interprocess event cannot record times: leave out timing or interprocess")

@@ -7,13 +7,15 @@ stream itself; older objects are known by the attribute that their library docum
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from aiostream import _driver, _native
-from aiostream.device import Context, Device
+from aiostream.device import Context, Device, DeviceLike
 from aiostream.errors import StreamClosedError
 
 LEGACY = 1
@@ -112,6 +114,42 @@ def graph_handle(graph: Any, executable: bool = False) -> int:
 _GRAPH_NAMES = ("CUgraph", "graph", "raw_cuda_graph")
 
 
+def library(name: str, package: str) -> ModuleType:
+    """Another library, which is imported now because somebody asks for its stream.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as problem:
+        raise ImportError(f"{name} is not installed: pip install {package}") from problem
+
+
+def core_stream(handle: int) -> Any:
+    """A `cuda.core.Stream` on a handle, which it does not own."""
+    module = library("cuda.core", "cuda-core")
+    if not hasattr(module, "Stream"):  # before 1.0
+        module = library("cuda.core.experimental", "cuda-core")
+    return module.Stream.from_handle(handle)
+
+
+def torch_stream(handle: int, ordinal: int) -> Any:
+    """A `torch.cuda.ExternalStream` on a handle."""
+    torch = library("torch", "torch")
+    return torch.cuda.ExternalStream(handle, device=torch.device("cuda", ordinal))
+
+
+def cupy_stream(handle: int, ordinal: int) -> Any:
+    """A `cupy.cuda.ExternalStream` on a handle."""
+    return library("cupy", "cupy-cuda13x").cuda.ExternalStream(handle, ordinal)
+
+
+def numba_stream(handle: int) -> Any:
+    """A stream of numba-cuda's on a handle."""
+    return library("numba.cuda", "numba-cuda").external_stream(handle)
+
+
 def context_of(handle: int) -> Context:
     """The context in which a stream lives; for the legacy and per-thread streams, the current one or device 0's."""
     if handle <= PER_THREAD:
@@ -119,7 +157,7 @@ def context_of(handle: int) -> Context:
     return Context.from_handle(int(_driver.call("cuStreamGetCtx", _driver.bindings().CUstream(handle))))
 
 
-def current_or_default_context(device: Device | int | None = None) -> Context:
+def current_or_default_context(device: DeviceLike | None = None) -> Context:
     """The context for something new: of `device`, else the thread's current one, else device 0's primary."""
     if device is not None:
         return (device if isinstance(device, Device) else Device(device)).primary_context

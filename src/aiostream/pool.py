@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from aiostream import _driver, _loops, _native, _points, capture, futures, interop, waiting
-from aiostream.device import Device
+from aiostream.device import DeviceLike
 from aiostream.enums import WaitStrategy
 from aiostream.errors import CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
@@ -60,7 +60,7 @@ class StreamPool:
     def __init__(
         self,
         size: int,
-        device: Device | int | None = None,
+        device: DeviceLike | None = None,
         *,
         max_waiting: int | None = None,
         priority: int | None = None,

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from aiostream import _driver, _native, _process, capture, hostfunc, interop, waiting
 from aiostream.attributes import AttributedStream
 from aiostream.capture import CapturingStream
-from aiostream.device import Context, Device
+from aiostream.device import Context, Device, DeviceLike
 from aiostream.enums import HostFunctionSync, StreamFlags, WaitEventFlags, WaitStrategy
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.event import Event
@@ -56,7 +56,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
 
     def __init__(
         self,
-        device: Device | int | None = None,
+        device: DeviceLike | None = None,
         *,
         priority: int | None = None,
         non_blocking: bool = True,
@@ -137,12 +137,12 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         return cls._from_handle(handle, context or interop.context_of(handle), owned=True)
 
     @classmethod
-    def legacy(cls, device: Device | int | None = None) -> Stream:
+    def legacy(cls, device: DeviceLike | None = None) -> Stream:
         """The legacy default stream of a device's context, which synchronizes with every blocking stream."""
         return cls._from_handle(interop.LEGACY, interop.current_or_default_context(device), owned=False)
 
     @classmethod
-    def per_thread(cls, device: Device | int | None = None) -> Stream:
+    def per_thread(cls, device: DeviceLike | None = None) -> Stream:
         """The per-thread default stream: in each call, that of the calling thread."""
         return cls._from_handle(interop.PER_THREAD, interop.current_or_default_context(device), owned=False)
 
@@ -168,13 +168,63 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         return borrowed
 
     def core(self) -> Any:
-        """A `cuda.core.Stream` on the same handle; it does not own it, and keeps this object alive.
+        """A `cuda.core.Stream` on the same handle.
+
+        From now on the stream is shared: `close()` *retires* it. The driver's stream is then not destroyed, because the other
+        library may use its handle for as long as it likes, also after everything that you can see is gone: torch, for example,
+        records an event on it when pinned memory is freed. A retired stream stays until the process ends. So share streams that
+        live long, those of a `StreamPool` for example, and not one for each request.
+
+        On a borrowed or lent stream the owner is retired, too. The object keeps this one alive.
 
         Raises:
             ImportError: cuda.core is not installed.
             StreamClosedError: The stream is closed.
         """
-        stream = _driver.core_stream(self.handle)
+        return self._shared(interop.core_stream)
+
+    def torch(self) -> Any:
+        """A `torch.cuda.ExternalStream` on the same handle. Retires the stream at its end, as `core()` says.
+
+        Do not write `torch.cuda.ExternalStream(stream.handle)` yourself: torch uses the handle after the stream was destroyed,
+        and crashes the process.
+
+        Raises:
+            ImportError: torch is not installed.
+            StreamClosedError: The stream is closed.
+
+        Example:
+            ::
+
+                with torch.cuda.stream(stream.torch()):
+                    output = model(batch)
+                await stream.synchronize_async()
+        """
+        return self._shared(interop.torch_stream, self._context._device_ordinal())
+
+    def cupy(self) -> Any:
+        """A `cupy.cuda.ExternalStream` on the same handle. Retires the stream at its end, as `core()` says.
+
+        Raises:
+            ImportError: cupy is not installed.
+            StreamClosedError: The stream is closed.
+        """
+        return self._shared(interop.cupy_stream, self._context._device_ordinal())
+
+    def numba(self) -> Any:
+        """A stream of numba-cuda on the same handle. Retires the stream at its end, as `core()` says.
+
+        Raises:
+            ImportError: numba-cuda is not installed.
+            StreamClosedError: The stream is closed.
+        """
+        return self._shared(interop.numba_stream)
+
+    def _shared(self, make: Callable[..., Any], *arguments: Any) -> Any:
+        with interop.pinned(self._reference) as value:
+            stream = make(value, *arguments)  # first, because it may not be installed
+            if not self._handle.share():
+                raise self._closed_error()
         weakref.finalize(stream, lambda _: None, self).atexit = False
         return stream
 
@@ -259,7 +309,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
     def close(self) -> None:
         """Destroys the stream at once; work in flight finishes, and its completions still arrive (`cuStreamDestroy`).
 
-        A borrowed stream is only let go of. Calls in other threads finish first: the last of them destroys. May be called
+        A borrowed stream is only let go of, and one that was given to another library (`torch()` and its like) is retired: see
+        `core`. Calls in other threads finish first: the last of them destroys. May be called
         again, and does nothing then.
 
         Raises:

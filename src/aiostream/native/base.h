@@ -80,6 +80,7 @@ enum counter {
     HOST_FUNCTIONS_LATE, /* Python host functions that came after the exit gate had closed: not run */
     WATCHER_PASSES,
     HANDLES_CREATED, HANDLES_DESTROYED, HANDLES_RELEASED, HANDLES_OPEN,
+    HANDLES_RETIRED,    /* closed and not destroyed, because another library has the handle too */
     FUTURES_CREATED, FUTURES_DONE, FUTURES_FAILED, FUTURES_CANCELLED, FUTURES_DROPPED,
     WAITS_READY,       /* nothing to wait for */
     WAITS_SPUN,        /* ended in the waiting task's own polls */

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull << 33, DESTROYED = 1ull << 34,
-                      AWAITED = 1ull << 35;
+                      AWAITED = 1ull << 35, SHARED = 1ull << 36; /* another library has it: it is never destroyed */
 
 struct handle {
     _Atomic uint64_t word; /* number of uses, and the bits above; any thread */
@@ -81,8 +81,13 @@ static int call_destructor(struct handle *handle) {
     }
 }
 
-static int destroy(struct handle *handle) {
+static int destroy(struct handle *handle, bool shared) {
     if (!handle->owned) return CUDA_SUCCESS;
+    if (shared) {
+        atomic_fetch_add(&counters[HANDLES_RETIRED], 1);
+        atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
+        return CUDA_SUCCESS;
+    }
     bool entered = enter(handle->context);
     int mode = relaxed_enter(); /* an executable graph gives memory back, which would end somebody's capture */
     int status = call_destructor(handle);
@@ -95,8 +100,16 @@ static int destroy(struct handle *handle) {
 
 /* One thread wins the right to destroy: the one that turns "closing, no uses" into "destroyed". */
 static int destroy_if_last(struct handle *handle) {
-    uint64_t word = CLOSING;
-    return atomic_compare_exchange_strong(&handle->word, &word, DESTROYED) ? destroy(handle) : CUDA_SUCCESS;
+    uint64_t shared = atomic_load(&handle->word) & SHARED, word = CLOSING | shared; /* a closed one is shared no more */
+    return atomic_compare_exchange_strong(&handle->word, &word, DESTROYED) ? destroy(handle, shared) : CUDA_SUCCESS;
+}
+
+bool handle_share(struct handle *handle) {
+    uint64_t word = atomic_load(&handle->word);
+    do
+        if (word & (CLOSING | RELEASED | DESTROYED)) return false;
+    while (!atomic_compare_exchange_weak(&handle->word, &word, word | SHARED));
+    return !handle->parent || handle_share(handle->parent);
 }
 
 static bool pin_own(struct handle *handle) {

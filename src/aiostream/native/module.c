@@ -142,6 +142,11 @@ static PyObject *Handle_close(PyObject *self, PyObject *unused) {
     return PyLong_FromLong(status);
 }
 
+static PyObject *Handle_share(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyBool_FromLong(handle_share(((HandleObject *)self)->handle));
+}
+
 static PyObject *Handle_mark_destroyed(PyObject *self, PyObject *unused) {
     (void)unused;
     if (refuse_in_child()) return NULL;
@@ -173,6 +178,7 @@ static PyMethodDef handle_methods[] = {
     {"pin", Handle_pin, METH_NOARGS, "True, and the handle stays valid until unpin(); False if it was closed."},
     {"unpin", Handle_unpin, METH_NOARGS, "Ends one pin; the last user of a closed handle destroys it."},
     {"close", Handle_close, METH_NOARGS, "Refuses new uses; the driver's code of the destruction, if it happened here."},
+    {"share", Handle_share, METH_NOARGS, "Another library has it: close() no longer destroys. False if it was closed before."},
     {"mark_destroyed", Handle_mark_destroyed, METH_NOARGS, "The driver destroyed it by itself; new uses are refused."},
     {"release", Handle_release, METH_NOARGS, "Refuses new uses and waits for the last; False if it was closed before."},
     {NULL, NULL, 0, NULL},
@@ -665,6 +671,7 @@ static const struct {
     {"POINTS_LEAKED", POINTS_LEAKED}, {"POINTS_STALE", POINTS_STALE}, {"POINTS_QUARANTINED", POINTS_QUARANTINED},
     {"HOST_FUNCTIONS_LATE", HOST_FUNCTIONS_LATE}, {"WATCHER_PASSES", WATCHER_PASSES}, {"HANDLES_CREATED", HANDLES_CREATED},
     {"HANDLES_DESTROYED", HANDLES_DESTROYED}, {"HANDLES_RELEASED", HANDLES_RELEASED}, {"HANDLES_OPEN", HANDLES_OPEN},
+    {"HANDLES_RETIRED", HANDLES_RETIRED},
     {"FUTURES_CREATED", FUTURES_CREATED}, {"FUTURES_DONE", FUTURES_DONE}, {"FUTURES_FAILED", FUTURES_FAILED},
     {"FUTURES_CANCELLED", FUTURES_CANCELLED}, {"FUTURES_DROPPED", FUTURES_DROPPED},
 };

@@ -1,0 +1,240 @@
+"""Streams that are given to other libraries (P18): never destroyed while the other may use them; and what names a device."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from typing import Any
+
+import pytest
+
+import internals
+from aiostream import Device, Stream, StreamClosedError, StreamPool, statistics
+from support import run_script, spin
+
+
+class TheirStream:
+    """What another library makes of a handle."""
+
+    def __init__(self, handle: int, *where: Any, **options: Any) -> None:
+        self.handle, self.where = handle, (*where, *options.values())
+
+
+class TheirDevice:
+    """`torch.device`, as far as it is looked at."""
+
+    def __init__(self, kind: str, index: int | None = None) -> None:
+        self.type, self.index = kind, index
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TheirDevice) and (self.type, self.index) == (other.type, other.index)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for the libraries, whose own streams do not destroy the handle either."""
+    streams = types.SimpleNamespace(ExternalStream=TheirStream)
+    for name, contents in {
+        "torch": {"cuda": streams, "device": TheirDevice},
+        "cupy": {"cuda": streams},
+        "numba": {},
+        "numba.cuda": {"external_stream": TheirStream},
+    }.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+LIBRARIES = {"torch": (TheirDevice("cuda", 0),), "cupy": (0,), "numba": ()}
+
+
+def retired() -> int:
+    return statistics().handles.retired
+
+
+@pytest.mark.parametrize("library", ["torch", "cupy", "numba"])
+def test_stream_of_another_library_is_on_the_same_handle(libraries: None, library: str) -> None:
+    before = statistics().handles
+    stream = Stream(0)
+    theirs = getattr(stream, library)()
+    assert (theirs.handle, theirs.where) == (stream.handle, LIBRARIES[library])
+    stream.close()
+    after = statistics().handles
+    assert (after.created - before.created, after.retired - before.retired, after.destroyed - before.destroyed) == (1, 1, 0)
+    assert statistics().balanced
+
+
+async def test_shared_stream_can_be_used_after_it_was_closed() -> None:
+    """As torch does when pinned memory is freed: it records an event on the stream."""
+    stream = Stream()
+    core = stream.core()
+    handle = stream.handle
+    spin(stream, 0.002)
+    stream.close()
+    stream.close()
+    assert stream.closed
+    borrowed = Stream.borrow(handle)
+    spin(borrowed, 0.001)
+    await borrowed.synchronize_async()
+    core.sync()
+    borrowed.close()
+
+
+@pytest.mark.parametrize("end", ["close", "shutdown", "finalizer", "aclose"])
+async def test_each_end_retires_a_shared_stream(libraries: None, end: str) -> None:
+    before = retired()
+    stream = Stream()
+    stream.torch()
+    if end == "finalizer":
+        del stream
+        gc.collect()
+        await stream_is_retired(before + 1)
+    elif end == "aclose":
+        await stream.aclose()
+    else:
+        getattr(stream, end)()
+    assert retired() == before + 1
+
+
+async def stream_is_retired(number: int) -> None:
+    import anyio
+
+    with anyio.fail_after(10):
+        while retired() < number:
+            await anyio.sleep(0.001)
+
+
+def test_closed_stream_is_not_shared(libraries: None) -> None:
+    stream = Stream()
+    stream.close()
+    for library in ("core", *LIBRARIES):
+        with pytest.raises(StreamClosedError):
+            getattr(stream, library)()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_library_that_is_not_installed_changes_nothing(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setitem(sys.modules, f"{library}.cuda", None)
+    before = retired()
+    stream = Stream()
+    with pytest.raises(ImportError, match="is not installed: pip install"):
+        getattr(stream, library)()
+    stream.close()
+    assert retired() == before
+
+
+def test_no_library_is_imported_unasked() -> None:
+    done = run_script(
+        "simulator", "import sys, aiostream; aiostream.Stream(); assert not {'torch', 'cupy', 'numba'} & set(sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("how", ["borrowed", "lent"])
+async def test_owner_of_a_shared_stream_is_retired(libraries: None, how: str) -> None:
+    before = retired()
+    if how == "borrowed":
+        owner = Stream()
+        mine = owner.to_borrowed()
+        mine.torch()
+        mine.close()
+        assert retired() == before
+        owner.close()
+    else:
+        async with StreamPool(2) as pool:
+            async with pool.stream() as stream:
+                stream.torch()
+            assert retired() == before
+    assert retired() == before + 1
+
+
+def test_borrowed_stream_of_theirs_is_kept_alive_by_the_shared_one(libraries: None) -> None:
+    owner = Stream()
+
+    class Source:
+        __slots__ = ("__weakref__",)
+
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, owner.handle
+
+    source = Source()
+    watched = weakref.ref(source)
+    theirs = Stream.borrow(source).torch()
+    del source
+    gc.collect()
+    assert watched() is not None
+    del theirs
+    gc.collect()
+    assert watched() is None
+    owner.close()
+
+
+def test_given_away_stream_is_the_takers(libraries: None) -> None:
+    """`into_raw` after it was shared: nothing is retired, because the handle is not ours to close any more."""
+    before = statistics().handles
+    stream = Stream()
+    stream.torch()
+    handle = stream.into_raw()
+    after = statistics().handles
+    assert (after.released - before.released, after.retired - before.retired) == (1, 0)
+    internals.driver_call("cuStreamDestroy", handle)
+
+
+# ------------------------------------------------------------------------------------------------ devices
+
+
+class Numbered:
+    """A device of cuda.core, cupy or numba, or a number of numpy."""
+
+    def __init__(self, **attributes: int) -> None:
+        self.__dict__.update(attributes)
+
+
+class Index:
+    def __index__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    "device",
+    [0, "cuda", "cuda:0", TheirDevice("cuda"), TheirDevice("cuda", 0), Numbered(device_id=0), Numbered(id=0), Index(), Device(0)],
+    ids=["int", "cuda", "cuda:0", "torch", "torch 0", "cuda.core", "cupy", "numpy", "ours"],
+)
+def test_device_by_the_names_of_other_libraries(device: Any) -> None:
+    assert Device(device) == Device(0)
+    stream = Stream(device)
+    assert stream.context.device == Device(0)
+    stream.close()
+
+
+def test_device_without_a_number_is_the_current_one() -> None:
+    if Device.count() < 2:
+        pytest.skip("there is one device")
+    with Device(1).primary_context.current():
+        assert Device("cuda") == Device(TheirDevice("cuda")) == Device(1)
+    assert Device("cuda") == Device(0)
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "says"),
+    [
+        ("cpu", ValueError, '"cuda" or "cuda:0", not'),
+        ("cuda:", ValueError, "not 'cuda:'"),
+        ("cuda:x", ValueError, "not 'cuda:x'"),
+        ("cuda:99", ValueError, "there is no device 99"),
+        (TheirDevice("cpu"), ValueError, "not 'cpu'"),
+        (TheirDevice("cuda", 99), ValueError, "there is no device 99"),
+        (True, TypeError, "not bool"),
+        (None, TypeError, "not NoneType"),
+        (1.0, TypeError, "not float"),
+        (-1, ValueError, "there is no device -1"),
+    ],
+)
+def test_what_is_no_device_is_refused(device: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        Device(device)
