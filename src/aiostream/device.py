@@ -15,6 +15,7 @@ from aiostream.errors import ContextFailedError, CudaError
 __all__ = ["Context", "Device"]
 
 _CONTEXT_IS_DESTROYED = 709
+_DESTROYED = (201, 400, _CONTEXT_IS_DESTROYED)  # what a context's private stream answers when it went with its context
 _MAX_WAIT_LISTS = 1024  # streams of a context of which it is remembered how long their waits take
 _lock = threading.Lock()  # guards the two dicts; never held across a driver call
 _primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
@@ -138,10 +139,11 @@ def lost_context() -> tuple[Context, int] | None:
     codes = [(context, context.health()) for context in used]
     well = {context._ordinal for context, code in codes if code == 0}
     for context, code in codes:
-        # Whatever else the private stream answers, 400 for example: it went with its context.
-        is_destroyed = code == _CONTEXT_IS_DESTROYED or code not in _native.FATAL_CODES
-        if code != 0 and not (is_destroyed and context._ordinal in well):
-            return context, _CONTEXT_IS_DESTROYED if is_destroyed else code
+        if code in _DESTROYED:
+            if context._ordinal not in well:
+                return context, _CONTEXT_IS_DESTROYED
+        elif code in _native.FATAL_CODES:
+            return context, code
     return None
 
 

@@ -57,6 +57,7 @@ enum {
     RESULT_NO_MEMORY = -4,
     RESULT_CAPTURING = -900, /* -900, -901, -906: refused before the stream was touched */
 };
+enum { CUDA_INVALID_CONTEXT = 201, CUDA_INVALID_HANDLE = 400, CUDA_CONTEXT_IS_DESTROYED = 709 };
 enum { CUDA_SUCCESS = 0, CUDA_NOT_READY = 600, CUDA_CAPTURE_FIRST = 900, CUDA_CAPTURE_LAST = 908 };
 
 /* What a firing says of its success. A host function brings no status, and by the manual never runs after an error; some

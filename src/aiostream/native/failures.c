@@ -10,8 +10,6 @@
 #include <stdio.h>
 #include <unistd.h>
 
-enum { CONTEXT_IS_DESTROYED = 709 };
-
 const struct fatal_code fatal_codes[] = {
     {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},   {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE"}, {226, "CUDA_ERROR_CONTAINED"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},     {702, "CUDA_ERROR_LAUNCH_TIMEOUT"},       {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
@@ -39,7 +37,7 @@ static int place_of(int code) {
     return -1;
 }
 
-bool failure_is_of_process(int code) { return code != CONTEXT_IS_DESTROYED && place_of(code) >= 0; }
+bool failure_is_of_process(int code) { return code != CUDA_CONTEXT_IS_DESTROYED && place_of(code) >= 0; }
 
 /* ------------------------------------------------------------------------------------------------ the end */
 
