@@ -245,6 +245,22 @@ def test_process_ends_wherever_the_error_first_appears(driver_kind: str, place: 
     assert re.fullmatch(line + r"exit code 71 \(exit_on_context_failed\)\.\n", done.stderr), done.stderr
 
 
+def test_stderr_that_nobody_reads_does_not_keep_the_process(driver_kind: str) -> None:
+    full = """
+        import fcntl
+        reading, writing = os.pipe()
+        fcntl.fcntl(writing, fcntl.F_SETFL, os.O_NONBLOCK)
+        try:
+            while True:
+                os.write(writing, bytes(4096))
+        except BlockingIOError:
+            fcntl.fcntl(writing, fcntl.F_SETFL, 0)
+        os.dup2(writing, 2)
+    """
+    done = run_script(driver_kind, script(full, EXITING, PLACES["any call"]), timeout=30)
+    assert (done.returncode, done.stdout.split()) == (71, ["ready"])
+
+
 GRACE = """
     listened = threading.Event()
     aiostream.on_context_failed(lambda error: listened.set())
