@@ -38,7 +38,9 @@ def test_a_code_newer_than_the_bindings_is_still_an_error() -> None:
 
 def test_errors_cross_process_boundaries() -> None:
     error = internals.driver_error(700, "cuStreamQuery", "stream 0x10", "What to do")
+    error.add_note("a note")
     copy = pickle.loads(pickle.dumps(error))
+    assert copy.__dict__ == error.__dict__
     assert type(copy) is aiostream.ContextFailedError
     assert (copy.code, copy.name, copy.call, copy.stream, str(copy)) == (
         error.code,
@@ -98,3 +100,14 @@ def test_without_a_driver_the_error_says_how_to_get_the_simulator(driver_kind: s
     """
     done = run_script("none", script)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_codes_after_which_only_a_new_process_helps_are_fatal() -> None:
+    """The bindings' own texts say which: 721 and 810, for example."""
+    for code in internals.bindings().CUresult:
+        if "process must be terminated" in " ".join((code.__doc__ or "").split()):
+            assert type(internals.driver_error(int(code), "cuStreamQuery")) is aiostream.ContextFailedError, code
+    for code in (700, 719, 721, 810):
+        assert type(internals.driver_error(code, "cuStreamQuery")) is aiostream.ContextFailedError
+    detached = internals.driver_error(917, "cuStreamQuery")
+    assert type(detached) is aiostream.CudaError, "it concerns one stream, whose green context was destroyed"

@@ -352,7 +352,7 @@ def test_ordinary_end_and_forked_child_are_left_alone(driver_kind: str) -> None:
         ({"grace": float("inf")}, ValueError, "from 0 to"),
         ({"grace": "1"}, TypeError, "a number of seconds, not str"),
         ({"signal": 15}, ValueError, "needs a grace"),
-        ({"grace": 1, "signal": 1000}, ValueError, "1000 is not a valid Signals"),
+        ({"grace": 1, "signal": 1000}, ValueError, "1000 is not a valid signal"),
     ],
 )
 def test_arguments_that_are_refused(arguments: dict[str, object], error: type[Exception], says: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import types
 import weakref
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 
 import internals
-from aiostream import Device, Stream, StreamClosedError, StreamPool, statistics
-from support import run_script, spin
+from aiostream import CaptureMode, Device, Stream, StreamClosedError, StreamPool, statistics
+from support import run_script, settle, spin
 
 
 class TheirStream:
@@ -108,6 +109,31 @@ async def stream_is_retired(number: int) -> None:
             await anyio.sleep(0.001)
 
 
+@pytest.mark.parametrize("end", ["close", "finalizer"])
+def test_retired_stream_leaves_no_capture_open(libraries: None, end: str) -> None:
+    """A GLOBAL capture would refuse allocations of every thread, and nobody could end it."""
+    before = retired()
+    stream = Stream()
+    stream.torch()
+    stream.begin_capture(CaptureMode.GLOBAL)
+    if end == "close":
+        stream.close()
+    del stream
+    gc.collect()
+    assert settle(lambda: retired() == before + 1)
+    memory: list[int] = []
+
+    def allocate() -> None:
+        with Device(0).primary_context.current():
+            memory.append(int(internals.driver_call("cuMemAlloc", 16)))
+            internals.driver_call("cuMemFree", memory[0])
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    thread.join()
+    assert memory
+
+
 def test_closed_stream_is_not_shared(libraries: None) -> None:
     stream = Stream()
     stream.close()
@@ -188,11 +214,9 @@ def test_given_away_stream_is_the_takers(libraries: None) -> None:
 # ------------------------------------------------------------------------------------------------ devices
 
 
-class Numbered:
-    """A device of cuda.core, cupy or numba, or a number of numpy."""
-
-    def __init__(self, **attributes: int) -> None:
-        self.__dict__.update(attributes)
+def numbered(module: str, **attributes: int) -> Any:
+    """A device of cuda.core, cupy or numba, as far as it is looked at."""
+    return type("Device", (), {**attributes, "__module__": module})()
 
 
 class Index:
@@ -202,7 +226,17 @@ class Index:
 
 @pytest.mark.parametrize(
     "device",
-    [0, "cuda", "cuda:0", TheirDevice("cuda"), TheirDevice("cuda", 0), Numbered(device_id=0), Numbered(id=0), Index(), Device(0)],
+    [
+        0,
+        "cuda",
+        "cuda:0",
+        TheirDevice("cuda"),
+        TheirDevice("cuda", 0),
+        numbered("cuda.core", device_id=0),
+        numbered("cupy.cuda", id=0),
+        Index(),
+        Device(0),
+    ],
     ids=["int", "cuda", "cuda:0", "torch", "torch 0", "cuda.core", "cupy", "numpy", "ours"],
 )
 def test_device_by_the_names_of_other_libraries(device: Any) -> None:
@@ -233,6 +267,9 @@ def test_device_without_a_number_is_the_current_one() -> None:
         (None, TypeError, "not NoneType"),
         (1.0, TypeError, "not float"),
         (-1, ValueError, "there is no device -1"),
+        (TheirDevice("cuda", 0.9), TypeError, "as an integer"),  # type: ignore[arg-type]
+        (types.SimpleNamespace(type="cuda"), TypeError, "not SimpleNamespace"),
+        (numbered("jax", id=0), TypeError, "not Device"),
     ],
 )
 def test_what_is_no_device_is_refused(device: Any, error: type[Exception], says: str) -> None:

@@ -52,7 +52,7 @@ class _Janitor:
                 _points.deliver(backlog, orphaned=True)
                 _driver.tell_failures()
                 self._run_tasks()
-            except Exception as error:  # a bug of ours must not end the thread on which releases depend
+            except BaseException as error:  # nothing ends the thread on which releases depend
                 report_unraisable(error, "aiostream's janitor")
 
     @staticmethod
@@ -61,7 +61,9 @@ class _Janitor:
             task = _tasks.popleft()
             try:
                 task()
-            except Exception as error:
+            except (
+                BaseException
+            ) as error:  # SystemExit too: a listener that calls sys.exit() ends neither this thread nor the process
                 report_unraisable(error, task)
             task = None  # type: ignore[assignment]  # what it held dies here, in this thread, before the next wait
         while _to_release:

@@ -29,12 +29,13 @@ def _ordinal_of(device: DeviceLike) -> int:
     if isinstance(device, str):
         return _ordinal_of_name(device, None)
     kind = getattr(device, "type", None)
-    if isinstance(kind, str):  # torch's
-        return _ordinal_of_name(kind, device.index) if ":" not in kind else _ordinal_of_name(str(device), None)
-    for attribute in ("device_id", "id"):  # cuda.core; cupy and numba
-        number = getattr(device, attribute, None)
-        if isinstance(number, int) and not isinstance(number, bool):
-            return int(number)
+    if isinstance(kind, str) and hasattr(device, "index"):  # torch's
+        return _ordinal_of_name(kind, device.index)
+    library = type(device).__module__.partition(".")[0]
+    attribute = {"cuda": "device_id", "cupy": "id", "numba": "id"}.get(library)
+    number = getattr(device, attribute, None) if attribute is not None else None
+    if isinstance(number, int) and not isinstance(number, bool):
+        return int(number)
     if not isinstance(device, bool) and hasattr(device, "__index__"):
         return int(operator.index(device))
     raise TypeError(
@@ -48,7 +49,7 @@ def _ordinal_of_name(name: str, index: int | None) -> int:
     if found is None:
         raise ValueError(f'a CUDA device is called "cuda" or "cuda:0", not {name!r}')
     if index is not None:
-        return int(index)
+        return operator.index(index)
     if found[1] is not None:
         return int(found[1])
     current = Context.get_current()
@@ -215,12 +216,12 @@ class Context:
         return self._context_id
 
     def _publish_context_id(self, idle: int, device: int) -> int:
+        self._ordinal = device
         with self._monitor_lock:
             first = self._context_id is None
             if self._context_id is None:
                 self._context_id = _native.context_register(self._handle, idle, device)
             context_id = self._context_id
-            self._ordinal = device
         if first:
             self._make_helpers()
         else:

@@ -48,9 +48,11 @@ class CudaError(RuntimeError):
         self.hint = hint
         self.meaning = meaning
 
-    def __reduce__(self) -> tuple[type[CudaError], tuple[int, str, str, str | None, str | None, str | None]]:
+    def __reduce__(
+        self,
+    ) -> tuple[type[CudaError], tuple[int, str, str, str | None, str | None, str | None], dict[str, object]]:
         """Pickles by its attributes, so that it can cross a process boundary."""
-        return type(self), (self.code, self.name, self.call, self.stream, self.hint, self.meaning)
+        return type(self), (self.code, self.name, self.call, self.stream, self.hint, self.meaning), dict(self.__dict__)
 
 
 class OutOfMemoryError(CudaError):

@@ -112,8 +112,28 @@ def _anything_pending() -> bool:
     return now.points.pending > now.points.captured or now.futures.pending > 0 or now.waits.pending > 0
 
 
-_listeners: list[Callable[[ContextFailedError], object]] = []  # any thread; single list operations
+class _Listener:
+    """One registration. Each has its own, also of the same function."""
+
+    def __init__(self, function: Callable[[ContextFailedError], object]) -> None:
+        self._function = function
+        self._told: dict[int, object] = {}  # by code; any thread, single dict operations
+
+    def tell(self, error: ContextFailedError) -> None:
+        """Has the janitor call it, once for each code."""
+        mark = object()
+        if self._told.setdefault(error.code, mark) is mark:
+            own = _copy_of(error)
+            _process.run_in_janitor(lambda: self._function(own))
+
+
+_listeners: list[_Listener] = []  # any thread; single list operations
 _failures: dict[int, ContextFailedError] = {}  # the first of each code; any thread, single dict operations
+
+
+def _copy_of(error: ContextFailedError) -> ContextFailedError:
+    """Without the traceback, whose frames hold what was on them."""
+    return type(error)(error.code, error.name, error.call, error.stream, error.hint, error.meaning)
 
 
 def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Callable[[], None]:
@@ -139,14 +159,15 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
     _process.start()
     _driver.notice_failures(_noticed)
     _driver.tell_failures()
-    _listeners.append(listener)
+    registered = _Listener(listener)
+    _listeners.append(registered)
     _native.failures_watch(1)
     for error in list(_failures.values()):
-        _notify(listener, error)
+        registered.tell(error)
 
     def end() -> None:
         try:
-            _listeners.remove(listener)
+            _listeners.remove(registered)
         except ValueError:
             return
         _native.failures_watch(-1)
@@ -156,14 +177,10 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
 
 def _noticed(error: ContextFailedError) -> None:
     # Where an error is made: perhaps on the driver's thread. Nothing is called here.
-    if _failures.setdefault(error.code, error) is error:
+    first = _copy_of(error)
+    if _failures.setdefault(error.code, first) is first:
         for listener in list(_listeners):
-            _notify(listener, error)
-
-
-def _notify(listener: Callable[[ContextFailedError], object], error: ContextFailedError) -> None:
-    own = type(error)(error.code, error.name, error.call, error.stream)
-    _process.run_in_janitor(lambda: listener(own))
+            listener.tell(first)
 
 
 def health() -> ContextFailedError | None:
@@ -177,6 +194,9 @@ def health() -> ContextFailedError | None:
 
     Returns:
         A new error for each call, which you may raise. `None` if the library has made no stream yet.
+
+    Raises:
+        RuntimeError: This is a forked child.
 
     Example:
         ::
@@ -194,7 +214,7 @@ def health() -> ContextFailedError | None:
 
 
 _MOST_GRACE = 1e9  # seconds
-_exit_lock = threading.Lock()  # guards the next; no driver call and no user's code runs under it
+_exit_lock = threading.RLock()  # guards the next; a signal handler may interrupt its holder, and come here too
 _exit_requests: list[object] = []  # the latest call of exit_on_context_failed, unless that was ended
 
 
@@ -209,10 +229,10 @@ def exit_on_context_failed(code: int = 70, *, grace: float = 0, signal: int | No
     One line on stderr says why. Nothing is flushed and no `atexit` handler runs, as with `os._exit`.
 
     With `grace` the process first gets the signal, and tasks and listeners are told. If the process has not ended by itself after
-    so many seconds, native code ends it with `code`.
+    so many seconds, native code ends it with `code`. Once the grace has begun, nothing changes or ends it any more.
 
-    A context that was only destroyed (709) does not end the process. Nothing is ended while the interpreter ends anyway, or in a
-    forked child. A second call replaces the settings of the first.
+    A context that was only destroyed (709) does not end the process. Nor does anything in a forked child, or once aiostream's own
+    `atexit` handler has run. A second call replaces the settings of the first.
 
     Threads: any.
 
@@ -243,14 +263,16 @@ def exit_on_context_failed(code: int = 70, *, grace: float = 0, signal: int | No
         raise ValueError(f"grace is a number of seconds from 0 to {_MOST_GRACE:.0f}, not {grace}")
     if signal is not None and grace == 0:
         raise ValueError("a signal needs a grace: seconds in which the process can react to it")
-    number = 0 if signal is None else signals.Signals(signal).value
+    if signal is not None and signal not in signals.valid_signals():
+        raise ValueError(f"{signal!r} is not a valid signal")
+    number = 0 if signal is None else int(signal)
     _process.start()
     request = object()
     with _exit_lock:
         if not _exit_requests:
             _native.failures_watch(1)
         _exit_requests[:] = [request]
-        _native.exit_arm(code, round(grace * 1e9), number)
+        _native.exit_arm(code, math.ceil(grace * 1e9), number)
 
     def end() -> None:
         with _exit_lock:

@@ -222,10 +222,13 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
 
     def _shared(self, make: Callable[..., Any], *arguments: Any) -> Any:
         with interop.pinned(self._reference) as value:
-            stream = make(value, *arguments)  # first, because it may not be installed
+            # Both come first, because they may fail: the library is not installed, say.
+            stream = make(value, *arguments)
+            keeper = weakref.finalize(stream, lambda _: None, self)
+            keeper.atexit = False
             if not self._handle.share():
+                keeper.detach()
                 raise self._closed_error()
-        weakref.finalize(stream, lambda _: None, self).atexit = False
         return stream
 
     # -------------------------------------------------------------------------------------------- what it is
@@ -316,6 +319,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         Raises:
             CudaError: The driver refused; the stream is closed all the same.
         """
+        if self._owned and self._handle.is_shared:
+            _end_capture(self._reference)
         code = self._handle.close()
         self._source = None
         if self._owned:
@@ -371,6 +376,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
     def into_raw(self) -> int:
         """Gives the handle away, and with it the duty to destroy it. Waits for the calls of other threads to finish.
 
+        If the stream was given to another library too (`torch()` and its like), do not destroy it, nor give it to `from_raw`.
+
         Returns:
             The `CUstream`, as an int.
 
@@ -388,7 +395,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         # A finalizer may run anywhere, also inside a host function: the janitor closes.
         handle = getattr(self, "_handle", None)
         if handle is not None and self._owned and handle.is_open:
-            _process.run_in_janitor(handle.close)
+            close = partial(_retire, self._reference) if handle.is_shared else handle.close
+            _process.run_in_janitor(close)
 
     # -------------------------------------------------------------------------------------------- its order
 
@@ -601,6 +609,17 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
     def _call(self, name: str, *args: Any) -> Any:
         """Calls the driver through the bindings on this stream, pinned, in its context if it is a special one."""
         return interop.call_on(self._reference, name, *args)
+
+
+def _end_capture(reference: interop.Reference) -> None:
+    """Before a shared stream is retired: nobody could end its capture any more, and no destruction does."""
+    with contextlib.suppress(StreamClosedError):
+        capture.end_left(reference)
+
+
+def _retire(reference: interop.Reference) -> None:
+    _end_capture(reference)
+    reference.handle.close()
 
 
 def _require_plain(fn: object) -> None:

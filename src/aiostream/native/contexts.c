@@ -73,8 +73,10 @@ int context_health(struct context *context) {
     /* NOT_READY cannot come from an idle stream unless the driver is being slow; 9xx speak of somebody's capture. */
     if (status == CUDA_NOT_READY || (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST)) status = CUDA_SUCCESS;
     if (status == CUDA_SUCCESS) atomic_store(&context->healthy_at, before);
-    else if (status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE || status == CUDA_CONTEXT_IS_DESTROYED)
+    else if (status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE || status == CUDA_CONTEXT_IS_DESTROYED) {
         atomic_store(&context->gone, status); /* the private stream went with its context */
+        failure_note(CUDA_CONTEXT_IS_DESTROYED, "cuStreamQuery");
+    }
     return status;
 }
 

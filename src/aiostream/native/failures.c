@@ -16,7 +16,8 @@ const struct fatal_code fatal_codes[] = {
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},     {702, "CUDA_ERROR_LAUNCH_TIMEOUT"},       {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
     {710, "CUDA_ERROR_ASSERT"},              {714, "CUDA_ERROR_HARDWARE_STACK_ERROR"}, {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION"},
     {716, "CUDA_ERROR_MISALIGNED_ADDRESS"},  {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE"}, {718, "CUDA_ERROR_INVALID_PC"},
-    {719, "CUDA_ERROR_LAUNCH_FAILED"},       {911, "CUDA_ERROR_EXTERNAL_DEVICE"},      {917, "CUDA_ERROR_STREAM_DETACHED"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED"},       {721, "CUDA_ERROR_TENSOR_MEMORY_LEAK"},   {810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"},
+    {911, "CUDA_ERROR_EXTERNAL_DEVICE"},
     {0, NULL},
 };
 
@@ -42,6 +43,7 @@ bool failure_is_of_process(int code) { return code != CUDA_CONTEXT_IS_DESTROYED 
 
 /* ------------------------------------------------------------------------------------------------ the end */
 
+static const int64_t LINE_NS = 300000000; /* for the line on stderr */
 static int64_t grace_left_ns; /* written before its thread is made */
 static int final_status;
 
@@ -85,8 +87,10 @@ static void say(int place, const char *call, int status, int64_t grace_ns) {
 static void end_process(int place) {
     if (!ending.process || ending.process != getpid() || has_begun_to_end) return;
     has_begun_to_end = true;
+    /* First the thread that ends it in any case: the line is written to whatever stderr is. */
+    bool ends = begin_grace(ending.grace_ns ? ending.grace_ns : LINE_NS, ending.status);
     say(place, calls[place], ending.status, ending.grace_ns);
-    if (!ending.grace_ns || !begin_grace(ending.grace_ns, ending.status)) _exit(ending.status);
+    if (!ending.grace_ns || !ends) _exit(ending.status);
     if (ending.signal) kill(getpid(), ending.signal);
 }
 

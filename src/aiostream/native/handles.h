@@ -18,6 +18,7 @@ int handle_close(struct handle *);
 /* Another library has got the handle: from now on its close retires it, and nobody destroys it. Also of the owner, if it is borrowed
  * or lent. False: it was closed before. */
 bool handle_share(struct handle *);
+bool handle_is_shared(const struct handle *);
 void handle_mark_destroyed(struct handle *); /* the driver did it by itself: nobody is to do it again */
 bool handle_release(struct handle *); /* blocks until nobody uses it; false: it was closed before */
 bool handle_is_open(const struct handle *);

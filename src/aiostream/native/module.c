@@ -174,6 +174,11 @@ static PyObject *Handle_is_open(PyObject *self, void *unused) {
     return PyBool_FromLong(handle_is_open(((HandleObject *)self)->handle));
 }
 
+static PyObject *Handle_is_shared(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(handle_is_shared(((HandleObject *)self)->handle));
+}
+
 static PyMethodDef handle_methods[] = {
     {"pin", Handle_pin, METH_NOARGS, "True, and the handle stays valid until unpin(); False if it was closed."},
     {"unpin", Handle_unpin, METH_NOARGS, "Ends one pin; the last user of a closed handle destroys it."},
@@ -186,6 +191,7 @@ static PyMethodDef handle_methods[] = {
 static PyGetSetDef handle_properties[] = {
     {"value", Handle_value, NULL, "The driver's handle, as an integer.", NULL},
     {"is_open", Handle_is_open, NULL, "Whether new uses are accepted.", NULL},
+    {"is_shared", Handle_is_shared, NULL, "Whether another library has it too: then it is retired and not destroyed.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot handle_slots[] = {
@@ -406,18 +412,6 @@ struct context *as_context(int index) {
     return context;
 }
 
-static PyObject *native_health(PyObject *self, PyObject *args) {
-    (void)self;
-    int index, status, recent = false;
-    if (!PyArg_ParseTuple(args, "i|p", &index, &recent) || refuse_in_child()) return NULL;
-    struct context *context = as_context(index);
-    if (!context) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    status = recent ? context_recent_health(context) : context_health(context);
-    Py_END_ALLOW_THREADS
-    return PyLong_FromLong(status);
-}
-
 static PyObject *native_reserve(PyObject *self, PyObject *args) {
     (void)self;
     int queue_number, context_id, kind;
@@ -625,7 +619,6 @@ static PyMethodDef functions[] = {
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
     {"call_in_context", native_call_in_context, METH_VARARGS, "Calls f() in a stream's context, appends its result: the driver's code."},
     {"context_register", native_context_register, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
-    {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context; with True, as of 1 ms ago."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
     {"set_foreign", native_set_foreign, METH_VARARGS, "The native function that a KIND_FOREIGN ticket runs."},
     {"set_sync_mode", native_set_sync_mode, METH_VARARGS, "How the GPU waits for a ticket's host function: needs _v2."},

@@ -23,7 +23,7 @@ static PyObject *native_failure_note(PyObject *self, PyObject *args) {
 static PyObject *native_failure_take(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
     const char *call;
-    int code = failure_take(&call);
+    int code = is_child() ? 0 : failure_take(&call);
     if (!code) Py_RETURN_NONE;
     return Py_BuildValue("is", code, call);
 }
@@ -49,11 +49,24 @@ static PyObject *native_exit_arm(PyObject *self, PyObject *args) {
 
 static PyObject *native_exit_disarm(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
-    exit_disarm();
+    if (!is_child()) exit_disarm(); /* in a child the lock may be held for ever */
     Py_RETURN_NONE;
 }
 
+static PyObject *native_health(PyObject *self, PyObject *args) {
+    (void)self;
+    int index, status, recent = false;
+    if (!PyArg_ParseTuple(args, "i|p", &index, &recent) || refuse_in_child()) return NULL;
+    struct context *context = as_context(index);
+    if (!context) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = recent ? context_recent_health(context) : context_health(context);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(status);
+}
+
 static PyMethodDef failure_functions[] = {
+    {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context; with True, as of 1 ms ago."},
     {"failure_note", native_failure_note, METH_VARARGS, "A driver call has answered this code: may end the process."},
     {"failure_take", native_failure_take, METH_NOARGS, "(code, call) of a fatal code that is new, or None."},
     {"failures_watch", native_failures_watch, METH_VARARGS, "So many more want to know of failures while nothing is pending."},

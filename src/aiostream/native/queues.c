@@ -107,7 +107,7 @@ int64_t queue_lag(const struct queue *constant) {
 }
 
 void queue_note_lag(struct queue *queue, int64_t lag) {
-    int64_t mean = atomic_load(&queue->lag);
+    int64_t mean = queue_lag(queue);
     if (lag > LAG_MOST_NS) lag = LAG_MOST_NS;
     atomic_store(&queue->lag, mean + (lag - mean) / 4);
     atomic_store(&queue->lag_noted, now_ns());

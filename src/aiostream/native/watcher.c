@@ -15,7 +15,7 @@
 
 enum { IDLE_PASSES_BEFORE_PARKING = 4 };
 static const int64_t HEALTH_PERIOD_NS = 15000000;
-static const int64_t IDLE_HEALTH_PERIOD_NS = 1000000000; /* P19: of contexts with nothing pending, if somebody wants to know */
+static const int64_t IDLE_HEALTH_PERIOD_NS = 900000000; /* of contexts with nothing pending, if somebody wants to know: P19 is a second */
 static const int64_t NEVER = INT64_MAX;
 
 static pthread_mutex_t watcher_lock = PTHREAD_MUTEX_INITIALIZER; /* for watcher_start and watcher_stop alone */
