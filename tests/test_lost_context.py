@@ -85,6 +85,35 @@ def test_listener_that_has_ended_costs_no_looks(driver_kind: str) -> None:
     )
 
 
+def test_listeners_do_not_disturb_each_other(driver_kind: str) -> None:
+    """One that raises SystemExit, and one function that is registered twice, with one of the two ended twice."""
+    lines = succeed(
+        driver_kind,
+        script(
+            """
+            hooked, told = [], []
+            sys.unraisablehook = lambda args: hooked.append(type(args.exc_value).__name__)
+            aiostream.on_context_failed(lambda error: sys.exit(3))
+            def tell(error):
+                told.append(error)
+            first, second = aiostream.on_context_failed(tell), aiostream.on_context_failed(tell)
+            first()
+            first()
+            stream = Stream()
+            fault(stream)
+            assert settle(lambda: told, seconds=5)
+            time.sleep(0.05)
+            threads = {thread.name for thread in threading.enumerate()}
+            say(*hooked, len(told), told[0].code, "aiostream-janitor" in threads)
+            assert told[0].__traceback__ is None
+            assert told[0].meaning and "new process" in told[0].hint
+            os._exit(0)
+            """
+        ),
+    )
+    assert lines.split() == ["SystemExit", "1", "719", "True"]
+
+
 def test_health_is_none_or_the_error(driver_kind: str) -> None:
     lines = succeed(
         driver_kind,
