@@ -79,7 +79,7 @@ _LOST = (
     "Work that was enqueued before has failed, perhaps of another stream or library; this call only reports it. The context is "
     "lost: CUDA works again only in a new process"
 )
-_DESTROYED = "Somebody has destroyed or reset the context, and with it this object"
+_DESTROYED = "The context was destroyed or reset, so its streams, events and memory are gone"
 _NOT_INITIALIZED, _NO_DEVICE = 3, 100
 _FORKED = (
     "Most likely this process was forked from one that had used CUDA already, perhaps through another library. The CUDA driver "

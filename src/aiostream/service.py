@@ -184,7 +184,7 @@ def _noticed(error: ContextFailedError) -> None:
 
 
 def health() -> ContextFailedError | None:
-    """`None`, or the error that has befallen a context in which the library has made a stream.
+    """Returns the error of a lost context, or `None` if every context in which the library has made a stream is well.
 
     This is what a server's health check asks. It launches nothing, so it takes microseconds also on a busy GPU. A fault shows
     in every context of the process, so this notices also what torch or cupy has run. It does not notice a kernel that never

@@ -29,7 +29,7 @@ void failures_watch(int more);
 bool failures_watched(void);
 
 /* The process ends at the first fatal code (but 709: only that one context was destroyed), or at once if one was met before. With a
- * grace period it first gets a signal (0: none), and everybody is told. False: it goes on for that long. */
+ * grace period it first gets a signal (0: none), and everybody is told. */
 void exit_arm(int status, int64_t grace_ns, int signal);
 void exit_disarm(void);
 
