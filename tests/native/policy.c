@@ -70,7 +70,7 @@ static int64_t one_wait(struct run *run, int64_t length) {
             int64_t timer = plan.at;
             REQUIRE(timer > age, "a timer in the past");
             for (int64_t guard = policy_guard(&prediction, age, timer, &load); guard < timer; guard = policy_guard(&prediction, age, timer, &load)) {
-                age = guard + (int64_t)uniform(0, policy_pass_gap(run->lists, false)) + oversleep(guard - age);
+                age = guard + (int64_t)uniform(0, policy_pass_gap(run->lists, false, run->turn)) + oversleep(guard - age);
                 run->cpu += 6 * US, run->guards++;
                 if (age >= length) {
                     history_learn(&run->history, not_before, age);
@@ -117,7 +117,7 @@ static int64_t one_wait(struct run *run, int64_t length) {
             with_watcher = true;
             int64_t at = plan.at > age ? plan.at : age;
             REQUIRE(at <= policy_latest_look(age, run->lists) || at <= age + run->turn / 8, "the watcher looks after the latest look, at age %lld us", (long long)(age / US));
-            at += (int64_t)uniform(0, policy_pass_gap(run->lists, plan.exact)); /* since the pass for another list */
+            at += (int64_t)uniform(0, policy_pass_gap(run->lists, plan.exact, run->turn)); /* since the pass for another list */
             int64_t slept = at - age;
             age = at + oversleep(slept);
             run->cpu += slept < 12 * US ? slept + US / 2 : 6 * US;
@@ -285,7 +285,7 @@ static void long_work_in_a_busy_loop(void) {
 /* The one function on which the bound rests, over all ages and for any history. */
 static void latest_look(int lists) {
     for (int64_t age = 0; age < 1000 * MS; age += age / 1000 + 100) {
-        int64_t next = policy_latest_look(age, lists), pass = policy_pass_gap(lists, false);
+        int64_t next = policy_latest_look(age, lists), pass = policy_pass_gap(lists, false, 0);
         REQUIRE(next > age, "no progress at age %lld", (long long)age);
         /* An end right after this look is seen at the next: with 120 us for waking watcher and loop that is in time. */
         REQUIRE(next + pass - age + 120 * US <= bound_of(age) || next <= 150 * US, "too late at age %lld", (long long)age);

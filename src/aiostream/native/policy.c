@@ -247,14 +247,20 @@ void history_learn_lead(struct history *history, int64_t length, bool late, int6
 
 /* ------------------------------------------------------------------------------------------------ deciding */
 
-int64_t policy_pass_gap(int lists, bool exact) {
+int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lag) {
+    if (lists <= FEW_LISTS) return 0;
     int64_t gap = lists > EXACT_LISTS ? least(lists * PASS_GAP_PER_LIST_NS, PASS_GAP_MOST_NS) : 0;
-    return exact || lists <= FEW_LISTS ? gap : greatest(gap, SHARED_GAP_NS);
+    if (!exact) gap = greatest(gap, SHARED_GAP_NS);
+    return greatest(gap, loop_lag / LAG_SHARE); /* what is seen within one turn of the loop is told to it together */
 }
 
 int64_t policy_latest_look(int64_t age, int lists) {
     int64_t interval = greatest(least(age / INTERVALS_PER_AGE, GUARD_MOST_NS), age / LATE_SHARE) + GUARD_SLACK_NS;
-    return greatest(age + interval, GUARD_FLOOR_NS) - policy_pass_gap(lists, false); /* which the look may come later */
+    return greatest(age + interval, GUARD_FLOOR_NS) - policy_pass_gap(lists, false, 0); /* which the look may come later */
+}
+
+int64_t policy_latest_pass(int64_t age, int64_t loop_lag) {
+    return greatest(policy_latest_look(age, 1), age + loop_lag / LAG_SHARE);
 }
 
 bool policy_keep_turn(int64_t elapsed, int ops, int tasks) {

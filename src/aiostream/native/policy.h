@@ -93,8 +93,10 @@ int64_t policy_guard(const struct prediction *, int64_t age, int64_t timer, cons
 /* Whether a task whose waits were over at once may go on without a turn of its loop (P17). `ops` waits took `elapsed` so far; `tasks`
  * shared the last turn. */
 bool policy_keep_turn(int64_t elapsed, int ops, int tasks);
-/* How soon the watcher's next pass may come, for an exact look or for others. */
-int64_t policy_pass_gap(int lists, bool exact);
+/* How soon the watcher's next pass may come, for an exact look or for others. `loop_lag`: of the loop that lags least. */
+int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lag);
+/* By when a pass comes in spite of that: P16, which holds for loops that are not busy. */
+int64_t policy_latest_pass(int64_t age, int64_t loop_lag);
 /* When to look again at a record for which no task waits. */
 int64_t policy_unwanted(int64_t age);
 

@@ -36,6 +36,7 @@ struct wait_list {
     int64_t next_poll;
     bool exact; /* an end is expected then */
     int64_t latest; /* the latest time for that look by the bound, whatever the gap between passes has become meanwhile */
+    int64_t loop_lag; /* of the loop of its oldest wait */
 };
 
 /* Who may touch a record. "Listed" means that the watcher has it in a wait list, or will find it among the new ones: only the

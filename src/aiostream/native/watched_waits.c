@@ -162,8 +162,9 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         note_start(wait);
         int64_t start = atomic_load(&wait->start), age = now > start ? now - start : 0;
         struct load load = wait_load(wait);
+        list->loop_lag = load.loop_lag_ns;
         if (holder == HELD_BY_TIMER) {
-            list->latest = start + policy_latest_look(age, 1);
+            list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
             int64_t guard = policy_guard(&wait->forecast->prediction, age, wait->timer_entry.time - start, &load);
             if (guard != NEVER) return bound_by_latest(list, start + guard, now);
             take_first_off(list);
@@ -171,7 +172,7 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
             continue;
         }
         if (!is_wanted(list)) return start + policy_unwanted(age);
-        list->latest = start + policy_latest_look(age, 1);
+        list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
         /* A dropped wait has no task to which it could be handed back, and a future never had one. */
         struct plan plan = policy_plan(&wait->forecast->prediction, age, &load, wait->ticket && !wait->future ? wait->mode : WAIT_EVENT);
         if (plan.stage == STAGE_WATCHER) {
@@ -246,6 +247,7 @@ int64_t waits_poll(int64_t now) {
     atomic_store(&some_revisit, false);
     if (atomic_load(&new_waits)) take_new_waits(now);
     int64_t next[2] = {NEVER, NEVER}, latest = NEVER; /* for looks that are exact, and for the others; by the bound */
+    int64_t loop_lag = NEVER;
     int polls = 0;
     for (struct wait_list *list = active, *following; list; list = following) {
         following = list->next;
@@ -256,12 +258,13 @@ int64_t waits_poll(int64_t now) {
         } else {
             if (list->next_poll < next[!list->exact]) next[!list->exact] = list->next_poll;
             if (list->latest < latest) latest = list->latest;
+            if (list->loop_lag < loop_lag) loop_lag = list->loop_lag;
         }
         wait_list_unref(list);
     }
     if (polls) atomic_fetch_add(&counters[EVENT_POLLS], polls);
     for (int i = 0; i < 2; i++) {
-        int64_t earliest = now + policy_pass_gap(active_count, i == 0);
+        int64_t earliest = now + policy_pass_gap(active_count, i == 0, loop_lag);
         if (next[i] < earliest) next[i] = earliest;
     }
     int64_t first = next[0] < next[1] ? next[0] : next[1];
