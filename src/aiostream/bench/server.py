@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aiostream
 from aiostream.bench import load, serving, stats, turns
@@ -84,10 +84,15 @@ class Server:
     warm: float = 0.1
     trial: float = 0.2
 
+    measure: ClassVar[str] = "server"
+    noun: ClassVar[str] = "server"  # what a peer is called that is left out
+    script: ClassVar[str] = serving.__file__  # what the server's process runs
+    streams: ClassVar[int] = STREAMS
+
     @property
     def title(self) -> str:
         """What is measured."""
-        return f"server, {self.load.name}"
+        return f"{self.measure}, {self.load.name}"
 
     def seconds(self) -> float:
         """About how long it will take."""
@@ -100,18 +105,25 @@ class Server:
         """Measures.
 
         Raises:
-            RuntimeError: There is no uvicorn, or the load generator does not start.
+            RuntimeError: Something that it needs is not installed, or the load generator does not start.
         """
-        if reason := missing():
+        if reason := self._missing():
             raise RuntimeError(reason)
         rows: list[Row] = []
         for loop in self.loops:
             if loop == "trio":
                 runner.leave_out(self.title, loop, "uvicorn serves on asyncio and uvloop only")
                 continue
-            with _Machinery(self.peers, loop, runner) as machinery:
+            with _Machinery(self, self._taking_part(loop, runner), loop, runner) as machinery:
                 rows += self._measure(machinery, loop)
         return rows
+
+    def _missing(self) -> str | None:
+        return missing()
+
+    def _taking_part(self, loop: str, runner: Runner) -> tuple[str, ...]:
+        """The peers that can be served. Those that cannot are noted."""
+        return self.peers
 
     def _measure(self, machinery: _Machinery, loop: str) -> list[Row]:
         found: dict[str, list[dict[str, Any]]] = {}
@@ -150,7 +162,7 @@ class Server:
         pings = [value for window in windows for value in window["ping_ns"]]
         costs = [window["cpu_us"] for window in each if window["cpu_us"] is not None]
         return {
-            "measure": "server",
+            "measure": self.measure,
             "loop": loop,
             "peer": peer,
             "load": self.load.name,
@@ -197,8 +209,8 @@ def _of_window(window: dict[str, Any]) -> dict[str, Any]:
 class _Machinery:
     """The servers and the load generator of one setting. A way that fails is left out, and so is one whose server has ended."""
 
-    def __init__(self, peers: Sequence[str], loop: str, runner: Runner) -> None:
-        self._runner, self._loop = runner, loop
+    def __init__(self, job: Server, peers: Sequence[str], loop: str, runner: Runner) -> None:
+        self._job, self._runner, self._loop = job, runner, loop
         self._peers = list(peers)
         self._servers: dict[str, Child] = {}  # by the folder of its aiostream
         self._ports: dict[str, int] = {}
@@ -224,9 +236,9 @@ class _Machinery:
     def _start(self) -> None:
         for folder in dict.fromkeys(map(self._folder, self._peers)):
             ways = [peer for peer in self._peers if self._folder(peer) == folder]
-            settings = {"ways": ways, "streams": STREAMS, "loop": self._loop}
+            settings = {"ways": ways, "streams": self._job.streams, "loop": self._loop}
             settings |= {"folder": folder, "simulator": self._runner.simulator}
-            arguments = [serving.__file__, json.dumps(settings)]
+            arguments = [self._job.script, json.dumps(settings)]
             older = folder if ways[0] in WAITS else None  # ours is found as it was found here
             self._servers[folder] = Child("the server", arguments, path=older, simulator=self._runner.simulator)
         self._new_client()
@@ -267,7 +279,7 @@ class _Machinery:
 
     def leave_out(self, peer: str, reason: str) -> None:
         """Notes why a peer has no row, or one of fewer windows."""
-        self._runner.leave_out(f"{peer} as a server", self._loop, reason)
+        self._runner.leave_out(f"{peer} as a {self._job.noun}", self._loop, reason)
 
     # -------------------------------------------------------------------------------------------- the load
 

@@ -1,5 +1,7 @@
 """The server of the measure `server`: a small ASGI application on uvicorn. `server.py` starts it as a script.
 
+`torch_serving.py` is the same process with another `Site`.
+
     PYTHONPATH=<where aiostream is> python -P serving.py '{"ways": ["pool"], "streams": 128, ...}'
 
 `/wait/<way>?ns=<length>` launches one kernel on a stream, awaits it in that way, and answers with
@@ -274,11 +276,36 @@ async def _served(application: Application, parser: str, listener: socket.socket
         await serving
 
 
-async def _serve(settings: dict[str, Any], kit: Kit, library: Any, say: Callable[[Any], None]) -> dict[str, Any]:
+class Site:
+    """What the process serves.
+
+    Args:
+        settings: Those of the process: `ways`, `streams`, `loop`, `folder`, `simulator`.
+        library: The module `aiostream`, of any version.
+    """
+
+    libraries = ""  # what the tables name in addition to uvicorn, with a comma before it
+
+    def __init__(self, settings: dict[str, Any], library: Any) -> None:
+        from cuda.bindings import driver
+
+        self._ways = settings["ways"]
+        self._kit: Any = Kit(library, driver, settings["streams"])
+
+    async def application(self) -> Any:
+        """The ASGI application. It is called in the loop that serves it."""
+        return Application({path_of(name): WAYS[name][1](self._kit) for name in self._ways})
+
+    def close(self) -> None:
+        """Destroys every stream, when nothing is pending."""
+        self._kit.close()
+
+
+async def _serve(settings: dict[str, Any], site: Site, library: Any, say: Callable[[Any], None]) -> dict[str, Any]:
     """Listens, serves until standard input has something to say, and returns what the ledger says then."""
     import uvicorn
 
-    application = Application({path_of(name): WAYS[name][1](kit) for name in settings["ways"]})
+    application = await site.application()
     parser = "httptools" if importlib.util.find_spec("httptools") else "h11"
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     enough = asyncio.Event()
@@ -287,18 +314,22 @@ async def _serve(settings: dict[str, Any], kit: Kit, library: Any, say: Callable
     gc.freeze()  # what lives by now; what the requests leave is collected as in any server
     async with _served(application, parser, listener):
         where = {"port": listener.getsockname()[1], "version": library.__version__}
-        say({**where, "server": f"uvicorn {uvicorn.__version__}, {parser}, {settings['loop']}"})
+        say({**where, "server": f"uvicorn {uvicorn.__version__}, {parser}, {settings['loop']}{site.libraries}"})
         await enough.wait()
         asyncio.get_running_loop().remove_reader(0)
     done = await library.drain(END)
-    kit.close()
+    site.close()
     ledger = library.statistics()
     balanced = done and ledger.balanced and not (ledger.points.pending or ledger.futures.pending or ledger.handles.open)
     return {"balanced": balanced, "ledger": str(ledger)}
 
 
-def main() -> None:
-    """Serves until it is told to end."""
+def main(new_site: Callable[[dict[str, Any], Any], Site] = Site) -> None:
+    """Serves until it is told to end.
+
+    Args:
+        new_site: What makes a `Site`, with the device's primary context current.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not come between the answers
 
@@ -306,13 +337,13 @@ def main() -> None:
         print(json.dumps({"found": found}), file=answers, flush=True)
 
     try:
-        say(_run(json.loads(sys.argv[1]), say))
+        say(_run(json.loads(sys.argv[1]), new_site, say))
     except Exception as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
         raise SystemExit(1) from None
 
 
-def _run(settings: dict[str, Any], say: Callable[[Any], None]) -> dict[str, Any]:
+def _run(settings: dict[str, Any], new_site: Callable[[dict[str, Any], Any], Site], say: Callable[[Any], None]) -> dict[str, Any]:
     import aiostream
 
     folder, path = Path(settings["folder"]).resolve(), Path(str(aiostream.__file__)).resolve()
@@ -323,17 +354,15 @@ def _run(settings: dict[str, Any], say: Callable[[Any], None]) -> dict[str, Any]
 
         simulator.install()
     context = aiostream.Device(0).primary_context
-    from cuda.bindings import driver
-
     factory: Any = None
     if settings["loop"] == "uvloop":
         import uvloop
 
         factory = uvloop.new_event_loop
     with context.current():
-        kit = Kit(aiostream, driver, settings["streams"])
+        site = new_site(settings, aiostream)
         with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(_serve(settings, kit, aiostream, say))
+            return runner.run(_serve(settings, site, aiostream, say))
 
 
 def _load(name: str) -> Any:
