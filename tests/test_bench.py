@@ -139,7 +139,7 @@ def test_the_list_needs_no_driver() -> None:
     program += "; assert 'cuda.bindings.driver' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for measure in plan.MEASURES:
+    for measure in (*plan.MEASURES, *plan.ON_REQUEST):
         assert f"\n{measure:12}about " in done.stdout
     assert "\nsleep 1 ms  " in done.stdout
 
@@ -509,6 +509,7 @@ def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> No
 
 def test_the_command_line_knows_every_measure_and_loop() -> None:
     assert tuple(bench.MEASURES) == plan.MEASURES
+    assert (bench.ON_REQUEST, bench.SERVERS) == (plan.ON_REQUEST, plan.SERVERS)
     assert bench.LOOPS == loops.LOOPS
 
 

@@ -55,6 +55,8 @@ BENCH_LEVELS = {
     "turns": 1,
     "serving": 1,  # scripts, as `older`
     "load": 1,
+    "torch_ways": 1,
+    "torch_serving": 2,  # a script
     "older": 1,  # a script, which imports nothing of the benchmark: the older library has one of its own
     "peers": 1,
     "companion": 2,
@@ -68,8 +70,9 @@ BENCH_LEVELS = {
     "patterns": 5,
     "windows": 5,
     "server": 6,
+    "torch_server": 7,
     "onecore": 6,
-    "plan": 7,
+    "plan": 8,
     "report": 7,
     "server_plot": 8,
     "plot": 9,

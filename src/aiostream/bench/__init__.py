@@ -17,6 +17,8 @@ from typing import Any
 LOOPS = ("uvloop", "asyncio", "trio")
 TABLES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import")
 MEASURES = (*TABLES, "patterns", "mixed", "fairness", "one-core", "server")
+ON_REQUEST = ("torch",)
+SERVERS = ("server", "torch")
 DESCRIPTION = (
     "Compares the ways to wait for the GPU from Python: latency, throughput, CPU, the GPU's idle time, the loop's lag, memory; "
     "and says whether this library reaches its goals. With AIOSTREAM_SIMULATOR=1 it runs on the simulator, and then its figures "
@@ -26,15 +28,18 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.add_argument("--measures", default="all", help="some of: all, %(metavar)s (default: all)", metavar=",".join(MEASURES))
+    on_request = f"and, not among all: {','.join(ON_REQUEST)}"
+    parser.add_argument(
+        "--measures", default="all", help=f"some of: all, %(metavar)s (default: all); {on_request}", metavar=",".join(MEASURES)
+    )
     parser.add_argument("--loops", help="some of: uvloop, asyncio, trio (default: uvloop; goals also compare trio with asyncio)")
     parser.add_argument("--peers", help="only these peers in the tables, by name, separated by commas (--list names them)")
     parser.add_argument("--patterns", help="only the patterns whose names have one of these words, separated by commas")
     parser.add_argument(
-        "--loads", help="only the server's loads whose names have one of these words; all: more than the usual ones"
+        "--loads", help="only the loads of server and torch whose names have one of these words; all: more than the usual ones"
     )
     parser.add_argument(
-        "--rounds", type=int, help="in how many rounds patterns, mixed, fairness, one-core and server are measured"
+        "--rounds", type=int, help="in how many rounds patterns, mixed, fairness, one-core, server and torch are measured"
     )
     parser.add_argument("--older", type=Path, metavar="WHEEL", help="an older aiostream, too: patterns, mixed, fairness, server")
     parser.add_argument("--list", action="store_true", help="list the peers and how long each measure takes, and measure nothing")
@@ -59,7 +64,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         return _reuse(parser, options)
     from aiostream import CudaError, NoDriverError
 
-    measures = _chosen(parser, "--measures", options.measures, MEASURES)
+    measures = _chosen(parser, "--measures", options.measures, (*MEASURES, *ON_REQUEST), MEASURES)
     loops = _chosen(parser, "--loops", options.loops, LOOPS) if options.loops else ["uvloop"]
     try:
         return _measure(parser, options, measures, loops)
@@ -68,14 +73,16 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         return 1
 
 
-def _chosen(parser: argparse.ArgumentParser, option: str, value: str, known: Sequence[str]) -> list[str]:
+def _chosen(
+    parser: argparse.ArgumentParser, option: str, value: str, known: Sequence[str], every: Sequence[str] | None = None
+) -> list[str]:
     names = [name.strip() for name in value.split(",") if name.strip()]
-    if "all" in names:
-        return list(known)
     for name in names:
-        if name not in known:
+        if name not in known and name != "all":
             parser.error(f"{option}: there is no {name!r}; choose from {', '.join(known)}")
-    return names
+    if "all" not in names:
+        return names
+    return list(dict.fromkeys([*(known if every is None else every), *(name for name in names if name != "all")]))
 
 
 def _reuse(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
@@ -95,13 +102,14 @@ def _reuse(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measures: list[str], loops: list[str]) -> int:
-    from aiostream.bench import peers, report, serving
+    from aiostream.bench import peers, report, serving, torch_ways
     from aiostream.bench.companion import WAITS, Companion
     from aiostream.bench.runner import Runner
 
     known = list(peers.all_peers())
     served = [name for name in serving.WAYS if options.older or name not in WAITS]
-    names = _chosen(parser, "--peers", options.peers, list(dict.fromkeys([*known, *served]))) if options.peers else known
+    every = list(dict.fromkeys([*known, *served, *torch_ways.WAYS]))
+    names = _chosen(parser, "--peers", options.peers, every) if options.peers else known
     _check_words(parser, options)
     if options.list:
         _list(options, loops, names)
@@ -129,9 +137,10 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
             asked["older"] = options.older.name
         earlier = report.read(path) if options.append and path.exists() else None
         results = report.describe(runner, asked, earlier)
-        if "server" in measures:
-            ways = {name: serving.WAYS[name][0] for name in _names(options, "server", names)}
-            results["peers"] = {**ways, **results["peers"]}
+        for measure, ways in (("server", serving.WAYS), ("torch", torch_ways.WAYS)):
+            if measure in measures:
+                summaries = {name: ways[name][0] for name in _names(options, measure, names)}
+                results["peers"] = {**summaries, **results["peers"]}
         _work_off(_settings(options, runner, measures, loops, names), runner, progress, results, path, earlier)
     finally:
         runner.close()
@@ -142,10 +151,10 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
 
 def _check_words(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Makes the options lists of words, each of which is in the name of a pattern, or of a load."""
-    from aiostream.bench import server, turns
+    from aiostream.bench import server, torch_server, turns
 
     options.patterns = _words(parser, "--patterns", "pattern", options.patterns, list(turns.patterns(0, 1)))
-    loads = list(server.LOADS)
+    loads = [*server.LOADS, *torch_server.LOADS]
     options.loads = loads if options.loads == "all" else _words(parser, "--loads", "load", options.loads, loads)
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds must be at least 1")
@@ -181,7 +190,7 @@ def _settings(
     for measure in measures:
         of_measure = runner.loops if measure == "goals" else loops
         wanted = list(runner.peers) if measure == "goals" else _names(options, measure, names)
-        if measure == "server":  # its peers are tried out where they wait: in the server
+        if measure in SERVERS:  # their peers are tried out where they wait: in the server
             found += [(measure, job) for job in _jobs(options, measure, of_measure, wanted)]
             continue
         able = [peer.name for peer in runner.taking_part(wanted, of_measure[0])]
@@ -191,14 +200,16 @@ def _settings(
 
 def _names(options: argparse.Namespace, measure: str, names: list[str]) -> list[str]:
     """The peers of a measure: those that were asked for, or its own choice, and the older library's."""
-    from aiostream.bench import companion, plan, server, serving
+    from aiostream.bench import companion, plan, server, serving, torch_server, torch_ways
 
+    if measure == "torch":
+        return [name for name in (names if options.peers else torch_server.PEERS) if name in torch_ways.WAYS]
     older = [name for name in companion.WAITS if name in names] or list(companion.WAITS)
     older = older if options.older and measure != "one-core" else []
     names = [name for name in names if name not in companion.WAITS]
     if measure == "server":
         return [*(name for name in (names if options.peers else server.PEERS) if name in serving.WAYS), *older]
-    names = [name for name in names if name not in serving.ONLY]
+    names = [name for name in names if name not in serving.ONLY and name not in torch_ways.ONLY]
     if measure not in plan.TAILS:
         return names
     return [*(names if options.peers else plan.TAIL_PEERS), *older]
@@ -210,7 +221,7 @@ def _tried(options: argparse.Namespace, measures: list[str], names: list[str]) -
 
     if "goals" in measures:
         return None
-    needed = [name for measure in measures if measure != "server" for name in _names(options, measure, names)]
+    needed = [name for measure in measures if measure not in SERVERS for name in _names(options, measure, names)]
     return [name for name in dict.fromkeys(needed) if name not in companion.WAITS]
 
 
@@ -276,21 +287,26 @@ def _unique(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _list(options: argparse.Namespace, loops: list[str], names: list[str]) -> None:
     """Prints the peers and the measures. It needs no driver."""
-    from aiostream.bench import peers, plan, server, serving
+    from aiostream.bench import peers, plan, server, serving, torch_server, torch_ways
 
-    summaries = {name: peer.summary for name, peer in peers.all_peers().items()}
+    summaries = {name: way[0] for ways in (torch_ways.WAYS, serving.WAYS) for name, way in ways.items()}
+    summaries |= {name: peer.summary for name, peer in peers.all_peers().items()}
+    only = {"server": serving.ONLY, "torch": torch_ways.ONLY}
     for name in names:
-        print(f"{name:24}{summaries.get(name) or serving.WAYS[name][0]}")
+        print(f"{name:24}{summaries[name]}")
     if not options.peers:
-        for name in serving.ONLY:
-            print(f"{name:24}{serving.WAYS[name][0]}; of the measure server only")
+        for measure, ways in only.items():
+            for name in ways:
+                print(f"{name:24}{summaries[name]}; of the measure {measure} only")
     print()
-    for measure in plan.MEASURES:
+    missing = {"server": server.missing(), "torch": torch_server.missing()}
+    for measure in (*plan.MEASURES, *plan.ON_REQUEST):
         on = ["uvloop", "asyncio", "trio"] if measure == "goals" else loops
         of_measure = names if measure == "goals" else _names(options, measure, names)
         seconds = sum(job.seconds() for job in _jobs(options, measure, on, of_measure))
-        reason = f"; not here: {server.missing()}" if measure == "server" and server.missing() else ""
-        print(f"{measure:12}about {clock(seconds)} min on {', '.join(on)}{reason}")
+        note = "; not among all" if measure in ON_REQUEST else ""
+        note += f"; not here: {missing[measure]}" if missing.get(measure) else ""
+        print(f"{measure:12}about {clock(seconds)} min on {', '.join(on)}{note}")
 
 
 def _draw_if_possible(results: dict[str, Any], path: Path) -> None:
@@ -363,7 +379,7 @@ def short(row: dict[str, Any]) -> str:
         return f"{row['added_us']:.1f} us" if "added_us" in row else "none in time"
     if measure == "lag":
         return f"p99 {row['p99_us']:.0f} us"
-    if measure == "server":
+    if measure in SERVERS:
         return f"{row['per_second']:,.0f}/s, p99 {row['p99_us'] / 1e3:.1f} ms"
     if measure == "mixed":
         return f"{row['per_second']:,.0f}/s, p99 {row['p99_us']:.0f} us"

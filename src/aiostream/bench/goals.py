@@ -18,6 +18,7 @@ from aiostream.bench.plan import (
     HOSTFUNC,
     LENGTHS,
     MS,
+    SERVERS,
     SLEEPING,
     STEADY,
     TAILS,
@@ -28,6 +29,8 @@ from aiostream.bench.plan import (
 )
 from aiostream.bench.runner import Row
 from aiostream.bench.server import BUSY, OPEN
+from aiostream.bench.torch_server import MAIN
+from aiostream.bench.torch_ways import GRAPH, LAUNCH, TO_THREAD
 
 # Kernel length -> (latency, CPU) of steady work as ratios to to_thread's; below, the latency of varying work, and by how much
 # more CPU it may cost.
@@ -78,19 +81,21 @@ class Goal:
 
 
 def judge(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The goals' table: of the rows that were measured for the goals, and of those of late ends and the server, if any."""
+    """The goals' table: of the rows that were measured for the goals, and of those of late ends and the servers, if any."""
     of_goals = [row for row in rows if row.get("set") == "goals"]
     of_tails = [row for row in rows if row.get("set") in TAILS]
     of_server = [row for row in rows if row.get("set") == "server"]
-    found = _Judge(of_goals).all() if of_goals or not (of_tails or of_server) else []
+    of_torch = [row for row in rows if row.get("set") == "torch"]
+    found = _Judge(of_goals).all() if of_goals or not (of_tails or of_server or of_torch) else []
     found += _TailJudge(of_tails).all() if of_tails else []
     found += _ServerJudge(of_server).all() if of_server else []
+    found += _TorchJudge(of_torch).all() if of_torch else []
     return [asdict(goal) for goal in found]
 
 
 def judged(rows: Sequence[Row]) -> bool:
     """Whether there is anything to judge in these rows."""
-    return any(row["set"] in ("goals", *TAILS, "server") for row in rows)
+    return any(row["set"] in ("goals", *TAILS, *SERVERS) for row in rows)
 
 
 class _Judge:
@@ -357,6 +362,21 @@ class _ServerJudge(_Judge):
             self._add(group, f"CPU per request, {name} / polling", cpu, "<=", 0.75)
 
 
+class _TorchJudge(_Judge):
+    """The goals of a server with a torch model."""
+
+    def all(self) -> list[Goal]:
+        """Judges the load that has goals, if it was measured."""
+        if not any(row["load"] == MAIN.name for row in self._rows):
+            return self.goals
+        group = f"torch, {MAIN.name}"
+        launch, graph, thread = (self._find("torch", peer, load=MAIN.name) for peer in (LAUNCH, GRAPH, TO_THREAD))
+        self._add(group, f"requests per second, {LAUNCH} / {TO_THREAD}", _round_ratio(launch, thread, "per_second"), ">=", 2.0)
+        self._add(group, f"p99, {LAUNCH} / {TO_THREAD}", _round_ratio(launch, thread, "p99_us"), "<=", 0.6)
+        self._add(group, f"/ping p99, {GRAPH}", _ping_tail(graph), "<=", 2.0, "ms")
+        return self.goals
+
+
 # ------------------------------------------------------------------------------------------------ figures of rows
 
 
@@ -372,6 +392,15 @@ def _window_tail(row: Row | None, key: str) -> Any:
     figure = row[key] / 1e3
     low, high = stats.median_interval([window[key] / 1e3 for window in row["windows"]])
     return figure, (min(low, figure), max(high, figure)), row["samples"]
+
+
+def _ping_tail(row: Row | None) -> Any:
+    """The p99 of all pings in ms; its interval is that of the single windows' median, with the figure in it."""
+    if not row or not row["ping"]:
+        return None
+    figure = row["ping"]["p99_us"] / 1e3
+    low, high = stats.median_interval([window["ping_p99_us"] / 1e3 for window in row["windows"] if window["ping_p99_us"]])
+    return figure, (min(low, figure), max(high, figure)), row["ping"]["samples"]
 
 
 def _share_ratio(ours: Row | None, theirs: Row | None) -> Any:

@@ -15,6 +15,8 @@ from aiostream.bench.pending import Pending
 from aiostream.bench.runner import Job
 from aiostream.bench.server import LOADS, USUAL, Server
 from aiostream.bench.throughput import Throughput
+from aiostream.bench.torch_server import LOADS as TORCH_LOADS
+from aiostream.bench.torch_server import TorchServer
 from aiostream.bench.windows import Fairness, Mixed
 
 US, MS = 1_000, 1_000_000  # ns
@@ -33,6 +35,8 @@ TAIL_PEERS = (AUTO, "aiostream event", THREADS[1], "polling", SLEEPING)  # unles
 CROWDS = (8, 16, 64, 128)  # streams of mixed work
 TAILS = ("patterns", "mixed", "fairness", "one-core")  # the measures of late ends, and of tasks that suffer
 MEASURES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import", *TAILS, "server")
+ON_REQUEST = ("torch",)  # not among "all": these need libraries and minutes of their own
+SERVERS = ("server", "torch")
 
 
 def jobs(
@@ -48,15 +52,17 @@ def jobs(
     """The settings of one set of measures.
 
     Args:
-        measure: One of `MEASURES`.
+        measure: One of `MEASURES` or `ON_REQUEST`.
         loops: On which loops; the goals are on uvloop where it is among them, and compare trio with asyncio.
         peers: Whom to compare in the tables; the goals have peers of their own.
         quick: As little of everything as shows that it works.
-        rounds: In how many rounds the measures of `TAILS` and the server are taken; by default in as many as give each
+        rounds: In how many rounds the measures of `TAILS` and `SERVERS` are taken; by default in as many as give each
             percentile its samples.
         words: Which patterns, by words of their names; all by default.
-        loads: Which loads of the server, by words of their names; by default those of `USUAL`.
+        loads: Which loads of a server, by words of their names; by default the usual ones.
     """
+    if measure == "torch":
+        return _torch(tuple(loops), tuple(peers), quick=quick, rounds=rounds, words=loads)
     if measure == "server":
         return _server(tuple(loops), tuple(peers), quick=quick, rounds=rounds, words=loads)
     if measure in TAILS:
@@ -166,6 +172,14 @@ def _server(
     found = [Server(loops, peers, load) for load in loads]
     if quick:  # the last of the usual loads shows nothing that the others do not
         found = [replace(job, rounds=1, window=0.06, warm=0.02, trial=0.0) for job in found[: len(USUAL) - 1]]
+    return [replace(job, rounds=rounds) if rounds else job for job in found]
+
+
+def _torch(loops: tuple[str, ...], peers: tuple[str, ...], *, quick: bool, rounds: int | None, words: Sequence[str]) -> list[Job]:
+    loads = [load for name, load in TORCH_LOADS.items() if not words or any(word in name for word in words)]
+    found = [TorchServer(loops, peers, load) for load in loads]
+    if quick:
+        found = [replace(job, rounds=1, window=0.15, warm=0.02, trial=0.0) for job in found[:1]]
     return [replace(job, rounds=rounds) if rounds else job for job in found]
 
 

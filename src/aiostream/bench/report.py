@@ -18,7 +18,7 @@ from aiostream.bench.runner import Row, Runner
 
 FORMAT = 1
 SIMULATED = "Measured on the simulator, which has no GPU: these figures say nothing about one."
-PACKAGES = ("cuda-bindings", "anyio", "uvloop", "trio", "torch", "numpy", "numba", "numba-cuda")
+PACKAGES = ("cuda-bindings", "anyio", "uvloop", "trio", "torch", "numpy", "numba", "numba-cuda", "fastapi", "uvicorn")
 TAILS = ("p50", "p90", "p99", "p99.9", "max")
 KEYS = ("set", "measure", "loop", "peer", "load", "length_ns", "python_busy", "streams", "neighbours", "pending", "by", "pattern")
 
@@ -133,7 +133,8 @@ def tables(results: dict[str, Any]) -> str:
         rows = [row for row in results["rows"] if (row["set"] == "goals") == of_goals]
         if rows and of_goals:
             parts.append("The settings of the goals:")
-        parts += _latency(rows) + _throughput(rows) + _idle(rows) + _lag(rows) + _small(rows) + _tails(rows) + _server(rows)
+        parts += _latency(rows) + _throughput(rows) + _idle(rows) + _lag(rows) + _small(rows) + _tails(rows)
+        parts += _server(rows) + _torch(rows)
     if results["goals"]:
         parts.append(_goals(results["goals"]))
     if results["not_run"]:
@@ -321,15 +322,40 @@ def _server(rows: Sequence[Row]) -> list[str]:
 
 
 def _server_text(row: Row) -> list[str]:
-    def ms(tails: Row | None, key: str) -> str:
-        return f"{tails[key] / 1e3:,.2f}" if tails else "-"
-
-    rate = [f"{row['per_second']:,.0f}", f"{row['low']:,.0f} to {row['high']:,.0f}"]
-    times = [ms(row, "p50_us"), ms(row, "p99_us"), ms(row["beyond"], "p99_us"), ms(row["ping"], "p99_us")]
-    cost = [f"{row['cpu_us']:.1f}" if row["cpu_us"] is not None else "-", f"{row['cores']:.2f}"]
+    times = [_ms(row, "p50_us"), _ms(row, "p99_us"), _ms(row["beyond"], "p99_us"), _ms(row["ping"], "p99_us")]
     # An open loop's client polls all the time: what says something of it is how late it sends.
-    client = f"{ms(row['client_late'], 'p99_us')} ms" if row["client_late"] else f"{row['client_cores']:.2f} cores"
-    return [*rate, *times, *cost, client, f"{row['unserved']:,}", f"{row['samples']:,}"]
+    client = f"{_ms(row['client_late'], 'p99_us')} ms" if row["client_late"] else _client(row)
+    return [*_request_rate(row), *times, *_cost(row), client, f"{row['unserved']:,}", f"{row['samples']:,}"]
+
+
+def _torch(rows: Sequence[Row]) -> list[str]:
+    parts = []
+    header = ["", "requests/s", "95 % interval", "p50", "p99", "/ping p99", "CPU us", "cores", "client", "samples"]
+    for some in _by_loop(rows, measure="torch").values():
+        title = f"A torch server's requests: ms, and the process's CPU us for each; {some[0]['server']}"
+        parts.append(_grouped(title, header, some, lambda row: str(row["load"]), _torch_text))
+    return parts
+
+
+def _torch_text(row: Row) -> list[str]:
+    times = [_ms(row, "p50_us"), _ms(row, "p99_us"), _ms(row["ping"], "p99_us")]
+    return [*_request_rate(row), *times, *_cost(row), _client(row), f"{row['samples']:,}"]
+
+
+def _ms(tails: Row | None, key: str) -> str:
+    return f"{tails[key] / 1e3:,.2f}" if tails else "-"
+
+
+def _request_rate(row: Row) -> list[str]:
+    return [f"{row['per_second']:,.0f}", f"{row['low']:,.0f} to {row['high']:,.0f}"]
+
+
+def _cost(row: Row) -> list[str]:
+    return [f"{row['cpu_us']:.1f}" if row["cpu_us"] is not None else "-", f"{row['cores']:.2f}"]
+
+
+def _client(row: Row) -> str:
+    return f"{row['client_cores']:.2f} cores"
 
 
 def _grouped(title: str, header: Sequence[str], rows: Sequence[Row], group: Any, text: Any) -> str:

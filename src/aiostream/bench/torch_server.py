@@ -1,0 +1,77 @@
+"""Requests per second, latency and CPU of a FastAPI server with a torch model, by its way to await the model.
+
+The processes, the load and the windows are those of `server.py`. What is served is in `torch_ways.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from aiostream import Stream
+from aiostream.bench import torch_serving, torch_ways
+from aiostream.bench.runner import Runner
+from aiostream.bench.server import Load, Server
+
+STREAMS = 16  # of each way
+PEERS = tuple(torch_ways.WAYS)
+START = 20.0  # seconds in which the server imports torch, makes the model and tries out the ways, more or less
+NEEDED = ("torch", "fastapi", "uvicorn")
+
+
+@dataclass(frozen=True)
+class TorchLoad(Load):
+    """A closed loop of requests for the model."""
+
+    @property
+    def name(self) -> str:
+        """The load in a few words."""
+        return f"closed {self.connections} x model"
+
+
+MAIN = TorchLoad(16)  # the one that has goals
+LOADS = {each.name: each for each in (MAIN, TorchLoad(64))}
+
+
+def missing() -> str | None:
+    """Why there can be no torch server here, or `None`."""
+    lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if not lacking:
+        return None
+    names = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'}"
+    return f"{names} not installed: pip install torch 'aiostream-cuda[bench]'"
+
+
+@dataclass(frozen=True)
+class TorchServer(Server):
+    """One load on every way to await the model.
+
+    The trial is long because torch gives each pair of a thread and a stream a workspace for cuBLAS, and allocating one
+    stops the GPU for a moment. The windows are to see few of those.
+    """
+
+    window: float = 0.7
+    trial: float = 1.0
+
+    measure: ClassVar[str] = "torch"
+    noun: ClassVar[str] = "torch server"
+    script: ClassVar[str] = torch_serving.__file__
+    streams: ClassVar[int] = STREAMS
+
+    def seconds(self) -> float:
+        """About how long it will take."""
+        turn = self.warm + self.window + 0.06
+        return len(self.loops) * (START + len(self.peers) * (self.rounds * turn + self.trial))
+
+    def _missing(self) -> str | None:
+        return missing()
+
+    def _taking_part(self, loop: str, runner: Runner) -> tuple[str, ...]:
+        if torch_ways.THREADS not in self.peers or hasattr(Stream, "enqueue_in_thread"):
+            return self.peers
+        runner.leave_out(f"{torch_ways.THREADS} as a {self.noun}", loop, "this aiostream has no Stream.enqueue_in_thread")
+        return tuple(peer for peer in self.peers if peer != torch_ways.THREADS)
+
+    def _request(self, number: int, window: float) -> dict[str, Any]:
+        return {**super()._request(number, window), "lengths": []}  # the model is always the same

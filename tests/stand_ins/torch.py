@@ -1,0 +1,295 @@
+"""A stand-in for torch, as far as `aiostream.bench.torch_ways` uses it, for machines without torch or a GPU.
+
+Tensors are 4-byte floats in the driver's memory. An operation on the GPU launches one short kernel on the current stream and
+returns its input, so a model's result is its input, and arrives only when the stream has done its work. Current streams,
+copies, events, captures and the memory that belongs to a stream are as torch has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from cuda.bindings import driver
+
+import aiostream
+from aiostream.bench import spinning
+
+__version__ = "0.stand-in"
+bfloat16 = "bfloat16"
+KERNEL = 1_000  # ns
+_SIZE = 4  # bytes of a number
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    code, *results = getattr(driver, name)(*arguments)
+    if code:
+        raise RuntimeError(f"{name}: {code!r}")
+    return results[0] if results else None
+
+
+class _Device:
+    """What is made once: the kernel, and the memory that was given back, by its stream and size."""
+
+    def __init__(self) -> None:
+        self.context = aiostream.Device(0).primary_context
+        with self.context.current():
+            self.function = spinning.load(driver)
+        self.given_back: dict[tuple[int, int], list[Any]] = {}
+
+
+class _Thread(threading.local):
+    stream: Stream | None = None
+    device: _Device | None = None
+
+
+_thread = _Thread()
+_devices: list[_Device] = []
+
+
+def _device() -> _Device:
+    """The device, with its primary context current in this thread, as the runtime makes it."""
+    if _thread.device is None:
+        if not _devices:
+            _devices.append(_Device())
+        _thread.device = _devices[0]
+        _call("cuCtxSetCurrent", driver.CUcontext(_thread.device.context.handle))
+    return _thread.device
+
+
+# ------------------------------------------------------------------------------------------------ torch.cuda
+
+
+class Stream:
+    """`torch.cuda.Stream`; never destroyed, as torch's."""
+
+    def __init__(self, handle: int | None = None) -> None:
+        device = _device()
+        self.cuda_stream = int(_call("cuStreamCreate", 1)) if handle is None else handle
+        self._cu_stream = driver.CUstream(self.cuda_stream)
+        self.lane = spinning.Lane(SimpleNamespace(handle=self.cuda_stream), driver, device.function)
+
+    def synchronize(self) -> None:
+        _call("cuStreamSynchronize", self._cu_stream)
+
+    def record_event(self) -> Event:
+        event = Event()
+        event.record(self)
+        return event
+
+
+class ExternalStream(Stream):
+    """`torch.cuda.ExternalStream`."""
+
+    def __init__(self, handle: int, device: Any = None) -> None:
+        super().__init__(handle)
+
+
+class Event:
+    """`torch.cuda.Event`."""
+
+    def __init__(self) -> None:
+        _device()
+        self._event = _call("cuEventCreate", 2)
+
+    def record(self, stream: Stream) -> None:
+        _call("cuEventRecord", self._event, driver.CUstream(stream.cuda_stream))
+
+    def query(self) -> bool:
+        (code,) = driver.cuEventQuery(self._event)
+        assert code in (0, 600)
+        return int(code) == 0
+
+    def __del__(self) -> None:
+        driver.cuEventDestroy(self._event)
+
+
+class CUDAGraph:
+    """`torch.cuda.CUDAGraph`."""
+
+    executable: Any = None
+
+    def replay(self) -> None:
+        _call("cuGraphLaunch", self.executable, driver.CUstream(_current_stream().cuda_stream))
+
+
+_DEFAULT: list[Stream] = []
+
+
+def _current_stream(device: Any = None) -> Stream:
+    _device()
+    if _thread.stream is None:
+        if not _DEFAULT:
+            _DEFAULT.append(Stream(1))  # the legacy stream
+        _thread.stream = _DEFAULT[0]
+    return _thread.stream
+
+
+def _set_stream(stream: Stream) -> None:
+    _device()
+    _thread.stream = stream
+
+
+@contextlib.contextmanager
+def _stream(stream: Stream) -> Iterator[None]:
+    before = _current_stream()
+    _set_stream(stream)
+    try:
+        yield
+    finally:
+        _set_stream(before)
+
+
+@contextlib.contextmanager
+def _graph(graph: CUDAGraph, *, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+    _synchronize()
+    cu_stream, mode = driver.CUstream(stream.cuda_stream), driver.CUstreamCaptureMode
+    with _stream(stream):
+        _call("cuStreamBeginCapture", cu_stream, getattr(mode, f"CU_STREAM_CAPTURE_MODE_{capture_error_mode.upper()}"))
+        try:
+            yield
+        finally:
+            captured = _call("cuStreamEndCapture", cu_stream)
+    graph.executable = _call("cuGraphInstantiate", captured, 0)
+    _call("cuGraphDestroy", captured)
+
+
+def _synchronize() -> None:
+    _device()
+    _call("cuCtxSynchronize")
+
+
+cuda = SimpleNamespace(
+    Stream=Stream,
+    ExternalStream=ExternalStream,
+    Event=Event,
+    CUDAGraph=CUDAGraph,
+    current_stream=_current_stream,
+    set_stream=_set_stream,
+    stream=_stream,
+    graph=_graph,
+    synchronize=_synchronize,
+    is_available=lambda: True,
+)
+
+
+# ------------------------------------------------------------------------------------------------ tensors
+
+
+class Memory:
+    """A block of the driver's memory. On the GPU it goes back to those of the stream on which it was allocated."""
+
+    def __init__(self, count: int, on_gpu: bool) -> None:
+        device = _device()
+        if on_gpu:
+            self.key = (_current_stream().cuda_stream, count)
+            free = device.given_back.setdefault(self.key, [])
+            self.address = free.pop() if free else int(_call("cuMemAlloc", count * _SIZE))
+        else:
+            self.key = None
+            self.address = int(_call("cuMemHostAlloc", count * _SIZE, 0))
+
+    def __del__(self) -> None:
+        if self.key is None:
+            driver.cuMemFreeHost(self.address)
+        else:
+            _devices[0].given_back[self.key].append(self.address)
+
+
+class Tensor:
+    """`torch.Tensor`."""
+
+    def __init__(self, count: int, on_gpu: bool = False, memory: Memory | None = None) -> None:
+        self.count, self.on_gpu = count, on_gpu
+        self.memory = memory or Memory(count, on_gpu)
+
+    @property
+    def numbers(self) -> Any:
+        assert not self.on_gpu
+        return (ctypes.c_float * self.count).from_address(self.memory.address)
+
+    def to(self, what: str, non_blocking: bool = False) -> Tensor:
+        if what == bfloat16:
+            return self
+        found = Tensor(self.count, what == "cuda")
+        found.copy_(self, non_blocking=non_blocking)
+        return found
+
+    def copy_(self, source: Tensor, non_blocking: bool = False) -> Tensor:
+        count = min(self.count, source.count)  # the model's layers keep their input's size
+        if not (self.on_gpu or source.on_gpu):
+            ctypes.memmove(self.memory.address, source.memory.address, count * _SIZE)
+            return self
+        stream = _current_stream()
+        _call("cuMemcpyAsync", self.memory.address, source.memory.address, count * _SIZE, driver.CUstream(stream.cuda_stream))
+        if not non_blocking:
+            stream.synchronize()
+        return self
+
+    def __add__(self, other: Tensor) -> Tensor:
+        return self.float()
+
+    def float(self) -> Tensor:
+        _current_stream().lane.spin(KERNEL)
+        return self
+
+    def argmax(self) -> int:
+        numbers = list(self.numbers)
+        return numbers.index(max(numbers))
+
+
+def empty(shape: Sequence[int], *, dtype: Any = None, pin_memory: bool = False) -> Tensor:
+    assert pin_memory
+    return Tensor(shape[0] * shape[1])
+
+
+def randn(shape: Sequence[int]) -> Tensor:
+    found = Tensor(shape[0] * shape[1])
+    found.numbers[:] = [_random.gauss() for _ in range(found.count)]
+    return found
+
+
+def allclose(one: Tensor, other: Tensor, *, atol: float) -> bool:
+    return all(abs(a - b) <= atol for a, b in zip(one.numbers, other.numbers, strict=False))
+
+
+def device(kind: str, index: int) -> str:
+    return f"{kind}:{index}"
+
+
+_random = random.Random()
+manual_seed: Callable[[int], None] = _random.seed
+inference_mode = contextlib.nullcontext
+
+
+# ------------------------------------------------------------------------------------------------ torch.nn
+
+
+class Layer:
+    """Any layer: one kernel."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor.float()
+
+
+class Sequential:
+    """`torch.nn.Sequential`."""
+
+    def __init__(self, *layers: Layer) -> None:
+        self._layers = layers
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        for layer in self._layers:
+            tensor = layer(tensor)
+        return tensor
+
+
+nn = SimpleNamespace(Linear=Layer, LayerNorm=Layer, GELU=Layer, Sequential=Sequential)
