@@ -308,6 +308,9 @@ async def _serve(settings: dict[str, Any], site: Site, library: Any, say: Callab
     application = await site.application()
     parser = "httptools" if importlib.util.find_spec("httptools") else "h11"
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    # Accepted sockets inherit it. asyncio does not set it on sockets that it has not made, and an answer with a body is written
+    # in two parts, of which the second would wait 40 ms for the client's acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     enough = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, enough.set)
     gc.collect()
