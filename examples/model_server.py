@@ -107,7 +107,7 @@ class Model:
         self._pool = pool
         self._blocks: dict[int, Block] = {}  # by the stream's handle
         self._context = aiostream.Device(0).primary_context
-        with self._context.current():
+        with self._context.as_current():
             module = check(cuda.cuModuleLoadData(PTX))
             self._spin = check(cuda.cuModuleGetFunction(module, b"spin"))
             self._saxpy = check(cuda.cuModuleGetFunction(module, b"saxpy"))
@@ -140,7 +140,7 @@ class Model:
 
     def close(self) -> None:
         """Frees the memory, when the pool is closed and the GPU done."""
-        with self._context.current():
+        with self._context.as_current():
             check(cuda.cuMemFreeHost(self._memory))
 
 

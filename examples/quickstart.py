@@ -48,14 +48,14 @@ def check(answer: tuple[Any, ...]) -> Any:
 def launch(kernel: Any, stream: aiostream.Stream, milliseconds: float) -> None:
     """Enqueues the kernel and returns at once."""
     arguments = ((round(milliseconds * 1e6),), (ctypes.c_uint64,))
-    with stream.context.current():
+    with stream.context.as_current():
         check(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream.handle, arguments, 0))
 
 
 async def main() -> None:
     device = aiostream.Device(0)
     print(f"driver: {device.name}")
-    with device.primary_context.current():
+    with device.primary_context.as_current():
         kernel = check(cuda.cuModuleGetFunction(check(cuda.cuModuleLoadData(SPIN)), b"spin"))
 
     async with aiostream.Stream() as stream:

@@ -53,7 +53,7 @@ class ElsewhereCapture:
 
     def _run(self, stream: Stream, mode: int) -> None:
         try:
-            with stream.context.current():
+            with stream.context.as_current():
                 begin(stream, mode)
                 self._begun.set()
                 assert self._to_end.wait(60)

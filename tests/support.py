@@ -98,7 +98,7 @@ class Gate:
 
     def __init__(self) -> None:
         load_kernels(Device(0).primary_context)  # with a gate shut, the driver would load nothing
-        with Device(0).primary_context.current():
+        with Device(0).primary_context.as_current():
             self._pointer = int(driver_call("cuMemHostAlloc", 64, 3))  # portable, mapped
         self._word = ctypes.c_uint32.from_address(self._pointer)
         self._word.value = 0
@@ -107,7 +107,7 @@ class Gate:
         """Later work of the stream waits for `open()`."""
         reference = interop.reference_to(stream)
         driver = bindings()
-        with reference.context.current():
+        with reference.context.as_current():
             flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value
             handle = driver.CUstream(reference.handle.value)
             driver_call("cuStreamWaitValue32", handle, driver.CUdeviceptr(self._pointer), 1, flags)

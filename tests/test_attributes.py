@@ -38,10 +38,10 @@ def stream() -> Any:
 
 @pytest.fixture
 def memory() -> Any:
-    with Device(0).primary_context.current():
+    with Device(0).primary_context.as_current():
         pointer = internals.driver_call("cuMemAlloc", 1 << 16)
     yield int(pointer)
-    with Device(0).primary_context.current():
+    with Device(0).primary_context.as_current():
         internals.driver_call("cuMemFree", pointer)
 
 
@@ -231,7 +231,7 @@ def test_a_cuda_core_stream_on_the_same_handle(stream: Stream) -> None:
     assert isinstance(theirs, core.Stream)
     assert int(theirs.handle) == stream.handle
     assert Stream.borrow(theirs) == stream
-    with stream.context.current():
+    with stream.context.as_current():
         theirs.sync()
     mine = Stream()
     seen, kept = weakref.ref(mine), mine.core()

@@ -222,7 +222,7 @@ CAPTURES_PER_TEST = 51
 
 def capture_often(stream: Stream, traffic: Traffic, nodes: list[int]) -> None:
     """In a thread of its own: 51 captures in turn of all modes, each lasting for some arrivals in the loop."""
-    with stream.context.current():
+    with stream.context.as_current():
         for number in range(CAPTURES_PER_TEST):
             begin(stream, MODES[number % 3])
             spin(stream, 0)
@@ -400,7 +400,7 @@ def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
         stream = Stream()
         stopping, died = False, []
         def capture():
-            with stream.context.current():
+            with stream.context.as_current():
                 while not stopping:
                     captures.begin(stream, captures.RELAXED)
                     try:

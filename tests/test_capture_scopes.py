@@ -55,7 +55,7 @@ def in_thread(function: Any, stream: Stream) -> Any:
     outcome: list[Any] = []
 
     def run() -> None:
-        with stream.context.current():
+        with stream.context.as_current():
             try:
                 outcome.append(function())
             except Exception as error:
@@ -562,7 +562,7 @@ def test_a_relaxed_thread_may_do_what_a_global_capture_forbids(stream: Stream) -
 
     with stream.capture(CaptureMode.GLOBAL) as capture:
         assert in_thread(relaxed, stream) == 0
-        with stream.context.current():
+        with stream.context.as_current():
             assert relaxed() == 0
         spin(stream, 0)
     capture.graph.close()

@@ -39,7 +39,7 @@ FAULT = """
     for stream in streams:
         spin(stream, 0)  # loads the module on each device
         stream.synchronize()
-    with Device(0).primary_context.current():
+    with Device(0).primary_context.as_current():
         _, private = internals.bindings().cuStreamCreate(1)  # now: with work in flight the driver may make no other
     gate.hold(streams[0])
     internals.launch_kernel(streams[0], KERNEL)
@@ -588,5 +588,5 @@ async def test_a_watcher_that_is_lied_to_by_a_capture_code_believes_nothing(brea
 
 
 def test_this_suite_left_no_fault_behind(driver_kind: str) -> None:
-    with Device(0).primary_context.current():
+    with Device(0).primary_context.as_current():
         internals.driver_call("cuCtxSynchronize")

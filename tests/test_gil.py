@@ -31,7 +31,7 @@ KEEPS_THE_GIL = """
     driver = ctypes.PyDLL("libcuda.so.1")
 
     def synchronize():
-        with streams[0].context.current():
+        with streams[0].context.as_current():
             began = time.monotonic()
             code = driver.cuCtxSynchronize()
             print(f"cuCtxSynchronize with the GIL: {{code}}, {{(time.monotonic() - began) * 1000:.0f}} ms")
@@ -102,7 +102,7 @@ def computing_in_python() -> Iterator[None]:
 async def idle_time(kind: str, repetitions: int = 20) -> list[float]:
     """Microseconds between two kernels with a completion between them, by the GPU's own clock."""
     stream = Stream()
-    with Device(0).primary_context.current():
+    with Device(0).primary_context.as_current():
         pointer = int(internals.driver_call("cuMemHostAlloc", 16, 3))
     stamps = (ctypes.c_uint64 * 2).from_address(pointer)
     times: list[float] = []
@@ -122,7 +122,7 @@ async def idle_time(kind: str, repetitions: int = 20) -> list[float]:
         gate.shut()
         times.append((stamps[1] - stamps[0]) / 1000)
     stream.close()
-    with Device(0).primary_context.current():
+    with Device(0).primary_context.as_current():
         internals.driver_call("cuMemFreeHost", pointer)
     return times
 

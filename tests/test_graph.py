@@ -478,7 +478,7 @@ def test_graphs_of_cuda_core(stream: Stream) -> None:
     from cuda.core import Device as CoreDevice
     from cuda.core.graph import GraphDefinition
 
-    with stream.context.current():
+    with stream.context.as_current():
         CoreDevice(0).set_current()
         definition = GraphDefinition()
         definition.empty()

@@ -308,7 +308,7 @@ def test_from_many_threads_into_many_captures() -> None:
 
     def work(stream: Stream) -> None:
         try:
-            with stream.context.current():
+            with stream.context.as_current():
                 for _ in range(rounds):
                     owner = Owner()
                     owners.append(weakref.ref(owner))
@@ -480,7 +480,7 @@ async def test_two_hundred_global_captures_beside_ten_thousand_completions(where
 
     def in_thread() -> None:
         try:
-            with stream.context.current():
+            with stream.context.as_current():
                 for number in range(200):
                     capture_once(number)
             assert settle(lambda: traffic.arrived >= enough, 60)

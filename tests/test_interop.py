@@ -85,27 +85,28 @@ async def test_streams_of_cuda_core() -> None:
     core = pytest.importorskip("cuda.core")
     mine = Stream()
     spin(mine, 0)
-    with mine.context.current():
-        device = core.Device(0)
-        device.set_current()
-        theirs = device.create_stream()
-        borrowed = Stream.borrow(theirs)
-        assert borrowed.handle == int(theirs.handle)
-        with Gate() as gate:
+    with Gate() as gate:
+        with mine.context.as_current():
+            device = core.Device(0)
+            device.set_current()
+            theirs = device.create_stream()
+            borrowed = Stream.borrow(theirs)
+            assert borrowed.handle == int(theirs.handle)
             gate.hold(theirs)
             future = borrowed.completion_future()
             assert not future.done()
             mine.wait_event(theirs.record())
             assert not mine.query()
             gate.open()
-            await future
-            await mine.synchronize_async()
+        await future
+        await mine.synchronize_async()
+    with mine.context.as_current():
         view = mine.core()
         theirs.wait(view)
         view.sync()
         event = view.record()
         event.sync()
-        await borrowed.synchronize_async()
-        borrowed.close()
-        theirs.close()
+    await borrowed.synchronize_async()
+    borrowed.close()
+    theirs.close()
     mine.close()

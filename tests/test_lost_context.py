@@ -147,7 +147,7 @@ def test_destroyed_context_is_not_the_end(driver_kind: str) -> None:
             aiostream.exit_on_context_failed()
             first = Stream()
             handle = internals.create_context()
-            with aiostream.Context.from_handle(int(handle)).current():
+            with aiostream.Context.from_handle(int(handle)).as_current():
                 second = Stream()
             assert second.context != first.context
             assert aiostream.health() is None

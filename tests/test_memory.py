@@ -33,7 +33,7 @@ class Words:
     """Pinned memory that host and device see."""
 
     def __init__(self) -> None:
-        with Device(0).primary_context.current():
+        with Device(0).primary_context.as_current():
             self.address = int(internals.driver_call("cuMemHostAlloc", 64, 3))
         self.small = (ctypes.c_uint32 * 16).from_address(self.address)
         self.large = (ctypes.c_uint64 * 8).from_address(self.address)
@@ -41,7 +41,7 @@ class Words:
             self.small[place] = 0
 
     def free(self) -> None:
-        with Device(0).primary_context.current():
+        with Device(0).primary_context.as_current():
             internals.driver_call("cuMemFreeHost", self.address)
 
 
@@ -186,7 +186,7 @@ def test_what_the_driver_refuses(stream: Stream, words: Words) -> None:
 
 
 def test_managed_memory_is_attached(stream: Stream) -> None:
-    with Device(0).primary_context.current():
+    with Device(0).primary_context.as_current():
         pointer = internals.driver_call("cuMemAllocManaged", 4096, MemAttach.GLOBAL.value)
     for flags in MemAttach:
         stream.attach_mem_async(pointer, 0, flags)
@@ -198,7 +198,7 @@ def test_managed_memory_is_attached(stream: Stream) -> None:
     with pytest.raises(CudaError) as caught:
         stream.attach_mem_async(1 << 20)  # no memory of anybody's
     assert caught.value.call == "cuStreamAttachMemAsync"
-    with Device(0).primary_context.current():
+    with Device(0).primary_context.as_current():
         internals.driver_call("cuMemFree", pointer)
 
 

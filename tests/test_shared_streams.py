@@ -13,41 +13,14 @@ import pytest
 
 import internals
 from aiostream import CaptureMode, Device, Stream, StreamClosedError, StreamPool, statistics
+from foreign import TheirDevice, install_libraries
 from support import run_script, settle, spin
-
-
-class TheirStream:
-    """What another library makes of a handle."""
-
-    def __init__(self, handle: int, *where: Any, **options: Any) -> None:
-        self.handle, self.where = handle, (*where, *options.values())
-
-
-class TheirDevice:
-    """`torch.device`, as far as it is looked at."""
-
-    def __init__(self, kind: str, index: int | None = None) -> None:
-        self.type, self.index = kind, index
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TheirDevice) and (self.type, self.index) == (other.type, other.index)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for the libraries, whose own streams do not destroy the handle either."""
-    streams = types.SimpleNamespace(ExternalStream=TheirStream)
-    for name, contents in {
-        "torch": {"cuda": streams, "device": TheirDevice},
-        "cupy": {"cuda": streams},
-        "numba": {},
-        "numba.cuda": {"external_stream": TheirStream},
-    }.items():
-        module = types.ModuleType(name)
-        module.__dict__.update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
+    install_libraries(monkeypatch)
 
 
 LIBRARIES = {"torch": (TheirDevice("cuda", 0),), "cupy": (0,), "numba": ()}
@@ -124,7 +97,7 @@ def test_retired_stream_leaves_no_capture_open(libraries: None, end: str) -> Non
     memory: list[int] = []
 
     def allocate() -> None:
-        with Device(0).primary_context.current():
+        with Device(0).primary_context.as_current():
             memory.append(int(internals.driver_call("cuMemAlloc", 16)))
             internals.driver_call("cuMemFree", memory[0])
 
@@ -249,7 +222,7 @@ def test_device_by_the_names_of_other_libraries(device: Any) -> None:
 def test_device_without_a_number_is_the_current_one() -> None:
     if Device.count() < 2:
         pytest.skip("there is one device")
-    with Device(1).primary_context.current():
+    with Device(1).primary_context.as_current():
         assert Device("cuda") == Device(TheirDevice("cuda")) == Device(1)
     assert Device("cuda") == Device(0)
 

@@ -17,7 +17,7 @@ from support import Gate, held_stream, settle, spin
 
 
 def raw_stream() -> int:
-    with Device(0).primary_context.current():
+    with Device(0).primary_context.as_current():
         return int(internals.driver_call("cuStreamCreate", 1))
 
 
@@ -72,7 +72,7 @@ def test_a_stream_lives_in_the_current_context_or_on_the_device_asked_for() -> N
     if Device.count() < 2:
         pytest.skip("one device only")
     second = Device(1).primary_context
-    with second.current():
+    with second.as_current():
         stream = Stream()
         assert Context.get_current() == second
     assert stream.context == second

@@ -160,12 +160,12 @@ async def _heartbeat(beats: list[int]) -> None:
 @contextlib.contextmanager
 def _pinned(count: int) -> Iterator[Any]:
     """64-bit words that the host and every device see at the same address."""
-    with Device(0).primary_context.current():
+    with Device(0).primary_context.as_current():
         pointer = int(_driver.call("cuMemHostAlloc", 8 * count, 3))  # portable, mapped
     try:
         yield (ctypes.c_uint64 * count).from_address(pointer)
     finally:
-        with Device(0).primary_context.current():
+        with Device(0).primary_context.as_current():
             _driver.call("cuMemFreeHost", pointer)
 
 

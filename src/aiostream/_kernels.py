@@ -90,7 +90,7 @@ def load(context: Context) -> dict[str, Any]:
     """
     known = _functions.get(context)
     if known is None:
-        with context.current():
+        with context._pushed():
             module = _driver.call("cuModuleLoadData", PTX)
             known = {name: _driver.call("cuModuleGetFunction", module, name.encode()) for name in NAMES}
         known = _functions.setdefault(context, known)  # two threads may both load it
@@ -110,7 +110,7 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
     values = tuple(argument.value for argument in arguments)
     types = tuple(type(argument) for argument in arguments)
     function = load(reference.context)[name]
-    with reference.context.current():
+    with reference.context._pushed():
         blocks = -(-threads // 256)
         cu_stream = _driver.bindings().CUstream(reference.handle.value)
         per_block = min(threads, 256)

@@ -1,4 +1,4 @@
-"""The one module that knows asyncio and trio: how arrivals reach the loop that waits for them.
+"""The one module that waits on asyncio and trio: how arrivals reach the loop that waits for them.
 
 Each running loop has one bridge, made on first use and gone with the loop. It owns a native queue, whose descriptor the
 loop watches; one wake-up drains everything that has arrived. Nothing here holds a loop: the loop holds the bridge (asyncio in its
@@ -24,7 +24,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, cast
 
-from aiostream import _native, _points, _process
+from aiostream import _native, _points, _process, _turns
 from aiostream.futures import EventCompletion, Orders, OwnFuture, PolledFuture, SettledFuture, set_result
 
 
@@ -158,7 +158,7 @@ def current_bridge() -> Bridge:
     trio = _modules.get("trio")
     loop = _running_loop()
     # A task of asyncio's own is no place of trio's, and asking for one is quicker than asking trio.
-    if trio is not None and (loop is None or _current_task(loop) is None) and _in_trio(trio):
+    if trio is not None and (loop is None or _current_task(loop) is None) and _turns.in_trio(trio):
         return _current_trio_bridge(trio)
     latest = _latest.bridge
     if latest is not None and loop is not None:
@@ -198,7 +198,7 @@ async def yield_turn() -> None:
 async def checkpoint() -> None:
     """What trio asks of every await, when there is nothing to wait for; nothing on asyncio."""
     trio = sys.modules.get("trio")
-    if trio is not None and _in_trio(trio):
+    if trio is not None and _turns.in_trio(trio):
         await trio.lowlevel.checkpoint()
 
 
@@ -370,24 +370,6 @@ def _new_asyncio_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
 
 
 # ------------------------------------------------------------------------------------------------ trio
-
-
-def _in_trio(trio: ModuleType) -> bool:
-    lowlevel = trio.lowlevel
-    if hasattr(lowlevel, "in_trio_task"):
-        in_task, in_run = lowlevel.in_trio_task(), lowlevel.in_trio_run()
-    else:  # trio before 0.30
-        in_task, in_run = _answers(lowlevel.current_task), _answers(lowlevel.current_trio_token)
-    # Being in a task is exact in guest mode too, where an asyncio loop runs below; a callback that trio runs is no task.
-    return bool(in_task or (in_run and asyncio._get_running_loop() is None))
-
-
-def _answers(ask: Callable[[], object]) -> bool:
-    try:
-        ask()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _current_trio_bridge(trio: ModuleType) -> TrioBridge:

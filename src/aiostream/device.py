@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from aiostream import _driver, _native, _process
+from aiostream import _driver, _native, _process, _turns
 from aiostream.errors import ContextFailedError, CudaError
 
 __all__ = ["Context", "Device"]
@@ -21,6 +21,21 @@ _lock = threading.Lock()  # guards the two dicts; never held across a driver cal
 _primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
 _contexts: dict[int, Context] = {}  # context id -> Context; ids are never reused, handles are
 
+
+_AWAITED = (
+    "there was an await in a block of as_current(): the other tasks of this thread ran with its context and current stream. "
+    "Await after the block"
+)
+
+
+class _Left(threading.local):
+    """The contexts of blocks that have ended while those of other tasks lay above them."""
+
+    def __init__(self) -> None:
+        self.handles: list[int] = []
+
+
+_left = _Left()
 
 DeviceLike = Any  # see `Device`: other libraries' types cannot be named here
 
@@ -111,7 +126,7 @@ class Device:
     @property
     def stream_priority_range(self) -> tuple[int, int]:
         """`(least, greatest)` priority of a stream; lower numbers go first (`cuCtxGetStreamPriorityRange`)."""
-        with self.primary_context.current():
+        with self.primary_context._pushed():
             least, greatest = _driver.call("cuCtxGetStreamPriorityRange")
         return int(least), int(greatest)
 
@@ -188,13 +203,55 @@ class Context:
     @property
     def device(self) -> Device:
         """The context's device."""
-        with self.current():
+        with self._pushed():
             return Device(int(_driver.call("cuCtxGetDevice")))
 
     @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        """Makes the context current in this thread for a `with` block, and puts the previous one back."""
+    def as_current(self) -> Iterator[None]:
+        """Makes the context current in this thread for a `with` block, and puts the previous one back (`cuCtxPushCurrent`).
+
+        The block must not await: the context is the thread's, so that the other tasks would use it too.
+
+        Raises:
+            CudaError: The driver refused.
+            RuntimeError: There was an await in the block, at its end. An error of the block itself goes on in its place, with a
+                note.
+
+        Example:
+            ::
+
+                with aiostream.Device(1).primary_context.as_current():
+                    load_kernels()
+        """
+        watch = _turns.TurnWatch()
+        self._push()
+        try:
+            yield
+        except BaseException as error:
+            if self._pop(watch.end()):
+                error.add_note(_AWAITED)
+            raise
+        if self._pop(watch.end()):
+            raise RuntimeError(_AWAITED)
+
+    def _push(self) -> None:
         _driver.call("cuCtxPushCurrent", _driver.bindings().CUcontext(self._handle))
+
+    def _pop(self, awaited: bool) -> bool:
+        """Ends a block. If tasks ran within it, the uppermost context may be that of a block of theirs, which ends later."""
+        left = _left.handles
+        if awaited and int(_driver.call("cuCtxGetCurrent")) != self._handle:
+            left.append(self._handle)
+            return True
+        _driver.call("cuCtxPopCurrent")
+        while left and int(_driver.call("cuCtxGetCurrent")) in left:
+            left.remove(int(_driver.call("cuCtxPopCurrent")))
+        return awaited
+
+    @contextlib.contextmanager
+    def _pushed(self) -> Iterator[None]:
+        """`as_current` for the library's own calls, in which there is no await."""
+        self._push()
         try:
             yield
         finally:
@@ -210,7 +267,7 @@ class Context:
         if self._context_id is None:
             _process.start()
             idle = self._private_stream()  # before the lock: no lock of ours is held across a driver call
-            with self.current():
+            with self._pushed():
                 device = int(_driver.call("cuCtxGetDevice"))
             return self._publish_context_id(idle, device)
         return self._context_id
@@ -231,7 +288,7 @@ class Context:
     def _device_ordinal(self) -> int:
         """The number of its device, asked for once."""
         if self._ordinal < 0:
-            with self.current():
+            with self._pushed():
                 self._ordinal = int(_driver.call("cuCtxGetDevice"))
         return self._ordinal
 
@@ -273,7 +330,7 @@ class Context:
         # RELAXED: creating a stream must not end a capture that is on in this thread or, GLOBAL, in another.
         mode = _driver.call("cuThreadExchangeStreamCaptureMode", driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         try:
-            with self.current():
+            with self._pushed():
                 return int(_driver.call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
         finally:
             _driver.call("cuThreadExchangeStreamCaptureMode", mode)

@@ -50,7 +50,7 @@ class Event:
         self._context = interop.current_or_default_context(device)
         flags = _BLOCKING_SYNC * blocking_sync | _DISABLE_TIMING * (not timing) | _INTERPROCESS * interprocess
         self._context._ensure_monitored()
-        with self._context.current():
+        with self._context._pushed():
             value = int(_driver.call("cuEventCreate", flags))
         self._timing = timing
         self._handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)

@@ -282,7 +282,7 @@ class Graph:
                 stream = stack.enter_context(interop.pinned(interop.reference_to(upload_stream)))
                 parameters.hUploadStream = driver.CUstream(stream)
             value = stack.enter_context(self._pinned())
-            stack.enter_context(self._context.current())
+            stack.enter_context(self._context._pushed())
             stack.enter_context(_driver.relaxed())  # it allocates
             code, outputs = _driver.answer(_INSTANTIATE, driver.CUgraph(value), parameters, stream=self._name)
         if code != 0:

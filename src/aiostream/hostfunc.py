@@ -146,7 +146,7 @@ def enqueue(reference: interop.Reference, call: Callable[[], Any], keepalive: An
     """
     results: list[Any] = []
     try:
-        refusal = _native.call_in_context(reference.handle, call, results)
+        refusal = interop.call_with(reference, call, results)
     except BaseException:
         keep_until_passed(reference.handle, reference.context, reference.name, (keepalive, results))
         raise

@@ -7,11 +7,11 @@ stream itself; older objects are known by the attribute that their library docum
 from __future__ import annotations
 
 import contextlib
-import importlib
+import sys
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from types import ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from aiostream import _driver, _native
@@ -21,6 +21,7 @@ from aiostream.errors import StreamClosedError
 LEGACY = 1
 PER_THREAD = 2
 _HANDLE_STREAM = _native.HANDLE_STREAM
+CurrentStream = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +34,9 @@ class Reference:
     wait_list: _native.WaitList | None = None  # of a stream; any thread may find it, and all find the same
     history: _native.History | None = None  # of an event
     is_event: bool = False
+    # By the name of a library with a current stream: what makes this stream that for a block. Shared by all who borrow from one
+    # owner; any thread, single dict operations.
+    theirs: dict[str, CurrentStream] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -112,42 +116,6 @@ def graph_handle(graph: Any, executable: bool = False) -> int:
 
 
 _GRAPH_NAMES = ("CUgraph", "graph", "raw_cuda_graph")
-
-
-def library(name: str, package: str) -> ModuleType:
-    """Another library, which is imported now because somebody asks for its stream.
-
-    Raises:
-        ImportError: It is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as problem:
-        raise ImportError(f"{name} is not installed: pip install {package}") from problem
-
-
-def core_stream(handle: int) -> Any:
-    """A `cuda.core.Stream` on a handle, which it does not own."""
-    module = library("cuda.core", "cuda-core")
-    if not hasattr(module, "Stream"):  # before 1.0
-        module = library("cuda.core.experimental", "cuda-core")
-    return module.Stream.from_handle(handle)
-
-
-def torch_stream(handle: int, ordinal: int) -> Any:
-    """A `torch.cuda.ExternalStream` on a handle."""
-    torch = library("torch", "torch")
-    return torch.cuda.ExternalStream(handle, device=torch.device("cuda", ordinal))
-
-
-def cupy_stream(handle: int, ordinal: int) -> Any:
-    """A `cupy.cuda.ExternalStream` on a handle."""
-    return library("cupy", "cupy-cuda13x").cuda.ExternalStream(handle, ordinal)
-
-
-def numba_stream(handle: int) -> Any:
-    """A stream of numba-cuda's on a handle."""
-    return library("numba.cuda", "numba-cuda").external_stream(handle)
 
 
 def context_of(handle: int) -> Context:
@@ -231,6 +199,43 @@ def reference_to(stream: Any) -> Reference:
     return Reference(new_handle(value, context, owned=False), context, name_of(value, context))
 
 
+def note_source(reference: Reference, source: Any) -> None:
+    """A stream was borrowed from `source`: if that is torch's or cupy's, it becomes their current one where ours does."""
+    libraries = {base.__module__.partition(".")[0] for base in type(source).__mro__}
+    if "torch" in libraries:
+        use_torch_stream(reference, sys.modules["torch"], source)
+    elif "cupy" in libraries:
+        use_cupy_stream(reference, source)
+
+
+def use_torch_stream(reference: Reference, torch: Any, stream: Any) -> None:
+    """From now on a torch stream is torch's current one wherever `reference` is current."""
+    reference.theirs["torch"] = partial(torch.cuda.stream, stream)
+
+
+def use_cupy_stream(reference: Reference, stream: Any) -> None:
+    """From now on a cupy stream, which is its own context manager, is cupy's current one wherever `reference` is current."""
+    reference.theirs["cupy"] = lambda: stream
+
+
+@contextlib.contextmanager
+def current_in_libraries(reference: Reference) -> Iterator[None]:
+    """Makes a stream that torch or cupy know their current one for a block. Its context is current already."""
+    with contextlib.ExitStack() as stack:
+        for make_current in list(reference.theirs.values()):
+            stack.enter_context(make_current())
+        yield
+
+
+def call_with(reference: Reference, call: Callable[[], Any], results: list[Any]) -> int:
+    """Calls `call` with a pinned stream and its context current, and appends its result to `results`: the driver's code."""
+    if not reference.theirs:
+        return _native.call_in_context(reference.handle, call, results)
+    with reference.context._pushed(), current_in_libraries(reference):
+        # The innermost is the native call: no interrupt can come between the end of `call` and the append.
+        return _native.call_in_context(reference.handle, call, results)
+
+
 @contextlib.contextmanager
 def pinned(reference: Reference) -> Iterator[int]:
     """Keeps a stream's handle valid for a `with` block.
@@ -249,7 +254,7 @@ def pinned(reference: Reference) -> Iterator[int]:
 def call_on(reference: Reference, name: str, *args: Any) -> Any:
     """Calls the driver through the bindings on a stream, pinned, in its context if it is a special one."""
     with pinned(reference) as value:
-        scope = reference.context.current() if value <= PER_THREAD else contextlib.nullcontext()
+        scope = reference.context._pushed() if value <= PER_THREAD else contextlib.nullcontext()
         with scope:
             return _driver.call(name, _driver.bindings().CUstream(value), *args, stream=reference.name)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType, TracebackType
@@ -19,6 +18,7 @@ from aiostream.errors import CudaError, StreamClosedError
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.memory import MemoryStream
+from aiostream.shared import SharedStream
 
 __all__ = ["Stream"]
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 _NOT_READY = 600
 
 
-class Stream(CapturingStream, AttributedStream, MemoryStream):
+class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream):
     """A CUDA stream that coroutines can await.
 
     Work is put on it by whoever launches it: torch, cupy, numba, cuda.core and the bindings take it as it is or by its handle
@@ -67,7 +67,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         strategy = waiting.strategy(wait)
         _process.start()
         context = interop.current_or_default_context(device)
-        with context.current():
+        with context._pushed():
             value = int(_driver.call("cuStreamCreateWithPriority", int(non_blocking), priority or 0))
         self._init_fields(value, context, owned=True, wait=strategy)
 
@@ -90,6 +90,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
         self._reference = interop.Reference(self._handle, context, self._name)
+        if source is not None:
+            interop.note_source(self._reference, source)
         context._ensure_monitored()  # here, where a stream is made anyway, and not in the first wait
 
     @classmethod
@@ -164,72 +166,9 @@ class Stream(CapturingStream, AttributedStream, MemoryStream):
         borrowed._handle = handle = interop.new_handle(owner.value, context, False, owner)
         borrowed._wait = self._wait
         borrowed._mode = self._mode
-        borrowed._reference = interop.Reference(handle, context, self._name, self._reference.wait_list)
+        reference = self._reference
+        borrowed._reference = interop.Reference(handle, context, self._name, reference.wait_list, theirs=reference.theirs)
         return borrowed
-
-    def core(self) -> Any:
-        """A `cuda.core.Stream` on the same handle.
-
-        From now on the stream is shared: `close()` *retires* it. The driver's stream is then not destroyed, because the other
-        library may use its handle for as long as it likes, also after everything that you can see is gone: torch, for example,
-        records an event on it when pinned memory is freed. A retired stream stays until the process ends. So share streams that
-        live long, those of a `StreamPool` for example, and not one for each request.
-
-        On a borrowed or lent stream the owner is retired, too. The object keeps this one alive.
-
-        Raises:
-            ImportError: cuda.core is not installed.
-            StreamClosedError: The stream is closed.
-        """
-        return self._shared(interop.core_stream)
-
-    def torch(self) -> Any:
-        """A `torch.cuda.ExternalStream` on the same handle. Retires the stream at its end, as `core()` says.
-
-        Do not write `torch.cuda.ExternalStream(stream.handle)` yourself: torch uses the handle after the stream was destroyed,
-        and crashes the process.
-
-        Raises:
-            ImportError: torch is not installed.
-            StreamClosedError: The stream is closed.
-
-        Example:
-            ::
-
-                with torch.cuda.stream(stream.torch()):
-                    output = model(batch)
-                await stream.synchronize_async()
-        """
-        return self._shared(interop.torch_stream, self._context._device_ordinal())
-
-    def cupy(self) -> Any:
-        """A `cupy.cuda.ExternalStream` on the same handle. Retires the stream at its end, as `core()` says.
-
-        Raises:
-            ImportError: cupy is not installed.
-            StreamClosedError: The stream is closed.
-        """
-        return self._shared(interop.cupy_stream, self._context._device_ordinal())
-
-    def numba(self) -> Any:
-        """A stream of numba-cuda on the same handle. Retires the stream at its end, as `core()` says.
-
-        Raises:
-            ImportError: numba-cuda is not installed.
-            StreamClosedError: The stream is closed.
-        """
-        return self._shared(interop.numba_stream)
-
-    def _shared(self, make: Callable[..., Any], *arguments: Any) -> Any:
-        with interop.pinned(self._reference) as value:
-            # Both come first, because they may fail: the library is not installed, say.
-            stream = make(value, *arguments)
-            keeper = weakref.finalize(stream, lambda _: None, self)
-            keeper.atexit = False
-            if not self._handle.share():
-                keeper.detach()
-                raise self._closed_error()
-        return stream
 
     # -------------------------------------------------------------------------------------------- what it is
 

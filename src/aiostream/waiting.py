@@ -232,7 +232,7 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
     refusal = 0
     results: list[Any] = []
     try:
-        refusal = _native.call_in_context(reference.handle, call, results)
+        refusal = interop.call_with(reference, call, results)
         hostfunc.raise_for(refusal, "cuCtxPushCurrent", reference.name)
         completion.result = results[0]
         _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)

@@ -38,7 +38,7 @@ class _Device:
 
     def __init__(self) -> None:
         self.context = aiostream.Device(0).primary_context
-        with self.context.current():
+        with self.context.as_current():
             self.function = spinning.load(driver)
         self.given_back: dict[tuple[int, int], list[Any]] = {}
 

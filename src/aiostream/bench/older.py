@@ -74,10 +74,11 @@ def main() -> None:
             from aiostream import simulator
 
             simulator.install()
-        context = aiostream.Device(0).primary_context
+        context: Any = aiostream.Device(0).primary_context
         from cuda.bindings import driver
 
-        with context.current():
+        block = context.as_current if hasattr(context, "as_current") else context.current  # of an older version
+        with block():
             server = _Server(aiostream, driver)
             gc.disable()
             print(json.dumps({"found": aiostream.__version__}), file=answers, flush=True)

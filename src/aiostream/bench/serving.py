@@ -356,13 +356,14 @@ def _run(settings: dict[str, Any], new_site: Callable[[dict[str, Any], Any], Sit
         from aiostream import simulator
 
         simulator.install()
-    context = aiostream.Device(0).primary_context
+    context: Any = aiostream.Device(0).primary_context
     factory: Any = None
     if settings["loop"] == "uvloop":
         import uvloop
 
         factory = uvloop.new_event_loop
-    with context.current():
+    block = context.as_current if hasattr(context, "as_current") else context.current  # of an older version
+    with block():
         site = new_site(settings, aiostream)
         with asyncio.Runner(loop_factory=factory) as runner:
             return runner.run(_serve(settings, site, aiostream, say))

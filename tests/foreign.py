@@ -1,0 +1,93 @@
+"""Stand-ins for torch, cupy and numba, as far as the library looks at them: streams on a handle, and current streams."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+class Currents(threading.local):
+    """The streams that were made current in this thread, for each library; the last one is current."""
+
+    def __init__(self) -> None:
+        self.torch: list[Any] = []
+        self.cupy: list[Any] = []
+
+
+currents = Currents()
+
+
+class TheirStream:
+    """What another library makes of a handle."""
+
+    def __init__(self, handle: int, *where: Any, **options: Any) -> None:
+        self.handle = self.cuda_stream = self.ptr = handle
+        self.where = (*where, *options.values())
+
+
+class TorchStream(TheirStream):
+    """One of torch's."""
+
+    __module__ = "torch.cuda.streams"
+
+
+class CupyStream(TheirStream):
+    """One of cupy's, which a `with` block makes current."""
+
+    __module__ = "cupy.cuda.stream"
+
+    def __enter__(self) -> CupyStream:
+        currents.cupy.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        currents.cupy.pop()
+
+
+class TheirDevice:
+    """`torch.device`, as far as it is looked at."""
+
+    def __init__(self, kind: str, index: int | None = None) -> None:
+        self.type, self.index = kind, index
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TheirDevice) and (self.type, self.index) == (other.type, other.index)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def torch_stream_block(stream: Any) -> Iterator[None]:
+    """`torch.cuda.stream`."""
+    currents.torch.append(stream)
+    try:
+        yield
+    finally:
+        currents.torch.pop()
+
+
+def current_handles() -> dict[str, int | None]:
+    """The handles of the current streams of this thread."""
+    return {name: stack[-1].handle if stack else None for name, stack in (("torch", currents.torch), ("cupy", currents.cupy))}
+
+
+def install_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the stand-ins what `import torch` and its like find."""
+    for name, contents in {
+        "torch": {
+            "cuda": types.SimpleNamespace(ExternalStream=TorchStream, stream=torch_stream_block),
+            "device": TheirDevice,
+        },
+        "cupy": {"cuda": types.SimpleNamespace(ExternalStream=CupyStream)},
+        "numba": {},
+        "numba.cuda": {"external_stream": TheirStream},
+    }.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(contents)
+        monkeypatch.setitem(sys.modules, name, module)

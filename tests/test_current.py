@@ -1,0 +1,198 @@
+"""What is current for a block: a context, and the stream of another library; and that a block with an await is noticed."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint as one_turn
+
+from aiostream import Context, Device, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
+from foreign import CupyStream, TheirStream, TorchStream, current_handles, install_libraries
+from support import spin
+
+
+@pytest.fixture
+def context(driver_kind: str) -> Context:
+    return Device(0).primary_context
+
+
+def test_context_is_current_for_the_block(context: Context) -> None:
+    before = Context.get_current()
+    with context.as_current():
+        assert Context.get_current() == context
+        with context.as_current():
+            pass
+        assert Context.get_current() == context
+    assert Context.get_current() == before
+
+
+async def test_block_without_an_await_is_fine(context: Context) -> None:
+    before = Context.get_current()
+    for _ in range(3):
+        with context.as_current():
+            assert Context.get_current() == context
+    assert Context.get_current() == before
+
+
+async def test_await_in_a_block_is_noticed(context: Context) -> None:
+    """Also when no other task ran meanwhile."""
+    before = Context.get_current()
+    with pytest.raises(RuntimeError, match="await in a block of as_current"), context.as_current():
+        await one_turn()
+    assert Context.get_current() == before
+
+
+async def test_await_in_an_outer_block_is_noticed(context: Context) -> None:
+    before = Context.get_current()
+    with pytest.raises(RuntimeError, match="await in a block of as_current"), context.as_current():
+        with context.as_current():
+            pass
+        await one_turn()
+        with context.as_current():
+            pass
+    assert Context.get_current() == before
+
+
+async def test_error_of_the_block_goes_first(context: Context) -> None:
+    before = Context.get_current()
+    with pytest.raises(KeyError, match="mine") as caught, context.as_current():
+        await one_turn()
+        raise KeyError("mine")
+    assert "await in a block" in caught.value.__notes__[0]
+    with pytest.raises(KeyError) as caught, context.as_current():
+        raise KeyError("mine")
+    assert not hasattr(caught.value, "__notes__")
+    assert Context.get_current() == before
+
+
+@pytest.mark.parametrize("ends", [(1, 2, 4), (4, 2, 1)], ids=str)
+async def test_blocks_of_tasks_that_await_leave_nothing_behind(driver_kind: str, ends: tuple[int, ...]) -> None:
+    """Each ends while the others' contexts lie above or below its own."""
+    before = Context.get_current()
+    noticed = []
+
+    async def block(number: int, turns: int) -> None:
+        try:
+            with Device(number % Device.count()).primary_context.as_current():
+                for _ in range(turns):
+                    await one_turn()
+        except RuntimeError:
+            noticed.append(turns)
+
+    async with anyio.create_task_group() as group:
+        for number, turns in enumerate(ends):
+            group.start_soon(block, number, turns)
+    assert sorted(noticed) == [1, 2, 4]
+    assert Context.get_current() == before
+
+
+# ------------------------------------------------------------------------------------------------ streams of other libraries
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_libraries(monkeypatch)
+
+
+NOTHING = {"torch": None, "cupy": None}
+
+
+@pytest.mark.parametrize("strategy", list(WaitStrategy))
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+async def test_shared_stream_is_current_in_fn(libraries: None, library: str, strategy: WaitStrategy) -> None:
+    stream = Stream(wait=strategy)
+    assert await stream.enqueue_async(lambda _: current_handles()) == NOTHING
+    getattr(stream, library)()
+    assert await stream.enqueue_async(lambda _: current_handles()) == {**NOTHING, library: stream.handle}
+    assert current_handles() == NOTHING
+    with pytest.raises(KeyError, match="mine"):
+        await stream.enqueue_async(raise_key_error)
+    assert current_handles() == NOTHING
+    await stream.aclose()
+
+
+def raise_key_error(_: Stream) -> None:
+    assert current_handles() != NOTHING
+    raise KeyError("mine")
+
+
+@pytest.mark.parametrize("kind", [TorchStream, CupyStream])
+async def test_borrowed_stream_is_current_in_fn(libraries: None, kind: type[TheirStream]) -> None:
+    owner = Stream()
+    theirs = kind(owner.handle)
+    stream = Stream.borrow(theirs)
+    handles = await stream.enqueue_async(lambda _: current_handles())
+    assert handles == {**NOTHING, kind.__module__.partition(".")[0]: owner.handle}
+    stream.close()
+    owner.close()
+
+
+async def test_stream_that_knows_two_libraries(libraries: None) -> None:
+    stream = Stream()
+    stream.torch()
+    stream.cupy()
+    assert await stream.enqueue_async(lambda _: current_handles()) == {"torch": stream.handle, "cupy": stream.handle}
+    stream.close()
+
+
+async def test_stream_of_a_pool_is_shared_once_for_all(libraries: None) -> None:
+    async with StreamPool(1) as pool:
+        async with pool.stream() as lent:
+            lent.torch()
+        async with pool.stream() as lent:
+            assert await lent.enqueue_async(lambda stream: current_handles()["torch"] == stream.handle)
+
+
+async def test_stream_is_current_for_a_block(libraries: None) -> None:
+    before = Context.get_current()
+    stream = Stream()
+    with stream.as_current() as same:
+        assert same is stream
+        assert Context.get_current() == stream.context
+        assert current_handles() == NOTHING
+    stream.torch()
+    other = Stream()
+    other.torch()
+    with stream.as_current():
+        with other.as_current():
+            assert current_handles()["torch"] == other.handle
+        assert current_handles()["torch"] == stream.handle
+    with pytest.raises(KeyError, match="mine"), stream.as_current():
+        raise KeyError("mine")
+    with pytest.raises(RuntimeError, match="await in a block of as_current"), stream.as_current():
+        await one_turn()
+    assert current_handles() == NOTHING
+    assert Context.get_current() == before
+    stream.close()
+    other.close()
+    with pytest.raises(StreamClosedError), stream.as_current():
+        pass
+
+
+async def test_stream_that_is_closed_within_the_block_lives_to_its_end(libraries: None) -> None:
+    stream = Stream()
+    with stream.as_current():
+        handle = stream.handle
+        stream.close()
+        spin(Stream.borrow(handle), 0)
+    assert statistics().handles.open == 0
+    assert Context.get_current() is None
+
+
+async def test_what_a_library_cannot_make_current_is_told_before_fn_runs(
+    libraries: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream()
+    stream.cupy()
+    called = []
+
+    def refuse(_: CupyStream) -> CupyStream:
+        raise OSError("cupy does not want to")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CupyStream, "__enter__", refuse)
+        with pytest.raises(OSError, match="does not want to"):
+            await stream.enqueue_async(called.append)
+    assert not called
+    assert Context.get_current() is None
+    await stream.aclose()
