@@ -36,6 +36,7 @@ LEVELS = {
     "memory": 5,
     "shared": 5,
     "waiting": 6,
+    "threads": 7,
     "event": 7,
     "graph": 7,
     "service": 7,

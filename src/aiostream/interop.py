@@ -25,6 +25,16 @@ CurrentStream = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass(slots=True, eq=False)
+class Common:
+    """What a stream and all that are borrowed from it share."""
+
+    # By the name of a library with a current stream: what makes this stream that for a block. Any thread, single dict operations.
+    currents: dict[str, CurrentStream] = field(default_factory=dict)
+    # Of what worker threads have left behind: its lengths are not those of other waits. Any thread may make it; one assignment.
+    thread_waits: _native.WaitList | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Reference:
     """What is needed to use a stream, or to wait for an event, whoever owns it."""
 
@@ -34,9 +44,7 @@ class Reference:
     wait_list: _native.WaitList | None = None  # of a stream; any thread may find it, and all find the same
     history: _native.History | None = None  # of an event
     is_event: bool = False
-    # By the name of a library with a current stream: what makes this stream that for a block. Shared by all who borrow from one
-    # owner; any thread, single dict operations.
-    theirs: dict[str, CurrentStream] = field(default_factory=dict)
+    common: Common = field(default_factory=Common)
 
 
 @runtime_checkable
@@ -210,26 +218,26 @@ def note_source(reference: Reference, source: Any) -> None:
 
 def use_torch_stream(reference: Reference, torch: Any, stream: Any) -> None:
     """From now on a torch stream is torch's current one wherever `reference` is current."""
-    reference.theirs["torch"] = partial(torch.cuda.stream, stream)
+    reference.common.currents["torch"] = partial(torch.cuda.stream, stream)
 
 
 def use_cupy_stream(reference: Reference, stream: Any) -> None:
     """From now on a cupy stream, which is its own context manager, is cupy's current one wherever `reference` is current."""
-    reference.theirs["cupy"] = lambda: stream
+    reference.common.currents["cupy"] = lambda: stream
 
 
 @contextlib.contextmanager
 def current_in_libraries(reference: Reference) -> Iterator[None]:
     """Makes a stream that torch or cupy know their current one for a block. Its context is current already."""
     with contextlib.ExitStack() as stack:
-        for make_current in list(reference.theirs.values()):
+        for make_current in list(reference.common.currents.values()):
             stack.enter_context(make_current())
         yield
 
 
 def call_with(reference: Reference, call: Callable[[], Any], results: list[Any]) -> int:
     """Calls `call` with a pinned stream and its context current, and appends its result to `results`: the driver's code."""
-    if not reference.theirs:
+    if not reference.common.currents:
         return _native.call_in_context(reference.handle, call, results)
     with reference.context._pushed(), current_in_libraries(reference):
         # The innermost is the native call: no interrupt can come between the end of `call` and the append.

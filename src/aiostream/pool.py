@@ -393,6 +393,10 @@ class StreamPool:
 
     def _look_at(self, slot: _Slot) -> None:
         """A stream was given back: it is free now, or will be."""
+        if slot.stream._handle.is_used and not self._closed:  # by a thread of enqueue_in_thread, which may enqueue more
+            self._busy[slot] = None
+            self._look_again_due = True
+            return
         code = _native.stream_query(slot.stream._handle)
         if code <= _native.RESULT_CAPTURING:
             capture.end_left(slot.stream._reference)

@@ -19,6 +19,7 @@ from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.memory import MemoryStream
 from aiostream.shared import SharedStream
+from aiostream.threads import ThreadStream
 
 __all__ = ["Stream"]
 
@@ -28,7 +29,7 @@ T = TypeVar("T")
 _NOT_READY = 600
 
 
-class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream):
+class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, ThreadStream):
     """A CUDA stream that coroutines can await.
 
     Work is put on it by whoever launches it: torch, cupy, numba, cuda.core and the bindings take it as it is or by its handle
@@ -167,7 +168,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream):
         borrowed._wait = self._wait
         borrowed._mode = self._mode
         reference = self._reference
-        borrowed._reference = interop.Reference(handle, context, self._name, reference.wait_list, theirs=reference.theirs)
+        borrowed._reference = interop.Reference(handle, context, self._name, reference.wait_list, common=reference.common)
         return borrowed
 
     # -------------------------------------------------------------------------------------------- what it is
@@ -462,7 +463,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream):
                 calls, or by the future.
         """
         if type(fn) is not FunctionType or fn.__code__.co_flags & inspect.CO_COROUTINE or fn.__dict__:
-            _require_plain(fn)
+            waiting.require_plain(fn, "enqueue_async")
         handle = self._handle
         if not handle.pin():
             raise self._closed_error()
@@ -559,11 +560,3 @@ def _end_capture(reference: interop.Reference) -> None:
 def _retire(reference: interop.Reference) -> None:
     _end_capture(reference)
     reference.handle.close()
-
-
-def _require_plain(fn: object) -> None:
-    """Refuses what `enqueue_async` cannot call. The question is slow for what is no function, so it is asked only then."""
-    if not callable(fn):
-        raise TypeError(f"enqueue_async takes a callable, not {type(fn).__name__}")
-    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
-        raise TypeError("enqueue_async takes a plain function that enqueues work and returns; it cannot await")

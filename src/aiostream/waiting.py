@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -109,6 +110,14 @@ def mode_for(stream: Any) -> int:
     """The mode of anybody's stream: what ours was made with, the default for another library's."""
     chosen = getattr(stream, "wait_strategy", None)
     return mode_of(chosen if isinstance(chosen, WaitStrategy) else default_wait())
+
+
+def require_plain(fn: object, name: str) -> None:
+    """Refuses what `enqueue_async` and `enqueue_in_thread` cannot call."""
+    if not callable(fn):
+        raise TypeError(f"{name} takes a callable, not {type(fn).__name__}")
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
+        raise TypeError(f"{name} takes a plain function that enqueues work and returns; it cannot await")
 
 
 class Awaitable(Protocol):

@@ -104,6 +104,8 @@ static int destroy_if_last(struct handle *handle) {
     return atomic_compare_exchange_strong(&handle->word, &word, DESTROYED) ? destroy(handle, shared) : CUDA_SUCCESS;
 }
 
+bool handle_is_used(const struct handle *handle) { return atomic_load(&((struct handle *)handle)->word) & USES; }
+
 bool handle_is_shared(const struct handle *handle) { return atomic_load(&((struct handle *)handle)->word) & SHARED; }
 
 bool handle_share(struct handle *handle) {

@@ -19,6 +19,7 @@ int handle_close(struct handle *);
  * or lent. False: it was closed before. */
 bool handle_share(struct handle *);
 bool handle_is_shared(const struct handle *);
+bool handle_is_used(const struct handle *); /* now; another thread may begin or end a use at any time */
 void handle_mark_destroyed(struct handle *); /* the driver did it by itself: nobody is to do it again */
 bool handle_release(struct handle *); /* blocks until nobody uses it; false: it was closed before */
 bool handle_is_open(const struct handle *);

@@ -179,6 +179,11 @@ static PyObject *Handle_is_shared(PyObject *self, void *unused) {
     return PyBool_FromLong(handle_is_shared(((HandleObject *)self)->handle));
 }
 
+static PyObject *Handle_is_used(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(handle_is_used(((HandleObject *)self)->handle));
+}
+
 static PyMethodDef handle_methods[] = {
     {"pin", Handle_pin, METH_NOARGS, "True, and the handle stays valid until unpin(); False if it was closed."},
     {"unpin", Handle_unpin, METH_NOARGS, "Ends one pin; the last user of a closed handle destroys it."},
@@ -191,6 +196,7 @@ static PyMethodDef handle_methods[] = {
 static PyGetSetDef handle_properties[] = {
     {"value", Handle_value, NULL, "The driver's handle, as an integer.", NULL},
     {"is_open", Handle_is_open, NULL, "Whether new uses are accepted.", NULL},
+    {"is_used", Handle_is_used, NULL, "Whether a call is using it, or a thread of enqueue_in_thread.", NULL},
     {"is_shared", Handle_is_shared, NULL, "Whether another library has it too: then it is retired and not destroyed.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
