@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -70,17 +71,52 @@ class StreamPool:
         _require_number("size", size, 1, "a pool has at least one stream")
         if max_waiting is not None:
             _require_number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
+        with contextlib.ExitStack() as made:
+            streams = []
+            for _ in range(size):
+                streams.append(Stream(device, priority=priority, non_blocking=non_blocking, wait=wait))
+                made.callback(streams[-1].close)
+            made.pop_all()
+        self._init_fields(streams, max_waiting)
+
+    @classmethod
+    def borrow(
+        cls, streams: Iterable[Any], *, max_waiting: int | None = None, wait: WaitStrategy | str | None = None
+    ) -> StreamPool:
+        """Makes a pool of streams that belong to another library, such as torch. The pool never destroys them.
+
+        torch hands out a limited number of streams (32 for a device and priority) in turn, so that of 33 two are one. Such a pool
+        would lend one stream to two tasks, and is refused.
+
+        Args:
+            streams: What `Stream.borrow` takes, each another stream, all of one context.
+            max_waiting: As `StreamPool` takes it.
+            wait: As `Stream.borrow` takes it.
+
+        Raises:
+            TypeError: One of these names no stream.
+            ValueError: There are none, two of them are one, or they live in different contexts.
+            CudaError: The driver does not know one of them.
+
+        Example:
+            ::
+
+                pool = StreamPool.borrow(torch.cuda.Stream() for _ in range(16))
+        """
+        if max_waiting is not None:
+            _require_number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
+        borrowed = [Stream.borrow(stream, wait=wait) for stream in streams]
+        _require_distinct(borrowed)
+        pool = cls.__new__(cls)
+        pool._init_fields(borrowed, max_waiting)
+        return pool
+
+    def _init_fields(self, streams: list[Stream], max_waiting: int | None) -> None:
         self._closed = False
-        self._size = size
+        self._size = len(streams)
         self._max_waiting = max_waiting
         # All of these are used by the loop's thread alone.
-        self._slots: list[_Slot] = []
-        with contextlib.ExitStack() as made:
-            for _ in range(size):
-                stream = Stream(device, priority=priority, non_blocking=non_blocking, wait=wait)
-                made.callback(stream.close)
-                self._slots.append(_Slot(stream))
-            made.pop_all()
+        self._slots = [_Slot(stream) for stream in streams]
         interop.share_history(slot.stream._reference for slot in self._slots)
         self._idle = deque(self._slots)
         self._busy: dict[_Slot, _Return | None] = {}  # given back; who will tell that the work is done, if anybody
@@ -616,6 +652,22 @@ class _Watch:
 
     def abandon(self, code: int, orphaned: bool) -> None:
         """Never: it fires."""
+
+
+def _require_distinct(streams: list[Stream]) -> None:
+    """Refuses what is no pool: each stream is lent to one task at a time, and all are of one context."""
+    if not streams:
+        raise ValueError("a pool has at least one stream")
+    known: dict[Stream, int] = {}
+    for number, stream in enumerate(streams):
+        first = known.setdefault(stream, number)
+        if first != number:
+            raise ValueError(
+                f"streams {first} and {number} are one (handle {stream.handle:#x}): a pool would lend it to two tasks at once. "
+                "torch hands out 32 streams of a device and priority in turn, so ask it for fewer"
+            )
+        if stream.context != streams[0].context:
+            raise ValueError(f"streams 0 and {number} live in different contexts; make a pool for each")
 
 
 def _require_number(name: str, number: object, least: int, reason: str) -> None:

@@ -105,20 +105,35 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
     # -------------------------------------------------------------------------------------------- other ways to get one
 
     @classmethod
-    def borrow(cls, stream: Any) -> Stream:
-        """Another library's stream, to await it here. It is kept alive and never destroyed.
+    def borrow(cls, stream: Any, *, wait: WaitStrategy | str | None = None) -> Stream:
+        """Gives a `Stream` on another library's stream, to await it here. It keeps that one alive and never destroys it.
+
+        A stream of torch or cupy is their current one in the functions that `enqueue_async` and `enqueue_in_thread` call, and in
+        a block of `as_current()`.
 
         Args:
             stream: An object with `__cuda_stream__`, a torch, cupy or numba stream, or a handle as an int.
+            wait: How it is waited for; by default as by a `Stream` that is given, else `default_wait()`.
 
         Raises:
             TypeError: It names no CUDA stream.
             CudaError: The driver does not know the handle (`cuStreamGetCtx`).
+
+        Example:
+            ::
+
+                stream = aiostream.Stream.borrow(torch.cuda.Stream())
+                output = await stream.enqueue_async(lambda _: model(batch))
         """
         if isinstance(stream, Stream):
-            return stream.to_borrowed()
-        value = interop.stream_handle(stream)
-        return cls._from_handle(value, interop.context_of(value), owned=False, source=stream)
+            borrowed = stream.to_borrowed()
+        else:
+            value = interop.stream_handle(stream)
+            borrowed = cls._from_handle(value, interop.context_of(value), owned=False, source=stream)
+        if wait is not None:
+            borrowed._wait = waiting.strategy(wait)
+            borrowed._mode = waiting.mode_of(borrowed._wait)
+        return borrowed
 
     @classmethod
     def from_raw(cls, handle: int, *, context: Context | None = None) -> Stream:

@@ -1,0 +1,83 @@
+"""StreamPool.borrow: a pool of another library's streams, which two of the same would spoil."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import internals
+from aiostream import Context, Device, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
+from foreign import TorchStream, current_handles, install_libraries
+from support import Gate, spin
+
+
+@pytest.fixture
+def owners() -> Any:
+    streams = [Stream() for _ in range(3)]
+    yield streams
+    for stream in streams:
+        stream.close()
+
+
+async def test_streams_of_torch_are_lent_and_never_destroyed(monkeypatch: pytest.MonkeyPatch, owners: list[Stream]) -> None:
+    install_libraries(monkeypatch)
+    theirs = [TorchStream(owner.handle) for owner in owners]
+    destroyed = statistics().handles.destroyed
+    async with StreamPool.borrow(theirs, max_waiting=1) as pool:
+        assert (pool.size, pool.idle) == (3, 3)
+        seen = []
+        for _ in range(3):
+            async with pool.stream() as stream:
+                seen.append(await stream.enqueue_async(lambda _: current_handles()["torch"]))
+        assert seen == [stream.handle for stream in theirs]
+    assert statistics().handles.destroyed == destroyed
+    for owner in owners:
+        spin(owner, 0)
+        await owner.synchronize_async()
+
+
+async def test_stream_is_free_when_its_work_is_done(owners: list[Stream]) -> None:
+    with Gate() as gate:
+        async with StreamPool.borrow(owners[:1], wait="event") as pool:
+            async with pool.stream() as stream:
+                assert stream.wait_strategy is WaitStrategy.EVENT
+                gate.hold(stream)
+            assert (pool.idle, pool.busy) == (0, 1)
+            gate.open()
+            async with pool.stream():
+                pass
+    with pytest.raises(StreamClosedError):
+        pool.acquire_nowait()
+
+
+def test_pool_that_would_be_none_is_refused(owners: list[Stream]) -> None:
+    with pytest.raises(ValueError, match=r"streams 0 and 2 are one \(handle 0x[0-9a-f]+\): .* torch hands out 32"):
+        StreamPool.borrow([owners[0], owners[1], owners[0].handle])
+    with pytest.raises(ValueError, match="at least one"):
+        StreamPool.borrow([])
+    with pytest.raises(TypeError, match="a CUDA stream is needed"):
+        StreamPool.borrow([owners[0], "stream"])
+    with pytest.raises(ValueError, match="wait is one of"):
+        StreamPool.borrow(owners, wait="sometimes")
+    with pytest.raises(ValueError, match="no fewer than 0"):
+        StreamPool.borrow(owners, max_waiting=-1)
+
+
+def test_streams_of_two_contexts_are_refused() -> None:
+    here = Stream()
+    handle = internals.create_context()
+    with Context.from_handle(int(handle)).as_current():
+        there = Stream()
+    assert there.device == here.device == Device(0)
+    with pytest.raises(ValueError, match="streams 0 and 1 live in different contexts"):
+        StreamPool.borrow([here, there])
+    here.close()
+    there.close()
+    internals.driver_call("cuCtxDestroy", handle)
+
+
+def test_borrowed_stream_waits_as_it_is_told(owners: list[Stream]) -> None:
+    assert Stream.borrow(owners[0], wait="spin").wait_strategy is WaitStrategy.SPIN
+    assert Stream.borrow(owners[0].handle, wait=WaitStrategy.HOSTFUNC).wait_strategy is WaitStrategy.HOSTFUNC
+    assert Stream.borrow(Stream.borrow(owners[0], wait="spin")).wait_strategy is WaitStrategy.SPIN
