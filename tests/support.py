@@ -134,7 +134,9 @@ def held_stream(gate: Gate, **options: Any) -> Stream:
     return stream
 
 
-def run_script(driver_kind: str, script: str, *, timeout: float = 60.0, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    driver_kind: str, script: str, *, timeout: float = 60.0, warnings: str = "error", **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs Python text in a process of its own, on the driver that is under test.
 
     Failed contexts, exits and forks cannot be tested in the process that tests. The modules of `tests/` can be imported there.
@@ -143,7 +145,7 @@ def run_script(driver_kind: str, script: str, *, timeout: float = 60.0, **enviro
     variables["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
     variables["AIOSTREAM_SIMULATOR"] = "1" if driver_kind == "simulator" else ""
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        [sys.executable, "-W", warnings, "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
         timeout=timeout,
