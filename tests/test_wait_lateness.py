@@ -164,3 +164,27 @@ async def test_waits_that_tasks_poll_never_wake_the_watcher() -> None:
         await stream.synchronize_async()
     assert wake_ups(thread) == before
     stream.close()
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+async def test_busy_loop_does_not_keep_the_watcher_busy(loop_kind: str) -> None:
+    """Its waits' guard looks come later than those of an idle loop. The watcher must not run through them until then."""
+    streams = [Stream() for _ in range(64)]
+    end = time.perf_counter() + 0.7
+
+    async def work(stream: Stream) -> None:
+        while time.perf_counter() < end:
+            spin(stream, 0.002)
+            await stream.synchronize_async()
+            until_then = time.perf_counter() + 10e-6
+            while time.perf_counter() < until_then:
+                pass
+
+    before, began = counts(), time.perf_counter()
+    async with anyio.create_task_group() as tasks:
+        for stream in streams:
+            tasks.start_soon(work, stream)
+    passes = since(before).passes / (time.perf_counter() - began)
+    assert passes < 40_000, f"{passes:.0f} passes in a second"  # they are 40 us apart, but for exact looks
+    for stream in streams:
+        stream.close()

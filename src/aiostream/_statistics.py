@@ -75,6 +75,8 @@ class WaitCounts:
     """Waits that a task is in now, also those that the task polls."""
     polls: int
     """How often the watcher has polled an event."""
+    passes: int
+    """How often the watcher thread went through the waits that it has. It polls several in one pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ def _snapshot() -> Statistics:
             handed_back=count[_native.WAITS_HANDED_BACK],
             pending=_native.pending_waits(),
             polls=count[_native.EVENT_POLLS],
+            passes=count[_native.EVENT_PASSES],
         ),
         late_host_functions=count[_native.HOST_FUNCTIONS_LATE],
         watcher_passes=count[_native.WATCHER_PASSES],

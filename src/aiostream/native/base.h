@@ -89,6 +89,7 @@ enum counter {
     WAITS_WATCHED,     /* how often one was left to the watcher */
     WAITS_HANDED_BACK, /* how often the watcher handed one back to its task */
     EVENT_POLLS,       /* by the watcher */
+    EVENT_PASSES,      /* in so many of its passes, or more: some find nothing due */
     COUNTERS,
 };
 extern _Atomic int64_t counters[COUNTERS];

@@ -257,12 +257,15 @@ int64_t waits_poll(int64_t now) {
             deactivate(list);
         } else {
             if (list->next_poll < next[!list->exact]) next[!list->exact] = list->next_poll;
-            if (list->latest < latest) latest = list->latest;
+            /* A pass before the list's own look would find nothing to do, and come again at once. */
+            int64_t bound = list->latest > list->next_poll ? list->latest : list->next_poll;
+            if (bound < latest) latest = bound;
             if (list->loop_lag < loop_lag) loop_lag = list->loop_lag;
         }
         wait_list_unref(list);
     }
     if (polls) atomic_fetch_add(&counters[EVENT_POLLS], polls);
+    if (active) atomic_fetch_add(&counters[EVENT_PASSES], 1);
     for (int i = 0; i < 2; i++) {
         int64_t earliest = now + policy_pass_gap(active_count, i == 0, loop_lag);
         if (next[i] < earliest) next[i] = earliest;
