@@ -102,7 +102,7 @@ def test_the_torch_server_takes_three_minutes_and_only_on_request() -> None:
     assert "torch" not in bench.MEASURES
     jobs = plan.jobs("torch", ("uvloop",), torch_server.PEERS, quick=False)
     assert [job.title for job in jobs] == ["torch, closed 16 x model", "torch, closed 64 x model"]
-    assert 120 < sum(job.seconds() for job in jobs) < 190
+    assert 150 < sum(job.seconds() for job in jobs) < 210
     (one,) = plan.jobs("torch", ("uvloop",), torch_server.PEERS, quick=False, rounds=2, loads=("closed 64",))
     assert one.seconds() < jobs[1].seconds() / 2
     (quick,) = plan.jobs("torch", ("uvloop",), torch_server.PEERS, quick=True)

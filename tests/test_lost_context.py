@@ -166,6 +166,38 @@ def test_destroyed_context_is_not_the_end(driver_kind: str) -> None:
     assert lines.split() == ["None", "ContextFailedError", "709"]
 
 
+@pytest.mark.parametrize("end", ["close", "finalizer"])
+def test_what_lived_in_a_destroyed_context_is_not_touched(driver_kind: str, end: str) -> None:
+    """On a GPU, to destroy a stream after its context crashes the process."""
+    lines = succeed(
+        driver_kind,
+        script(
+            f"""
+            import gc
+            handles = [internals.create_context() for _ in range(3)]
+            made = []
+            for handle in handles:
+                with aiostream.Context.from_handle(int(handle)).as_current():
+                    made += [Stream(), aiostream.Event(), Stream()]
+                    made[-1].core()
+                    internals.spin(made[-1], 0)
+                    made[-1].synchronize()
+            for handle in handles:
+                internals.driver_call("cuCtxDestroy", handle)
+            if {end == "close"}:
+                [thing.close() for thing in made]
+            made.clear()
+            gc.collect()
+            assert settle(lambda: aiostream.statistics().handles.open == 0)
+            assert aiostream.statistics().balanced
+            say(type(aiostream.health()).__name__)
+            os._exit(0)
+            """
+        ),
+    )
+    assert lines.split() == ["ContextFailedError"]
+
+
 # ------------------------------------------------------------------------------------------------ the end of the process
 
 PLACES = {

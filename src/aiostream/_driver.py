@@ -37,6 +37,7 @@ _NATIVE_CALLS = {
     "cuStreamWaitEvent": 3020,
     "cuCtxPushCurrent": 4000,
     "cuCtxPopCurrent": 4000,
+    "cuCtxGetId": 12000,
     "cuStreamGetCaptureInfo": 11030,
     "cuUserObjectCreate": 11030,
     "cuUserObjectRelease": 11030,

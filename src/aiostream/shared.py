@@ -134,11 +134,12 @@ class SharedStream:
     def _shared(self, make: Callable[[int], Any]) -> Any:
         handle = self._reference.handle
         with interop.pinned(self._reference) as value:
-            # Both come first, because they may fail.
-            stream = make(value)
-            keeper = weakref.finalize(stream, lambda _: None, self)
-            keeper.atexit = False
+            stream = make(value)  # first, because it may fail
             if not handle.share():
-                keeper.detach()
                 raise StreamClosedError(f"{self._reference.name} is closed: its handle was destroyed or given away")
+        try:
+            stream._aiostream = self
+        except AttributeError:  # cuda.core's take no attributes
+            # Not for torch's: 2.11 does not clear weak references to a stream, which then crash the interpreter at its end.
+            weakref.finalize(stream, lambda _: None, self).atexit = False
         return stream

@@ -568,8 +568,9 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
 
 def _end_capture(reference: interop.Reference) -> None:
     """Before a shared stream is retired: nobody could end its capture any more, and no destruction does."""
-    with contextlib.suppress(StreamClosedError):
-        capture.end_left(reference)
+    if reference.context.health() == 0:  # a stream whose context was destroyed must not be touched
+        with contextlib.suppress(StreamClosedError):
+            capture.end_left(reference)
 
 
 def _retire(reference: interop.Reference) -> None:

@@ -19,8 +19,8 @@ T = TypeVar("T")
 class _ThreadCall(Completion):
     """A function that a worker thread calls, and what it enqueues. It is over when the GPU has passed that.
 
-    An event behind the work says so to the loop, also if the task has gone. Until then the limiter's token is taken, and what the
-    function got and gave is kept alive.
+    An event behind the work says so to the loop, also if the task has gone. Until then what the function got and gave is kept
+    alive; and if the task has gone before the function returned, the limiter's token is taken.
 
     `begin`, `cancel` and what tells the loop run in the loop's thread, `run` in the worker's. Which of `run` and `cancel` comes
     first is decided by who takes the one item of `unstarted`.
@@ -94,7 +94,7 @@ class _ThreadCall(Completion):
         self.reference.handle.unpin()
         self._unreserve()
         super().cancel()
-        self._give_back()
+        self.give_back()
 
     def complete(self, code: int, orphaned: bool) -> None:
         """The GPU has passed what the function enqueued, or its context has failed."""
@@ -107,7 +107,7 @@ class _ThreadCall(Completion):
         else:
             self._fail(self.error(code), orphaned)
         if not orphaned:
-            self._give_back()
+            self.give_back()
 
     def _end_without_event(self, orphaned: bool = False) -> None:
         """Nothing will tell when the GPU has passed."""
@@ -117,7 +117,7 @@ class _ThreadCall(Completion):
         except Exception as error:
             self._fail(error, orphaned)
         if not orphaned:
-            self._give_back()
+            self.give_back()
 
     def _fail(self, error: Exception, orphaned: bool) -> None:
         if self.state is State.PENDING:
@@ -134,7 +134,8 @@ class _ThreadCall(Completion):
             _points.registry.pop(self.reserved.ticket, None)
             self.reserved = None
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Gives the limiter its token, once."""
         limiter, self.limiter = self.limiter, None
         if limiter is not None:
             with contextlib.suppress(RuntimeError):  # its loop is closed, or an interrupt came in between and it was done before
@@ -158,11 +159,12 @@ class ThreadStream:
         cupy if they know it (see `torch()`). Other settings of a library that belong to a thread, as torch's `inference_mode` and
         `autocast`, must be made in `fn`.
 
-        The limiter's token is taken, and callable, arguments and result are kept alive, until the GPU has passed what `fn`
-        enqueued. A stream of a pool that is given back before is lent again after that.
+        The limiter's token is taken until `fn` has returned. Callable, arguments and result stay alive until the GPU has finished
+        what `fn` enqueued.
 
-        Cancellation: raises at once. If the thread has begun, it goes on without its task. What it has taken and keeps alive
-        stays so until its work is done, and `drain` waits for that. If it has not begun, `fn` is not called.
+        Cancellation: raises at once. If the thread has begun, it goes on without its task. Until its work is done, the token
+        stays taken, the arguments stay alive, a pool does not use the stream again, and `drain` waits. If the thread has not
+        begun, `fn` is not called.
 
         Threads: in a task of a running asyncio or trio loop; always a checkpoint on trio.
 
@@ -213,6 +215,7 @@ class ThreadStream:
         try:
             # The limiter was asked above: one that is given here gets its token back when the task is cancelled.
             await anyio.to_thread.run_sync(call.run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+            call.give_back()
             try:
                 results: list[T] = await future
             except CudaError:

@@ -265,6 +265,7 @@ static int fake_launch_host_func(void *stream, host_function call, void *data) {
     return 0;
 }
 
+static int fake_get_id(void *context, uint64_t *id) { (void)context, *id = 1; return 0; }
 static int fake_push(void *context) {
     (void)context;
     contexts_entered++;
@@ -280,7 +281,7 @@ static const struct driver_calls fake_driver = {
     .stream_query = fake_stream_query, .stream_is_capturing = fake_is_capturing, .stream_destroy = fake_stream_destroy,
     .exchange_capture_mode = fake_exchange_capture_mode, .event_query = fake_event_query, .event_record = fake_event_record,
     .event_destroy = fake_event_destroy, .event_create = fake_event_create, .stream_create = fake_stream_create,
-    .stream_wait_event = fake_stream_wait_event, .launch_host_func = fake_launch_host_func, .ctx_push = fake_push,
+    .stream_wait_event = fake_stream_wait_event, .launch_host_func = fake_launch_host_func, .ctx_push = fake_push, .ctx_get_id = fake_get_id,
     .ctx_pop = fake_pop,
 };
 

@@ -268,6 +268,7 @@ static int fake_destroy(void *object) {
     return 0;
 }
 static _Thread_local int contexts_entered;
+static int fake_get_id(void *context, uint64_t *id) { (void)context, *id = 1; return 0; }
 static int fake_push(void *context) { (void)context; contexts_entered++; return 0; }
 static int fake_pop(void **context) { *context = NULL; contexts_entered--; return 0; }
 
@@ -275,7 +276,7 @@ static const struct driver_calls fake_driver = {
     .launch_host_func = fake_launch_host_func, .stream_add_callback = fake_stream_add_callback, .stream_query = fake_stream_query,
     .stream_synchronize = fake_synchronize, .stream_is_capturing = fake_stream_is_capturing, .stream_destroy = fake_destroy,
     .exchange_capture_mode = fake_exchange_capture_mode, .event_query = fake_synchronize, .event_record = fake_event_record,
-    .event_synchronize = fake_synchronize, .event_destroy = fake_destroy, .ctx_push = fake_push, .ctx_pop = fake_pop,
+    .event_synchronize = fake_synchronize, .event_destroy = fake_destroy, .ctx_push = fake_push, .ctx_get_id = fake_get_id, .ctx_pop = fake_pop,
     .capture_info = fake_capture_info, .user_object_create = fake_user_object_create,
     .user_object_release = fake_user_object_release, .graph_retain_user_object = fake_retain,
     .graph_release_user_object = fake_graph_release, .graph_destroy = fake_destroy, .graph_exec_destroy = fake_destroy,

@@ -114,16 +114,12 @@ class Server:
             if loop == "trio":
                 runner.leave_out(self.title, loop, "uvicorn serves on asyncio and uvloop only")
                 continue
-            with _Machinery(self, self._taking_part(loop, runner), loop, runner) as machinery:
+            with _Machinery(self, self.peers, loop, runner) as machinery:
                 rows += self._measure(machinery, loop)
         return rows
 
     def _missing(self) -> str | None:
         return missing()
-
-    def _taking_part(self, loop: str, runner: Runner) -> tuple[str, ...]:
-        """The peers that can be served. Those that cannot are noted."""
-        return self.peers
 
     def _measure(self, machinery: _Machinery, loop: str) -> list[Row]:
         found: dict[str, list[dict[str, Any]]] = {}

@@ -9,9 +9,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from aiostream import Stream
 from aiostream.bench import torch_serving, torch_ways
-from aiostream.bench.runner import Runner
 from aiostream.bench.server import Load, Server
 
 STREAMS = 16  # of each way
@@ -66,12 +64,6 @@ class TorchServer(Server):
 
     def _missing(self) -> str | None:
         return missing()
-
-    def _taking_part(self, loop: str, runner: Runner) -> tuple[str, ...]:
-        if torch_ways.THREADS not in self.peers or hasattr(Stream, "enqueue_in_thread"):
-            return self.peers
-        runner.leave_out(f"{torch_ways.THREADS} as a {self.noun}", loop, "this aiostream has no Stream.enqueue_in_thread")
-        return tuple(peer for peer in self.peers if peer != torch_ways.THREADS)
 
     def _request(self, number: int, window: float) -> dict[str, Any]:
         return {**super()._request(number, window), "lengths": []}  # the model is always the same

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
+
+import anyio
 
 Way = Callable[[int], Awaitable[int]]
 """Answers the request of a number."""
 
-# The model scores 256 candidates of 64 features each, as a ranking service does. Its 24 residual blocks launch five kernels
+# The model scores 1,024 candidates of 64 features each, as a ranking service does. Its 24 residual blocks launch five kernels
 # each. With the first and the last layer and the cast that makes 123 launches, about as many as an encoder of 12 layers has. So
 # an eager forward is bound by its Python, as those of many models are: about 1 ms (with tiny layers on a CPU it took 0.8 ms).
-# The GPU has 100 GFLOP to do, in bfloat16.
-ROWS, FEATURES, WIDTH, BLOCKS = 256, 64, 1024, 24
+# The GPU has 400 GFLOP to do, in bfloat16: with 256 candidates a captured graph would keep the loop busy and not the GPU.
+ROWS, FEATURES, WIDTH, BLOCKS = 1024, 64, 1024, 24
 REQUESTS = 61  # different inputs: a prime, so that a stream's memory never holds the same input twice in a row
 CHECK_EVERY = 50  # requests: so often an answer is compared with the right one
 CLOSE = 0.1  # how near two scores must be: bfloat16 differs by 0.02 from float32, and the scores of two inputs by up to 2.6
@@ -233,7 +236,7 @@ async def _aiostream_launch(kit: Kit) -> Way:
     service, (pool, slots) = kit.service, await kit.pool()
 
     def launch(stream: Any, slot: Slot, number: int) -> None:
-        service.launch_on_its_stream(slot, number)
+        service.launch(slot, number)
 
     async def way(number: int) -> int:
         async with pool.stream() as stream:
@@ -261,27 +264,29 @@ async def _aiostream_graph(kit: Kit) -> Way:
     return way
 
 
-async def _aiostream_threads(kit: Kit) -> Way:
+async def _aiostream_threads(kit: Kit, threads: int = 40) -> Way:
     service, (pool, slots) = kit.service, await kit.pool()
+    limiter = anyio.CapacityLimiter(threads)
 
     def launch(stream: Any, slot: Slot, number: int) -> None:
-        service.launch_on_its_stream(slot, number)
+        service.launch(slot, number)
 
     async def way(number: int) -> int:
         async with pool.stream() as stream:
             slot = slots[stream.handle]
-            await stream.enqueue_in_thread(launch, slot, number)
+            await stream.enqueue_in_thread(launch, slot, number, limiter=limiter)
             return service.answer(slot, number)
 
     return way
 
 
 BLOCKING, TO_THREAD = "blocking", "to_thread all"
-LAUNCH, GRAPH, THREADS = "aiostream launch", "aiostream graph", "aiostream threads"
+LAUNCH, GRAPH, THREADS, THREAD = "aiostream launch", "aiostream graph", "aiostream threads", "aiostream one thread"
 WAYS: dict[str, tuple[str, Callable[[Kit], Awaitable[Way]]]] = {
     LAUNCH: ("enqueue_async of the model, on a stream of a StreamPool", _aiostream_launch),
     GRAPH: ("enqueue_async of a captured graph's replay, on a stream of a StreamPool", _aiostream_graph),
     THREADS: ("enqueue_in_thread of the model, on a stream of a StreamPool", _aiostream_threads),
+    THREAD: ("the same with a limiter of one thread", partial(_aiostream_threads, threads=1)),
     BLOCKING: ("the model and current_stream().synchronize() in the handler", _blocking),
     TO_THREAD: ("to_thread(the model and stream.synchronize())", _to_thread_all),
     "launch + to_thread": ("the model in the loop, to_thread(stream.synchronize)", _launch_and_to_thread),

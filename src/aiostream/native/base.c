@@ -19,3 +19,16 @@ int capture_refusal(void *stream) {
     if (status != CUDA_SUCCESS) return status;
     return capturing ? RESULT_CAPTURING - (capturing - 1) : 0; /* 1 active: -900; 2 invalidated: -901 */
 }
+
+uint64_t context_identity(void *context) {
+    uint64_t identity = 0;
+    return driver.ctx_get_id(context, &identity) == CUDA_SUCCESS ? identity : 0;
+}
+
+bool context_is_gone(void *context, uint64_t identity) {
+    uint64_t now = 0;
+    if (!context || !identity) return false;
+    int status = driver.ctx_get_id(context, &now);
+    if (status == CUDA_SUCCESS) return now != identity;
+    return status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE || status == CUDA_CONTEXT_IS_DESTROYED;
+}

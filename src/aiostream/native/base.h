@@ -36,6 +36,7 @@ struct driver_calls {
     int (*stream_wait_event)(void *stream, void *event, unsigned flags);
     int (*ctx_push)(void *context);
     int (*ctx_pop)(void **context);
+    int (*ctx_get_id)(void *context, uint64_t *id);
     int (*capture_info)(void *stream, int *status, uint64_t *id, void **graph, void *nodes, void *count); /* as of CUDA 11.3 */
     int (*user_object_create)(void **object, void *data, host_function, unsigned references, unsigned flags);
     int (*user_object_release)(void *object, unsigned references);
@@ -64,6 +65,12 @@ enum { CUDA_SUCCESS = 0, CUDA_NOT_READY = 600, CUDA_CAPTURE_FIRST = 900, CUDA_CA
  * drivers were reported to run it all the same, so whoever delivers reads the context's health after it. STATUS_NEAR is no firing:
  * the end of a future's wait is near, and its loop polls it. */
 enum { STATUS_UNKNOWN = 1 << 20, STATUS_NEAR = 1 << 21 };
+
+/* The id of a context, which is never used again as handles are; 0: the driver does not say. */
+uint64_t context_identity(void *context);
+/* Whether a context that had this id has been destroyed or reset. Then what lived in it must not be touched: on an H200 (driver
+ * 580.159) to query or destroy its streams crashes the process, and so does to make it current. cuCtxGetId alone answers safely. */
+bool context_is_gone(void *context, uint64_t identity);
 
 /* Runs a few driver calls so that they can disturb nobody's capture: every query of ours happens between these two. */
 static inline int relaxed_enter(void) {

@@ -14,6 +14,7 @@
 struct context {
     void *stream; /* private and always idle; written by context_register, then constant */
     void *handle;
+    uint64_t identity; /* see context_is_gone */
     int device;
     _Atomic int64_t healthy_at; /* when its health was last read and was good; any thread */
     _Atomic int gone; /* what the private stream answered when the context was destroyed: it is not queried again; any thread */
@@ -31,12 +32,14 @@ static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER; /* for context_
 static _Atomic int64_t pending_total;
 
 struct context *context_register(void *handle, void *private_stream, int device) {
+    uint64_t identity = context_identity(handle);
     pthread_mutex_lock(&context_lock);
     struct context *context = NULL;
     int number = context_count;
     if (number < MAX_CONTEXTS) {
         context = &contexts[number];
         context->handle = handle;
+        context->identity = identity;
         context->stream = private_stream;
         context->device = device;
         context->index = number;
@@ -67,9 +70,12 @@ int context_health(struct context *context) {
     int gone = atomic_load(&context->gone);
     if (gone) return gone;
     int64_t before = now_ns(); /* the answer says nothing of what comes after it */
-    int mode = relaxed_enter();
-    int status = failure_noted(driver.stream_query(context->stream), "cuStreamQuery");
-    relaxed_leave(mode);
+    int status = CUDA_CONTEXT_IS_DESTROYED;
+    if (!context_is_gone(context->handle, context->identity)) {
+        int mode = relaxed_enter();
+        status = failure_noted(driver.stream_query(context->stream), "cuStreamQuery");
+        relaxed_leave(mode);
+    }
     /* NOT_READY cannot come from an idle stream unless the driver is being slow; 9xx speak of somebody's capture. */
     if (status == CUDA_NOT_READY || (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST)) status = CUDA_SUCCESS;
     if (status == CUDA_SUCCESS) atomic_store(&context->healthy_at, before);

@@ -18,6 +18,7 @@ struct handle {
     void *attachment;      /* see handle_attachment */
     void *value;           /* the rest is written by handle_new and then constant */
     void *context;
+    uint64_t identity;     /* of the context of an owned one; see context_is_gone */
     struct handle *parent; /* a borrowed stream of ours pins its owner's handle too; kept alive by module.c */
     enum handle_kind kind;
     bool owned;
@@ -34,6 +35,7 @@ struct handle *handle_new(enum handle_kind kind, void *value, void *context, boo
     *handle = (struct handle){.refs = 1, .value = value, .context = context, .parent = parent, .kind = kind, .owned = owned,
                               .needs_context = needs_context};
     if (owned) {
+        if (context) handle->identity = context_identity(context);
         atomic_fetch_add(&counters[HANDLES_CREATED], 1);
         atomic_fetch_add(&counters[HANDLES_OPEN], 1);
     }
@@ -88,11 +90,14 @@ static int destroy(struct handle *handle, bool shared) {
         atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
         return CUDA_SUCCESS;
     }
-    bool entered = enter(handle->context);
-    int mode = relaxed_enter(); /* an executable graph gives memory back, which would end somebody's capture */
-    int status = call_destructor(handle);
-    relaxed_leave(mode);
-    leave(entered);
+    int status = CUDA_SUCCESS;
+    if (!context_is_gone(handle->context, handle->identity)) { /* else it went with its context */
+        bool entered = enter(handle->context);
+        int mode = relaxed_enter(); /* an executable graph gives memory back, which would end somebody's capture */
+        status = call_destructor(handle);
+        relaxed_leave(mode);
+        leave(entered);
+    }
     atomic_fetch_add(&counters[HANDLES_DESTROYED], 1);
     atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
     return status;

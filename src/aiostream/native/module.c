@@ -553,6 +553,7 @@ static PyObject *native_bind(PyObject *self, PyObject *addresses) {
         {"cuStreamWaitEvent", offsetof(struct driver_calls, stream_wait_event)},
         {"cuCtxPushCurrent", offsetof(struct driver_calls, ctx_push)},
         {"cuCtxPopCurrent", offsetof(struct driver_calls, ctx_pop)},
+        {"cuCtxGetId", offsetof(struct driver_calls, ctx_get_id)},
         {"cuStreamGetCaptureInfo", offsetof(struct driver_calls, capture_info)},
         {"cuUserObjectCreate", offsetof(struct driver_calls, user_object_create)},
         {"cuUserObjectRelease", offsetof(struct driver_calls, user_object_release)},
