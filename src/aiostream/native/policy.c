@@ -39,6 +39,7 @@ static const int64_t ZONE_STEP_NS = 20000;        /* the shortest step in a zone
 static const int64_t LEAD_LEAST_NS = 5000;
 static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000; /* "128 x 5 ms: cores" */
 static const int64_t SHARED_GAP_NS = 40000;       /* a pass for looks of which none is exact costs a wake-up ("server: open loop") */
+static const int64_t PASS_LAG_MOST_NS = 500000;   /* how long all waits of a busy loop may go without a pass ("server: 128 connections") */
 static const int64_t LAG_WAIT_MOST_NS = 1000000;  /* how long a guard look may wait for a loop that comes late anyway */
 static const int64_t TURN_BUDGET_NS = 500000;     /* of ready waits, all tasks together, in one turn of a loop ("fairness") */
 static const int64_t UNWANTED_MOST_NS = 45000000;
@@ -251,7 +252,7 @@ int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lag) {
     if (lists <= FEW_LISTS) return 0;
     int64_t gap = lists > EXACT_LISTS ? least(lists * PASS_GAP_PER_LIST_NS, PASS_GAP_MOST_NS) : 0;
     if (!exact) gap = greatest(gap, SHARED_GAP_NS);
-    return greatest(gap, loop_lag / LAG_SHARE); /* what is seen within one turn of the loop is told to it together */
+    return greatest(gap, least(loop_lag, PASS_LAG_MOST_NS)); /* what is seen within one turn of the loop is told to it together */
 }
 
 int64_t policy_latest_look(int64_t age, int lists) {
@@ -260,7 +261,7 @@ int64_t policy_latest_look(int64_t age, int lists) {
 }
 
 int64_t policy_latest_pass(int64_t age, int64_t loop_lag) {
-    return greatest(policy_latest_look(age, 1), age + loop_lag / LAG_SHARE);
+    return greatest(policy_latest_look(age, 1), age + least(loop_lag, PASS_LAG_MOST_NS));
 }
 
 bool policy_keep_turn(int64_t elapsed, int ops, int tasks) {
