@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
+
 import anyio
 import pytest
+import trio
 from anyio.lowlevel import checkpoint as one_turn
 
-from aiostream import Context, Device, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
+import internals
+from aiostream import Context, ContextFailedError, Device, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
 from foreign import CupyStream, TheirStream, TorchStream, current_handles, install_libraries
 from support import spin
 
@@ -196,3 +202,85 @@ async def test_what_a_library_cannot_make_current_is_told_before_fn_runs(
     assert not called
     assert Context.get_current() is None
     await stream.aclose()
+
+
+# ------------------------------------------------------------------------------------------------ what a review found
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio-eager"])
+async def test_eager_child_that_awaits_in_a_block_leaves_nothing(loop_kind: str, context: Context) -> None:
+    """Its block begins within the parent's block, and ends after it."""
+    before = Context.get_current()
+    other = Device(Device.count() - 1).primary_context
+    noticed = []
+
+    async def child() -> None:
+        with pytest.raises(RuntimeError, match="await in a block"), other.as_current():
+            await one_turn()
+        noticed.append(True)
+
+    with context.as_current():
+        task = asyncio.ensure_future(child())
+    await task
+    with context.as_current():
+        pass
+    assert noticed == [True]
+    assert Context.get_current() == before
+
+
+def test_block_that_is_left_in_another_thread_is_noticed(context: Context) -> None:
+    """As web frameworks run a generator dependency in a pool of threads."""
+    block = context.as_current()
+    said: list[str] = []
+
+    def enter() -> None:
+        block.__enter__()
+        with context.as_current():
+            pass
+
+    def leave() -> None:
+        with context.as_current():
+            with pytest.raises(RuntimeError, match="in another thread than it was entered in") as caught:
+                block.__exit__(None, None, None)
+            said.append(str(caught.value))
+            assert Context.get_current() == context
+        assert Context.get_current() is None
+
+    for step in (enter, leave):
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("error", [None, KeyError("mine")], ids=["no error", "an error"])
+def test_block_that_is_left_outside_its_trio_run(context: Context, error: KeyError | None) -> None:
+    block = context.as_current()
+
+    async def main() -> None:
+        block.__enter__()
+
+    trio.run(main)
+    if error is None:
+        with pytest.raises(RuntimeError, match="await in a block"):
+            block.__exit__(None, None, None)
+    else:
+        with contextlib.suppress(KeyError):
+            block.__exit__(KeyError, error, None)
+        assert "await in a block" in error.__notes__[0]
+    assert Context.get_current() is None
+
+
+def test_destroyed_context_is_not_made_current() -> None:
+    """On a GPU that crashes the process."""
+    handle = internals.create_context()
+    context = Context.from_handle(int(handle))
+    with context.as_current():
+        stream = Stream()
+    internals.driver_call("cuCtxDestroy", handle)
+    with pytest.raises(ContextFailedError, match="709"), context.as_current():
+        pass
+    with pytest.raises(ContextFailedError, match="709"), stream.as_current():
+        pass
+    assert Context.get_current() is None
+    stream.close()

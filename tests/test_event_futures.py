@@ -191,9 +191,10 @@ async def test_refusals_come_before_the_function_runs() -> None:
 async def test_function_that_leaves_the_stream_capturing_is_refused(loop_kind: str) -> None:
     stream = Stream()
     before = leaked()
-    with pytest.raises(StreamCaptureError):
+    with pytest.raises(StreamCaptureError) as caught:
         stream.enqueue_async(lambda own: own.begin_capture())
     assert leaked() == before + 1
+    assert statistics().waits.pending == 0, caught  # also while somebody keeps the error, and so its frames
     stream.end_capture().close()
     assert await stream.enqueue_async(lambda _: 1) == 1
     stream.close()

@@ -81,3 +81,29 @@ def test_borrowed_stream_waits_as_it_is_told(owners: list[Stream]) -> None:
     assert Stream.borrow(owners[0], wait="spin").wait_strategy is WaitStrategy.SPIN
     assert Stream.borrow(owners[0].handle, wait=WaitStrategy.HOSTFUNC).wait_strategy is WaitStrategy.HOSTFUNC
     assert Stream.borrow(Stream.borrow(owners[0], wait="spin")).wait_strategy is WaitStrategy.SPIN
+
+
+async def test_pool_goes_on_without_a_stream_that_its_owner_has_closed() -> None:
+    owners = [Stream() for _ in range(3)]
+    with Gate() as gate:
+        async with StreamPool.borrow(owners) as pool:
+            async with pool.stream() as stream:
+                gate.hold(stream)
+                owners[0].close()
+            assert (pool.size, pool.lent, pool.idle) == (2, 0, 2)
+            owners[1].close()
+            with pytest.raises(StreamClosedError):
+                pool.acquire_nowait()
+            async with pool.stream() as stream:
+                await stream.synchronize_async()
+            assert (pool.size, pool.lent, pool.idle) == (1, 0, 1)
+            owners[2].close()
+            with pytest.raises(StreamClosedError):
+                await pool.acquire()
+            assert pool.closed
+            gate.open()
+
+
+def test_legacy_stream_has_two_handles() -> None:
+    with pytest.raises(ValueError, match="are one"):
+        StreamPool.borrow([0, Stream.legacy()])

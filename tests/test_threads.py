@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import threading
@@ -442,3 +443,151 @@ async def test_many_at_once_under_cancellation() -> None:
         assert {number for number in range(60) if number % 3} <= set(done)
         assert await drain(10)
         await until(lambda: taken(limiter) == 0)
+
+
+# ------------------------------------------------------------------------------------------------ what a review found
+
+
+async def test_stream_is_not_given_away_under_a_call() -> None:
+    """`into_raw` would wait for the thread, whose call only this loop can begin."""
+    stream = Stream()
+    thread = Thread()
+    async with anyio.create_task_group() as group:
+        group.start_soon(stream.enqueue_in_thread, thread)
+        await thread.has_begun()
+        with pytest.raises(RuntimeError, match="in use, in a block of as_current"):
+            stream.into_raw()
+        with pytest.raises(RuntimeError, match="in use"):
+            stream.to_borrowed().enqueue_async(lambda _: stream.into_raw())
+        thread.may_end.set()
+    with stream.as_current(), pytest.raises(RuntimeError, match="in use"):
+        stream.into_raw()
+    Stream.from_raw(stream.into_raw()).close()
+
+
+async def test_error_of_a_call_that_had_no_token_holds_nothing() -> None:
+    """Whoever keeps it keeps the frames of the call. That is no pending wait."""
+    stream = Stream()
+    limiter = anyio.CapacityLimiter(1)
+    kept: list[BaseException] = []
+    limiter.acquire_on_behalf_of_nowait(object())
+
+    async def call() -> None:
+        try:
+            await stream.enqueue_in_thread(spin, 0.0, limiter=limiter)
+        except BaseException as error:
+            kept.append(error)
+            raise
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await until(lambda: limiter.statistics().tasks_waiting == 1)
+        group.cancel_scope.cancel()
+    assert len(kept) == 1
+    assert statistics().waits.pending == 0
+    kept.clear()
+    stream.close()
+
+
+async def test_state_of_the_stream_is_asked_again_when_the_token_has_come() -> None:
+    stream = Stream()
+    limiter = anyio.CapacityLimiter(1)
+    called: list[Any] = []
+    errors: list[BaseException] = []
+    other = object()
+    limiter.acquire_on_behalf_of_nowait(other)
+
+    async def call() -> None:
+        with pytest.raises(StreamCaptureError) as caught:
+            await stream.enqueue_in_thread(called.append, limiter=limiter)
+        errors.append(caught.value)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await until(lambda: limiter.statistics().tasks_waiting == 1)
+        stream.begin_capture(CaptureMode.THREAD_LOCAL)
+        limiter.release_on_behalf_of(other)
+        await until(lambda: bool(errors))
+        stream.end_capture().close()
+    assert not called
+    assert taken(limiter) == 0
+    errors.clear()
+    stream.close()
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+def test_limiter_that_outlives_a_loop_gets_its_tokens_back(driver_kind: str, loop_kind: str) -> None:
+    limiter = anyio.CapacityLimiter(1)
+    stream = Stream()
+    thread = Thread()
+
+    async def first() -> None:
+        async with anyio.create_task_group() as group:
+
+            async def call() -> None:
+                await stream.enqueue_in_thread(thread, limiter=limiter)
+
+            group.start_soon(call)
+            await thread.has_begun()
+            group.cancel_scope.cancel()
+
+    async def second() -> None:
+        with anyio.fail_after(10):
+            assert await stream.enqueue_in_thread(lambda _: "served", limiter=limiter) == "served"
+
+    run_on(loop_kind, first)
+    thread.may_end.set()
+    assert settle(lambda: statistics().waits.pending == 0)
+    run_on(loop_kind, second)
+    stream.close()
+
+
+@pytest.mark.leaks(1)
+def test_refusal_reaches_a_loop_that_is_closed(driver_kind: str) -> None:
+    """The worker has said that nothing could be recorded, and the loop is closed before it hears of it."""
+    stream = Stream()
+    thread = Thread(lambda given: given.begin_capture(CaptureMode.RELAXED))
+    loop = asyncio.new_event_loop()
+
+    async def main() -> None:
+        task = asyncio.ensure_future(stream.enqueue_in_thread(thread))
+        await thread.has_begun()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    loop.run_until_complete(main())
+    thread.may_end.set()
+    assert settle(lambda: statistics().waits.pending == 0)
+    loop.close()
+    assert settle(lambda: statistics().points.leaked == 1 or statistics().balanced)
+    stream.end_capture().close()
+    stream.close()
+
+
+async def test_each_thread_has_its_own_per_thread_stream() -> None:
+    """A short call does not wait for a long one of another thread."""
+    stream = Stream.per_thread()
+    both = threading.Barrier(2)
+    results: list[str] = []
+    with Gate() as gate:
+
+        def long(given: Stream) -> str:
+            gate.hold(given)
+            both.wait(10)
+            return "long"
+
+        def short(given: Stream) -> str:
+            both.wait(10)
+            return "short"
+
+        async def call(function: Callable[[Stream], str]) -> None:
+            results.append(await stream.enqueue_in_thread(function))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call, long)
+            group.start_soon(call, short)
+            await until(lambda: results == ["short"])
+            gate.open()
+    assert results == ["short", "long"]
+    stream.close()

@@ -126,13 +126,6 @@ class Bridge:
         """Has the loop call a function; `False` if it no longer can. Call it in the loop's thread."""
         raise NotImplementedError
 
-    def thread_call(self) -> Callable[[Callable[[], object]], object]:
-        """What has the loop call a function soon, for any thread; it does not hold the loop.
-
-        It raises a RuntimeError when the loop is closed.
-        """
-        raise NotImplementedError
-
     def schedule_drain(self) -> None:
         """Has the loop call `drain` soon; called by the dispatcher's thread.
 
@@ -263,20 +256,12 @@ class AsyncioBridge(Bridge):
         loop.call_later(seconds, function)
         return True
 
-    def thread_call(self) -> Callable[[Callable[[], object]], object]:
-        """By `call_soon_threadsafe`."""
-        return partial(_call_in_loop, self.loop)
-
     def schedule_drain(self) -> None:
         """By `call_soon_threadsafe`, for loops without `add_reader`."""
-        _call_in_loop(self.loop, self.drain)
-
-
-def _call_in_loop(reference: weakref.ref[asyncio.AbstractEventLoop], function: Callable[[], object]) -> None:
-    loop = reference()
-    if loop is None:
-        raise RuntimeError("the event loop is gone")
-    loop.call_soon_threadsafe(function)
+        loop = self.loop()
+        if loop is None:
+            raise RuntimeError("the event loop is gone")
+        loop.call_soon_threadsafe(self.drain)
 
 
 def _end_polled(future: PolledFuture, point: EventCompletion, refusal: int | None) -> None:
@@ -448,10 +433,6 @@ class TrioBridge(Bridge):
         except RuntimeError:  # the run is ending, or this is not its thread
             return False
         return True
-
-    def thread_call(self) -> Callable[[Callable[[], object]], object]:
-        """By `run_sync_soon`."""
-        return cast("Callable[[Callable[[], object]], object]", self._token.run_sync_soon)
 
     def schedule_drain(self) -> None:
         """By `run_sync_soon`, which trio serves until its very end."""

@@ -49,7 +49,10 @@ class TurnWatch:
 
     def end(self) -> bool:
         """Whether the task was suspended."""
-        self._end()
+        try:
+            self._end()
+        except (RuntimeError, KeyError):  # trio's: this is another place than where the watch began, or its run is over
+            self._suspended = True
         self._end = _do_nothing
         return self._suspended
 

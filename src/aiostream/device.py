@@ -28,14 +28,28 @@ _AWAITED = (
 )
 
 
-class _Left(threading.local):
-    """The contexts of blocks that have ended while those of other tasks lay above them."""
+_TWO_THREADS = "a block of as_current() was left in another thread than it was entered in. Enter and leave it in one thread"
+
+
+class _Block:
+    """A block of `as_current()` that was entered."""
+
+    __slots__ = ("entered", "is_open")
+
+    def __init__(self, entered: list[_Block]) -> None:
+        self.is_open = True
+        self.entered = entered  # of its thread, whose number may be another thread's later
+        entered.append(self)
+
+
+class _Blocks(threading.local):
+    """The blocks that were entered in this thread and whose contexts are still on its stack, the uppermost last."""
 
     def __init__(self) -> None:
-        self.handles: list[int] = []
+        self.entered: list[_Block] = []
 
 
-_left = _Left()
+_blocks = _Blocks()
 
 DeviceLike = Any  # see `Device`: other libraries' types cannot be named here
 
@@ -163,6 +177,19 @@ def lost_context() -> tuple[Context, int] | None:
     return None
 
 
+def _leave(block: _Block, watch: _turns.TurnWatch) -> str | None:
+    """Ends a block; what was wrong with it. If blocks of other tasks lie above it, its context goes when theirs have gone."""
+    block.is_open = False
+    entered = _blocks.entered
+    while entered and not entered[-1].is_open:
+        entered.pop()
+        with contextlib.suppress(CudaError):  # somebody else has taken it off
+            _driver.call("cuCtxPopCurrent")
+    if block.entered is not entered:  # the first thread takes its context off at the end of a later block
+        return _TWO_THREADS
+    return _AWAITED if watch.end() else None
+
+
 class Context:
     """A CUDA context. Not constructed by hand: `Context.from_handle`, `Device.primary_context` and `Stream.context` give one.
 
@@ -223,30 +250,24 @@ class Context:
                 with aiostream.Device(1).primary_context.as_current():
                     load_kernels()
         """
-        watch = _turns.TurnWatch()
         self._push()
+        block = _Block(_blocks.entered)
+        watch = _turns.TurnWatch()
         try:
             yield
         except BaseException as error:
-            if self._pop(watch.end()):
-                error.add_note(_AWAITED)
+            fault = _leave(block, watch)
+            if fault:
+                error.add_note(fault)
             raise
-        if self._pop(watch.end()):
-            raise RuntimeError(_AWAITED)
+        fault = _leave(block, watch)
+        if fault:
+            raise RuntimeError(fault)
 
     def _push(self) -> None:
+        if _native.context_is_gone(self._handle, self._identity):  # to push it would crash the process
+            raise _driver.error(_CONTEXT_IS_DESTROYED, "cuCtxPushCurrent", f"a context of {self._place()}")
         _driver.call("cuCtxPushCurrent", _driver.bindings().CUcontext(self._handle))
-
-    def _pop(self, awaited: bool) -> bool:
-        """Ends a block. If tasks ran within it, the uppermost context may be that of a block of theirs, which ends later."""
-        left = _left.handles
-        if awaited and int(_driver.call("cuCtxGetCurrent")) != self._handle:
-            left.append(self._handle)
-            return True
-        _driver.call("cuCtxPopCurrent")
-        while left and int(_driver.call("cuCtxGetCurrent")) in left:
-            left.remove(int(_driver.call("cuCtxPopCurrent")))
-        return awaited
 
     @contextlib.contextmanager
     def _pushed(self) -> Iterator[None]:

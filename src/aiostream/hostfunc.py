@@ -86,8 +86,8 @@ def require_healthy(reference: interop.Reference, recent: bool = False) -> None:
         StreamCaptureError: It captures.
         ContextFailedError: Its context has failed.
     """
-    raise_for(_native.capture_refusal(reference.handle), "cuStreamIsCapturing", reference.name)
     raise_for(_native.health(reference.context._ensure_monitored(), recent), "cuStreamQuery", reference.name)
+    raise_for(_native.capture_refusal(reference.handle), "cuStreamIsCapturing", reference.name)
 
 
 def arm_completion(

@@ -32,6 +32,9 @@ class Common:
     currents: dict[str, CurrentStream] = field(default_factory=dict)
     # Of what worker threads have left behind: its lengths are not those of other waits. Any thread may make it; one assignment.
     thread_waits: _native.WaitList | None = None
+    # An item for each use that only the thread which asks can end: a block of `as_current`, a call of `enqueue_in_thread`. Any
+    # thread, single list operations.
+    held: list[bool] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

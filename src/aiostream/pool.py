@@ -134,7 +134,7 @@ class StreamPool:
 
     @property
     def size(self) -> int:
-        """How many streams it has: `idle + busy + lent`."""
+        """How many streams it has: `idle + busy + lent`. A borrowed stream that its owner has closed is no longer one of them."""
         return self._size
 
     @property
@@ -335,7 +335,11 @@ class StreamPool:
         return bridge
 
     def _lend(self, slot: _Slot, bridge: _loops.Bridge) -> Stream:
-        lent = slot.stream.to_borrowed()
+        try:
+            lent = slot.stream.to_borrowed()
+        except StreamClosedError:  # one that was borrowed
+            self._drop(slot)
+            raise
         task = bridge.current_task()
         slot.holder = weakref.ref(task) if task is not None else None
         slot.lent = lent
@@ -419,6 +423,14 @@ class StreamPool:
             self._waiting.pop(future, None)
         self._idle.append(slot)
 
+    def _drop(self, slot: _Slot) -> None:
+        """Its owner has closed it: the pool goes on without it."""
+        self._slots = [each for each in self._slots if each is not slot]
+        self._size = len(self._slots)
+        slot.stream.close()
+        if not self._slots:
+            self._refuse("the owners have closed all streams of the pool")
+
     def _take_waiting(self) -> list[Any]:
         """The futures of those who wait, and can still be told something."""
         taken = [future for future in self._waiting if not future.done() and not _loops.is_dead(future)]
@@ -439,6 +451,8 @@ class StreamPool:
             code = _native.stream_query(slot.stream._handle)
         if code == 0 or self._closed:
             self._put_back(slot)
+        elif code == _native.RESULT_CLOSED:  # a borrowed one, by its owner
+            self._drop(slot)
         elif code == _NOT_READY:
             self._busy[slot] = told = self._await_work(slot)
             self._look_again_due |= told is None
@@ -517,12 +531,12 @@ class StreamPool:
     def _error(self, code: int) -> CudaError:
         return _driver.error(code, "cuStreamQuery", f"a pool of {self._size} streams of {self._slots[0].stream.context!r}")
 
-    def _refuse(self) -> None:
+    def _refuse(self, reason: str = "the pool was closed") -> None:
         """Nobody is served from now on."""
         self._closed = True
         self._end_watch()
         for future in self._take_waiting():
-            futures.set_exception(future, StreamClosedError("the pool was closed"))
+            futures.set_exception(future, StreamClosedError(reason))
 
     def _end_watch(self) -> None:
         if self._watch is not None:
@@ -658,9 +672,9 @@ def _require_distinct(streams: list[Stream]) -> None:
     """Refuses what is no pool: each stream is lent to one task at a time, and all are of one context."""
     if not streams:
         raise ValueError("a pool has at least one stream")
-    known: dict[Stream, int] = {}
+    known: dict[int, int] = {}
     for number, stream in enumerate(streams):
-        first = known.setdefault(stream, number)
+        first = known.setdefault(max(stream.handle, interop.LEGACY), number)  # 0 is the legacy stream, too
         if first != number:
             raise ValueError(
                 f"streams {first} and {number} are one (handle {stream.handle:#x}): a pool would lend it to two tasks at once. "

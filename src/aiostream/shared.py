@@ -107,11 +107,12 @@ class SharedStream:
     def as_current(self) -> Iterator[Self]:
         """Makes the stream's context current for a `with` block, and the stream torch's or cupy's current one.
 
-        The latter if the stream was borrowed from that library, or given to it by `torch()` or `cupy()`. At the end of the block
-        everything is as before.
+        The latter if the stream was borrowed from that library, or given to it by `torch()` or `cupy()`. The end of the block
+        puts everything back.
 
-        The block must not await, because all of this is the thread's: the other tasks would use the stream too. Enqueue in the
-        block, and await behind it.
+        The block must not await, because all of this is the thread's: the other tasks would use the stream too. (And if blocks
+        of two tasks overlap, torch's current stream may stay the wrong one.) Enqueue in the block, and await behind it. Begin
+        and end the block in one thread.
 
         Raises:
             StreamClosedError: The stream is closed.
@@ -128,8 +129,13 @@ class SharedStream:
                 await stream.synchronize_async()
         """
         reference = self._reference
+        held = reference.common.held
         with interop.pinned(reference), reference.context.as_current(), interop.current_in_libraries(reference):
-            yield self
+            held.append(True)
+            try:
+                yield self
+            finally:
+                held.pop()
 
     def _shared(self, make: Callable[[int], Any]) -> Any:
         handle = self._reference.handle

@@ -339,9 +339,14 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
         Raises:
             StreamClosedError: It was closed before.
             ValueError: It is borrowed, so there is nothing to give.
+            RuntimeError: A block of `as_current`, or a call of `enqueue_in_thread`, uses it.
         """
         if not self._owned:
             raise ValueError("a borrowed stream's handle belongs to somebody else: read it with .handle")
+        if self._reference.common.held:
+            raise RuntimeError(
+                f"{self._name} is in use, in a block of as_current() or by enqueue_in_thread: give it away after that"
+            )
         if not self._handle.release():
             raise self._closed_error()
         return self._handle.value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Concatenate, Self, TypeVar
@@ -15,6 +17,13 @@ __all__: list[str] = []
 
 T = TypeVar("T")
 
+_UNKNOWN_ERROR = 999
+
+
+_lost_lock = threading.Lock()
+# By limiter: calls whose loop was closed before they were over. Only a running loop may give their tokens back.
+_lost: weakref.WeakKeyDictionary[Any, list[_ThreadCall]] = weakref.WeakKeyDictionary()  # guarded by _lost_lock
+
 
 class _ThreadCall(Completion):
     """A function that a worker thread calls, and what it enqueues. It is over when the GPU has passed that.
@@ -22,37 +31,38 @@ class _ThreadCall(Completion):
     An event behind the work says so to the loop, also if the task has gone. Until then what the function got and gave is kept
     alive; and if the task has gone before the function returned, the limiter's token is taken.
 
-    `begin`, `cancel` and what tells the loop run in the loop's thread, `run` in the worker's. Which of `run` and `cancel` comes
-    first is decided by who takes the one item of `unstarted`.
+    `run` is the worker thread's, all else the loop's. Which of `run` and `cancel` comes first is decided by who takes the one
+    item of `unstarted`.
     """
 
-    __slots__ = ("limiter", "raised", "reference", "refusal", "reserved", "tell", "unstarted")
+    __slots__ = ("limiter", "pinned", "raised", "reference", "refusal", "reserved", "unstarted")
 
     def __init__(self, reference: interop.Reference, function: Callable[[], Any], limiter: Any) -> None:
-        bridge = _loops.current_bridge()
         context_id = reference.context._ensure_monitored()
-        super().__init__(bridge.new_future(), reference.name, "cuEventQuery", context_id, keepalive=function)
+        super().__init__(_loops.current_bridge().new_future(), reference.name, "cuEventQuery", context_id, keepalive=function)
         self.reference = reference
-        self.tell = bridge.thread_call()
         self.limiter = limiter
         self.unstarted = [True]
-        self.raised: BaseException | None = None  # by the function; written by the worker before it tells the loop
+        self.pinned = False
+        self.raised: BaseException | None = None  # by the function; written by the worker before the ticket is fired
         self.refusal = 0  # of the event behind the work; likewise
-        common = reference.common
-        if common.thread_waits is None:
-            common.thread_waits = _native.WaitList(context_id, _native.History())
+        self.reserved: _native.Reserved | None = None
+
+    def begin(self) -> None:
+        """Takes what `run` needs. From now on that or `cancel` ends it, and the stream lives until then."""
+        reference = self.reference
+        hostfunc.require_healthy(reference)  # again: the token may have taken long
         # Left to the watcher in any case: only the loop's thread may use its timer.
-        reserved = common.thread_waits.reserve(bridge.queue, _native.WAIT_EVENT)
+        reserved = _wait_list(reference).reserve(_loops.current_bridge().queue, _native.WAIT_EVENT)
         if isinstance(reserved, int):
             hostfunc.raise_for(reserved, "cuEventCreate", reference.name)
             raise AssertionError("a reservation is refused with an error")
-        self.reserved: _native.Reserved | None = reserved
-
-    def begin(self) -> None:
-        """From now on `cancel` or `run` ends it. The stream lives until then."""
-        assert self.reserved is not None
-        if not self.reference.handle.pin():
+        self.reserved = reserved
+        del reserved  # an exception keeps this frame, and a reservation counts as a pending wait
+        self.pinned = reference.handle.pin()
+        if not self.pinned:
             hostfunc.raise_for(_native.RESULT_CLOSED, "cuEventRecord", self.stream)
+        reference.common.held.append(True)
         _points.registry[self.reserved.ticket] = self
         _native.set_state(self, State.PENDING, _native.FUTURES_CREATED)
 
@@ -64,6 +74,8 @@ class _ThreadCall(Completion):
             self.unstarted.pop()
         except IndexError:  # the task was cancelled before
             return
+        reserved = self.reserved
+        assert reserved is not None
         results: list[Any] = []
         self.result = results
         try:
@@ -71,16 +83,13 @@ class _ThreadCall(Completion):
             hostfunc.raise_for(refusal, "cuCtxPushCurrent", self.stream)
         except BaseException as error:  # for the task
             self.raised = error
-        assert self.reserved is not None
         try:
-            self.refusal, _ = self.reserved.record(self.reference.handle)
+            self.refusal, _ = reserved.record(self.reference.handle)
         finally:
-            self.reference.handle.unpin()
-        if not self.reserved.is_recorded:
-            try:
-                self.tell(self._end_without_event)
-            except RuntimeError:  # the loop is closed
-                self._end_without_event(orphaned=True)
+            self._unpin()
+            if not reserved.is_recorded:
+                self.refusal = self.refusal or _UNKNOWN_ERROR
+                reserved.fire(_UNKNOWN_ERROR)
 
     # -------------------------------------------------------------------------------------------- in the loop's thread
 
@@ -91,33 +100,50 @@ class _ThreadCall(Completion):
         except IndexError:
             super().cancel()
             return
-        self.reference.handle.unpin()
-        self._unreserve()
+        if self.reserved is not None:
+            _points.registry.pop(self.reserved.ticket, None)
+            self.reserved = None
+        self._unpin()
         super().cancel()
         self.give_back()
 
     def complete(self, code: int, orphaned: bool) -> None:
-        """The GPU has passed what the function enqueued, or its context has failed."""
-        if code == 0:
-            if self.state is not State.PENDING:
-                # It was cancelled. Nobody asks for the error, whose frames hold what was on them.
+        """The GPU has passed what the function enqueued; or its context has failed, or no event could be recorded."""
+        if self.refusal:
+            try:
+                hostfunc.raise_for(self.refusal, "cuEventRecord", self.stream)
+            except Exception as error:
+                self._fail(error, orphaned)
+        elif code:
+            self._fail(self.error(code), orphaned)
+        else:
+            if orphaned or self.state is State.CANCELLED:
+                # Nobody asks for the error, whose frames hold what was on them.
                 raised, self.raised = self.raised, None
                 _process.release_in_janitor(raised)
             super().complete(0, orphaned)
+        self.reserved = None
+        if orphaned:  # in the janitor's thread
+            self._lose_token()
         else:
-            self._fail(self.error(code), orphaned)
-        if not orphaned:
             self.give_back()
 
-    def _end_without_event(self, orphaned: bool = False) -> None:
-        """Nothing will tell when the GPU has passed."""
-        self._unreserve()
-        try:
-            hostfunc.raise_for(self.refusal, "cuEventRecord", self.stream)
-        except Exception as error:
-            self._fail(error, orphaned)
-        if not orphaned:
-            self.give_back()
+    def give_back(self) -> None:
+        """Gives the limiter its token, once."""
+        if self.limiter is not None:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # it was never taken; or the loop is closed; or an interrupt came, and it was done
+                self.limiter.release_on_behalf_of(self)
+            self.limiter = None
+
+    # -------------------------------------------------------------------------------------------- in any thread
+
+    def _unpin(self) -> None:
+        if self.pinned:
+            self.pinned = False
+            self.reference.common.held.pop()
+            self.reference.handle.unpin()
 
     def _fail(self, error: Exception, orphaned: bool) -> None:
         if self.state is State.PENDING:
@@ -129,17 +155,38 @@ class _ThreadCall(Completion):
             leak((self.keepalive, self.result))
         self.keepalive = self.result = None
 
-    def _unreserve(self) -> None:
-        if self.reserved is not None:
-            _points.registry.pop(self.reserved.ticket, None)
-            self.reserved = None
+    def _lose_token(self) -> None:
+        if self.limiter is not None:
+            with _lost_lock, contextlib.suppress(TypeError):  # a limiter of somebody's own may take no weak references
+                _lost.setdefault(self.limiter, []).append(self)
 
-    def give_back(self) -> None:
-        """Gives the limiter its token, once."""
-        limiter, self.limiter = self.limiter, None
-        if limiter is not None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed, or an interrupt came in between and it was done before
-                limiter.release_on_behalf_of(self)
+
+def _give_back_lost(limiter: Any) -> None:
+    """A limiter that outlives its loop gets the tokens of the calls that died with that."""
+    with _lost_lock:
+        calls = _lost.pop(limiter, ()) if _lost else ()
+    for call in calls:
+        call.give_back()
+
+
+def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
+    """Takes a token that is free. To await one would lose it: when cancelled, anyio before 4.16 releases another borrower's."""
+    try:
+        limiter.acquire_on_behalf_of_nowait(call)
+    except Exception as error:
+        if type(error).__name__ != "WouldBlock":  # anyio's, or trio's
+            raise
+        return False
+    return True
+
+
+def _wait_list(reference: interop.Reference) -> _native.WaitList:
+    common, context_id = reference.common, reference.context._ensure_monitored()
+    if reference.handle.value == interop.PER_THREAD:  # in each worker another stream, without an order among them
+        return _native.WaitList(context_id, _native.History())
+    if common.thread_waits is None:
+        common.thread_waits = _native.WaitList(context_id, _native.History())
+    return common.thread_waits
 
 
 class ThreadStream:
@@ -162,16 +209,18 @@ class ThreadStream:
         The limiter's token is taken until `fn` has returned. Callable, arguments and result stay alive until the GPU has finished
         what `fn` enqueued.
 
-        Cancellation: raises at once. If the thread has begun, it goes on without its task. Until its work is done, the token
-        stays taken, the arguments stay alive, a pool does not use the stream again, and `drain` waits. If the thread has not
-        begun, `fn` is not called.
+        Cancellation: raises at once. If `fn` has begun, it goes on without its task. Until its work is done, the arguments stay
+        alive, a pool does not use the stream again, and `drain` waits; and if `fn` had not returned, the token stays taken. But a
+        stream of a pool is closed for `fn` when the task gives it back, as any stream after `close()`: its methods then raise a
+        `StreamClosedError` in `fn`. If `fn` has not begun, it is not called.
 
         Threads: in a task of a running asyncio or trio loop; always a checkpoint on trio.
 
         Args:
             fn: A plain function that enqueues work.
             *args: What it is called with, after the stream.
-            limiter: An `anyio.CapacityLimiter` that bounds the threads; by default anyio's own, of 40 threads.
+            limiter: An `anyio.CapacityLimiter`, or trio's, that bounds the threads; by default anyio's own, of 40 threads. Use it
+                in one loop at a time.
             **kwargs: What else it is called with.
 
         Returns:
@@ -202,17 +251,15 @@ class ThreadStream:
         hostfunc.require_ready(reference)
         if limiter is None:
             limiter = anyio.to_thread.current_default_thread_limiter()
-        elif not hasattr(limiter, "acquire_on_behalf_of"):
+        elif not hasattr(limiter, "acquire_on_behalf_of_nowait"):
             raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
         call = _ThreadCall(reference, partial(fn, self, *args, **kwargs), limiter)
-        await limiter.acquire_on_behalf_of(call)
-        try:
-            call.begin()
-        except BaseException:
-            limiter.release_on_behalf_of(call)
-            raise
         future: Any = call.future
+        _give_back_lost(limiter)
         try:
+            if not _take_at_once(limiter, call):
+                await limiter.acquire_on_behalf_of(call)
+            call.begin()
             # The limiter was asked above: one that is given here gets its token back when the task is cancelled.
             await anyio.to_thread.run_sync(call.run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
             call.give_back()

@@ -265,7 +265,9 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
             if keepalive is not None and (refusal == 0 or results):  # `call` has run
                 leak((keepalive, results))
             _points.registry.pop(reserved.ticket, None)
-        del bridge  # an exception keeps this frame, and the bridge must die with its loop
+            del completion.reserved
+        # An exception keeps this frame. The bridge must die with its loop, and a reservation counts as a pending wait.
+        del bridge, reserved
     return completion
 
 

@@ -18,7 +18,7 @@ struct handle {
     void *attachment;      /* see handle_attachment */
     void *value;           /* the rest is written by handle_new and then constant */
     void *context;
-    uint64_t identity;     /* of the context of an owned one; see context_is_gone */
+    uint64_t identity;     /* of the context; see context_is_gone */
     struct handle *parent; /* a borrowed stream of ours pins its owner's handle too; kept alive by module.c */
     enum handle_kind kind;
     bool owned;
@@ -32,10 +32,10 @@ struct handle *handle_new(enum handle_kind kind, void *value, void *context, boo
                           struct handle *parent) {
     struct handle *handle = calloc(1, sizeof *handle);
     if (!handle) return NULL;
+    uint64_t identity = parent ? parent->identity : context ? context_identity(context) : 0;
     *handle = (struct handle){.refs = 1, .value = value, .context = context, .parent = parent, .kind = kind, .owned = owned,
-                              .needs_context = needs_context};
+                              .needs_context = needs_context, .identity = identity};
     if (owned) {
-        if (context) handle->identity = context_identity(context);
         atomic_fetch_add(&counters[HANDLES_CREATED], 1);
         atomic_fetch_add(&counters[HANDLES_OPEN], 1);
     }
@@ -64,9 +64,12 @@ static void leave(bool entered) {
     if (entered) driver.ctx_pop(&popped);
 }
 
+bool handle_is_gone(const struct handle *handle) { return context_is_gone(handle->context, handle->identity); }
+
 int handle_enter_context(const struct handle *handle, bool *entered) {
     *entered = false;
     if (!handle->needs_context) return CUDA_SUCCESS;
+    if (handle_is_gone(handle)) return CUDA_CONTEXT_IS_DESTROYED;
     int status = driver.ctx_push(handle->context);
     *entered = status == CUDA_SUCCESS;
     return status;
@@ -91,7 +94,7 @@ static int destroy(struct handle *handle, bool shared) {
         return CUDA_SUCCESS;
     }
     int status = CUDA_SUCCESS;
-    if (!context_is_gone(handle->context, handle->identity)) { /* else it went with its context */
+    if (!handle_is_gone(handle)) { /* else it went with its context */
         bool entered = enter(handle->context);
         int mode = relaxed_enter(); /* an executable graph gives memory back, which would end somebody's capture */
         status = call_destructor(handle);

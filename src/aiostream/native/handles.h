@@ -23,6 +23,7 @@ bool handle_is_used(const struct handle *); /* now; another thread may begin or 
 void handle_mark_destroyed(struct handle *); /* the driver did it by itself: nobody is to do it again */
 bool handle_release(struct handle *); /* blocks until nobody uses it; false: it was closed before */
 bool handle_is_open(const struct handle *);
+bool handle_is_gone(const struct handle *); /* its context was destroyed: see context_is_gone */
 int handle_enter_context(const struct handle *, bool *entered); /* makes the context current where the driver needs one */
 void handle_leave_context(bool entered);
 

@@ -65,7 +65,15 @@ static PyObject *native_health(PyObject *self, PyObject *args) {
     return PyLong_FromLong(status);
 }
 
+static PyObject *native_context_is_gone(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long context, identity;
+    if (!PyArg_ParseTuple(args, "KK", &context, &identity)) return NULL;
+    return PyBool_FromLong(driver.ctx_get_id && context_is_gone((void *)(uintptr_t)context, identity));
+}
+
 static PyMethodDef failure_functions[] = {
+    {"context_is_gone", native_context_is_gone, METH_VARARGS, "Whether the context that had this id was destroyed or reset."},
     {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context; with True, as of 1 ms ago."},
     {"failure_note", native_failure_note, METH_VARARGS, "A driver call has answered this code: may end the process."},
     {"failure_take", native_failure_take, METH_NOARGS, "(code, call) of a fatal code that is new, or None."},

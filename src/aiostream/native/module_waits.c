@@ -179,6 +179,17 @@ static PyObject *Reserved_record(PyObject *object, PyObject *stream) {
     return Py_BuildValue("ii", status, (int)recording.stage);
 }
 
+/* fire(status): the ticket, when there is nothing to record. Any thread. */
+static PyObject *Reserved_fire(PyObject *object, PyObject *status) {
+    ReservedObject *self = (ReservedObject *)object;
+    long code = PyLong_AsLong(status);
+    if ((code == -1 && PyErr_Occurred()) || refuse_in_child()) return NULL;
+    if (self->recorded) return PyErr_Format(PyExc_ValueError, "it was recorded before");
+    self->recorded = true;
+    wait_fire_unrecorded(self->wait, (int)code);
+    Py_RETURN_NONE;
+}
+
 /* take(at_once): the wait, if the loop polls it: its caller, in the loop's thread, polls it from now on. Else None. An `await` of it
  * polls at once, or after a turn of the loop. */
 static PyObject *Reserved_take(PyObject *object, PyObject *at_once) {
@@ -210,6 +221,7 @@ static PyObject *Reserved_is_recorded(PyObject *object, void *unused) {
 
 static PyMethodDef reserved_methods[] = {
     {"record", Reserved_record, METH_O, "Records what a pinned stream has reached: (0 or a refusal, STAGE_...)."},
+    {"fire", Reserved_fire, METH_O, "Fires the ticket with a status in place of recording."},
     {"take", Reserved_take, METH_O, "The Wait, if its loop polls it: the caller does from now on. Else None."},
     {NULL, NULL, 0, NULL},
 };

@@ -40,6 +40,7 @@ void wait_begin_event(struct context *, struct shared_history *, struct handle *
 int wait_reserve(struct wait_list *, struct queue *, enum wait_mode, struct wait **);
 uint64_t wait_ticket(const struct wait *);
 void wait_unreserve(struct wait *);
+void wait_fire_unrecorded(struct wait *, int status); /* its end, when there is nothing to record; any thread */
 /* Records what the stream has reached now. 0: the wait is no longer the caller's; else it still is. STAGE_TASK: the loop has to
  * call waits_poll_futures soon. */
 int wait_record_future(struct wait *, void *stream, enum stage *);
