@@ -352,7 +352,7 @@ static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOO!", &stream, &function, &PyList_Type, &results)) return NULL;
     struct handle *handle = as_handle(stream);
     if (!handle) return NULL;
-    int status = handle_is_gone(handle) ? CUDA_CONTEXT_IS_DESTROYED : driver.ctx_push(handle_context(handle));
+    int status = driver.ctx_push(handle_context(handle)); /* its caller has asked for the context's health */
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     PyObject *result = PyObject_CallNoArgs(function);
     bool kept = result && PyList_Append(results, result) == 0;
