@@ -279,6 +279,8 @@ class StreamPool:
     async def aclose(self) -> None:
         """Waits for the work of all streams that are not lent, then destroys them; the rest is as `close` says.
 
+        It does not wait for a thread that a cancelled `enqueue_in_thread` has left behind: `drain` does.
+
         Cancellation: destroys at once, and raises.
 
         Raises:

@@ -298,6 +298,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
     async def aclose(self) -> None:
         """Waits for the work, then destroys the stream. May be called again.
 
+        It does not wait for a thread that a cancelled `enqueue_in_thread` has left behind: `drain` does.
+
         Cancellation: destroys at once, and raises; the work goes on and its completions still arrive.
 
         Raises:
