@@ -156,9 +156,10 @@ class _ThreadCall(Completion):
         self.keepalive = self.result = None
 
     def _lose_token(self) -> None:
-        if self.limiter is not None:
+        limiter, self.limiter = self.limiter, None  # or the dict's value would keep its key alive
+        if limiter is not None:
             with _lost_lock, contextlib.suppress(TypeError):  # a limiter of somebody's own may take no weak references
-                _lost.setdefault(self.limiter, []).append(self)
+                _lost.setdefault(limiter, []).append(self)
 
 
 def _give_back_lost(limiter: Any) -> None:
@@ -166,7 +167,8 @@ def _give_back_lost(limiter: Any) -> None:
     with _lost_lock:
         calls = _lost.pop(limiter, ()) if _lost else ()
     for call in calls:
-        call.give_back()
+        with contextlib.suppress(RuntimeError):  # it had given its token back before
+            limiter.release_on_behalf_of(call)
 
 
 def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
