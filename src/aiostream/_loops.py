@@ -1,4 +1,4 @@
-"""The one module that waits on asyncio and trio: how arrivals reach the loop that waits for them.
+"""The module that waits in asyncio and trio: how arrivals reach the loop that waits for them.
 
 Each running loop has one bridge, made on first use and gone with the loop. It owns a native queue, whose descriptor the
 loop watches; one wake-up drains everything that has arrived. Nothing here holds a loop: the loop holds the bridge (asyncio in its

@@ -61,9 +61,7 @@ class _Janitor:
             task = _tasks.popleft()
             try:
                 task()
-            except (
-                BaseException
-            ) as error:  # SystemExit too: a listener that calls sys.exit() ends neither this thread nor the process
+            except BaseException as error:  # SystemExit too: a listener that calls sys.exit() does not end this thread
                 report_unraisable(error, task)
             task = None  # type: ignore[assignment]  # what it held dies here, in this thread, before the next wait
         while _to_release:

@@ -26,8 +26,6 @@ _AWAITED = (
     "there was an await in a block of as_current(): the other tasks of this thread ran with its context and current stream. "
     "Await after the block"
 )
-
-
 _TWO_THREADS = "a block of as_current() was left in another thread than it was entered in. Enter and leave it in one thread"
 
 
@@ -183,7 +181,7 @@ def _leave(block: _Block, watch: _turns.TurnWatch) -> str | None:
     entered = _blocks.entered
     while entered and not entered[-1].is_open:
         entered.pop()
-        with contextlib.suppress(CudaError):  # somebody else has taken it off
+        with contextlib.suppress(CudaError):  # other code has popped it
             _driver.call("cuCtxPopCurrent")
     if block.entered is not entered:  # the first thread takes its context off at the end of a later block
         return _TWO_THREADS

@@ -76,7 +76,7 @@ static void say(int place, const char *call, int status, int64_t grace_ns) {
                           "(exit_on_context_failed).\n",
                           call, fatal_codes[place].name, fatal_codes[place].code, (long)getpid(), when, status);
     if (length >= (int)sizeof line) length = sizeof line - 1;
-    /* A pipe that nobody reads must not keep the process from ending. */
+    /* The process must also end when stderr is a full pipe that no process reads. */
     struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
     if (poll(&out, 1, 100) != 1 || out.revents != POLLOUT) return; /* POLLERR: it is closed, and SIGPIPE might come */
     ssize_t ignored = write(STDERR_FILENO, line, (size_t)length);

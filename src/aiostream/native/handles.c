@@ -96,7 +96,7 @@ static int destroy(struct handle *handle, bool shared) {
     int status = CUDA_SUCCESS;
     if (!handle_is_gone(handle)) { /* else it went with its context */
         bool entered = enter(handle->context);
-        int mode = relaxed_enter(); /* an executable graph gives memory back, which would end somebody's capture */
+        int mode = relaxed_enter(); /* an executable graph gives memory back, which would end another thread's capture */
         status = call_destructor(handle);
         relaxed_leave(mode);
         leave(entered);
