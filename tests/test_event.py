@@ -180,3 +180,16 @@ async def test_a_refused_record_does_not_hold_up_the_next() -> None:
         await free.aclose()
     first.close()
     second.close()
+
+
+def test_an_event_of_another_device_is_refused_by_name() -> None:
+    if aiostream.Device.count() < 2:
+        pytest.skip("one device only")
+    here, there = Event(), Stream(1)
+    with pytest.raises(
+        aiostream.CudaError, match="The event lives on device 0: an event is recorded on streams of its own context"
+    ):
+        here.record(there)
+    there.wait_event(here)
+    here.close()
+    there.close()

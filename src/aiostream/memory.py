@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from aiostream import _driver, interop
+from aiostream import _arguments, _driver, interop
 from aiostream.enums import DevResourceType, MemAttach, MemoryBarrierType, WaitValueFlags, WriteValueFlags
 
 __all__ = ["DevResource", "FlushRemoteWrites", "MemoryBarrier", "WaitValue", "WriteValue"]
@@ -75,12 +75,12 @@ def _check(value: Any, bits: int) -> None:
 
 
 def _wait_value(stream: interop.Reference, operation: WaitValue) -> None:
-    flags = int(WaitValueFlags(operation.flags))
+    flags = int(_arguments.member(WaitValueFlags, operation.flags, "flags"))
     _one(stream, f"cuStreamWaitValue{operation.bits}", operation, flags)
 
 
 def _write_value(stream: interop.Reference, operation: WriteValue) -> None:
-    flags = int(WriteValueFlags(operation.flags))
+    flags = int(_arguments.member(WriteValueFlags, operation.flags, "flags"))
     _one(stream, f"cuStreamWriteValue{operation.bits}", operation, flags)
 
 
@@ -112,13 +112,13 @@ def _as_driver_operation(operation: Any) -> Any:
             part.value = driver.cuuint32_t(operation.value)
         else:
             part.value64 = driver.cuuint64_t(operation.value)
-        part.flags = int(operation.flags)
+        part.flags = int(_arguments.member(WaitValueFlags if waits else WriteValueFlags, operation.flags, "flags"))
     elif isinstance(operation, FlushRemoteWrites):
         raw.flushRemoteWrites.operation = driver.CUstreamBatchMemOpType(_FLUSH)
         raw.flushRemoteWrites.flags = 0
     elif isinstance(operation, MemoryBarrier):
         raw.memoryBarrier.operation = driver.CUstreamBatchMemOpType(_BARRIER)
-        raw.memoryBarrier.flags = int(MemoryBarrierType(operation.kind))
+        raw.memoryBarrier.flags = int(_arguments.member(MemoryBarrierType, operation.kind, "kind"))
     else:
         raise TypeError(f"an operation is a WaitValue, WriteValue, FlushRemoteWrites or MemoryBarrier, not {operation!r}")
     return raw
@@ -127,13 +127,14 @@ def _as_driver_operation(operation: Any) -> Any:
 def _attach(stream: interop.Reference, pointer: Any, length: int, flags: MemAttach) -> None:
     if length < 0:
         raise ValueError(f"a length is not negative: {length}")
+    who = int(_arguments.member(MemAttach, flags, "flags"))
     address = _driver.bindings().CUdeviceptr(_address(pointer))
     interop.refuse_capture(stream, "cuStreamAttachMemAsync")
-    interop.call_on(stream, "cuStreamAttachMemAsync", address, length, int(MemAttach(flags)))
+    interop.call_on(stream, "cuStreamAttachMemAsync", address, length, who)
 
 
 def _dev_resource(stream: interop.Reference, kind: DevResourceType) -> DevResource:
-    kind = DevResourceType(kind)
+    kind = _arguments.member(DevResourceType, kind, "kind")
     if not _driver.supports("cuStreamGetDevResource"):
         raise _driver.too_old("cuStreamGetDevResource", stream.name)
     interop.refuse_capture(stream, "cuStreamGetDevResource")
