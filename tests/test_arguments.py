@@ -282,11 +282,46 @@ def test_members_of_enumerations_are_named(things: dict[str, Any]) -> None:
         ("wait is one of 'auto', 'hostfunc', 'event', 'spin'", aiostream.set_default_wait),
     ]
     for text, call in calls:
-        for wrong in ("x", True, 1.5):
+        for wrong in ("x", True, 1.5, -1, 2**70):
             with pytest.raises(ValueError, match=f"^{text}.*, not {wrong!r}$"):
                 call(wrong)
     assert stream.capture_status() is aiostream.CaptureStatus.NONE
     assert aiostream.exchange_capture_mode(CaptureMode.GLOBAL) is CaptureMode.GLOBAL
+
+
+def test_numbers_that_the_driver_has_no_room_for(things: dict[str, Any]) -> None:
+    """Never an `OverflowError`, which is neither of the two classes."""
+    stream, graph = things["stream"], things["graph"]
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
+    for wrong in (-1, 2**64, 2**70):
+        for call in (
+            lambda wrong=wrong: stream.wait_value(wrong, 1),
+            lambda wrong=wrong: stream.write_value(64, wrong),
+            lambda wrong=wrong: stream.batch_mem_op([aiostream.WaitValue(wrong, 1)]),
+            lambda wrong=wrong: stream.attach_mem_async(wrong),
+            lambda wrong=wrong: stream.attach_mem_async(64, wrong),
+            lambda wrong=wrong: stream.launch_host_func(function, wrong),
+            lambda wrong=wrong: aiostream.AccessPolicyWindow(wrong, 1),
+            lambda wrong=wrong: aiostream.AccessPolicyWindow(64, wrong),
+            lambda wrong=wrong: aiostream.MemSyncDomainMap(wrong),
+            lambda wrong=wrong: aiostream.GraphEdgeData(from_port=wrong),
+            lambda wrong=wrong: aiostream.GraphEdgeData(to_port=wrong),
+            lambda wrong=wrong: aiostream.GraphEdgeData(type=wrong),
+            lambda wrong=wrong: stream.begin_capture_to_graph(graph, [wrong]),
+        ):
+            with pytest.raises(ValueError, match=str(wrong)):
+                call()
+    for call in (
+        lambda: aiostream.AccessPolicyWindow("x"),  # type: ignore[arg-type]
+        lambda: aiostream.AccessPolicyWindow(hit_ratio="x"),  # type: ignore[arg-type]
+        lambda: aiostream.MemSyncDomainMap(1.5),  # type: ignore[arg-type]
+        lambda: aiostream.GraphEdgeData(from_port=None),  # type: ignore[arg-type]
+        lambda: stream.batch_mem_op(5),
+        lambda: stream.attach_mem_async(64, 1.5),
+    ):
+        with pytest.raises(TypeError):
+            call()
+    assert stream.capture_status() is aiostream.CaptureStatus.NONE
 
 
 # ------------------------------------------------------------------------------------------------ functions

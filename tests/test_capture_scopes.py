@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from typing import Any
@@ -654,3 +655,15 @@ async def test_a_function_that_leaves_the_stream_capturing(wait: str) -> None:
         await stream.enqueue_in_thread(lambda stream: stream.begin_capture(CaptureMode.RELAXED))
     stream.end_capture().close()
     stream.close()
+
+
+def test_a_scope_keeps_its_stream() -> None:
+    """A stream that only the scope refers to was closed by its finalizer."""
+    for begin in (lambda stream: stream.capture(), lambda stream: stream.capture_executable()):
+        scope = begin(Stream())
+        gc.collect()
+        assert settle(internals.janitor_is_idle)
+        with scope:
+            pass
+    scope.executable.close()
+    del scope

@@ -12,8 +12,8 @@ from typing import Any, NoReturn, TypeVar
 
 E = TypeVar("E", bound=Enum)
 
-_MOST_HANDLE = 2**64 - 1
-_LEAST_INT, _MOST_INT = -(2**31), 2**31 - 1  # of C
+_MOST_ADDRESS = 2**64 - 1
+_LEAST_INT, _MOST_INT, _MOST_FLAGS, _MOST_BYTE = -(2**31), 2**31 - 1, 2**32 - 1, 255  # of C
 
 
 def is_integer(value: Any) -> bool:
@@ -52,9 +52,32 @@ def handle(value: Any, what: str) -> int:
         ValueError: No handle has that number.
     """
     number = integer(f"the handle of {what}", value)
-    if not 0 <= number <= _MOST_HANDLE:
+    if not 0 <= number <= _MOST_ADDRESS:
         raise ValueError(f"{number} is no handle of {what}: a handle is a number from 0 to 2**64 - 1")
     return number
+
+
+def byte(name: str, value: Any) -> int:
+    """A number from 0 to 255.
+
+    Raises:
+        TypeError: It is no int.
+        ValueError: It is out of range.
+    """
+    if not 0 <= integer(name, value) <= _MOST_BYTE:
+        raise ValueError(f"{name} is a number from 0 to {_MOST_BYTE}, not {value}")
+    return operator.index(value)
+
+
+def address(value: int) -> int:
+    """An address in memory, or a size of it.
+
+    Raises:
+        ValueError: There is none of that number.
+    """
+    if not 0 <= value <= _MOST_ADDRESS:
+        raise ValueError(f"{value} is no address or size in memory: these are numbers from 0 to 2**64 - 1")
+    return value
 
 
 def priority(value: Any) -> int:
@@ -99,7 +122,7 @@ def member(kind: type[E], value: Any, name: str) -> E:
     Raises:
         ValueError: There is none; the error names those that there are.
     """
-    if not isinstance(value, bool):
+    if not isinstance(value, bool) and not (isinstance(value, int) and not 0 <= value <= _MOST_FLAGS):
         try:
             return kind(value)
         except (ValueError, TypeError):  # of flags: a TypeError for what is no int
@@ -137,8 +160,7 @@ class NotCopied:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuses `copy`, `deepcopy` and `pickle`, which all come here."""
-        name = type(self).__name__
-        raise TypeError(f"a {name} cannot be copied or pickled: {self._instead}; another process makes its own")
+        raise TypeError(f"{type(self).__name__} cannot be copied or pickled: {self._instead}; another process makes its own")
 
 
 class AsyncBlock:

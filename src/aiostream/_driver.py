@@ -81,16 +81,18 @@ _LOST = (
     "lost: CUDA works again only in a new process"
 )
 _DESTROYED = "The context was destroyed or reset, so its streams, events and memory are gone"
-_NOT_INITIALIZED, _NO_DEVICE, _ILLEGAL_STATE, _NOT_PERMITTED = 3, 100, 401, 800
+_NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED = 3, 100, 800
 _IN_HOST_FUNCTION = (
     "A host function or callback must not call CUDA: let it set an event or a flag, and call CUDA in another thread"
 )
-_ILLEGAL_STATES = {
-    "cuStreamBeginCapture": "The stream captures already",
-    "cuStreamBeginCaptureToGraph": "The stream captures already",
-    "cuStreamBeginRecaptureToGraph": "The stream captures already",
-    "cuStreamEndCapture": "The stream does not capture",
-    "cuStreamUpdateCaptureDependencies": "The stream does not capture",
+_HINTS = {
+    (400, "cuEventElapsedTime"): "One of the two events was never recorded",
+    (600, "cuEventElapsedTime"): "The GPU has not passed both events yet: await the later one first",
+    (401, "cuStreamBeginCapture"): "The stream captures already",
+    (401, "cuStreamBeginCaptureToGraph"): "The stream captures already",
+    (401, "cuStreamBeginRecaptureToGraph"): "The stream captures already",
+    (401, "cuStreamEndCapture"): "The stream does not capture",
+    (401, "cuStreamUpdateCaptureDependencies"): "The stream does not capture",
 }
 _FORKED = (
     "Most likely this process was forked from one that had used CUDA already, perhaps through another library. The CUDA driver "
@@ -180,8 +182,8 @@ def error(code: int, call: str, stream: str | None = None, hint: str | None = No
         hint = _FORKED
     elif hint is None and code == _NOT_PERMITTED:
         hint = _IN_HOST_FUNCTION
-    elif hint is None and code == _ILLEGAL_STATE:
-        hint = _ILLEGAL_STATES.get(call.partition("_v")[0])
+    elif hint is None:
+        hint = _HINTS.get((code, call.partition("_v")[0]))
     problem = errors.class_for(code)(code, name_of(code), call, stream, hint, _meaning_of(code))
     if isinstance(problem, errors.ContextFailedError):
         _native.failure_note(code, call)

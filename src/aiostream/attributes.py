@@ -35,10 +35,15 @@ class AccessPolicyWindow:
         """Refuses what no driver takes.
 
         Raises:
+            TypeError: One is no number.
             ValueError: A number is out of range.
         """
-        if self.base < 0 or self.size < 0 or not 0.0 <= self.hit_ratio <= 1.0:
-            raise ValueError(f"a window's base and size are not negative, and its hit_ratio is from 0 to 1: {self}")
+        _arguments.address(_arguments.integer("base", self.base))
+        _arguments.address(_arguments.integer("size", self.size))
+        if not hasattr(self.hit_ratio, "__float__"):
+            raise TypeError(f"hit_ratio is a number from 0 to 1, not {type(self.hit_ratio).__name__}")
+        if not 0.0 <= self.hit_ratio <= 1.0:
+            raise ValueError(f"a window's hit_ratio is from 0 to 1, not {self.hit_ratio}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,16 @@ class MemSyncDomainMap:
 
     default: int = 0
     remote: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses what no driver takes.
+
+        Raises:
+            TypeError: A number is no int.
+            ValueError: A number is not from 0 to 255.
+        """
+        _arguments.byte("default", self.default)
+        _arguments.byte("remote", self.remote)
 
 
 def _window(raw: Any) -> AccessPolicyWindow:

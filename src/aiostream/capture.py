@@ -179,7 +179,7 @@ def _begin_recapture(
 def _capturing_into(stream: interop.Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
     """Pins a graph, begins in the block to capture into it, and notes that."""
     if not graph._handle.pin():
-        raise StreamClosedError(f"{graph!r} is closed")
+        raise StreamClosedError(f"{graph._name} is closed")
     try:
         _forget_ended_elsewhere(stream)
         yield graph._handle.value
@@ -302,8 +302,9 @@ def _still_captures(stream: interop.Reference) -> bool:
 class CaptureScope:
     """What `with stream.capture() as capture:` gives; the product is on it once the block has ended. It serves for one block."""
 
-    def __init__(self, stream: interop.Reference, mode: CaptureMode, flags: InstantiateFlags | None) -> None:
-        self._stream = stream
+    def __init__(self, stream: CapturingStream, mode: CaptureMode, flags: InstantiateFlags | None) -> None:
+        self._owner = stream  # a stream that only this scope refers to must not be closed by its finalizer
+        self._stream = stream._reference
         self._mode = _arguments.member(CaptureMode, mode, "mode")
         self._flags = None if flags is None else _arguments.member(InstantiateFlags, flags, "flags")  # None: the graph is wanted
         self._entered = False
@@ -437,13 +438,13 @@ class CapturingStream:
             CudaError: As `begin_capture` on the way in, and as `end_capture` on the way out.
             RuntimeError: The block was entered before.
         """
-        return CaptureScope(self._reference, mode, None)
+        return CaptureScope(self, mode, None)
 
     def capture_executable(
         self, mode: CaptureMode = CaptureMode.GLOBAL, flags: InstantiateFlags = InstantiateFlags.DEFAULT
     ) -> CaptureScope:
         """The same with the graph made executable: `capture.executable`. Errors also as of `Graph.instantiate`."""
-        return CaptureScope(self._reference, mode, flags)
+        return CaptureScope(self, mode, flags)
 
     def capture_status(self) -> CaptureStatus:
         """Whether the stream captures (`cuStreamIsCapturing`); harmless to the capture.

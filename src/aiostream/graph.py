@@ -107,6 +107,17 @@ class GraphEdgeData:
     to_port: int = 0
     type: GraphDependencyType = GraphDependencyType.DEFAULT
 
+    def __post_init__(self) -> None:
+        """Refuses what no driver takes.
+
+        Raises:
+            TypeError: A port is no int.
+            ValueError: A port is not from 0 to 255, or there is no such type.
+        """
+        _arguments.byte("from_port", self.from_port)
+        _arguments.byte("to_port", self.to_port)
+        _arguments.member(GraphDependencyType, self.type, "type")
+
 
 @dataclass(frozen=True, slots=True)
 class GraphDependency:
@@ -146,8 +157,8 @@ def as_driver_dependencies(dependencies: Iterable[Any]) -> tuple[list[Any], list
 
 def _node_handle(node: Any) -> int:
     handle = getattr(node, "handle", node)  # ours and cuda.core's have it
-    if isinstance(handle, int) and not isinstance(handle, bool):
-        return handle
+    if _arguments.is_integer(handle):
+        return _arguments.handle(handle, "a node")
     if type(handle).__name__ in ("CUgraphNode", "cudaGraphNode_t"):
         return int(handle)
     raise TypeError(f"a dependency is a GraphNode or a GraphDependency, not {type(node).__name__}")

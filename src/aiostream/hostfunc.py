@@ -303,8 +303,8 @@ def _launch_foreign(
 def _address_of(data: Any) -> int:
     if data is None:
         return 0
-    if isinstance(data, int):
-        return data
+    if _arguments.is_integer(data):
+        return _arguments.address(int(data))
     if isinstance(data, (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)) and not isinstance(
         data, (ctypes.c_void_p, ctypes.c_char_p)
     ):

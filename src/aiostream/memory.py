@@ -62,7 +62,7 @@ def _address(pointer: Any) -> int:
     """An address, a `CUdeviceptr`, or whatever else becomes an int."""
     if isinstance(pointer, bool) or not hasattr(pointer, "__int__") or isinstance(pointer, float):
         raise TypeError(f"an address is needed, not {type(pointer).__name__}")
-    return int(pointer)
+    return _arguments.address(int(pointer))
 
 
 def _check(value: Any, bits: int) -> None:
@@ -91,6 +91,8 @@ def _one(stream: interop.Reference, name: str, operation: WaitValue | WriteValue
 
 
 def _batch(stream: interop.Reference, operations: Iterable[Any]) -> None:
+    if not isinstance(operations, Iterable):
+        raise TypeError(f"operations are in a list or tuple, not one {type(operations).__name__}")
     raw = [_as_driver_operation(operation) for operation in operations]
     if not 0 < len(raw) <= _MOST_OPERATIONS:
         raise ValueError(f"a batch has 1 to {_MOST_OPERATIONS} operations, not {len(raw)}")
@@ -125,12 +127,11 @@ def _as_driver_operation(operation: Any) -> Any:
 
 
 def _attach(stream: interop.Reference, pointer: Any, length: int, flags: MemAttach) -> None:
-    if length < 0:
-        raise ValueError(f"a length is not negative: {length}")
+    size = _arguments.address(_arguments.integer("length", length))
     who = int(_arguments.member(MemAttach, flags, "flags"))
     address = _driver.bindings().CUdeviceptr(_address(pointer))
     interop.refuse_capture(stream, "cuStreamAttachMemAsync")
-    interop.call_on(stream, "cuStreamAttachMemAsync", address, length, who)
+    interop.call_on(stream, "cuStreamAttachMemAsync", address, size, who)
 
 
 def _dev_resource(stream: interop.Reference, kind: DevResourceType) -> DevResource:

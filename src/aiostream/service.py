@@ -90,7 +90,8 @@ def _waitable(futures: Iterable[F]) -> set[F]:
     for future in every:
         if not (hasattr(future, "add_done_callback") and hasattr(future, "remove_done_callback")):
             advice = "a coroutine is given to a task, and asyncio.wrap_future takes a future of concurrent.futures"
-            raise TypeError(f"wait takes futures of this loop, not {type(future).__name__}: {advice}")
+            kind = type(future)
+            raise TypeError(f"wait takes futures of this loop, not {kind.__module__}.{kind.__qualname__}: {advice}")
     return every
 
 

@@ -417,7 +417,7 @@ class Stream(
         bits = int(_arguments.member(WaitEventFlags, flags, "flags"))
         owner = event._handle if isinstance(event, Event) else None
         if owner is not None and not owner.pin():
-            raise StreamClosedError(f"{event!r} is closed")
+            raise StreamClosedError(f"{event._name} is closed")
         try:
             handle = owner.value if owner is not None else interop.event_handle(event)
             if not handle and interop.is_unmade(event):
