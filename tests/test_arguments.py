@@ -156,6 +156,12 @@ def test_a_completion_is_on_a_stream_of_ours(things: dict[str, Any]) -> None:
                 method(wrong)
 
 
+def test_a_pool_borrows_several_streams(things: dict[str, Any]) -> None:
+    for wrong in (None, things["stream"], things["stream"].handle):
+        with pytest.raises(TypeError, match="streams are in a list or another iterable, not one"):
+            StreamPool.borrow(wrong)
+
+
 # ------------------------------------------------------------------------------------------------ handles
 
 

@@ -103,6 +103,8 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
                 pool = StreamPool.borrow(torch.cuda.Stream() for _ in range(16))
         """
         _require_limit(max_waiting)
+        if not isinstance(streams, Iterable):
+            raise TypeError(f"streams are in a list or another iterable, not one {type(streams).__name__}")
         borrowed = [Stream.borrow(stream, wait=wait) for stream in streams]
         _require_distinct(borrowed)
         pool = cls.__new__(cls)

@@ -131,8 +131,8 @@ async def synchronize_async(self: Awaitable) -> None:
     full stream. With `HOSTFUNC`, `query()` may say `False` for some microseconds more, until the driver's own thread is back
     from the wake-up, and the enqueue may block on a full stream.
 
-    Cancellation: raises at once; the GPU goes on. On asyncio a wait that is over at once may return without a turn of the loop, so
-    that a timeout of 0 need not strike.
+    Cancellation: raises at once; the GPU goes on. On asyncio a wait that is over at once may return without a turn of the loop:
+    it need not meet a timeout of 0.
 
     Threads: in the thread of a running asyncio or trio loop; always a checkpoint on trio.
 
