@@ -61,9 +61,9 @@ async def wait(
 
     if not unfinished or any(future.done() and _is_enough(future, return_when) for future in every):
         set_result(enough, None)
-    for future in unfinished:
-        future.add_done_callback(ended)
     try:
+        for future in unfinished:
+            future.add_done_callback(ended)
         with anyio.move_on_after(seconds):
             await waiting.checkpoint()
             await enough  # type: ignore[misc]  # SettledFuture says what Completion needs; both kinds can be awaited
