@@ -47,6 +47,11 @@ def driver_call(name: str, *args: Any) -> Any:
     return _driver.call(name, *args)
 
 
+def simulator_is_wanted() -> bool:
+    """Whether the environment variable AIOSTREAM_SIMULATOR asks for the simulator."""
+    return _driver.simulator_is_wanted()
+
+
 def stream_status(stream: Any) -> int:
     """What the driver itself answers when it is asked for a stream: not through the library."""
     driver = _driver.bindings()

@@ -180,3 +180,34 @@ async def test_a_refused_record_does_not_hold_up_the_next() -> None:
         await free.aclose()
     first.close()
     second.close()
+
+
+def test_an_event_of_another_device_is_refused_by_name() -> None:
+    if aiostream.Device.count() < 2:
+        pytest.skip("one device only")
+    here, there = Event(), Stream(1)
+    with pytest.raises(
+        aiostream.CudaError, match="The event lives on device 0: an event is recorded on streams of its own context"
+    ):
+        here.record(there)
+    there.wait_event(here)
+    here.close()
+    there.close()
+
+
+def test_a_time_that_is_not_there_yet_is_explained() -> None:
+    begin, end = Event(timing=True), Event(timing=True)
+    with pytest.raises(aiostream.CudaError, match="One of the two events was never recorded"):
+        begin.elapsed_time(end)
+    with Gate() as gate:
+        stream = Stream()
+        begin.record(stream)
+        gate.hold(stream)
+        end.record(stream)
+        with pytest.raises(aiostream.CudaError, match="The GPU has not passed both events yet"):
+            begin.elapsed_time(end)
+        gate.open()
+        stream.synchronize()
+    assert begin.elapsed_time(end) >= 0
+    for each in (begin, end, stream):
+        each.close()

@@ -129,10 +129,11 @@ def test_whose_a_graph_is(stream: Stream) -> None:
     assert len(borrowed.nodes) == 1
     with pytest.raises(ValueError, match="belongs to somebody else"):
         borrowed.into_raw()
-    borrowed.close()
     owned = Graph.from_raw(handle)
     assert owned == borrowed
     assert hash(owned) == hash(borrowed)
+    borrowed.close()
+    assert owned != borrowed
     assert Graph.borrow(owned) is owned
     executable = owned.instantiate()
     raw = executable.into_raw()

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aiostream import Stream, StreamClosedError, statistics
+from aiostream import CudaError, Stream, StreamClosedError, statistics
 from support import Gate, held_stream, settle, spin
 
 
@@ -207,7 +207,7 @@ def test_bad_arguments_are_refused_and_nothing_is_enqueued() -> None:
         (TypeError, lambda: stream.launch_host_func(None)),
         (TypeError, lambda: stream.launch_host_func()),
         (TypeError, lambda: stream.add_callback("text")),
-        (TypeError, lambda: stream.launch_host_func(print, end="")),
+        (TypeError, lambda: stream.launch_host_func(function, end="")),
         (ValueError, lambda: stream.launch_host_func(null, 1)),
         (TypeError, lambda: stream.launch_host_func(function, 1, 2)),
         (TypeError, lambda: stream.launch_host_func(function, "text")),
@@ -305,3 +305,38 @@ def test_a_host_function_may_use_the_library_where_that_does_not_call_cuda() -> 
     assert answers[1] == 800
     assert time.monotonic() - began < 20
     stream.close()
+
+
+def test_host_functions_take_keyword_arguments() -> None:
+    stream = Stream()
+    calls: list[Any] = []
+
+    def note(*args: Any, **kwargs: Any) -> None:
+        calls.append((args, kwargs))
+
+    stream.launch_host_func(note, 1, key="value")
+    stream.add_callback(note, 2, key="other")
+    stream.synchronize()
+    assert settle(lambda: len(calls) == 2)
+    assert calls == [((1,), {"key": "value"}), ((None, 2), {"key": "other"})]
+    stream.close()
+
+
+def test_cuda_in_a_host_function_is_refused_with_advice() -> None:
+    stream, other = Stream(), Stream()
+    told: list[CudaError] = []
+
+    def call_cuda() -> None:
+        try:
+            other.launch_host_func(print)
+        except CudaError as error:
+            told.append(error)
+
+    stream.launch_host_func(call_cuda)
+    stream.synchronize()
+    assert settle(lambda: bool(told))
+    assert told[0].code == 800
+    assert "A host function or callback must not call CUDA" in str(told[0])
+    told.clear()  # its frames hold the streams
+    stream.close()
+    other.close()

@@ -20,6 +20,7 @@ LEVELS = {
     "_native": -1,
     "errors": 0,
     "enums": 0,
+    "_arguments": 0,
     "_clash": 0,
     "_turns": 0,
     "_driver": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import threading
 import time
@@ -279,7 +280,7 @@ def test_listeners_are_told_once(driver_kind: str) -> None:
 
 
 def test_a_listener_must_be_callable() -> None:
-    with pytest.raises(TypeError, match="must be callable"):
+    with pytest.raises(TypeError, match="takes a callable, not int"):
         aiostream.on_context_failed(5)  # type: ignore[arg-type]
     aiostream.on_context_failed(print)()
 
@@ -289,3 +290,108 @@ def test_time_is_measured_by_the_loop() -> None:
     began = time.monotonic()
     assert asyncio.run(aiostream.drain(60)) is True
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.simulator_only("breaks a context")
+def test_a_registration_is_ended_by_its_own_function_alone() -> None:
+    """Also if the same listener is registered twice, and one function is called twice."""
+    script = """
+        import aiostream
+        from aiostream import simulator
+        from support import settle
+        told = []
+        listener = lambda error: told.append(error.code)
+        first, second = aiostream.on_context_failed(listener), aiostream.on_context_failed(listener)
+        first()
+        first()
+        stream = aiostream.Stream()
+        simulator.break_context(719)
+        assert settle(lambda: told)
+        print(told)
+        """
+    assert succeed("simulator", script) == "[719]\n"
+
+
+# ------------------------------------------------------------------------------------------------ many futures
+
+
+class Counted:
+    """A future that counts how often it is looked at; of any loop, since it calls nobody by itself."""
+
+    looks = 0
+
+    def __init__(self) -> None:
+        self.callbacks: list[Any] = []
+        self.ended = False
+
+    def end(self) -> None:
+        self.ended = True
+        for callback in self.callbacks[:]:
+            callback(self)
+
+    def done(self) -> bool:
+        Counted.looks += 1
+        return self.ended
+
+    def cancelled(self) -> bool:
+        return False
+
+    def exception(self) -> None:
+        return None
+
+    def add_done_callback(self, callback: Any) -> None:
+        self.callbacks.append(callback)
+
+    def remove_done_callback(self, callback: Any) -> None:
+        self.callbacks.remove(callback)
+
+
+@pytest.mark.parametrize("return_when", ["ALL_COMPLETED", "FIRST_EXCEPTION"])
+async def test_a_wait_looks_at_each_future_a_few_times(return_when: Any) -> None:
+    """And not at all of them whenever one ends, which with 8,000 futures kept the loop for seconds."""
+    import anyio
+
+    futures = [Counted() for _ in range(1000)]
+    futures[0].end()
+    Counted.looks = 0
+    async with anyio.create_task_group() as tasks:
+
+        async def end_all() -> None:
+            for future in futures[1:]:
+                assert len(future.callbacks) == 1
+                future.end()
+            await anyio.lowlevel.checkpoint()
+
+        async def wait_for_all() -> None:
+            assert await aiostream.wait(futures, return_when=return_when) == (set(futures), set())
+
+        tasks.start_soon(wait_for_all)
+        while not futures[-1].callbacks:
+            await anyio.lowlevel.checkpoint()
+        tasks.start_soon(end_all)
+    assert Counted.looks <= 4 * len(futures)
+    assert not any(future.callbacks for future in futures), "nothing stays behind"
+
+
+async def test_what_cannot_be_waited_for() -> None:
+    stream = Stream()
+    future = stream.completion_future()
+    with pytest.raises(TypeError, match=r"wait takes several futures, as in wait\(\[first, second\]\), not"):
+        await aiostream.wait(future)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="wait takes several futures"):
+        await aiostream.wait(None)  # type: ignore[arg-type]
+    coroutine = stream.synchronize_async()
+    for wrong in (1, coroutine, concurrent.futures.Future()):
+        with pytest.raises(TypeError, match=r"wait takes futures of this loop, not .*asyncio.wrap_future"):
+            await aiostream.wait([future, wrong])
+    coroutine.close()
+    for wrong in ("1", True, [1]):
+        for call in (lambda timeout: aiostream.wait([future], timeout=timeout), aiostream.drain):
+            with pytest.raises(TypeError, match="a timeout is a number of seconds or None, not"):
+                await call(wrong)  # type: ignore[arg-type]
+    for call in (lambda timeout: aiostream.wait([future], timeout=timeout), aiostream.drain):
+        with pytest.raises(ValueError, match="a timeout is a number of seconds, not nan"):
+            await call(float("nan"))
+    assert await aiostream.wait([future], timeout=float("inf")) == ({future}, set())
+    assert await aiostream.drain(-1) is True
+    stream.close()

@@ -61,10 +61,10 @@ def test_bad_arguments_are_refused_with_advice() -> None:
         Device(1.5)
     with pytest.raises(TypeError, match="a CUDA stream is needed"):
         Stream.borrow("stream")
-    with pytest.raises(TypeError, match=r"Stream\.borrow takes objects"):
+    with pytest.raises(TypeError, match=r"borrow\(\) takes objects"):
         Stream.from_raw("stream")  # type: ignore[arg-type]
     for special in (0, 1, 2):
-        with pytest.raises(ValueError, match="nobody owns"):
+        with pytest.raises(ValueError, match="without an owner"):
             Stream.from_raw(special)
 
 
@@ -394,7 +394,7 @@ def test_wait_event_orders_streams() -> None:
     second.wait_event(internals.bindings().CUevent(event.handle))
     with pytest.raises(TypeError, match="a CUDA event is needed"):
         second.wait_event("event")
-    with pytest.raises(ValueError, match="invalid value 64"):
+    with pytest.raises(ValueError, match=r"flags is one of WaitEventFlags\.DEFAULT, WaitEventFlags\.EXTERNAL, not 64"):
         second.wait_event(event, 64)  # type: ignore[arg-type]
     for each in (first, second, event):
         each.close()

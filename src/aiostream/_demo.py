@@ -85,7 +85,7 @@ def _choose_driver() -> str:
 
     Another process looks: the first driver library that a process loads is its driver for good.
     """
-    if os.environ.get("AIOSTREAM_SIMULATOR", "") not in ("", "0"):
+    if _driver.simulator_is_wanted():
         return "On the simulator, as AIOSTREAM_SIMULATOR asks; its times say nothing about a GPU"
     context_id = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
     if context_id.returncode == 0:

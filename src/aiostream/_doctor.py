@@ -119,6 +119,9 @@ def _driver_and_devices(report: Report) -> bool:
     except NoDriverError as error:
         report.problem("CUDA driver", "none", str(error))
         return False
+    except ValueError as error:  # of an environment variable
+        report.problem("CUDA driver", str(error), "unset the variable, or set it to one of these")
+        return False
     except (CudaError, ImportError) as error:
         report.problem("CUDA driver", str(error), "see that `nvidia-smi` works; reinstall the driver if it does not")
         return False

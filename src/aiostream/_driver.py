@@ -81,7 +81,19 @@ _LOST = (
     "lost: CUDA works again only in a new process"
 )
 _DESTROYED = "The context was destroyed or reset, so its streams, events and memory are gone"
-_NOT_INITIALIZED, _NO_DEVICE = 3, 100
+_NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED = 3, 100, 800
+_IN_HOST_FUNCTION = (
+    "A host function or callback must not call CUDA: let it set an event or a flag, and call CUDA in another thread"
+)
+_HINTS = {
+    (400, "cuEventElapsedTime"): "One of the two events was never recorded",
+    (600, "cuEventElapsedTime"): "The GPU has not passed both events yet: await the later one first",
+    (401, "cuStreamBeginCapture"): "The stream captures already",
+    (401, "cuStreamBeginCaptureToGraph"): "The stream captures already",
+    (401, "cuStreamBeginRecaptureToGraph"): "The stream captures already",
+    (401, "cuStreamEndCapture"): "The stream does not capture",
+    (401, "cuStreamUpdateCaptureDependencies"): "The stream does not capture",
+}
 _FORKED = (
     "Most likely this process was forked from one that had used CUDA already, perhaps through another library. The CUDA driver "
     "does not survive fork(). Start worker processes with multiprocessing's 'spawn' or 'forkserver' method, or use CUDA only "
@@ -105,9 +117,26 @@ def bindings() -> ModuleType:
     return _bindings if _bindings is not None else _load()
 
 
+_YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+
+
+def simulator_is_wanted() -> bool:
+    """Whether the environment variable `AIOSTREAM_SIMULATOR` asks for the simulator.
+
+    Raises:
+        ValueError: It says neither yes nor no.
+    """
+    said = os.environ.get("AIOSTREAM_SIMULATOR", "")
+    if said.strip().lower() in _YES:
+        return True
+    if said.strip().lower() in _NO:
+        return False
+    raise ValueError(f"the environment variable AIOSTREAM_SIMULATOR is 1 (yes, true, on) or 0 (no, false, off), not {said!r}")
+
+
 def _load() -> ModuleType:
     global _bindings
-    if os.environ.get("AIOSTREAM_SIMULATOR", "") not in ("", "0"):
+    if simulator_is_wanted():
         importlib.import_module("aiostream.simulator").install()
     module = importlib.import_module("cuda.bindings.driver")
     try:
@@ -151,6 +180,10 @@ def error(code: int, call: str, stream: str | None = None, hint: str | None = No
         hint = _DESTROYED if code == _CONTEXT_IS_DESTROYED else _LOST
     elif hint is None and code == _NOT_INITIALIZED:
         hint = _FORKED
+    elif hint is None and code == _NOT_PERMITTED:
+        hint = _IN_HOST_FUNCTION
+    elif hint is None:
+        hint = _HINTS.get((code, call.partition("_v")[0]))
     problem = errors.class_for(code)(code, name_of(code), call, stream, hint, _meaning_of(code))
     if isinstance(problem, errors.ContextFailedError):
         _native.failure_note(code, call)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from aiostream import _driver, interop
+from aiostream import _arguments, _driver, interop
 from aiostream.enums import AccessProperty, MemSyncDomain, StreamAttribute, SynchronizationPolicy
 
 __all__ = ["AccessPolicyWindow", "MemSyncDomainMap"]
@@ -35,10 +35,15 @@ class AccessPolicyWindow:
         """Refuses what no driver takes.
 
         Raises:
+            TypeError: One is no number.
             ValueError: A number is out of range.
         """
-        if self.base < 0 or self.size < 0 or not 0.0 <= self.hit_ratio <= 1.0:
-            raise ValueError(f"a window's base and size are not negative, and its hit_ratio is from 0 to 1: {self}")
+        _arguments.address(_arguments.integer("base", self.base))
+        _arguments.address(_arguments.integer("size", self.size))
+        if not hasattr(self.hit_ratio, "__float__"):
+            raise TypeError(f"hit_ratio is a number from 0 to 1, not {type(self.hit_ratio).__name__}")
+        if not 0.0 <= self.hit_ratio <= 1.0:
+            raise ValueError(f"a window's hit_ratio is from 0 to 1, not {self.hit_ratio}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,16 @@ class MemSyncDomainMap:
 
     default: int = 0
     remote: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses what no driver takes.
+
+        Raises:
+            TypeError: A number is no int.
+            ValueError: A number is not from 0 to 255.
+        """
+        _arguments.byte("default", self.default)
+        _arguments.byte("remote", self.remote)
 
 
 def _window(raw: Any) -> AccessPolicyWindow:
@@ -65,8 +80,8 @@ def _raw_window(value: Any) -> Any:
     driver = _driver.bindings()
     raw = driver.CUaccessPolicyWindow()
     raw.base_ptr, raw.num_bytes, raw.hitRatio = value.base, value.size, value.hit_ratio
-    raw.hitProp = driver.CUaccessProperty(int(AccessProperty(value.hit)))
-    raw.missProp = driver.CUaccessProperty(int(AccessProperty(value.miss)))
+    raw.hitProp = driver.CUaccessProperty(int(_arguments.member(AccessProperty, value.hit, "hit")))
+    raw.missProp = driver.CUaccessProperty(int(_arguments.member(AccessProperty, value.miss, "miss")))
     return raw
 
 
@@ -76,12 +91,6 @@ def _raw_map(value: Any) -> Any:
     raw = _driver.bindings().CUlaunchMemSyncDomainMap()
     raw.default_, raw.remote = value.default, value.remote
     return raw
-
-
-def _raw_priority(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"a priority is an int, not {type(value).__name__}")
-    return int(value)
 
 
 def _policy(number: int) -> SynchronizationPolicy | None:
@@ -102,22 +111,24 @@ _FORMS = {
     StreamAttribute.SYNCHRONIZATION_POLICY: _Form(
         "syncPolicy",
         _policy,
-        lambda value: _driver.bindings().CUsynchronizationPolicy(int(SynchronizationPolicy(value))),
+        lambda value: _driver.bindings().CUsynchronizationPolicy(
+            int(_arguments.member(SynchronizationPolicy, value, "the value"))
+        ),
     ),
-    StreamAttribute.PRIORITY: _Form("priority", int, _raw_priority),
+    StreamAttribute.PRIORITY: _Form("priority", int, _arguments.priority),
     StreamAttribute.MEM_SYNC_DOMAIN_MAP: _Form(
         "memSyncDomainMap", lambda raw: MemSyncDomainMap(int(raw.default_), int(raw.remote)), _raw_map
     ),
     StreamAttribute.MEM_SYNC_DOMAIN: _Form(
         "memSyncDomain",
         MemSyncDomain,
-        lambda value: _driver.bindings().CUlaunchMemSyncDomain(int(MemSyncDomain(value))),
+        lambda value: _driver.bindings().CUlaunchMemSyncDomain(int(_arguments.member(MemSyncDomain, value, "the value"))),
     ),
 }
 
 
 def _get(stream: interop.Reference, attribute: StreamAttribute) -> Any:
-    attribute = StreamAttribute(attribute)
+    attribute = _arguments.member(StreamAttribute, attribute, "attribute")
     raw = interop.call_on(stream, "cuStreamGetAttribute", _driver.bindings().CUstreamAttrID(int(attribute)))
     form = _FORMS[attribute]
     if form.field in ("syncPolicy", "memSyncDomain", "priority"):
@@ -127,7 +138,7 @@ def _get(stream: interop.Reference, attribute: StreamAttribute) -> Any:
 
 
 def _set_to(stream: interop.Reference, attribute: StreamAttribute, value: Any) -> None:
-    attribute = StreamAttribute(attribute)
+    attribute = _arguments.member(StreamAttribute, attribute, "attribute")
     form = _FORMS[attribute]
     driver = _driver.bindings()
     raw = driver.CUstreamAttrValue()
@@ -172,6 +183,7 @@ class AttributedStream:
             source: A `Stream`, or another library's.
 
         Raises:
+            TypeError: `source` names no CUDA stream.
             StreamClosedError: One of the two is closed.
             CudaError: The driver refused.
         """

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Any
 
-from aiostream import _driver, _native, interop
+from aiostream import _arguments, _driver, _native, interop
 from aiostream.enums import CaptureMode, CaptureStatus, DependencyUpdate, InstantiateFlags, RecaptureStatus
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.graph import ExecutableGraph, Graph, GraphDependency, GraphNode, as_driver_dependencies, dependencies_of
@@ -179,7 +179,7 @@ def _begin_recapture(
 def _capturing_into(stream: interop.Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
     """Pins a graph, begins in the block to capture into it, and notes that."""
     if not graph._handle.pin():
-        raise StreamClosedError(f"{graph!r} is closed")
+        raise StreamClosedError(f"{graph._name} is closed")
     try:
         _forget_ended_elsewhere(stream)
         yield graph._handle.value
@@ -214,7 +214,7 @@ def _as_native_callback(callback: Callable[[GraphNode, RecaptureStatus], object]
 
 
 def _as_driver_mode(mode: CaptureMode) -> Any:
-    return _driver.bindings().CUstreamCaptureMode(int(CaptureMode(mode)))
+    return _driver.bindings().CUstreamCaptureMode(int(_arguments.member(CaptureMode, mode, "mode")))
 
 
 # ------------------------------------------------------------------------------------------------ ask, steer, end
@@ -259,7 +259,8 @@ def _borrowed_graph(stream: interop.Reference, identity: int, value: int) -> Gra
 def _update_dependencies(stream: interop.Reference, dependencies: Iterable[Any], mode: DependencyUpdate) -> None:
     nodes, edges = as_driver_dependencies(dependencies)
     name = _driver.annotated("cuStreamUpdateCaptureDependencies")
-    interop.call_on(stream, name, nodes, edges, len(nodes), int(DependencyUpdate(mode)))
+    update = int(_arguments.member(DependencyUpdate, mode, "mode"))
+    interop.call_on(stream, name, nodes, edges, len(nodes), update)
 
 
 def _end(stream: interop.Reference) -> Graph:
@@ -299,12 +300,14 @@ def _still_captures(stream: interop.Reference) -> bool:
 
 
 class CaptureScope:
-    """What `with stream.capture() as capture:` gives; the product is on it once the block has ended."""
+    """What `with stream.capture() as capture:` gives; the product is on it once the block has ended. It serves for one block."""
 
-    def __init__(self, stream: interop.Reference, mode: CaptureMode, flags: InstantiateFlags | None) -> None:
-        self._stream = stream
-        self._mode = CaptureMode(mode)
-        self._flags = None if flags is None else InstantiateFlags(flags)  # None: the graph is wanted
+    def __init__(self, stream: CapturingStream, mode: CaptureMode, flags: InstantiateFlags | None) -> None:
+        self._owner = stream  # a stream that only this scope refers to must not be closed by its finalizer
+        self._stream = stream._reference
+        self._mode = _arguments.member(CaptureMode, mode, "mode")
+        self._flags = None if flags is None else _arguments.member(InstantiateFlags, flags, "flags")  # None: the graph is wanted
+        self._entered = False
         self._graph: Graph | None = None
         self._executable: ExecutableGraph | None = None
 
@@ -323,7 +326,10 @@ class CaptureScope:
         return self._executable
 
     def __enter__(self) -> CaptureScope:
+        if self._entered:
+            raise RuntimeError("this capture block was entered before: call stream.capture() for each block")
         _begin(self._stream, self._mode)
+        self._entered = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -430,14 +436,15 @@ class CapturingStream:
 
         Raises:
             CudaError: As `begin_capture` on the way in, and as `end_capture` on the way out.
+            RuntimeError: The block was entered before.
         """
-        return CaptureScope(self._reference, mode, None)
+        return CaptureScope(self, mode, None)
 
     def capture_executable(
         self, mode: CaptureMode = CaptureMode.GLOBAL, flags: InstantiateFlags = InstantiateFlags.DEFAULT
     ) -> CaptureScope:
         """The same with the graph made executable: `capture.executable`. Errors also as of `Graph.instantiate`."""
-        return CaptureScope(self._reference, mode, flags)
+        return CaptureScope(self, mode, flags)
 
     def capture_status(self) -> CaptureStatus:
         """Whether the stream captures (`cuStreamIsCapturing`); harmless to the capture.

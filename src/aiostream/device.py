@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from aiostream import _driver, _native, _process, _turns
+from aiostream import _arguments, _driver, _native, _process, _turns
 from aiostream.errors import ContextFailedError, CudaError
 
 __all__ = ["Context", "Device"]
@@ -188,7 +188,7 @@ def _leave(block: _Block, watch: _turns.TurnWatch) -> str | None:
     return _AWAITED if watch.end() else None
 
 
-class Context:
+class Context(_arguments.NotCopied):
     """A CUDA context. Not constructed by hand: `Context.from_handle`, `Device.primary_context` and `Stream.context` give one.
 
     Contexts compare equal by the driver's id, which is never reused.
@@ -206,7 +206,15 @@ class Context:
 
     @classmethod
     def from_handle(cls, handle: int) -> Context:
-        """The `Context` of a driver's handle, an int; nothing is owned or retained."""
+        """The `Context` of a driver's handle, an int; nothing is owned or retained.
+
+        Raises:
+            TypeError, ValueError: It is no handle. 0 is none, although the driver takes it for the current context.
+            CudaError: The driver does not know it (`cuCtxGetId`).
+        """
+        handle = _arguments.handle(handle, "a CUDA context")
+        if handle == 0:
+            raise ValueError("0 is no handle of a CUDA context: Context.get_current() gives the current one")
         identity = int(_driver.call("cuCtxGetId", _driver.bindings().CUcontext(handle)))
         with _lock:
             known = _contexts.get(identity)

@@ -7,6 +7,8 @@ can be raised (a host function, a finalizer), the exception goes to `sys.unraisa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiostream import _native
 
 __all__ = [
@@ -48,11 +50,14 @@ class CudaError(RuntimeError):
         self.hint = hint
         self.meaning = meaning
 
-    def __reduce__(
-        self,
-    ) -> tuple[type[CudaError], tuple[int, str, str, str | None, str | None, str | None], dict[str, object]]:
-        """Pickles by its attributes, so that it can cross a process boundary."""
-        return type(self), (self.code, self.name, self.call, self.stream, self.hint, self.meaning), dict(self.__dict__)
+    def __reduce__(self) -> tuple[Callable[..., CudaError], tuple[type[CudaError], tuple[object, ...]], dict[str, object]]:
+        """Copies and pickles its text, attributes and notes, so that it can cross a process boundary."""
+        return _restored, (type(self), self.args), dict(self.__dict__)
+
+
+def _restored(kind: type[CudaError], args: tuple[object, ...]) -> CudaError:
+    """An error without its `__init__`, which a subclass may have changed. Its attributes follow."""
+    return kind.__new__(kind, *args)
 
 
 class OutOfMemoryError(CudaError):

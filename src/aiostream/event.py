@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from aiostream import _driver, _native, _process, hostfunc, interop, waiting
+from aiostream import _arguments, _driver, _native, _process, hostfunc, interop, waiting
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.errors import StreamClosedError
 from aiostream.futures import CompletionFuture
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["Event"]
 
 _BLOCKING_SYNC, _DISABLE_TIMING, _INTERPROCESS = 1, 2, 4
-_NOT_READY = 600
+_INVALID_HANDLE, _NOT_READY = 400, 600
 
 
-class Event:
+class Event(_arguments.NotCopied):
     """A CUDA event: a snapshot of a stream's end, taken by `record`.
 
     It belongs to a context, and is recorded on streams of that context only; streams of every device may wait for it.
@@ -31,7 +31,11 @@ class Event:
 
     Threads: any method may be called from any thread.
 
+    `with Event() as event:` closes it at the end of the block. Dropping it does too. An event cannot be copied or pickled.
+
     Raises:
+        TypeError: A flag is not a bool.
+        ValueError: `timing` and `interprocess` together.
         CudaError: The driver refused (`cuEventCreate`).
         NoDriverError: There is no CUDA driver.
     """
@@ -44,6 +48,8 @@ class Event:
         *,
         device: DeviceLike | None = None,
     ) -> None:
+        for name, value in (("timing", timing), ("blocking_sync", blocking_sync), ("interprocess", interprocess)):
+            _arguments.flag(name, value)
         if timing and interprocess:
             raise ValueError("an interprocess event cannot record times: leave out timing or interprocess")
         _process.start()
@@ -51,12 +57,12 @@ class Event:
         flags = _BLOCKING_SYNC * blocking_sync | _DISABLE_TIMING * (not timing) | _INTERPROCESS * interprocess
         self._context._ensure_monitored()
         with self._context._pushed():
-            value = int(_driver.call("cuEventCreate", flags))
+            handle = int(_driver.call("cuEventCreate", flags))
         self._timing = timing
-        self._handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)
+        self._handle = _native.Handle(_native.HANDLE_EVENT, handle, self._context.handle, True, False)
         self._mode = waiting.mode_of(waiting.default_wait())
         self._captured = False  # last recorded on a capturing stream; any thread, last writer wins as with the record itself
-        self._name = f"event {value:#x} of {self._context!r}"
+        self._name = f"event {handle:#x} on {self._context._place()}"
         self._reference = interop.Reference(self._handle, self._context, self._name, history=_native.History(), is_event=True)
 
     @property
@@ -65,6 +71,11 @@ class Event:
         if not self._handle.is_open:
             raise StreamClosedError(f"{self._name} is closed")
         return self._handle.value
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return not self._handle.is_open
 
     @property
     def context(self) -> Context:
@@ -89,6 +100,7 @@ class Event:
             stream: A `Stream`, or another library's stream of the event's context.
 
         Raises:
+            TypeError: `stream` names no CUDA stream.
             StreamClosedError: The stream or the event is closed.
             StreamCaptureError: `stream` is the legacy stream while another one captures.
             CudaError: The driver refused; 400 for a stream of another context.
@@ -97,11 +109,19 @@ class Event:
         code, captured = _native.event_record(self._handle, reference.handle, 0, self._context._ensure_monitored())
         if code == _native.RESULT_CLOSED and not self._handle.is_open:
             raise StreamClosedError(f"{self._name} is closed")
+        if code == _INVALID_HANDLE and reference.context != self._context:
+            raise _driver.error(
+                code, "cuEventRecord", reference.name, f"The event lives on {self._context._place()}: {_ELSEWHERE}"
+            )
         hostfunc.raise_for(code, "cuEventRecord", reference.name)
         self._captured = captured
 
     def query(self) -> bool:
         """Whether the GPU has passed the recorded point; `True` if nothing was recorded (`cuEventQuery`).
+
+        It is known of a `record` of this object whether the stream captured, and such an event is refused without a harm to the
+        capture. If other code records the event's raw handle on a capturing stream, the library cannot know it: the driver
+        then refuses this call, and invalidates that capture.
 
         Raises:
             StreamClosedError: The event is closed.
@@ -170,12 +190,17 @@ class Event:
         """A future that settles when `stream` has waited for this event: `stream.wait_event(event)`, then its end.
 
         Equals `stream.wait_event(self); stream.completion_future()`, with the same errors.
+
+        Raises:
+            TypeError: `stream` is not a `Stream`.
         """
+        _require_ours(stream)
         stream.wait_event(self)
         return stream.completion_future()
 
     def checked_completion_future_on(self, stream: Stream) -> CompletionFuture[None]:
         """The same by stream callback: `stream.wait_event(self); stream.checked_completion_future()`."""
+        _require_ours(stream)
         stream.wait_event(self)
         return stream.checked_completion_future()
 
@@ -191,6 +216,12 @@ class Event:
         if self._captured:
             raise _driver.error(907, call, self._name, "It was recorded on a capturing stream: it has no time of its own")
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __int__(self) -> int:
         return self.handle
 
@@ -201,3 +232,13 @@ class Event:
         handle = getattr(self, "_handle", None)
         if handle is not None and handle.is_open:
             _process.run_in_janitor(handle.close)
+
+
+_ELSEWHERE = "an event is recorded on streams of its own context, and streams of every context may wait for it"
+
+
+def _require_ours(stream: Any) -> None:
+    if not isinstance(stream, interop.HasReference) or stream._reference.is_event:
+        raise TypeError(
+            f"an aiostream.Stream is needed, not {type(stream).__name__}; Stream.borrow makes one of another library's"
+        )

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
-from aiostream import _driver, _native, _points, _process
+from aiostream import _arguments, _driver, _native, _points, _process
 from aiostream.errors import CudaError
 
 __all__ = ["CompletionFuture"]
@@ -58,7 +58,10 @@ class CompletionFuture(Protocol[T_co]):
         ...
 
     def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
-        """Calls `callback(future)` in the loop, soon after the future is done, also if it is done already."""
+        """Calls `callback(future)` in the loop, soon after the future is done, also if it is done already.
+
+        On asyncio the callback sees the context variables of the call that added it, on trio those of trio's own tasks.
+        """
         ...
 
     def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
@@ -83,7 +86,7 @@ class PolledFuture(SettledFuture, Protocol):
         """The future is done, or its end is near: then a task that awaits it takes the wait (`Reserved.take`) and polls it."""
 
 
-class OwnFuture:
+class OwnFuture(_arguments.NotCopied):
     """A future of the library's own, for loops that bring none. asyncio's futures have public setters; these do not."""
 
     def _set_result(self, result: Any) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from aiostream import _driver, _native, _process, hostfunc, interop, waiting
+from aiostream import _arguments, _driver, _native, _process, hostfunc, interop, waiting
 from aiostream.device import Context
 from aiostream.enums import (
     DebugDotFlags,
@@ -36,7 +36,8 @@ class GraphNode:
     """A node of a graph. Not constructed by hand: `Graph.nodes` and `Stream.capture_info` give them.
 
     It keeps its `Graph` object alive, and is of no more use once that is closed or the node destroyed. Nodes compare equal by
-    handle.
+    handle, so that those of `capture_info` are found among the nodes of the finished graph. Do not look up nodes of a graph that
+    was destroyed: the driver may have given their handles to others.
     """
 
     __slots__ = ("_graph", "_handle")
@@ -106,6 +107,17 @@ class GraphEdgeData:
     to_port: int = 0
     type: GraphDependencyType = GraphDependencyType.DEFAULT
 
+    def __post_init__(self) -> None:
+        """Refuses what no driver takes.
+
+        Raises:
+            TypeError: A port is no int.
+            ValueError: A port is not from 0 to 255, or there is no such type.
+        """
+        _arguments.byte("from_port", self.from_port)
+        _arguments.byte("to_port", self.to_port)
+        _arguments.member(GraphDependencyType, self.type, "type")
+
 
 @dataclass(frozen=True, slots=True)
 class GraphDependency:
@@ -130,6 +142,8 @@ def as_driver_dependencies(dependencies: Iterable[Any]) -> tuple[list[Any], list
     Returns:
         The nodes, and the edges, or `None` for them if all are of the usual sort: that is what old drivers understand.
     """
+    if not isinstance(dependencies, Iterable):
+        raise TypeError(f"dependencies are nodes in a list or tuple, not one {type(dependencies).__name__}")
     driver = _driver.bindings()
     plain = GraphEdgeData()
     nodes: list[Any] = []
@@ -143,8 +157,8 @@ def as_driver_dependencies(dependencies: Iterable[Any]) -> tuple[list[Any], list
 
 def _node_handle(node: Any) -> int:
     handle = getattr(node, "handle", node)  # ours and cuda.core's have it
-    if isinstance(handle, int) and not isinstance(handle, bool):
-        return handle
+    if _arguments.is_integer(handle):
+        return _arguments.handle(handle, "a node")
     if type(handle).__name__ in ("CUgraphNode", "cudaGraphNode_t"):
         return int(handle)
     raise TypeError(f"a dependency is a GraphNode or a GraphDependency, not {type(node).__name__}")
@@ -159,12 +173,15 @@ def _as_driver_edge(edge: GraphEdgeData) -> Any:
 # ------------------------------------------------------------------------------------------------ graphs
 
 
-class Graph:
+class Graph(_arguments.NotCopied):
     """A CUDA graph: operations and their dependencies, from a capture or made by hand. `Graph()` is an empty one.
 
     The driver's functions for editing take it by its handle (`int(graph)`). Owned ones are destroyed by `close()`, and in the
     background when they are dropped; `borrow` gives one that somebody else owns. A Python host function captured into it lives
     as long as the driver may call it; one that refers to its own `Graph` object keeps both alive until `close()`.
+
+    Open graphs compare equal by handle. A closed one equals only itself, because the driver gives its handle to a new graph; its
+    hash stays. A `Graph` object cannot be copied or pickled: `clone()` copies the graph.
 
     Threads: from any thread, but by one at a time, as the driver does not guard a graph.
 
@@ -172,6 +189,8 @@ class Graph:
         NoDriverError: There is no CUDA driver.
         CudaError: The driver refused (`cuGraphCreate`).
     """
+
+    _instead = "clone() copies the graph, and borrow(int(graph)) gives a second object on it"
 
     def __init__(self) -> None:
         _process.start()
@@ -256,7 +275,7 @@ class Graph:
         """
         with tempfile.TemporaryDirectory() if path is None else contextlib.nullcontext() as folder:
             target = Path(path) if path is not None else Path(str(folder)) / "graph.dot"
-            self._call("cuGraphDebugDotPrint", os.fsencode(target), int(DebugDotFlags(flags)))
+            self._call("cuGraphDebugDotPrint", os.fsencode(target), int(_arguments.member(DebugDotFlags, flags, "flags")))
             return target.read_text()
 
     def clone(self) -> Graph:
@@ -276,7 +295,7 @@ class Graph:
         """
         driver = _driver.bindings()
         parameters = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
-        parameters.flags = driver.cuuint64_t(int(InstantiateFlags(flags)))
+        parameters.flags = driver.cuuint64_t(int(_arguments.member(InstantiateFlags, flags, "flags")))
         with contextlib.ExitStack() as stack:
             if upload_stream is not None:
                 stream = stack.enter_context(interop.pinned(interop.reference_to(upload_stream)))
@@ -323,7 +342,10 @@ class Graph:
         return self.handle
 
     def __eq__(self, other: object) -> bool:
-        return self._handle.value == other._handle.value if isinstance(other, Graph) else NotImplemented
+        if not isinstance(other, Graph):
+            return NotImplemented
+        mine, its = self._handle, other._handle
+        return self is other or (mine.value == its.value and mine.is_open and its.is_open)
 
     def __hash__(self) -> int:
         return hash(("aiostream.Graph", self._handle.value))
@@ -355,11 +377,10 @@ _INSTANTIATE = "cuGraphInstantiateWithParams"
 
 
 def _raw(handle: int) -> int:
-    if isinstance(handle, bool) or not isinstance(handle, int):
-        raise TypeError(f"a raw handle is an int, not {type(handle).__name__}; borrow() takes objects")
-    if handle == 0:
+    value = interop.raw_handle(handle, "a graph")
+    if value == 0:
         raise ValueError("0 is no handle of a graph")
-    return handle
+    return value
 
 
 def _into_raw(handle: _native.Handle, owned: bool, name: str) -> int:
@@ -379,14 +400,18 @@ def _leave_to_janitor(handle: _native.Handle | None) -> None:
 # ------------------------------------------------------------------------------------------------ executable graphs
 
 
-class ExecutableGraph:
+class ExecutableGraph(_arguments.NotCopied):
     """A graph that can be launched, any number of times, as `Graph.instantiate` and `Stream.capture_executable` give it.
 
     Launches of one executable graph run one after the other, whatever their streams. `close()` destroys it, as does dropping it,
     and launches in flight finish.
 
+    It cannot be copied or pickled.
+
     Threads: from any thread, but by one at a time, as the driver does not guard it.
     """
+
+    _instead = "Graph.instantiate() makes another one"
 
     def __init__(self) -> None:
         raise TypeError("an ExecutableGraph comes from Graph.instantiate(), Stream.capture_executable(), borrow() or from_raw()")

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from aiostream import _driver, _loops, _native, _points, _process, interop
+from aiostream import _arguments, _driver, _loops, _native, _points, _process, interop
 from aiostream.device import Context
 from aiostream.enums import HostFunctionSync
 from aiostream.errors import StreamClosedError
@@ -31,8 +32,11 @@ CALLS = {
 }
 
 
-def raise_for(result: int, call: str, stream: str) -> None:
-    """Turns the answer of a native call into its exception; 0 is success."""
+LEFT_CAPTURING = "The function has left the stream capturing, and so nothing can wait for its work: let it end its capture"
+
+
+def raise_for(result: int, call: str, stream: str, capturing: str | None = None) -> None:
+    """Turns the answer of a native call into its exception; 0 is success. `capturing` is the hint for a stream that captures."""
     if result == 0:
         return
     if result == _native.RESULT_CLOSED:
@@ -44,7 +48,8 @@ def raise_for(result: int, call: str, stream: str) -> None:
         )
         raise _driver.error(900, call, stream, hint)
     if result <= _native.RESULT_CAPTURING:
-        raise _driver.error(-result, call, stream, "The stream is capturing; the call was refused and the capture goes on")
+        hint = capturing or "The stream is capturing; the call was refused and the capture goes on"
+        raise _driver.error(-result, call, stream, hint)
     raise _driver.error(result, call, stream)
 
 
@@ -100,6 +105,7 @@ def arm_completion(
     keepalive: Any = None,
     pinned: bool = False,
     make: Callable[..., Completion] = Completion,
+    capturing: str | None = None,
 ) -> Completion:
     """Marks the stream's current end for the loop that runs in this thread.
 
@@ -112,6 +118,7 @@ def arm_completion(
         keepalive: Stays alive until the GPU has passed the point; if it cannot be armed, for ever.
         pinned: The caller has pinned the handle, so that it serves even if it was closed meanwhile.
         make: The class of the completion.
+        capturing: The hint of the error if it captures.
 
     Raises:
         RuntimeError: No loop runs here.
@@ -126,7 +133,7 @@ def arm_completion(
     try:
         _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
         ticket = _native.reserve(bridge.queue, context_id, kind)
-        raise_for(_arm(handle, ticket, completion, pinned), CALLS[kind], stream)
+        raise_for(_arm(handle, ticket, completion, pinned), CALLS[kind], stream, capturing)
     except BaseException:
         # The future is given to nobody.
         completion.cancel()
@@ -152,7 +159,13 @@ def enqueue(reference: interop.Reference, call: Callable[[], Any], keepalive: An
         raise
     raise_for(refusal, "cuCtxPushCurrent", reference.name)
     return arm_completion(
-        reference.handle, reference.context, reference.name, result=results[0], keepalive=keepalive, pinned=True
+        reference.handle,
+        reference.context,
+        reference.name,
+        result=results[0],
+        keepalive=keepalive,
+        pinned=True,
+        capturing=LEFT_CAPTURING,
     )
 
 
@@ -221,23 +234,31 @@ def launch(
     stream: str,
     function: Callable[..., object],
     arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
     sync_mode: HostFunctionSync | None = None,
 ) -> None:
     """Enqueues a Python callable, or a ctypes function pointer with at most one argument, as a host function."""
-    mode = -1 if sync_mode is None else int(HostFunctionSync(sync_mode))
+    mode = -1 if sync_mode is None else int(_arguments.member(HostFunctionSync, sync_mode, "sync_mode"))
     if mode >= 0 and not _driver.supports("cuLaunchHostFunc_v2"):
         raise _driver.too_old("cuLaunchHostFunc_v2", stream)
     if isinstance(function, _FunctionPointer):
+        if keywords:
+            raise TypeError("a native host function takes no keyword arguments")
         _launch_foreign(handle, context, stream, function, arguments, mode)
     else:
-        _launch_python(handle, context, stream, function, arguments, _native.KIND_PYTHON_HOST, mode)
+        _launch_python(handle, context, stream, function, arguments, keywords, _native.KIND_PYTHON_HOST, mode)
 
 
 def add_callback(
-    handle: _native.Handle, context: Context, stream: str, function: Callable[..., object], arguments: tuple[Any, ...]
+    handle: _native.Handle,
+    context: Context,
+    stream: str,
+    function: Callable[..., object],
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
 ) -> None:
     """Enqueues a Python callable as a stream callback, which is called with an error or `None` first."""
-    _launch_python(handle, context, stream, function, arguments, _native.KIND_PYTHON_CALLBACK)
+    _launch_python(handle, context, stream, function, arguments, keywords, _native.KIND_PYTHON_CALLBACK)
 
 
 def _launch_python(
@@ -246,11 +267,14 @@ def _launch_python(
     stream: str,
     function: Callable[..., object],
     arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
     kind: int,
     sync_mode: int = -1,
 ) -> None:
-    if not callable(function):
-        raise TypeError(f"a host function must be callable, not {type(function).__name__}")
+    name = "add_callback" if kind == _native.KIND_PYTHON_CALLBACK else "launch_host_func"
+    _arguments.plain_function(function, name, "have it call a function that begins the rest, as loop.call_soon_threadsafe")
+    if keywords:
+        function = partial(function, **keywords)
     context_id = context._ensure_monitored()
     ticket = _native.reserve(_process.ORPHANS, context_id, kind)
     _native.set_sync_mode(ticket, sync_mode)
@@ -279,8 +303,8 @@ def _launch_foreign(
 def _address_of(data: Any) -> int:
     if data is None:
         return 0
-    if isinstance(data, int):
-        return data
+    if _arguments.is_integer(data):
+        return _arguments.address(int(data))
     if isinstance(data, (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)) and not isinstance(
         data, (ctypes.c_void_p, ctypes.c_char_p)
     ):

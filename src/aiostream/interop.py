@@ -7,6 +7,7 @@ stream itself; older objects are known by the attribute that their library docum
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from aiostream import _driver, _native
+from aiostream import _arguments, _driver, _native, _process
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.errors import StreamClosedError
 
@@ -57,32 +58,46 @@ class HasReference(Protocol):
     _reference: Reference  # the stream's handle and context
 
 
+_STREAM_NAMES = frozenset(("CUstream", "cudaStream_t"))
+_EVENT_NAMES = frozenset(("CUevent", "cudaEvent_t"))
+_KINDS = ("stream", "event", "graph", "context")  # what else has a `handle` or a `ptr`: the driver would take it for the other
+
+
 def stream_handle(stream: Any) -> int:
     """The driver's handle of anybody's stream, as an int.
 
     Raises:
         TypeError: It is nothing that names a CUDA stream.
+        ValueError: It is an int that is no handle.
     """
-    if isinstance(stream, bool):
-        raise TypeError("a CUDA stream is needed, not a bool")
-    if isinstance(stream, int):
-        return stream
-    protocol = getattr(stream, "__cuda_stream__", None)
+    what = "a CUDA stream"
+    if _arguments.is_integer(stream):
+        return _arguments.handle(stream, what)
+    protocol = None if isinstance(stream, type) else getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        version, handle = protocol() if callable(protocol) else protocol
-        if version != 0:
-            raise TypeError(f"{type(stream).__name__}.__cuda_stream__ is of version {version}; aiostream knows version 0")
+        return _from_protocol(type(stream).__name__, protocol() if callable(protocol) else protocol)
+    _refuse_other_kind(stream, "stream", what)
+    handle = _find_handle(stream, ("cuda_stream", "ptr", "handle"), _STREAM_NAMES, what)  # torch; cupy; numba, rmm and others
+    if handle is None:
+        raise TypeError(
+            "a CUDA stream is needed (an object with __cuda_stream__, a torch, cupy or numba stream, or a handle as an int), not "
+            f"{type(stream).__name__}"
+        )
+    return handle
+
+
+def _from_protocol(name: str, answer: Any) -> int:
+    try:
+        version, handle = answer
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}.__cuda_stream__ gives (0, handle), not {answer!r}") from None
+    if version != 0:
+        raise TypeError(f"{name}.__cuda_stream__ is of version {version}; aiostream knows version 0")
+    if type(handle).__name__ in _STREAM_NAMES:
         return int(handle)
-    for attribute in ("cuda_stream", "ptr", "handle"):  # torch; cupy; numba, rmm and others
-        handle = getattr(stream, attribute, None)
-        if handle is not None:
-            return int(getattr(handle, "value", handle) or 0)
-    if type(stream).__name__ == "CUstream":  # cuda.bindings before 13.1
-        return int(stream)
-    raise TypeError(
-        f"a CUDA stream is needed (an object with __cuda_stream__, a torch, cupy or numba stream, or a handle as an int), not "
-        f"{type(stream).__name__}"
-    )
+    if not _arguments.is_integer(handle):
+        raise TypeError(f"{name}.__cuda_stream__ gives (0, handle), and a handle is an int, not {type(handle).__name__}")
+    return _arguments.handle(handle, "a CUDA stream")
 
 
 def event_handle(event: Any) -> int:
@@ -90,18 +105,73 @@ def event_handle(event: Any) -> int:
 
     Raises:
         TypeError: It is nothing that names a CUDA event.
+        ValueError: It is an int that is no handle.
     """
-    if isinstance(event, int) and not isinstance(event, bool):
-        return event
-    for attribute in ("cuda_event", "ptr", "handle"):  # torch; cupy; cuda.core and numba
-        handle = getattr(event, attribute, None)
-        if handle is not None:
-            return int(getattr(handle, "value", handle) or 0)
-    if type(event).__name__ == "CUevent":
-        return int(event)
-    raise TypeError(
-        f"a CUDA event is needed (an aiostream, cuda.core, torch or cupy event, or a handle), not {type(event).__name__}"
-    )
+    what = "a CUDA event"
+    if _arguments.is_integer(event):
+        return _arguments.handle(event, what)
+    _refuse_other_kind(event, "event", what)
+    handle = _find_handle(event, ("cuda_event", "ptr", "handle"), _EVENT_NAMES, what)  # torch; cupy; cuda.core and numba
+    if handle is None:
+        raise TypeError(
+            f"a CUDA event is needed (an aiostream, cuda.core, torch or cupy event, or a handle), not {type(event).__name__}"
+        )
+    return handle
+
+
+def is_unmade(event: Any) -> bool:
+    """Whether it is an event of torch that was never recorded: torch makes the driver's event at the first record."""
+    return getattr(event, "cuda_event", None) == 0
+
+
+def _find_handle(thing: Any, attributes: tuple[str, ...], types: frozenset[str], what: str) -> int | None:
+    """The handle of an object that has it as one of these attributes, or is one of the bindings' handles itself."""
+    for attribute in attributes:
+        found = getattr(thing, attribute, None)
+        if found is not None:
+            break
+    else:
+        found = thing
+    if type(found).__name__ in types:
+        return int(found)
+    if found is thing:
+        return None
+    number = found.value or 0 if isinstance(found, ctypes._SimpleCData) else found
+    if not _arguments.is_integer(number):
+        raise TypeError(f"{what} is needed, and {type(thing).__name__}.{attribute} is no handle of one: {found!r}")
+    return _arguments.handle(number, what)
+
+
+def _refuse_other_kind(thing: Any, kind: str, what: str) -> None:
+    """Refuses, by the names of its classes, what has a handle of another kind: the driver would use it as one of this kind."""
+    if isinstance(thing, type):
+        raise TypeError(f"{what} is needed, not the class {thing.__name__}")
+    advice = ""
+    if kind == "event" and hasattr(thing, "__cuda_stream__"):
+        found = "stream"
+    else:
+        names = [base.__name__.lower() for base in type(thing).__mro__]
+        if any(kind in name for name in names):
+            return
+        found = next((other for other in _KINDS for name in names if other in name), "")
+    if kind == "event" and found == "stream":
+        advice = ": record an event on the stream, and wait for that"
+    elif kind == "stream" and found == "event":
+        advice = ": Event.record(stream) and Stream.wait_event(event) connect the two"
+    if found:
+        raise TypeError(f"{what} is needed, not {type(thing).__name__}, which is of another kind{advice}")
+
+
+def raw_handle(handle: Any, what: str) -> int:
+    """A handle that is taken over.
+
+    Raises:
+        TypeError: It is no int.
+        ValueError: No handle has that number.
+    """
+    if not _arguments.is_integer(handle):
+        raise TypeError(f"a raw handle is an int, not {type(handle).__name__}; borrow() takes objects")
+    return _arguments.handle(handle, what)
 
 
 def graph_handle(graph: Any, executable: bool = False) -> int:
@@ -109,9 +179,11 @@ def graph_handle(graph: Any, executable: bool = False) -> int:
 
     Raises:
         TypeError: It is nothing that names such a graph.
+        ValueError: It is an int that is no handle.
     """
-    if isinstance(graph, int) and not isinstance(graph, bool):
-        return graph
+    kind = "an executable graph" if executable else "a graph"
+    if _arguments.is_integer(graph):
+        return _arguments.handle(graph, kind)
     wanted, attribute, method = ("CUgraphExec", "graphExec", "raw_cuda_graph_exec") if executable else _GRAPH_NAMES
     raw = getattr(graph, method, None)  # torch
     if raw is not None:
@@ -122,7 +194,6 @@ def graph_handle(graph: Any, executable: bool = False) -> int:
     pointer = getattr(graph, attribute, None)  # cupy
     if isinstance(pointer, int):
         return pointer
-    kind = "an executable graph" if executable else "a graph"
     raise TypeError(f"{kind} is needed (of aiostream, cuda.core, torch or cupy, or a handle), not {type(graph).__name__}")
 
 
@@ -201,11 +272,10 @@ def _find_wait_list(reference: Reference, history: _native.History | None) -> _n
 
 def reference_to(stream: Any) -> Reference:
     """A `Reference` to anybody's stream; one of ours is shared, and so refuses when it is closed."""
-    if isinstance(stream, HasReference):
-        if stream._reference.is_event:
-            raise TypeError("a CUDA stream is needed, not an Event")
+    if isinstance(stream, HasReference) and not stream._reference.is_event:
         return stream._reference
     value = stream_handle(stream)
+    _process.start()  # also if the first stream that the library sees is another library's
     context = context_of(value)
     return Reference(new_handle(value, context, owned=False), context, name_of(value, context))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from aiostream import _driver, interop
+from aiostream import _arguments, _driver, interop
 from aiostream.enums import DevResourceType, MemAttach, MemoryBarrierType, WaitValueFlags, WriteValueFlags
 
 __all__ = ["DevResource", "FlushRemoteWrites", "MemoryBarrier", "WaitValue", "WriteValue"]
@@ -62,7 +62,7 @@ def _address(pointer: Any) -> int:
     """An address, a `CUdeviceptr`, or whatever else becomes an int."""
     if isinstance(pointer, bool) or not hasattr(pointer, "__int__") or isinstance(pointer, float):
         raise TypeError(f"an address is needed, not {type(pointer).__name__}")
-    return int(pointer)
+    return _arguments.address(int(pointer))
 
 
 def _check(value: Any, bits: int) -> None:
@@ -75,12 +75,12 @@ def _check(value: Any, bits: int) -> None:
 
 
 def _wait_value(stream: interop.Reference, operation: WaitValue) -> None:
-    flags = int(WaitValueFlags(operation.flags))
+    flags = int(_arguments.member(WaitValueFlags, operation.flags, "flags"))
     _one(stream, f"cuStreamWaitValue{operation.bits}", operation, flags)
 
 
 def _write_value(stream: interop.Reference, operation: WriteValue) -> None:
-    flags = int(WriteValueFlags(operation.flags))
+    flags = int(_arguments.member(WriteValueFlags, operation.flags, "flags"))
     _one(stream, f"cuStreamWriteValue{operation.bits}", operation, flags)
 
 
@@ -91,6 +91,8 @@ def _one(stream: interop.Reference, name: str, operation: WaitValue | WriteValue
 
 
 def _batch(stream: interop.Reference, operations: Iterable[Any]) -> None:
+    if not isinstance(operations, Iterable):
+        raise TypeError(f"operations are in a list or tuple, not one {type(operations).__name__}")
     raw = [_as_driver_operation(operation) for operation in operations]
     if not 0 < len(raw) <= _MOST_OPERATIONS:
         raise ValueError(f"a batch has 1 to {_MOST_OPERATIONS} operations, not {len(raw)}")
@@ -112,28 +114,28 @@ def _as_driver_operation(operation: Any) -> Any:
             part.value = driver.cuuint32_t(operation.value)
         else:
             part.value64 = driver.cuuint64_t(operation.value)
-        part.flags = int(operation.flags)
+        part.flags = int(_arguments.member(WaitValueFlags if waits else WriteValueFlags, operation.flags, "flags"))
     elif isinstance(operation, FlushRemoteWrites):
         raw.flushRemoteWrites.operation = driver.CUstreamBatchMemOpType(_FLUSH)
         raw.flushRemoteWrites.flags = 0
     elif isinstance(operation, MemoryBarrier):
         raw.memoryBarrier.operation = driver.CUstreamBatchMemOpType(_BARRIER)
-        raw.memoryBarrier.flags = int(MemoryBarrierType(operation.kind))
+        raw.memoryBarrier.flags = int(_arguments.member(MemoryBarrierType, operation.kind, "kind"))
     else:
         raise TypeError(f"an operation is a WaitValue, WriteValue, FlushRemoteWrites or MemoryBarrier, not {operation!r}")
     return raw
 
 
 def _attach(stream: interop.Reference, pointer: Any, length: int, flags: MemAttach) -> None:
-    if length < 0:
-        raise ValueError(f"a length is not negative: {length}")
+    size = _arguments.address(_arguments.integer("length", length))
+    who = int(_arguments.member(MemAttach, flags, "flags"))
     address = _driver.bindings().CUdeviceptr(_address(pointer))
     interop.refuse_capture(stream, "cuStreamAttachMemAsync")
-    interop.call_on(stream, "cuStreamAttachMemAsync", address, length, int(MemAttach(flags)))
+    interop.call_on(stream, "cuStreamAttachMemAsync", address, size, who)
 
 
 def _dev_resource(stream: interop.Reference, kind: DevResourceType) -> DevResource:
-    kind = DevResourceType(kind)
+    kind = _arguments.member(DevResourceType, kind, "kind")
     if not _driver.supports("cuStreamGetDevResource"):
         raise _driver.too_old("cuStreamGetDevResource", stream.name)
     interop.refuse_capture(stream, "cuStreamGetDevResource")

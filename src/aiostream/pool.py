@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from aiostream import _driver, _loops, _native, _points, capture, futures, interop, waiting
+from aiostream import _arguments, _driver, _loops, _native, _points, capture, futures, interop, waiting
 from aiostream.device import DeviceLike
 from aiostream.enums import WaitStrategy
 from aiostream.errors import CudaError, PoolFullError, StreamClosedError
@@ -24,7 +24,7 @@ _TURNS_AFTER = 16  # so many lendings at once it is asked whether the loop needs
 _LOOK_AGAIN = 0.005  # seconds
 
 
-class StreamPool:
+class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
     """A fixed number of streams, lent to one task at a time each.
 
     `async with pool.stream() as stream:` waits until a stream is free, and gives it back at the end of the block.
@@ -68,9 +68,8 @@ class StreamPool:
         non_blocking: bool = True,
         wait: WaitStrategy | str | None = None,
     ) -> None:
-        _require_number("size", size, 1, "a pool has at least one stream")
-        if max_waiting is not None:
-            _require_number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
+        size = _arguments.number("size", size, 1, "a pool has at least one stream")
+        _require_limit(max_waiting)
         with contextlib.ExitStack() as made:
             streams = []
             for _ in range(size):
@@ -103,8 +102,9 @@ class StreamPool:
 
                 pool = StreamPool.borrow(torch.cuda.Stream() for _ in range(16))
         """
-        if max_waiting is not None:
-            _require_number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")
+        _require_limit(max_waiting)
+        if not isinstance(streams, Iterable):
+            raise TypeError(f"streams are in a list or another iterable, not one {type(streams).__name__}")
         borrowed = [Stream.borrow(stream, wait=wait) for stream in streams]
         _require_distinct(borrowed)
         pool = cls.__new__(cls)
@@ -600,7 +600,7 @@ def _is_handed_over(slot: _Slot) -> bool:
     return future is not None and future.done() and not future.cancelled() and not future.exception() and future.result() is slot
 
 
-class _Lending:
+class _Lending(_arguments.AsyncBlock):
     """What `async with pool.stream()` enters."""
 
     __slots__ = ("_lent", "_pool")
@@ -686,8 +686,6 @@ def _require_distinct(streams: list[Stream]) -> None:
             raise ValueError(f"streams 0 and {number} live in different contexts; make a pool for each")
 
 
-def _require_number(name: str, number: object, least: int, reason: str) -> None:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"{name} is an int, not {type(number).__name__}")
-    if number < least:
-        raise ValueError(f"{reason}, not {number}")
+def _require_limit(max_waiting: int | None) -> None:
+    if max_waiting is not None:
+        _arguments.number("max_waiting", max_waiting, 0, "no fewer than 0 tasks can wait")

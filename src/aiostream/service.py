@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
-from aiostream import _driver, _loops, _native, _process, _statistics, device, waiting
+from aiostream import _arguments, _driver, _loops, _native, _process, _statistics, device, waiting
 from aiostream.errors import ContextFailedError
 from aiostream.futures import set_result
 
@@ -39,44 +39,60 @@ async def wait(
         Those that are done and those that are not.
 
     Raises:
+        TypeError: One of these is no future of a loop, or `timeout` is no number.
         ValueError: There are none, or `return_when` is something else.
         RuntimeError: No loop runs here.
     """
     import anyio  # on first use: importing aiostream does not import anyio
 
+    seconds = _arguments.timeout(timeout)
     if return_when not in ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"):
         raise ValueError(f"return_when is ALL_COMPLETED, FIRST_COMPLETED or FIRST_EXCEPTION, not {return_when!r}")
-    every = set(futures)
-    if not every:
-        raise ValueError("there is nothing to wait for")
+    every = _waitable(futures)
     enough = _loops.current_bridge().new_future()
+    unfinished = [future for future in every if not future.done()]
+    left = len(unfinished)  # counted down, because to look at all of them at each end would take the square of their number
 
-    def look(_: Any = None) -> None:
-        if not enough.done() and _is_enough(every, return_when):
+    def ended(future: F) -> None:
+        nonlocal left
+        left -= 1
+        if not enough.done() and (left == 0 or _is_enough(future, return_when)):
             set_result(enough, None)
 
-    look()
-    unfinished = [future for future in every if not future.done()]
-    for future in unfinished:
-        future.add_done_callback(look)
+    if not unfinished or any(future.done() and _is_enough(future, return_when) for future in every):
+        set_result(enough, None)
     try:
-        with anyio.move_on_after(timeout):
+        for future in unfinished:
+            future.add_done_callback(ended)
+        with anyio.move_on_after(seconds):
             await waiting.checkpoint()
             await enough  # type: ignore[misc]  # SettledFuture says what Completion needs; both kinds can be awaited
     finally:
         for future in unfinished:
-            future.remove_done_callback(look)
+            future.remove_done_callback(ended)
     done = {future for future in every if future.done()}
     return done, every - done
 
 
-def _is_enough(futures: set[Any], return_when: ReturnWhen) -> bool:
-    done = [future for future in futures if future.done()]
-    if len(done) == len(futures):
-        return True
+def _is_enough(done: Any, return_when: ReturnWhen) -> bool:
+    """Whether the end of this one future ends the wait."""
     if return_when == "FIRST_EXCEPTION":
-        return any(not future.cancelled() and future.exception() is not None for future in done)
-    return bool(done) and return_when == "FIRST_COMPLETED"
+        return not done.cancelled() and done.exception() is not None
+    return return_when == "FIRST_COMPLETED"
+
+
+def _waitable(futures: Iterable[F]) -> set[F]:
+    if hasattr(futures, "add_done_callback") or not isinstance(futures, Iterable):
+        raise TypeError(f"wait takes several futures, as in wait([first, second]), not {type(futures).__name__}")
+    every = set(futures)
+    if not every:
+        raise ValueError("there is nothing to wait for")
+    for future in every:
+        if not (hasattr(future, "add_done_callback") and hasattr(future, "remove_done_callback")):
+            advice = "a coroutine is given to a task, and asyncio.wrap_future takes a future of concurrent.futures"
+            kind = type(future)
+            raise TypeError(f"wait takes futures of this loop, not {kind.__module__}.{kind.__qualname__}: {advice}")
+    return every
 
 
 async def drain(timeout: float | None = None) -> bool:
@@ -95,11 +111,16 @@ async def drain(timeout: float | None = None) -> bool:
 
     Returns:
         Whether nothing is pending; `False` after the timeout.
+
+    Raises:
+        TypeError, ValueError: `timeout` is no number of seconds.
+        RuntimeError: No loop runs here.
     """
     import anyio
 
     nap = _SHORTEST_NAP
-    with anyio.move_on_after(timeout):
+    seconds = _arguments.timeout(timeout)
+    with anyio.move_on_after(seconds):
         await waiting.checkpoint()
         while _anything_pending():
             await anyio.sleep(nap)
@@ -144,18 +165,18 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
     also told of a fault in the work of another library, for which nobody waits. The listener is called once for each code (709,
     a destroyed context, concerns that context alone), at once if that was before; and also where no task sees the error.
 
-    Threads: it is called in a thread of the library, which does other things too: so set an event, send a signal, or end the
-    process. Its exception goes to `sys.unraisablehook`.
+    Threads: it is called in a thread of the library, which does other things too: so set an event, or send a signal. Its
+    exception goes to `sys.unraisablehook`, `SystemExit` too: `sys.exit()` in a listener does not end the process. Use
+    `exit_on_context_failed` for that, or `os._exit` or `os.kill` in the listener.
 
     Returns:
-        A function that ends this.
+        A function that ends this registration, and no other one of the same listener. It may be called again.
 
     Raises:
-        TypeError: `listener` is not callable.
+        TypeError: `listener` is not callable, or is a coroutine or generator function.
         NoDriverError: There is no CUDA driver.
     """
-    if not callable(listener):
-        raise TypeError(f"a listener must be callable, not {type(listener).__name__}")
+    _arguments.plain_function(listener, "on_context_failed", "have it call loop.call_soon_threadsafe")
     _process.start()
     _driver.notice_failures(_noticed)
     _driver.tell_failures()

@@ -7,14 +7,14 @@ import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType, TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from aiostream import _driver, _native, _process, capture, hostfunc, interop, waiting
+from aiostream import _arguments, _driver, _native, _process, capture, hostfunc, interop, waiting
 from aiostream.attributes import AttributedStream
 from aiostream.capture import CapturingStream
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.enums import HostFunctionSync, StreamFlags, WaitEventFlags, WaitStrategy
-from aiostream.errors import CudaError, StreamClosedError
+from aiostream.errors import CudaError, StreamCaptureError, StreamClosedError
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
 from aiostream.memory import MemoryStream
@@ -25,11 +25,21 @@ __all__ = ["Stream"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S", bound="Stream")
 
 _NOT_READY = 600
+_NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
-class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, ThreadStream):
+class Stream(
+    CapturingStream,
+    AttributedStream,
+    MemoryStream,
+    SharedStream,
+    ThreadStream,
+    _arguments.NotCopied,
+    _arguments.AsyncBlock,
+):
     """A CUDA stream that coroutines can await.
 
     Work is put on it by whoever launches it: torch, cupy, numba, cuda.core and the bindings take it as it is or by its handle
@@ -50,10 +60,20 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
     back. Call the awaitable methods from a thread with a running event loop. Several loops in several threads may wait on
     one stream.
 
+    Open streams compare equal if they have the same handle in the same context, as a stream and what is borrowed from it do.
+    A closed stream equals only itself, because the driver gives its handle to a new stream. So a dict or set with streams as
+    keys never takes a new stream for a closed one. The hash never changes.
+
+    A stream cannot be copied or pickled. Of a subclass, `borrow`, `from_raw`, `legacy`, `per_thread` and `to_borrowed` make
+    instances without calling its `__init__`.
+
     Raises:
+        TypeError, ValueError: An argument is not of these.
         NoDriverError: There is no CUDA driver.
         CudaError: The driver refused (`cuStreamCreateWithPriority`).
     """
+
+    _instead = "to_borrowed() gives a second object on the same stream"
 
     def __init__(
         self,
@@ -63,13 +83,13 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
         non_blocking: bool = True,
         wait: WaitStrategy | str | None = None,
     ) -> None:
-        if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
-            raise TypeError(f"a priority is an int, not {type(priority).__name__}")
+        urgency = 0 if priority is None else _arguments.priority(priority)
+        flags = int(_arguments.flag("non_blocking", non_blocking))
         strategy = waiting.strategy(wait)
         _process.start()
         context = interop.current_or_default_context(device)
         with context._pushed():
-            value = int(_driver.call("cuStreamCreateWithPriority", int(non_blocking), priority or 0))
+            value = int(_driver.call("cuStreamCreateWithPriority", flags, urgency))
         self._init_fields(value, context, owned=True, wait=strategy)
 
     def _init_fields(
@@ -96,7 +116,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
         context._ensure_monitored()  # here, where a stream is made anyway, and not in the first wait
 
     @classmethod
-    def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None, parent: Any = None) -> Stream:
+    def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None, parent: Any = None) -> Self:
         _process.start()
         stream = cls.__new__(cls)
         stream._init_fields(value, context, owned=owned, source=source, parent=parent)
@@ -105,7 +125,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
     # -------------------------------------------------------------------------------------------- other ways to get one
 
     @classmethod
-    def borrow(cls, stream: Any, *, wait: WaitStrategy | str | None = None) -> Stream:
+    def borrow(cls, stream: Any, *, wait: WaitStrategy | str | None = None) -> Self:
         """Gives a `Stream` on another library's stream, to await it here. It keeps that one alive and never destroys it.
 
         A stream of torch or cupy is their current one in the functions that `enqueue_async` and `enqueue_in_thread` call, and in
@@ -117,6 +137,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
 
         Raises:
             TypeError: It names no CUDA stream.
+            ValueError: The int is no handle. Or there is no such strategy.
             CudaError: The driver does not know the handle (`cuStreamGetCtx`).
 
         Example:
@@ -126,7 +147,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
                 output = await stream.enqueue_async(lambda _: model(batch))
         """
         if isinstance(stream, Stream):
-            borrowed = stream.to_borrowed()
+            borrowed = stream._borrowed_as(cls)
         else:
             value = interop.stream_handle(stream)
             borrowed = cls._from_handle(value, interop.context_of(value), owned=False, source=stream)
@@ -136,7 +157,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
         return borrowed
 
     @classmethod
-    def from_raw(cls, handle: int, *, context: Context | None = None) -> Stream:
+    def from_raw(cls, handle: int, *, context: Context | None = None) -> Self:
         """Takes over a handle, and with it the duty to destroy it; the reverse of `into_raw`.
 
         Args:
@@ -144,36 +165,42 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
             context: Its context, if known; else the driver is asked.
 
         Raises:
-            ValueError: It is one of the special handles 0, 1 and 2, which nobody owns.
+            TypeError: `handle` is not an int, or `context` not a `Context`.
+            ValueError: It is no handle, or one of the special handles 0, 1 and 2, which have no owner.
+            CudaError: The driver does not know the handle (`cuStreamGetCtx`).
         """
-        if isinstance(handle, bool) or not isinstance(handle, int):
-            raise TypeError(f"a raw handle is an int, not {type(handle).__name__}; Stream.borrow takes objects")
-        if handle <= interop.PER_THREAD:
+        value = interop.raw_handle(handle, "a CUDA stream")
+        if value <= interop.PER_THREAD:
             raise ValueError(
-                f"handle {handle} is a special stream that nobody owns: use Stream.legacy(), per_thread() or borrow()"
+                f"handle {value} is a special stream without an owner: use Stream.legacy(), per_thread() or borrow()"
             )
-        return cls._from_handle(handle, context or interop.context_of(handle), owned=True)
+        if context is not None and not isinstance(context, Context):
+            raise TypeError(f"the context is an aiostream.Context, not {type(context).__name__}; Context.from_handle makes one")
+        return cls._from_handle(value, context or interop.context_of(value), owned=True)
 
     @classmethod
-    def legacy(cls, device: DeviceLike | None = None) -> Stream:
+    def legacy(cls, device: DeviceLike | None = None) -> Self:
         """The legacy default stream of a device's context, which synchronizes with every blocking stream."""
         return cls._from_handle(interop.LEGACY, interop.current_or_default_context(device), owned=False)
 
     @classmethod
-    def per_thread(cls, device: DeviceLike | None = None) -> Stream:
+    def per_thread(cls, device: DeviceLike | None = None) -> Self:
         """The per-thread default stream: in each call, that of the calling thread."""
         return cls._from_handle(interop.PER_THREAD, interop.current_or_default_context(device), owned=False)
 
-    def to_borrowed(self) -> Stream:
+    def to_borrowed(self) -> Self:
         """A second `Stream` on the same handle that does not own it. It waits as this one does.
 
         It refuses, as this one does, once this one is closed.
         """
+        return self._borrowed_as(type(self))
+
+    def _borrowed_as(self, kind: type[S]) -> S:
         if not self._handle.is_open:
             raise self._closed_error()
         # A pool does this for each request, so nothing is looked up that is the same.
         context, owner = self._context, self._handle
-        borrowed = self.__class__.__new__(self.__class__)
+        borrowed = kind.__new__(kind)
         borrowed._context = context
         borrowed._owned = False
         borrowed._constants = self._constants
@@ -253,10 +280,14 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
             return NotImplemented
-        return self._handle.value == other._handle.value and self._context == other._context
+        if self is other:
+            return True
+        mine, its = self._handle, other._handle
+        # The driver gives the handle of a destroyed stream to the next one, so a closed stream must not equal that.
+        return mine.value == its.value and mine.is_open and its.is_open and self._context == other._context
 
     def __hash__(self) -> int:
-        return hash((self._handle.value, self._context))
+        return hash((self._handle.value, self._context))  # also once it is closed: a dict that has it must find it
 
     def __repr__(self) -> str:
         kind = "" if self._owned else " borrowed"
@@ -286,12 +317,15 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
         """Blocks until the work is done, destroys the stream, and raises what went wrong. Not for a loop's thread.
 
         Raises:
+            StreamCaptureError: The stream was capturing. It is closed, and the capture gives no graph.
             CudaError: The work failed, else the destruction did. The stream is closed all the same.
         """
         try:
             self.synchronize()
-        except BaseException:
+        except BaseException as error:
             self._close_quietly()
+            if isinstance(error, StreamCaptureError) and self._owned:
+                raise self._closed_capturing(error) from None
             raise
         self.close()
 
@@ -303,6 +337,7 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
         Cancellation: destroys at once, and raises; the work goes on and its completions still arrive.
 
         Raises:
+            StreamCaptureError: The stream was capturing. It is closed, and the capture gives no graph.
             CudaError: The work failed. The stream is closed all the same.
         """
         if self.closed:
@@ -310,8 +345,10 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
             return
         try:
             await self.synchronize_async()
-        except BaseException:
+        except BaseException as error:
             self._close_quietly()
+            if isinstance(error, StreamCaptureError) and self._owned:
+                raise self._closed_capturing(error) from None
             raise
         self.close()
 
@@ -368,15 +405,25 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
         Never blocks. An event of any device will do; one that was never recorded holds nothing up.
 
         Args:
-            event: An `Event`, or an event of cuda.core, torch or cupy, or a handle.
+            event: An `Event`, or an event of cuda.core, torch or cupy, or a handle. To wait for a stream, record an event on it.
             flags: `EXTERNAL` makes it, under capture, a node that waits for the event at each launch of the graph.
+
+        Raises:
+            TypeError: `event` names no CUDA event; a stream, for example.
+            ValueError: The int is no handle, or there are no such flags.
+            StreamClosedError: The stream or the event is closed.
+            CudaError: The driver refused.
         """
+        bits = int(_arguments.member(WaitEventFlags, flags, "flags"))
         owner = event._handle if isinstance(event, Event) else None
         if owner is not None and not owner.pin():
-            raise StreamClosedError(f"{event!r} is closed")
+            raise StreamClosedError(f"{event._name} is closed")
         try:
             handle = owner.value if owner is not None else interop.event_handle(event)
-            self._call("cuStreamWaitEvent", _driver.bindings().CUevent(handle), int(WaitEventFlags(flags)))
+            if not handle and interop.is_unmade(event):
+                self._require_open()
+                return
+            self._call("cuStreamWaitEvent", _driver.bindings().CUevent(handle), bits)
         finally:
             if owner is not None:
                 owner.unpin()
@@ -477,15 +524,15 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
         Cancellation and threads: as `completion_future`.
 
         Raises:
-            TypeError: `fn` is not callable, or is a coroutine function.
+            TypeError: `fn` is not callable, or is a coroutine or generator function.
             RuntimeError: No loop runs here.
             StreamClosedError: The stream is closed.
             StreamCaptureError: The stream captures; or `fn` has left it capturing.
             CudaError: The driver refused, or the context has failed. A failure of the last millisecond may be told by `fn`'s own
                 calls, or by the future.
         """
-        if type(fn) is not FunctionType or fn.__code__.co_flags & inspect.CO_COROUTINE or fn.__dict__:
-            waiting.require_plain(fn, "enqueue_async")
+        if type(fn) is not FunctionType or fn.__code__.co_flags & _NOT_PLAIN or fn.__dict__:
+            _arguments.plain_function(fn, "enqueue_async")
         handle = self._handle
         if not handle.pin():
             raise self._closed_error()
@@ -499,16 +546,20 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
         finally:
             handle.unpin()
 
-    def launch_host_func(self, fn: Callable[..., object], /, *args: Any, sync_mode: HostFunctionSync | None = None) -> None:
+    def launch_host_func(
+        self, fn: Callable[..., object], /, *args: Any, sync_mode: HostFunctionSync | None = None, **kwargs: Any
+    ) -> None:
         """Enqueues a function that the driver calls, on a thread of its own, when the GPU gets there (`cuLaunchHostFunc`).
 
         A Python function runs with the GIL on the driver's thread: while it waits for the GIL and runs, this stream stands
         still and no other host function of the context runs; a thread that keeps the GIL across a blocking CUDA call makes it a
-        deadlock. It must not call CUDA, nor wait for anything that does. Prefer `completion_future` and ordinary code. A ctypes
-        function pointer is called without Python; the driver's one argument is `args[0]`, an address or a ctypes object.
+        deadlock. It must not call CUDA, nor wait for anything that does: the driver answers 800 there, also to `close()`. Prefer
+        `completion_future` and ordinary code. A ctypes function pointer is called without Python; the driver's one argument is
+        `args[0]`, an address or a ctypes object.
 
         It is not called once the context has failed, nor once the interpreter is ending. An exception goes to
-        `sys.unraisablehook`, and the stream goes on. The callable and its arguments are released by a thread of the library.
+        `sys.unraisablehook`, and the stream goes on. A thread of the library drops the library's references to the callable and
+        its arguments. If the function has run before this call returns, the last references may be the caller's.
 
         On a capturing stream it becomes a node of the graph, and is called at each launch. Callable and arguments then live as
         long as the graph, its clones and executables, and launches in flight.
@@ -519,22 +570,24 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
             fn: A callable, or a ctypes function pointer.
             *args: What it is called with.
             sync_mode: How the GPU waits for it; needs a driver of CUDA 13.2.
+            **kwargs: What else it is called with.
 
         Raises:
-            TypeError: `fn` is not callable.
+            TypeError: `fn` is not callable, or is a coroutine or generator function.
+            ValueError: There is no such `sync_mode`.
             StreamClosedError: The stream is closed.
             StreamCaptureError: Its capture was invalidated; or it is the legacy stream, while another one captures.
             NotSupportedError: The driver is too old for `sync_mode`.
             CudaError: The driver refused.
         """
-        hostfunc.launch(self._handle, self._context, self._name, fn, args, sync_mode)
+        hostfunc.launch(self._handle, self._context, self._name, fn, args, kwargs, sync_mode)
 
-    def add_callback(self, fn: Callable[..., object], /, *args: Any) -> None:
-        """Enqueues `fn(error, *args)`, which the driver calls also after a failure (`cuStreamAddCallback`).
+    def add_callback(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
+        """Enqueues `fn(error, *args, **kwargs)`, which the driver calls also after a failure (`cuStreamAddCallback`).
 
         `error` is `None` or a `CudaError`. Everything else is as `launch_host_func` says.
         """
-        hostfunc.add_callback(self._handle, self._context, self._name, fn, args)
+        hostfunc.add_callback(self._handle, self._context, self._name, fn, args, kwargs)
 
     # -------------------------------------------------------------------------------------------- inside
 
@@ -559,6 +612,11 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
 
     def _closed_error(self) -> StreamClosedError:
         return StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
+
+    def _closed_capturing(self, error: CudaError) -> CudaError:
+        """In place of the error of a wait, which says that the capture goes on."""
+        hint = "The stream was capturing. It is closed now, and its capture gives no graph: end a capture before the stream"
+        return _driver.error(error.code, error.call, self._name, hint)
 
     def _close_quietly(self) -> None:
         """Closes when another error is on its way already."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Concatenate, Self, TypeVar
 
-from aiostream import _loops, _native, _points, _process, hostfunc, interop, waiting
+from aiostream import _arguments, _loops, _native, _points, _process, hostfunc, interop
 from aiostream.errors import CudaError
 from aiostream.futures import Completion, State, leak, set_exception
 
@@ -111,7 +111,7 @@ class _ThreadCall(Completion):
         """The GPU has passed what the function enqueued; or its context has failed, or no event could be recorded."""
         if self.refusal:
             try:
-                hostfunc.raise_for(self.refusal, "cuEventRecord", self.stream)
+                hostfunc.raise_for(self.refusal, "cuEventRecord", self.stream, hostfunc.LEFT_CAPTURING)
             except Exception as error:
                 self._fail(error, orphaned)
         elif code:
@@ -229,7 +229,7 @@ class ThreadStream:
             What `fn` returned.
 
         Raises:
-            TypeError: `fn` is not callable, or is a coroutine function; or `limiter` is no limiter.
+            TypeError: `fn` is not callable, or is a coroutine or generator function; or `limiter` is no limiter.
             RuntimeError: No loop runs here.
             StreamClosedError: The stream is closed.
             StreamCaptureError: The stream captures; or `fn` has left it capturing.
@@ -248,7 +248,7 @@ class ThreadStream:
         """
         import anyio.to_thread  # on first use: importing aiostream does not import anyio
 
-        waiting.require_plain(fn, "enqueue_in_thread")
+        _arguments.plain_function(fn, "enqueue_in_thread")
         reference = self._reference
         hostfunc.require_ready(reference)
         if limiter is None:

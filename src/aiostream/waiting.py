@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from aiostream import _loops, _native, _points, hostfunc, interop
+from aiostream import _arguments, _loops, _native, _points, hostfunc, interop
 from aiostream.enums import WaitStrategy
 from aiostream.futures import Completion, EventCompletion, SettledFuture, State, leak
 
@@ -58,13 +57,7 @@ def set_default_wait(wait: WaitStrategy | str | None) -> None:
 
 def strategy(wait: WaitStrategy | str | None, source: str = "wait") -> WaitStrategy:
     """What was asked for, or the default."""
-    if wait is None:
-        return default_wait()
-    try:
-        return WaitStrategy(wait)
-    except ValueError:
-        names = ", ".join(repr(str(each)) for each in WaitStrategy)
-        raise ValueError(f"{source} is one of {names}, not {wait!r}") from None
+    return default_wait() if wait is None else _arguments.member(WaitStrategy, wait, source)
 
 
 async def in_thread(blocking: Callable[[], None]) -> None:
@@ -112,14 +105,6 @@ def mode_for(stream: Any) -> int:
     return mode_of(chosen if isinstance(chosen, WaitStrategy) else default_wait())
 
 
-def require_plain(fn: object, name: str) -> None:
-    """Refuses what `enqueue_async` and `enqueue_in_thread` cannot call."""
-    if not callable(fn):
-        raise TypeError(f"{name} takes a callable, not {type(fn).__name__}")
-    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
-        raise TypeError(f"{name} takes a plain function that enqueues work and returns; it cannot await")
-
-
 class Awaitable(Protocol):
     """What can be waited for: a `Stream`, an `Event`, or a `Target`."""
 
@@ -146,7 +131,8 @@ async def synchronize_async(self: Awaitable) -> None:
     full stream. With `HOSTFUNC`, `query()` may say `False` for some microseconds more, until the driver's own thread is back
     from the wake-up, and the enqueue may block on a full stream.
 
-    Cancellation: raises at once; the GPU goes on.
+    Cancellation: raises at once; the GPU goes on. On asyncio a wait that is over at once may return without a turn of the loop:
+    it need not meet a timeout of 0.
 
     Threads: in the thread of a running asyncio or trio loop; always a checkpoint on trio.
 
@@ -248,7 +234,7 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
         refusal, stage = reserved.record(reference.handle)
         if stage == _STAGE_TASK:
             bridge.poll_soon()
-        hostfunc.raise_for(refusal, "cuEventRecord", reference.name)
+        hostfunc.raise_for(refusal, "cuEventRecord", reference.name, hostfunc.LEFT_CAPTURING)
         completion.enter_order()
         if stage != _STAGE_WATCHER:  # which has it until the end
             future.point = completion

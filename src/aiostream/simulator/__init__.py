@@ -26,6 +26,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 __all__ = [
     "adversary",
@@ -74,7 +75,7 @@ def install(
     Raises:
         RuntimeError: Another driver is already loaded, the simulator is installed with other options, or its library was not
             built.
-        ValueError: An option is out of range.
+        ValueError: An option is out of range, or an environment variable is no number.
     """
     global _library, _options
     wanted = (devices, driver_version, memory, hardware_queues)
@@ -84,11 +85,12 @@ def install(
                 raise RuntimeError(f"The simulator is already installed, with other options: {_describe(_options)}")
             return
         options = (
-            devices if devices is not None else int(os.environ.get("AIOSTREAM_SIMULATOR_DEVICES") or 1),
+            devices if devices is not None else _number_from("AIOSTREAM_SIMULATOR_DEVICES", 1),
             driver_version if driver_version is not None else 13000,
             memory if memory is not None else _DEFAULT_MEMORY,
             hardware_queues if hardware_queues is not None else True,
         )
+        chosen_seed = _number_from("AIOSTREAM_SIMULATOR_SEED", None)
         if not 0 <= options[0] <= 16 or options[1] < 11000 or options[2] <= 0:
             raise ValueError(f"The simulator cannot be installed with {_describe(options)}")
         library = _load()
@@ -96,9 +98,20 @@ def install(
         if code != 0:
             raise RuntimeError("The simulator's library was initialised before it was installed")
         _library, _options = library, options
-    environment_seed = os.environ.get("AIOSTREAM_SIMULATOR_SEED")
-    if environment_seed:
-        seed(int(environment_seed))
+    if chosen_seed is not None:
+        seed(chosen_seed)
+
+
+N = TypeVar("N", int, None)
+
+
+def _number_from(variable: str, default: N) -> int | N:
+    """The number in an environment variable, which may be absent or blank."""
+    said = os.environ.get(variable, "").strip()
+    try:
+        return int(said) if said else default
+    except ValueError:
+        raise ValueError(f"the environment variable {variable} is a whole number, not {said!r}") from None
 
 
 def _describe(options: tuple[int, int, int, bool]) -> str:
