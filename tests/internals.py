@@ -69,6 +69,16 @@ def driver_error(code: int, call: str, stream: str | None = None, hint: str | No
     return _driver.error(code, call, stream)
 
 
+def native_addresses() -> dict[str, int]:
+    """Asks the driver for the addresses that native code calls."""
+    return _driver.native_addresses()
+
+
+def start() -> None:
+    """Starts the native part and the threads, as the first use does."""
+    _process.start()
+
+
 def driver_version() -> int:
     """Returns the CUDA version of the driver, 13010 for 13.1."""
     return _driver.driver_version()
@@ -140,6 +150,9 @@ ENQUEUE_STEPS = {
     )
 }
 """The code of all that Python does for a future of `enqueue_async`, in asyncio."""
+
+START_STEPS = {function.__code__ for function in (_process.start, _process._start, _process._start_serving)}
+"""The code of all that Python does for the library's first use, once the driver is loaded."""
 
 # ------------------------------------------------------------------------------------------------ counters
 

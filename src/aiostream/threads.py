@@ -120,7 +120,7 @@ class _ThreadCall(Completion):
             if orphaned or self.state is State.CANCELLED:
                 # Nobody asks for the error, whose frames hold what was on them.
                 raised, self.raised = self.raised, None
-                _process.release_in_janitor(raised)
+                _process.release_in_thread(raised)
             super().complete(0, orphaned)
         self.reserved = None
         if orphaned:  # in the janitor's thread
