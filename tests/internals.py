@@ -30,6 +30,7 @@ from aiostream import (
     futures,
     pool,
     simulator,
+    threads,
     waiting,
 )
 from aiostream.bench import windows
@@ -154,6 +155,22 @@ ENQUEUE_STEPS = {
 START_STEPS = {function.__code__ for function in (_process.start, _process._start, _process._start_serving)}
 """The code of all that Python does for the library's first use, once the driver is loaded."""
 
+STEPS_WITH_LOCKS = START_STEPS | {
+    function.__code__
+    for function in (
+        _driver._load,
+        _loops._new_asyncio_bridge,
+        _loops._current_trio_bridge,
+        _loops._dispatcher,
+        Context.from_handle.__func__,  # type: ignore[attr-defined]
+        Context._ensure_monitored,
+        Context._register,
+        threads._ThreadCall._lose_token,
+        threads._give_back_lost,
+    )
+}
+"""The code that makes what there is once in a process, a context or a loop."""
+
 # ------------------------------------------------------------------------------------------------ counters
 
 POINTS_ARMED: int = _native.POINTS_ARMED
@@ -168,6 +185,11 @@ EVENT_POLLS: int = _native.EVENT_POLLS
 """Index in `native_counters()`: polls of events by the watcher."""
 POINTS_STALE: int = _native.POINTS_STALE
 """Index in `native_counters()`: firings of points that were no longer armed."""
+
+
+def pending_waits() -> int:
+    """Returns how many waits have a task."""
+    return _native.pending_waits()
 
 
 def native_counters() -> list[int]:
@@ -201,6 +223,15 @@ def helpers(context: Context) -> tuple[int, int]:
 def register_context(context: Context) -> int:
     """Registers a context with the watcher, if it is not registered; returns the watcher's number for it."""
     return context._ensure_monitored()
+
+
+def refuse_contexts(patch: pytest.MonkeyPatch) -> None:
+    """The watcher refuses every new context, as if there were too many."""
+
+    def context_register(*_: int) -> tuple[int, bool]:
+        raise RuntimeError("this process has used 4096 CUDA contexts")
+
+    patch.setattr(_native, "context_register", context_register)
 
 
 def use_wait_list(context: Context, stream_id: int) -> None:

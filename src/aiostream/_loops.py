@@ -40,7 +40,7 @@ _running_loop = asyncio._get_running_loop
 TICKETS = 1 << 24
 _current_task = asyncio.current_task
 
-_lock = threading.Lock()  # guards the creation of bridges and of the dispatcher
+_lock = threading.RLock()  # guards the creation of bridges and of the dispatcher; a signal handler may interrupt its holder
 _reader_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[AsyncioBridge]]
 _reader_bridges = weakref.WeakKeyDictionary()  # the loop's selector holds the bridge
 _dispatched_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncioBridge]

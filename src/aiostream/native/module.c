@@ -338,15 +338,17 @@ static PyObject *native_queue_wake(PyObject *self, PyObject *args) {
 
 static PyObject *native_context_register(PyObject *self, PyObject *args) {
     (void)self;
-    unsigned long long handle, stream;
+    unsigned long long handle, identity, stream;
     int device;
-    if (!PyArg_ParseTuple(args, "KKi", &handle, &stream, &device)) return NULL;
-    struct context *context = context_register((void *)(uintptr_t)handle, (void *)(uintptr_t)stream, device);
-    if (!context) {
-        PyErr_SetString(PyExc_RuntimeError, "more CUDA contexts than aiostream can watch in one process (4096)");
-        return NULL;
-    }
-    return PyLong_FromLong(context_index(context));
+    if (!PyArg_ParseTuple(args, "KKKi", &handle, &identity, &stream, &device)) return NULL;
+    bool is_taken;
+    void *private_stream = (void *)(uintptr_t)stream;
+    struct context *context = context_register((void *)(uintptr_t)handle, identity, private_stream, device, &is_taken);
+    if (!context)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "this process has used %d CUDA contexts, destroyed ones included, and aiostream can watch no more: use a "
+                            "context for longer, or a new process", MAX_CONTEXTS);
+    return Py_BuildValue("iN", context_index(context), PyBool_FromLong(is_taken));
 }
 
 struct context *as_context(int index) {
@@ -472,7 +474,7 @@ static PyMethodDef functions[] = {
     {"queue_close", native_queue_close, METH_VARARGS, "What is on it and what still comes goes to the orphans' queue."},
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
     {"call_in_context", native_call_in_context, METH_VARARGS, "Calls f() in a stream's context, appends its result: the driver's code."},
-    {"context_register", native_context_register, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
+    {"context_register", native_context_register, METH_VARARGS, "(number, whether the watcher took the idle stream): it does not if it knows the context."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
     {"set_foreign", native_set_foreign, METH_VARARGS, "The native function that a KIND_FOREIGN ticket runs."},
     {"set_sync_mode", native_set_sync_mode, METH_VARARGS, "How the GPU waits for a ticket's host function: needs _v2."},
