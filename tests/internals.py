@@ -28,6 +28,7 @@ from aiostream import (
     _process,
     capture,
     futures,
+    hostfunc,
     pool,
     simulator,
     threads,
@@ -371,6 +372,20 @@ def intercept_set_state(patch: pytest.MonkeyPatch, act: Callable[[Callable[[], N
 def pinned(stream: Stream) -> contextlib.AbstractContextManager[int]:
     """Keeps a stream's handle in use until the block ends, as each driver call does."""
     return stream._pinned()
+
+
+def pinned_graph(graph: Any) -> contextlib.AbstractContextManager[int]:
+    """Keeps a graph's handle in use until the block ends, as each driver call does."""
+    return graph._pinned()
+
+
+RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY
+"""What native code answers when there is no memory left."""
+
+
+def raise_for(result: int, call: str, stream: str) -> None:
+    """Turns the answer of a native call into its exception."""
+    hostfunc.raise_for(result, call, stream)
 
 
 def captures_in_progress() -> int:

@@ -88,10 +88,10 @@ BENCH_LEVELS = {
 NATIVE_FLOORS = {
     "base": 0,
     "waker": 1,
-    "handles": 1,
     "timer": 1,
     "policy": 1,
     "failures": 1,
+    "handles": 2,
     "contexts": 2,
     "queues": 2,
     "helper_streams": 3,

@@ -65,6 +65,19 @@ def test_native_threads_under_the_sanitizers(name: str, sanitizer: str, tmp_path
     build_and_run(name, sanitizer, tmp_path, "20" if os.environ.get("AIOSTREAM_TEST_FULL") else "2", "1")
 
 
+def test_races_played_by_hand(tmp_path: Path) -> None:
+    """Its file includes those whose statics it needs."""
+    included = {"queues.c", "points.c"}
+    sources: list[Path | str] = [NATIVE / name for name in DRIVER_SIDE if name not in included]
+    try:
+        compiled = compile_c([TESTS / "native" / "races.c", *sources], tmp_path / "races", [])
+    except FileNotFoundError:
+        pytest.skip("there is no gcc here")
+    assert compiled.returncode == 0, compiled.stderr
+    ran = run_command([str(tmp_path / "races")])
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_policy_in_virtual_time(tmp_path: Path) -> None:
     """By the policy alone: how late a task runs again, against the bound, and at which cost, for patterns of work."""
     folder = TESTS / "native"

@@ -87,6 +87,9 @@ def _serve_orphans() -> None:
     _native.drain(ORPHANS, _backlog)
     _points.deliver(_backlog, orphaned=True)
     _driver.tell_failures()
+    while (refusal := _native.refusal_take()) is not None:
+        call, code = refusal
+        report_unraisable(_driver.error(code, call), "the last user of a closed handle, which the driver did not destroy")
     while _tasks:
         task = _tasks.popleft()
         _report_from(task, task)

@@ -200,4 +200,4 @@ class Event:
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
         if handle is not None and handle.is_open:
-            _process.run_in_janitor(handle.close)
+            _process.run_in_janitor(handle.drop)

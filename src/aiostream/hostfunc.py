@@ -37,6 +37,8 @@ def raise_for(result: int, call: str, stream: str) -> None:
         return
     if result == _native.RESULT_CLOSED:
         raise StreamClosedError(f"{stream} is closed: its handle was destroyed or given away")
+    if result == _native.RESULT_NO_MEMORY:
+        raise MemoryError(f"{call} for {stream}: there is no memory left for a wait")
     if result == _native.RESULT_QUARANTINED:
         hint = (
             "Another thread began or ended a capture of the stream during the call; what was enqueued may have become a node of "

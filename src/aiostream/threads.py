@@ -59,7 +59,7 @@ class _ThreadCall(Completion):
             raise AssertionError("a reservation is refused with an error")
         self.reserved = reserved
         del reserved  # an exception keeps this frame, and a reservation counts as a pending wait
-        self.pinned = reference.handle.pin()
+        self.pinned = reference.handle.hold()
         if not self.pinned:
             hostfunc.raise_for(_native.RESULT_CLOSED, "cuEventRecord", self.stream)
         reference.common.held.append(True)
@@ -143,7 +143,7 @@ class _ThreadCall(Completion):
         if self.pinned:
             self.pinned = False
             self.reference.common.held.pop()
-            self.reference.handle.unpin()
+            self.reference.handle.let_go()
 
     def _fail(self, error: Exception, orphaned: bool) -> None:
         if self.state is State.PENDING:

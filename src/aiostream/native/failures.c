@@ -39,6 +39,7 @@ static int place_of(int code) {
     return -1;
 }
 
+bool failure_is_fatal(int code) { return place_of(code) >= 0; }
 bool failure_is_of_process(int code) { return code != CUDA_CONTEXT_IS_DESTROYED && place_of(code) >= 0; }
 
 /* ------------------------------------------------------------------------------------------------ the end */

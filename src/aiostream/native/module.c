@@ -49,14 +49,55 @@ static void Handle_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
+/* What this thread has pinned and not yet unpinned: to wait for the end of one of these would be to wait for itself. What does not
+ * fit is not found, and waited for. */
+static _Thread_local struct {
+    const struct handle *handles[32];
+    int count;
+} own_pins;
+
+static bool is_pinned_here(const struct handle *handle) {
+    for (int i = 0; i < own_pins.count; i++)
+        if (handle_is_part_of(own_pins.handles[i], handle)) return true;
+    return false;
+}
+
+static void note_unpinned(const struct handle *handle) {
+    int i = own_pins.count - 1;
+    while (i >= 0 && own_pins.handles[i] != handle) i--;
+    if (i >= 0) own_pins.handles[i] = own_pins.handles[--own_pins.count];
+}
+
 static PyObject *Handle_pin(PyObject *self, PyObject *unused) {
+    (void)unused;
+    struct handle *handle = ((HandleObject *)self)->handle;
+    if (refuse_in_child()) return NULL;
+    bool pinned = handle_pin(handle);
+    if (pinned && own_pins.count < (int)(sizeof own_pins.handles / sizeof *own_pins.handles))
+        own_pins.handles[own_pins.count++] = handle;
+    return PyBool_FromLong(pinned);
+}
+
+static PyObject *Handle_unpin(PyObject *self, PyObject *unused) {
+    (void)unused;
+    struct handle *handle = ((HandleObject *)self)->handle;
+    if (is_child()) Py_RETURN_NONE; /* of a fork in between: the last user would destroy it */
+    note_unpinned(handle);
+    Py_BEGIN_ALLOW_THREADS
+    handle_unpin(handle);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *Handle_hold(PyObject *self, PyObject *unused) {
     (void)unused;
     if (refuse_in_child()) return NULL;
     return PyBool_FromLong(handle_pin(((HandleObject *)self)->handle));
 }
 
-static PyObject *Handle_unpin(PyObject *self, PyObject *unused) {
+static PyObject *Handle_let_go(PyObject *self, PyObject *unused) {
     (void)unused;
+    if (is_child()) Py_RETURN_NONE;
     Py_BEGIN_ALLOW_THREADS
     handle_unpin(((HandleObject *)self)->handle);
     Py_END_ALLOW_THREADS
@@ -73,6 +114,15 @@ static PyObject *Handle_close(PyObject *self, PyObject *unused) {
     return PyLong_FromLong(status);
 }
 
+static PyObject *Handle_drop(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (is_child()) Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    handle_drop(((HandleObject *)self)->handle);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyObject *Handle_share(PyObject *self, PyObject *unused) {
     (void)unused;
     return PyBool_FromLong(handle_share(((HandleObject *)self)->handle));
@@ -87,12 +137,25 @@ static PyObject *Handle_mark_destroyed(PyObject *self, PyObject *unused) {
 
 static PyObject *Handle_release(PyObject *self, PyObject *unused) {
     (void)unused;
+    struct handle *handle = ((HandleObject *)self)->handle;
     if (refuse_in_child()) return NULL;
-    bool released;
-    Py_BEGIN_ALLOW_THREADS
-    released = handle_release(((HandleObject *)self)->handle);
-    Py_END_ALLOW_THREADS
-    return PyBool_FromLong(released);
+    if (is_pinned_here(handle)) {
+        PyErr_SetString(PyExc_RuntimeError, "this thread itself is using the handle, as in the function that enqueue_async calls: give it "
+                                            "away after that call");
+        return NULL;
+    }
+    if (!handle_release_begin(handle)) Py_RETURN_FALSE;
+    for (bool over = false; !over;) {
+        Py_BEGIN_ALLOW_THREADS
+        over = handle_release_await(handle);
+        Py_END_ALLOW_THREADS
+        if (!over && PyErr_CheckSignals() < 0) {
+            handle_release_cancel(handle); /* Ctrl-C: it is the caller's as before */
+            return NULL;
+        }
+    }
+    handle_release_end(handle);
+    Py_RETURN_TRUE;
 }
 
 static PyObject *Handle_value(PyObject *self, void *unused) {
@@ -117,11 +180,14 @@ static PyObject *Handle_is_used(PyObject *self, void *unused) {
 
 static PyMethodDef handle_methods[] = {
     {"pin", Handle_pin, METH_NOARGS, "True, and the handle stays valid until unpin(); False if it was closed."},
-    {"unpin", Handle_unpin, METH_NOARGS, "Ends one pin; the last user of a closed handle destroys it."},
+    {"unpin", Handle_unpin, METH_NOARGS, "Ends one pin, in its thread; the last user of a closed handle destroys it."},
+    {"hold", Handle_hold, METH_NOARGS, "As pin(), until let_go() in any thread."},
+    {"let_go", Handle_let_go, METH_NOARGS, "As unpin(), for hold()."},
     {"close", Handle_close, METH_NOARGS, "Refuses new uses; the driver's code of the destruction, if it happened here."},
+    {"drop", Handle_drop, METH_NOARGS, "As close(), but what the driver refuses goes to sys.unraisablehook."},
     {"share", Handle_share, METH_NOARGS, "Another library has it: close() no longer destroys. False if it was closed before."},
     {"mark_destroyed", Handle_mark_destroyed, METH_NOARGS, "The driver destroyed it by itself; new uses are refused."},
-    {"release", Handle_release, METH_NOARGS, "Refuses new uses and waits for the last; False if it was closed before."},
+    {"release", Handle_release, METH_NOARGS, "Refuses new uses and waits for the last; interruptible. False if it was closed before."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef handle_properties[] = {
