@@ -343,8 +343,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
         Raises:
             StreamClosedError: It was closed before.
             ValueError: It is borrowed, so there is nothing to give.
-            RuntimeError: A block of `as_current`, or a call of `enqueue_in_thread`, uses it. Or this thread does: the function that
-                `enqueue_async` calls has called this.
+            RuntimeError: A block of `as_current`, or a call of `enqueue_in_thread`, uses it. Or this thread does: the function
+                that `enqueue_async` calls has called this.
         """
         if not self._owned:
             raise ValueError("a borrowed stream's handle belongs to somebody else: read it with .handle")

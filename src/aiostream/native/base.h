@@ -90,6 +90,7 @@ enum counter {
     WATCHER_PASSES,
     HANDLES_CREATED, HANDLES_DESTROYED, HANDLES_RELEASED, HANDLES_OPEN,
     HANDLES_RETIRED,    /* closed and not destroyed, because another library has the handle too */
+    HANDLES_LEAKED,     /* closed, and the driver has refused to destroy them */
     FUTURES_CREATED, FUTURES_DONE, FUTURES_FAILED, FUTURES_CANCELLED, FUTURES_DROPPED,
     WAITS_READY,       /* nothing to wait for */
     WAITS_SPUN,        /* ended in the waiting task's own polls */

@@ -105,9 +105,9 @@ static int destroy(struct handle *handle, bool shared) {
         relaxed_leave(mode);
         leave(entered);
     }
-    /* After a fatal code it went with its context. After another one it is still there, and counts as open. */
-    if (status != CUDA_SUCCESS && !failure_is_fatal(status)) return status;
-    atomic_fetch_add(&counters[HANDLES_DESTROYED], 1);
+    /* After a fatal code it went with its context. */
+    bool is_left = status != CUDA_SUCCESS && !failure_is_fatal(status);
+    atomic_fetch_add(&counters[is_left ? HANDLES_LEAKED : HANDLES_DESTROYED], 1);
     atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
     return status;
 }
