@@ -19,7 +19,35 @@ import pytest
 from aiostream import Device, Stream, interop
 from internals import bindings, driver_call, load_kernels, spin, start_watcher, stop_watcher
 
-__all__ = ["LOOPS", "Gate", "held_stream", "recover", "run_on", "run_script", "run_together", "settle", "spin", "succeed"]
+__all__ = [
+    "LIMIT",
+    "LOOPS",
+    "Gate",
+    "chosen_seconds",
+    "chosen_seed",
+    "held_stream",
+    "recover",
+    "run_on",
+    "run_script",
+    "run_together",
+    "settle",
+    "spin",
+    "succeed",
+]
+
+
+def chosen_seconds(default: float) -> float:
+    """How long a random test lasts: `AIOSTREAM_TEST_SECONDS`, if that is set."""
+    return float(os.environ.get("AIOSTREAM_TEST_SECONDS", default))
+
+
+def chosen_seed() -> int:
+    """Where a random test begins: `AIOSTREAM_TEST_SEED`, else 1."""
+    return int(os.environ.get("AIOSTREAM_TEST_SEED", "1"))
+
+
+LIMIT = 110 + 10 * chosen_seconds(0)
+"""Seconds after which a random test that runs for `chosen_seconds` hangs. Sanitizers and busy machines are slow."""
 
 LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
 

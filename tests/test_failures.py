@@ -498,6 +498,7 @@ def test_a_destruction_that_is_refused_closes_all_the_same(breakable: Any, make:
         assert caught.value.call == f"cu{make.__name__}Destroy"
     thing.close()
     assert statistics().handles.open == before.handles.open - 1
+    assert statistics().handles.leaked == before.handles.leaked + (fails == "the destruction")
     with pytest.raises(aiostream.StreamClosedError):
         _ = thing.handle
 

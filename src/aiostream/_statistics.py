@@ -45,7 +45,7 @@ class FutureCounts:
 
 @dataclass(frozen=True, slots=True)
 class HandleCounts:
-    """Streams, events and graphs that the library owned: `created == destroyed + released + retired + open`."""
+    """Streams, events and graphs that the library owned: `created == destroyed + released + retired + leaked + open`."""
 
     created: int
     destroyed: int
@@ -54,6 +54,8 @@ class HandleCounts:
     """Given away by `into_raw`."""
     retired: int
     """Streams that were closed and not destroyed, because another library has them too (`Stream.torch` and its like)."""
+    leaked: int
+    """Closed, but the driver has refused to destroy them."""
     open: int
 
 
@@ -99,7 +101,7 @@ class Statistics:
         return (
             points.armed == points.fired + points.pending + points.leaked
             and futures_.created == futures_.done + futures_.failed + futures_.cancelled + futures_.dropped + futures_.pending
-            and handles.created == handles.destroyed + handles.released + handles.retired + handles.open
+            and handles.created == handles.destroyed + handles.released + handles.retired + handles.leaked + handles.open
         )
 
 
@@ -147,6 +149,7 @@ def _snapshot() -> Statistics:
             destroyed=count[_native.HANDLES_DESTROYED],
             released=count[_native.HANDLES_RELEASED],
             retired=count[_native.HANDLES_RETIRED],
+            leaked=count[_native.HANDLES_LEAKED],
             open=count[_native.HANDLES_OPEN],
         ),
         waits=WaitCounts(

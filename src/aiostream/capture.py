@@ -68,7 +68,7 @@ class _CaptureRecord:
         if how is not _End.GOOD and ((how is _End.FAILED and self.recapture is None) or not _exists(self.graph)):
             self.graph._handle.mark_destroyed()
         self.graph._captured_into = False
-        self.graph._handle.unpin()
+        self.graph._handle.let_go()
 
 
 def _exists(graph: Graph) -> bool:
@@ -178,13 +178,13 @@ def _begin_recapture(
 @contextlib.contextmanager
 def _capturing_into(stream: interop.Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
     """Pins a graph, begins in the block to capture into it, and notes that."""
-    if not graph._handle.pin():
+    if not graph._handle.hold():
         raise StreamClosedError(f"{graph._name} is closed")
     try:
         _forget_ended_elsewhere(stream)
         yield graph._handle.value
     except BaseException:
-        graph._handle.unpin()
+        graph._handle.let_go()
         raise
     graph._captured_into = True
     _in_progress.append(_CaptureRecord(_query_capture(stream)[1], _origin_of(stream), graph, recapture))

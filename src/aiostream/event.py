@@ -231,7 +231,7 @@ class Event(_arguments.NotCopied):
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
         if handle is not None and handle.is_open:
-            _process.run_in_janitor(handle.close)
+            _process.run_in_janitor(handle.drop)
 
 
 _ELSEWHERE = "an event is recorded on streams of its own context, and streams of every context may wait for it"

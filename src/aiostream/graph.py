@@ -394,7 +394,7 @@ def _into_raw(handle: _native.Handle, owned: bool, name: str) -> int:
 def _leave_to_janitor(handle: _native.Handle | None) -> None:
     # In a finalizer, which may run anywhere, also inside a host function. A borrowed handle closes without the driver.
     if handle is not None and handle.is_open:
-        _process.run_in_janitor(handle.close)
+        _process.run_in_janitor(handle.drop)
 
 
 # ------------------------------------------------------------------------------------------------ executable graphs

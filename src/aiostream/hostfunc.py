@@ -1,8 +1,8 @@
 """Host functions: how a point is armed, and Python callables that run on the driver's thread.
 
 A completion's host function is native and only pushes its ticket. A user's own host function is Python: native code enters the
-interpreter for it behind the exit gate, `_run` calls it, and its ticket then goes to the janitor, which drops the callable and
-its arguments where destructors may call the driver.
+interpreter for it behind the exit gate, `_run` calls it, and its ticket then goes to the janitor, which has the callable and its
+arguments dropped where destructors may block.
 
 On a capturing stream a user's host function becomes a node of the graph. Native code gives the graph a user object, and the
 ticket goes to the janitor when the driver destroys that: when no graph, clone, executable or launch in flight can call the
@@ -41,6 +41,8 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
         return
     if result == _native.RESULT_CLOSED:
         raise StreamClosedError(f"{stream} is closed: its handle was destroyed or given away")
+    if result == _native.RESULT_NO_MEMORY:
+        raise MemoryError(f"{call} for {stream}: there is no memory left for a wait")
     if result == _native.RESULT_QUARANTINED:
         hint = (
             "Another thread began or ended a capture of the stream during the call; what was enqueued may have become a node of "
@@ -189,7 +191,7 @@ def keep_until_passed(handle: _native.Handle, context: Context, stream: str, kee
 class HostFunction:
     """A user's callable on its way through the stream.
 
-    `function` and `arguments` are read by the driver's thread, once or, in a graph, at each launch; and dropped by the janitor
+    `function` and `arguments` are read by the driver's thread, once or, in a graph, at each launch; and dropped by the releaser
     after the ticket has arrived.
     """
 
@@ -214,7 +216,8 @@ class HostFunction:
             _process.report_unraisable(error, self.function)
 
     def complete(self, code: int, orphaned: bool) -> None:
-        """It has run for the last time (or the interpreter is ending): drops everything, in the janitor's thread."""
+        """It has run for the last time (or the interpreter is ending): drops everything."""
+        _process.release_in_thread(self.function, self.arguments)
         self.function = None
         self.arguments = ()
 

@@ -370,6 +370,8 @@ class Stream(
     def into_raw(self) -> int:
         """Gives the handle away, and with it the duty to destroy it. Waits for the calls of other threads to finish.
 
+        Ctrl-C ends the waiting, and the stream is yours as before.
+
         If the stream was given to another library too (`torch()` and its like), do not destroy it, nor give it to `from_raw`.
 
         Returns:
@@ -378,7 +380,8 @@ class Stream(
         Raises:
             StreamClosedError: It was closed before.
             ValueError: It is borrowed, so there is nothing to give.
-            RuntimeError: A block of `as_current`, or a call of `enqueue_in_thread`, uses it.
+            RuntimeError: A block of `as_current`, or a call of `enqueue_in_thread`, uses it. Or this thread does: the function
+                that `enqueue_async` calls has called this.
         """
         if not self._owned:
             raise ValueError("a borrowed stream's handle belongs to somebody else: read it with .handle")
@@ -394,7 +397,7 @@ class Stream(
         # A finalizer may run anywhere, also inside a host function: the janitor closes.
         handle = getattr(self, "_handle", None)
         if handle is not None and self._owned and handle.is_open:
-            close = partial(_retire, self._reference) if handle.is_shared else handle.close
+            close = partial(_retire, self._reference) if handle.is_shared else handle.drop
             _process.run_in_janitor(close)
 
     # -------------------------------------------------------------------------------------------- its order

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _UNKNOWN_ERROR = 999
 
 
-_lost_lock = threading.Lock()
+_lost_lock = threading.RLock()  # a signal handler may come to it in the thread that holds it
 # By limiter: calls whose loop was closed before they were over. Only a running loop may give their tokens back.
 _lost: weakref.WeakKeyDictionary[Any, list[_ThreadCall]] = weakref.WeakKeyDictionary()  # guarded by _lost_lock
 
@@ -59,7 +59,7 @@ class _ThreadCall(Completion):
             raise AssertionError("a reservation is refused with an error")
         self.reserved = reserved
         del reserved  # an exception keeps this frame, and a reservation counts as a pending wait
-        self.pinned = reference.handle.pin()
+        self.pinned = reference.handle.hold()
         if not self.pinned:
             hostfunc.raise_for(_native.RESULT_CLOSED, "cuEventRecord", self.stream)
         reference.common.held.append(True)
@@ -120,7 +120,7 @@ class _ThreadCall(Completion):
             if orphaned or self.state is State.CANCELLED:
                 # Nobody asks for the error, whose frames hold what was on them.
                 raised, self.raised = self.raised, None
-                _process.release_in_janitor(raised)
+                _process.release_in_thread(raised)
             super().complete(0, orphaned)
         self.reserved = None
         if orphaned:  # in the janitor's thread
@@ -143,7 +143,7 @@ class _ThreadCall(Completion):
         if self.pinned:
             self.pinned = False
             self.reference.common.held.pop()
-            self.reference.handle.unpin()
+            self.reference.handle.let_go()
 
     def _fail(self, error: Exception, orphaned: bool) -> None:
         if self.state is State.PENDING:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from simdriver import ROOT, run_python
 
+from support import LIMIT, chosen_seconds
+
 SETUP = """
     from aiostream import simulator
     simulator.install()
@@ -120,15 +122,15 @@ def test_a_forked_child_does_not_hang():
     assert done.stdout == "0\n", done.stderr
 
 
+@pytest.mark.timeout(2 * LIMIT)
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_under_a_sanitizer(sanitizer):
     """Builds the library with it and lets many threads loose; skipped only where the sanitizer's runtime is missing."""
     script = Path(__file__).with_name("sanitize.sh")
     import sys
 
-    done = subprocess.run(
-        ["sh", script, sanitizer, sys.executable, "2"], capture_output=True, text=True, timeout=100, check=False
-    )
+    command = ["sh", script, sanitizer, sys.executable, str(chosen_seconds(3))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     if done.returncode == 77:
         pytest.skip(f"gcc, or its {sanitizer} sanitizer's runtime, is not installed here: {done.stdout.strip()}")
     assert done.returncode == 0, done.stdout + done.stderr

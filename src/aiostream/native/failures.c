@@ -39,6 +39,7 @@ static int place_of(int code) {
     return -1;
 }
 
+bool failure_is_fatal(int code) { return place_of(code) >= 0; }
 bool failure_is_of_process(int code) { return code != CUDA_CONTEXT_IS_DESTROYED && place_of(code) >= 0; }
 
 /* ------------------------------------------------------------------------------------------------ the end */
@@ -59,11 +60,7 @@ static bool begin_grace(int64_t grace_ns, int status) {
     grace_left_ns = grace_ns;
     final_status = status;
     pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the process's handlers run in its own threads */
-    bool made = pthread_create(&thread, NULL, end_after_grace, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    bool made = thread_start(&thread, end_after_grace) == 0;
     if (made) pthread_detach(thread);
     return made;
 }

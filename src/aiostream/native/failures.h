@@ -19,6 +19,7 @@ static inline int failure_noted(int code, const char *call) { /* the code itself
     if (code != CUDA_SUCCESS && code != CUDA_NOT_READY) failure_note(code, call);
     return code;
 }
+bool failure_is_fatal(int code);
 bool failure_is_of_process(int code); /* fatal, and not 709, which says that one context was destroyed */
 /* The next code that was met for the first time, and the call that answered it; 0: none. By one thread. */
 int failure_take(const char **call);

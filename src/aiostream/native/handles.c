@@ -9,6 +9,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "failures.h"
+
 static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull << 33, DESTROYED = 1ull << 34,
                       AWAITED = 1ull << 35, SHARED = 1ull << 36; /* another library has it: it is never destroyed */
 
@@ -77,6 +79,8 @@ int handle_enter_context(const struct handle *handle, bool *entered) {
 
 void handle_leave_context(bool entered) { leave(entered); }
 
+static const char *const DESTRUCTORS[] = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy", "cuGraphExecDestroy"};
+
 static int call_destructor(struct handle *handle) {
     switch (handle->kind) {
     case HANDLE_STREAM: return driver.stream_destroy(handle->value);
@@ -97,13 +101,41 @@ static int destroy(struct handle *handle, bool shared) {
     if (!handle_is_gone(handle)) { /* else it went with its context */
         bool entered = enter(handle->context);
         int mode = relaxed_enter(); /* an executable graph gives memory back, which would end another thread's capture */
-        status = call_destructor(handle);
+        status = failure_noted(call_destructor(handle), DESTRUCTORS[handle->kind]);
         relaxed_leave(mode);
         leave(entered);
     }
-    atomic_fetch_add(&counters[HANDLES_DESTROYED], 1);
+    /* After a fatal code it went with its context. */
+    bool is_left = status != CUDA_SUCCESS && !failure_is_fatal(status);
+    atomic_fetch_add(&counters[is_left ? HANDLES_LEAKED : HANDLES_DESTROYED], 1);
     atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
     return status;
+}
+
+/* ------------------------------------------------------------------------------------------------ refusals */
+
+enum { HANDLE_KINDS = HANDLE_GRAPH_EXEC + 1 };
+static _Atomic int refusals[HANDLE_KINDS]; /* the latest of each kind that handle_take_refusal has yet to give; any thread */
+static void (*_Atomic told)(void);
+
+void handles_tell(void (*listener)(void)) { atomic_store(&told, listener); }
+
+const char *handle_destructor(enum handle_kind kind) { return DESTRUCTORS[kind]; }
+
+int handle_take_refusal(enum handle_kind *kind) {
+    for (int i = 0; i < HANDLE_KINDS; i++) {
+        int status = atomic_exchange(&refusals[i], 0);
+        *kind = i;
+        if (status) return status;
+    }
+    return 0;
+}
+
+static void note_refusal(const struct handle *handle, int status) {
+    void (*listener)(void) = atomic_load(&told);
+    if (status == CUDA_SUCCESS || failure_is_fatal(status)) return;
+    atomic_store(&refusals[handle->kind], status);
+    if (listener) listener();
 }
 
 /* One thread wins the right to destroy: the one that turns "closing, no uses" into "destroyed". */
@@ -134,7 +166,7 @@ static bool pin_own(struct handle *handle) {
 
 static void unpin_own(struct handle *handle) {
     uint64_t word = atomic_fetch_sub(&handle->word, 1) - 1;
-    if ((word & USES) == 0 && word & CLOSING) destroy_if_last(handle);
+    if ((word & USES) == 0 && word & CLOSING) note_refusal(handle, destroy_if_last(handle));
     if ((word & USES) == 0 && word & AWAITED) {
         pthread_mutex_lock(&release_lock);
         pthread_cond_broadcast(&unused);
@@ -162,6 +194,8 @@ int handle_close(struct handle *handle) {
     return destroy_if_last(handle);
 }
 
+void handle_drop(struct handle *handle) { note_refusal(handle, handle_close(handle)); }
+
 /* Also one that was closed before, with the destruction left to its last user. */
 void handle_mark_destroyed(struct handle *handle) {
     uint64_t word = atomic_load(&handle->word);
@@ -173,17 +207,38 @@ void handle_mark_destroyed(struct handle *handle) {
     atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
 }
 
-bool handle_release(struct handle *handle) {
+bool handle_release_begin(struct handle *handle) {
     uint64_t word = atomic_load(&handle->word);
     do
         if (word & (CLOSING | RELEASED | DESTROYED)) return false;
     while (!atomic_compare_exchange_weak(&handle->word, &word, word | RELEASED | AWAITED));
-    pthread_mutex_lock(&release_lock);
-    while (atomic_load(&handle->word) & USES) pthread_cond_wait(&unused, &release_lock);
-    pthread_mutex_unlock(&release_lock);
-    if (handle->owned) {
-        atomic_fetch_add(&counters[HANDLES_RELEASED], 1);
-        atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
-    }
     return true;
+}
+
+bool handle_release_await(struct handle *handle) {
+    pthread_mutex_lock(&release_lock);
+    if (handle_is_used(handle)) wait_briefly(&unused, &release_lock);
+    bool used = handle_is_used(handle);
+    pthread_mutex_unlock(&release_lock);
+    return !used;
+}
+
+void handle_release_end(struct handle *handle) {
+    if (!handle->owned) return;
+    atomic_fetch_add(&counters[HANDLES_RELEASED], 1);
+    atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
+}
+
+void handle_release_cancel(struct handle *handle) { atomic_fetch_and(&handle->word, ~(RELEASED | AWAITED)); }
+
+bool handle_release(struct handle *handle) {
+    if (!handle_release_begin(handle)) return false;
+    while (!handle_release_await(handle)) {}
+    handle_release_end(handle);
+    return true;
+}
+
+bool handle_is_part_of(const struct handle *pinned, const struct handle *handle) {
+    while (pinned && pinned != handle) pinned = pinned->parent;
+    return pinned != NULL;
 }

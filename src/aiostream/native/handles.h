@@ -15,13 +15,26 @@ void *handle_context(const struct handle *);
 bool handle_pin(struct handle *);
 void handle_unpin(struct handle *); /* the last user of a closed handle destroys it */
 int handle_close(struct handle *);
+void handle_drop(struct handle *); /* the same, for a caller who cannot be told of a refusal: see handle_take_refusal */
 /* Another library has got the handle: from now on its close retires it, and nobody destroys it. Also of the owner, if it is borrowed
  * or lent. False: it was closed before. */
 bool handle_share(struct handle *);
 bool handle_is_shared(const struct handle *);
 bool handle_is_used(const struct handle *); /* now; another thread may begin or end a use at any time */
 void handle_mark_destroyed(struct handle *); /* the driver did it by itself: nobody is to do it again */
-bool handle_release(struct handle *); /* blocks until nobody uses it; false: it was closed before */
+/* Gives it away: begin refuses new uses (false: it was closed before), await waits a little for the last use and says whether it is
+ * over, and end is for who may have the handle then. Or cancel lets it be used again. */
+bool handle_release_begin(struct handle *);
+bool handle_release_await(struct handle *);
+void handle_release_end(struct handle *);
+void handle_release_cancel(struct handle *);
+bool handle_release(struct handle *); /* all of it; blocks */
+/* Whether a use of `pinned` is one of `handle` too: it is that handle, or was borrowed from it. */
+bool handle_is_part_of(const struct handle *pinned, const struct handle *handle);
+/* The driver refused a destruction by the last user, who could not be told: what it was (enum handle_kind), and the code; 0: none. */
+int handle_take_refusal(enum handle_kind *);
+const char *handle_destructor(enum handle_kind); /* the driver's function */
+void handles_tell(void (*listener)(void)); /* called after each such refusal, in the thread that met it */
 bool handle_is_open(const struct handle *);
 bool handle_is_gone(const struct handle *); /* its context was destroyed: see context_is_gone */
 int handle_enter_context(const struct handle *, bool *entered); /* makes the context current where the driver needs one */

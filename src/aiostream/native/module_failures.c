@@ -4,6 +4,15 @@
 #include "failures.h"
 #include "waker.h"
 
+/* refusal_take(): (call, code) of a destruction that the driver has refused and that no caller was told of, or None. */
+static PyObject *native_refusal_take(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    enum handle_kind kind;
+    int code = is_child() ? 0 : handle_take_refusal(&kind);
+    if (!code) Py_RETURN_NONE;
+    return Py_BuildValue("si", handle_destructor(kind), code);
+}
+
 static void wake_janitor(void) {
     struct queue *orphans = queue_at(0);
     if (orphans && !is_child()) queue_wake(orphans);
@@ -77,6 +86,7 @@ static PyMethodDef failure_functions[] = {
     {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context; with True, as of 1 ms ago."},
     {"failure_note", native_failure_note, METH_VARARGS, "A driver call has answered this code: may end the process."},
     {"failure_take", native_failure_take, METH_NOARGS, "(code, call) of a fatal code that is new, or None."},
+    {"refusal_take", native_refusal_take, METH_NOARGS, "(call, code) of a destruction that the driver refused, or None."},
     {"failures_watch", native_failures_watch, METH_VARARGS, "So many more want to know of failures while nothing is pending."},
     {"exit_arm", native_exit_arm, METH_VARARGS, "The process ends at the first fatal code, or now if there was one."},
     {"exit_disarm", native_exit_disarm, METH_NOARGS, "It does not."},
@@ -85,6 +95,7 @@ static PyMethodDef failure_functions[] = {
 
 int add_failure_functions(PyObject *module) {
     failures_tell(wake_janitor);
+    handles_tell(wake_janitor);
     PyObject *codes = PyList_New(0);
     for (int i = 0; codes && fatal_codes[i].code; i++)
         if (!append_number(codes, PyLong_FromLong(fatal_codes[i].code))) Py_CLEAR(codes);

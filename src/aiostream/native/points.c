@@ -78,7 +78,7 @@ static bool grow(void) { /* table_lock held */
 }
 
 static void slot_release(struct slot *slot) {
-    uint64_t next_generation = (atomic_load(&slot->word) >> 8) + 1;
+    uint64_t next_generation = generation_of(((atomic_load(&slot->word) >> 8) + 1) << SLOT_BITS); /* as much as a ticket can say */
     atomic_store(&slot->word, next_generation << 8);
     pthread_mutex_lock(&table_lock);
     slot->entry.next = (struct queue_entry *)free_slots;
@@ -439,7 +439,12 @@ void points_fail(struct context *context, int status) {
             if (!transition(slot, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED, &before)) continue;
             atomic_fetch_add(&counters[POINTS_LEAKED], 1);
             context_drop_pending(context);
-            queue_push(slot->queue, &slot->entry);
+            /* The point's reference is its consumer's, or a late firing's, as soon as it is pushed. Without one of our own the queue
+             * could be another loop's before queue_push has looked at it again, and would lose what arrives for that one. */
+            struct queue *queue = slot->queue;
+            queue_ref(queue);
+            queue_push(queue, &slot->entry);
+            queue_unref(queue);
         }
     }
 }

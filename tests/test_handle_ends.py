@@ -1,0 +1,139 @@
+"""How a handle ends: given away while it is used, or destroyed by its last user, whom nobody can tell that the driver refused."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import internals
+from aiostream import Graph, Stream
+from support import run_script, settle
+
+
+def used(thing: Any) -> contextlib.AbstractContextManager[int]:
+    return internals.pinned(thing) if isinstance(thing, Stream) else internals.pinned_graph(thing)
+
+
+async def test_into_raw_in_the_function_of_enqueue_async() -> None:
+    """It would wait for the use by its own caller."""
+    stream = Stream()
+    with pytest.raises(RuntimeError, match="this thread itself"):
+        await stream.enqueue_async(lambda given: given.into_raw())
+    await stream.synchronize_async()  # it is still the stream's owner
+    handle = stream.handle
+    assert stream.into_raw() == handle
+    Stream.from_raw(handle).close()
+
+
+async def test_into_raw_of_the_owner_while_a_lent_stream_is_used() -> None:
+    stream = Stream()
+    lent = stream.to_borrowed()
+    with pytest.raises(RuntimeError, match="this thread itself"):
+        await lent.enqueue_async(lambda _: stream.into_raw())
+    assert await lent.enqueue_async(lambda _: 1) == 1
+    Stream.from_raw(stream.into_raw()).close()
+
+
+def test_a_handler_that_gives_away_what_it_has_interrupted() -> None:
+    stream, graph = Stream(), Graph()
+    for thing in (stream, graph):
+        with used(thing):
+            with used(thing), pytest.raises(RuntimeError, match="this thread itself"):
+                thing.into_raw()
+            with pytest.raises(RuntimeError, match="this thread itself"):
+                thing.into_raw()
+    Stream.from_raw(stream.into_raw()).close()
+    Graph.from_raw(graph.into_raw()).close()
+
+
+def test_many_uses_by_one_thread() -> None:
+    """More than it keeps in mind; none of them stays there."""
+    streams = [Stream() for _ in range(40)]
+    uses = [internals.pinned(stream) for stream in streams]
+    for use in uses:
+        use.__enter__()
+    with pytest.raises(RuntimeError, match="this thread itself"):
+        streams[0].into_raw()
+    for use in uses:
+        use.__exit__(None, None, None)
+    for stream in streams:
+        Stream.from_raw(stream.into_raw()).close()
+
+
+@pytest.mark.parametrize("kind", [Stream, Graph])
+def test_an_interrupt_while_into_raw_waits_for_another_thread(kind: Callable[[], Any]) -> None:
+    thing = kind()
+    in_use, leave = threading.Event(), threading.Event()
+
+    def use() -> None:
+        with used(thing):
+            in_use.set()
+            assert settle(lambda: thing.closed)  # into_raw refuses new uses while it waits
+            _thread.interrupt_main()
+            assert leave.wait(20)
+
+    user = threading.Thread(target=use)
+    user.start()
+    assert in_use.wait(20)
+    with pytest.raises(KeyboardInterrupt):
+        thing.into_raw()
+    assert not thing.closed
+    leave.set()
+    user.join()
+    handle = thing.handle
+    assert thing.into_raw() == handle
+    kind.from_raw(handle).close()  # type: ignore[attr-defined]
+
+
+REFUSED = """
+    import asyncio, gc, sys
+    import aiostream
+    from aiostream import Event, Stream, simulator
+    from support import settle
+    told = []
+    sys.unraisablehook = lambda report: told.append(report.exc_value.code)
+
+    async def by_last_user():
+        stream = Stream()
+        stream.synchronize()
+        simulator.fail("cuStreamDestroy", 999)
+        await stream.enqueue_async(lambda given: given.close())
+
+    async def by_finalizer():
+        stream, event = Stream(), Event()
+        simulator.fail("cuStreamDestroy", 999)
+        simulator.fail("cuEventDestroy", 999)
+        del stream, event
+        gc.collect()
+
+    async def by_close():
+        stream = Stream()
+        simulator.fail("cuStreamDestroy", 999)
+        try:
+            stream.close()
+        except aiostream.CudaError as error:
+            told.append(error.code)
+
+    asyncio.run({how}())
+    assert settle(lambda: len(told) == {count}), told
+    handles = aiostream.statistics().handles
+    print(told, handles.open, handles.destroyed, handles.leaked)
+"""
+
+
+@pytest.mark.simulator_only("a driver refuses no destruction on command")
+@pytest.mark.parametrize(("how", "count"), [("by_last_user", 1), ("by_finalizer", 2), ("by_close", 1)])
+def test_a_destruction_that_the_driver_refuses(driver_kind: str, how: str, count: int) -> None:
+    """It is told, to `sys.unraisablehook` if no caller is there. What is still there counts as leaked."""
+    done = run_script(driver_kind, REFUSED.format(how=how, count=count))
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{[999] * count} 0 0 {count}\n", "")
+
+
+def test_no_memory_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match="a stream"):
+        internals.raise_for(internals.RESULT_NO_MEMORY, "cuEventRecord", "a stream")
