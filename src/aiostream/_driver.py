@@ -81,7 +81,8 @@ _LOST = (
     "lost: CUDA works again only in a new process"
 )
 _DESTROYED = "The context was destroyed or reset, so its streams, events and memory are gone"
-_NOT_INITIALIZED, _NO_DEVICE = 3, 100
+_NOT_INITIALIZED, _NO_DEVICE, _CAPTURED_EVENT = 3, 100, 907
+_TAKEN = "A capture, perhaps another thread's, took in what was recorded to wait for. Nothing can be waited for in a capture"
 _FORKED = (
     "Most likely this process was forked from one that had used CUDA already, perhaps through another library. The CUDA driver "
     "does not survive fork(). Start worker processes with multiprocessing's 'spawn' or 'forkserver' method, or use CUDA only "
@@ -151,6 +152,8 @@ def error(code: int, call: str, stream: str | None = None, hint: str | None = No
         hint = _DESTROYED if code == _CONTEXT_IS_DESTROYED else _LOST
     elif hint is None and code == _NOT_INITIALIZED:
         hint = _FORKED
+    elif hint is None and code == _CAPTURED_EVENT:
+        hint = _TAKEN
     problem = errors.class_for(code)(code, name_of(code), call, stream, hint, _meaning_of(code))
     if isinstance(problem, errors.ContextFailedError):
         _native.failure_note(code, call)

@@ -463,7 +463,7 @@ static PyObject *native_unreserve(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long ticket;
     if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
-    point_unreserve(ticket);
+    if (!is_child()) point_unreserve(ticket);
     Py_RETURN_NONE;
 }
 

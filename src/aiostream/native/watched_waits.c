@@ -111,7 +111,6 @@ static int poll_list(struct wait_list *list, int64_t now) {
             link = &wait->next;
             continue;
         }
-        /* 9xx: in RELAXED mode only an event that a capture has taken can answer so, and such a one is not here. */
         int64_t seen = now_ns();
         if (status == CUDA_SUCCESS && wait->ticket) {
             note_start(wait);
