@@ -179,8 +179,8 @@ STEPS_WITH_LOCKS = START_STEPS | {
 }
 """The code that makes what there is once in a process, a context or a loop."""
 
-BRIDGE_STEPS = {_loops.Bridge.__init__.__code__}
-"""The code that opens a loop's queue."""
+QUEUE_STEPS = {function.__code__ for function in (_loops.Bridge.__init__, hostfunc.arm_completion, hostfunc._arm)}
+"""The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there."""
 
 
 def interrupted_at_bytecode(number: int, codes: set[CodeType], function: Callable[[], object]) -> bool:

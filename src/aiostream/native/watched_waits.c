@@ -100,8 +100,12 @@ static int poll_list(struct wait_list *list, int64_t now) {
         }
         if (wait->opened > fence) break;
         int64_t before = polls ? now_ns() : now;
-        int status = wait_query(wait);
-        polls++;
+        int status = CUDA_NOT_READY;
+        if (!wait->snapshot || !snapshot_was_pending(wait->snapshot, now)) {
+            status = wait_query(wait);
+            polls++;
+            if (wait->snapshot && status == CUDA_NOT_READY) snapshot_note_pending(wait->snapshot, now);
+        }
         if (status == CUDA_NOT_READY || !claim(wait, holder)) {
             if (status == CUDA_NOT_READY) {
                 atomic_store(&wait->pending_at, before);
