@@ -198,6 +198,7 @@ def interrupted_at_bytecode(number: int, codes: set[CodeType], function: Callabl
                 raise KeyboardInterrupt
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # before settrace: Python 3.12 looks then whether there is any such frame
     sys.settrace(trace)
     try:
         function()
