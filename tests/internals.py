@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -103,6 +104,12 @@ def native_call_replaced(name: str, signature: Any, replace: Callable[[Any], Cal
         _native.bind(addresses)
 
 
+def block_native_call(name: str) -> None:
+    """From now on the native part's calls of a driver function do not return. Without Python, whose lock they would need."""
+    addresses = _driver.native_addresses()
+    _native.bind({**addresses, name: _address_of(ctypes.CDLL(None).pause)})
+
+
 def _address_of(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
@@ -176,6 +183,36 @@ STEPS_WITH_LOCKS = START_STEPS | {
     )
 }
 """The code that makes what there is once in a process, a context or a loop."""
+
+QUEUE_STEPS = {function.__code__ for function in (_loops.Bridge.__init__, hostfunc.arm_completion, hostfunc._arm)}
+"""The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there."""
+
+
+def interrupted_at_bytecode(number: int, codes: set[CodeType], function: Callable[[], object]) -> bool:
+    """Calls `function`, with a KeyboardInterrupt before one bytecode of `codes`; False if there are not so many."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code not in codes:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == -1:
+                raise KeyboardInterrupt
+        return trace
+
+    sys._getframe().f_trace_opcodes = True  # before settrace: Python 3.12 looks then whether there is any such frame
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return left < 0
+
 
 # ------------------------------------------------------------------------------------------------ counters
 

@@ -83,6 +83,29 @@ async def test_many_waits_make_no_stream_and_no_thread(driver_kind: str, strateg
         stream.close()
 
 
+async def test_thousand_waits_for_one_record_share_the_polls() -> None:
+    """In each pass the watcher polls the event once, not once for each wait."""
+    ended = Ended()
+    with Gate() as gate:
+        stream = held_stream(gate)
+        with default_wait("event"):
+            event = Event()
+        event.record(stream)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(1000):
+                tasks.start_soon(ended.wait, event)
+            await until(lambda: counts().pending == 1000)
+            await until_polled()
+            before = counts()
+            await until_polled(100)
+            now = since(before)
+            assert now.polls <= 2 * now.passes, now
+            gate.open()
+        assert ended.count == 1000
+        event.close()
+        stream.close()
+
+
 async def test_thousand_waits_for_one_record_share_one_helper() -> None:
     ended = Ended()
     with Gate() as gate, Gate() as later:
@@ -383,6 +406,43 @@ async def test_cancelled_waits_in_each_stage_leave_nothing(stage: str, again: bo
     idle, made = helpers(free.context)
     assert idle == made
     await waiter.stream.aclose()
+    free.close()
+
+
+@pytest.mark.simulator_only("a GPU's driver refuses nothing on command")
+@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+async def test_wait_that_ends_with_an_error_leaves_its_helper_to_no_other(loop_kind: str) -> None:
+    """The helper stream still waits for the first event. Another event's waits would end only after that."""
+    from aiostream import simulator
+
+    first, second = Waiter("watched", "event"), Waiter("watched", "event")
+    free = Stream()
+    failed: list[CudaError] = []
+
+    async def fail() -> None:
+        with pytest.raises(CudaError) as caught:
+            await first.event.synchronize_async()
+        failed.append(caught.value)
+
+    with Gate() as shut:
+        await first.hold(shut)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            await until(lambda: counts().pending == 1)
+            first.event.record(free)
+            simulator.fail("cuEventQuery", 2)
+        assert failed[0].code == 2
+        for _ in range(2 * MOST_HELPERS):
+            with anyio.fail_after(20), Gate() as gate:
+                await second.hold(gate)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(second.wait)
+                    await until(lambda: counts().pending == 1)
+                    second.event.record(free)
+                    gate.open()
+    for waiter in (first, second):
+        waiter.event.close()
+        await waiter.stream.aclose()
     free.close()
 
 

@@ -115,6 +115,29 @@ def test_exit_while_a_python_host_function_runs(driver_kind: str) -> None:
     assert end_of(driver_kind, script) == "finished\n"
 
 
+def test_an_interrupt_while_the_end_waits_for_a_host_function(driver_kind: str) -> None:
+    script = """
+        import _thread, os, threading, time
+        from aiostream import Stream
+        running, at_end = threading.Event(), threading.Event()
+        def function():
+            running.set()
+            at_end.wait(20)
+            _thread.interrupt_main()
+            time.sleep(20)  # without Python's lock: it is not there to be had again
+        stream = Stream()
+        stream.launch_host_func(function)
+        assert running.wait(20)
+        import atexit
+        atexit.register(at_end.set)  # the last registered runs first: just before the library's own end
+        print(time.monotonic(), flush=True)
+    """
+    done = run_script(driver_kind, script)
+    ended = time.monotonic()
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "KeyboardInterrupt: ")
+    assert ended - float(done.stdout) < 10
+
+
 def test_exit_while_other_threads_wait(driver_kind: str) -> None:
     """Daemon threads with loops of their own, and one blocked in `synchronize()`, behind a spin."""
     script = """

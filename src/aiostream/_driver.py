@@ -81,7 +81,7 @@ _LOST = (
     "lost: CUDA works again only in a new process"
 )
 _DESTROYED = "The context was destroyed or reset, so its streams, events and memory are gone"
-_NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED = 3, 100, 800
+_NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED, _CAPTURED_EVENT = 3, 100, 800, 907
 _IN_HOST_FUNCTION = (
     "A host function or callback must not call CUDA: let it set an event or a flag, and call CUDA in another thread"
 )
@@ -94,6 +94,7 @@ _HINTS = {
     (401, "cuStreamEndCapture"): "The stream does not capture",
     (401, "cuStreamUpdateCaptureDependencies"): "The stream does not capture",
 }
+_TAKEN = "A capture, perhaps another thread's, took in what was recorded to wait for. Nothing can be waited for in a capture"
 _FORKED = (
     "Most likely this process was forked from one that had used CUDA already, perhaps through another library. The CUDA driver "
     "does not survive fork(). Start worker processes with multiprocessing's 'spawn' or 'forkserver' method, or use CUDA only "
@@ -182,6 +183,8 @@ def error(code: int, call: str, stream: str | None = None, hint: str | None = No
         hint = _FORKED
     elif hint is None and code == _NOT_PERMITTED:
         hint = _IN_HOST_FUNCTION
+    elif hint is None and code == _CAPTURED_EVENT:
+        hint = _TAKEN
     elif hint is None:
         hint = _HINTS.get((code, call.partition("_v")[0]))
     problem = errors.class_for(code)(code, name_of(code), call, stream, hint, _meaning_of(code))

@@ -134,7 +134,8 @@ def arm_completion(
     ticket = 0
     try:
         _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
-        ticket = _native.reserve(bridge.queue, context_id, kind)
+        reserved = _native.reserve(bridge.queue, context_id, kind)
+        ticket = reserved.number
         raise_for(_arm(handle, ticket, completion, pinned), CALLS[kind], stream, capturing)
     except BaseException:
         # The future is given to nobody.
@@ -178,7 +179,8 @@ def keep_until_passed(handle: _native.Handle, context: Context, stream: str, kee
         `False` if the driver could not be asked: the objects then stay alive for ever, and are counted as leaked.
     """
     context_id = context._ensure_monitored()
-    ticket = _native.reserve(_process.ORPHANS, context_id, _native.KIND_HOST_FUNCTION)
+    reserved = _native.reserve(_process.ORPHANS, context_id, _native.KIND_HOST_FUNCTION)
+    ticket = reserved.number
     result = _arm(handle, ticket, KeepAlive(keepalive, context_id), pinned=True)
     if result not in (0, _native.RESULT_QUARANTINED):
         leak(keepalive)
@@ -279,7 +281,8 @@ def _launch_python(
     if keywords:
         function = partial(function, **keywords)
     context_id = context._ensure_monitored()
-    ticket = _native.reserve(_process.ORPHANS, context_id, kind)
+    reserved = _native.reserve(_process.ORPHANS, context_id, kind)
+    ticket = reserved.number
     _native.set_sync_mode(ticket, sync_mode)
     _native.set_dispatcher(_run)
     point = HostFunction(function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream, context_id)
@@ -296,7 +299,8 @@ def _launch_foreign(
         raise TypeError("a native host function takes one argument, the address of its data: void f(void *data)")
     data = _address_of(arguments[0]) if arguments else 0
     context_id = context._ensure_monitored()
-    ticket = _native.reserve(_process.ORPHANS, context_id, _native.KIND_FOREIGN)
+    reserved = _native.reserve(_process.ORPHANS, context_id, _native.KIND_FOREIGN)
+    ticket = reserved.number
     _native.set_foreign(ticket, address, data)
     _native.set_sync_mode(ticket, sync_mode)
     point = HostFunction(function, arguments, False, stream, context_id)

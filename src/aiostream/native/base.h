@@ -60,7 +60,8 @@ enum {
     RESULT_CAPTURING = -900, /* -900, -901, -906: refused before the stream was touched */
 };
 enum { CUDA_INVALID_CONTEXT = 201, CUDA_INVALID_HANDLE = 400, CUDA_CONTEXT_IS_DESTROYED = 709 };
-enum { CUDA_SUCCESS = 0, CUDA_NOT_READY = 600, CUDA_CAPTURE_FIRST = 900, CUDA_CAPTURE_LAST = 908 };
+enum { CUDA_SUCCESS = 0, CUDA_INVALID_VALUE = 1, CUDA_NOT_READY = 600 };
+enum { CUDA_CAPTURE_FIRST = 900, CUDA_CAPTURED_EVENT = 907, CUDA_CAPTURE_LAST = 908 };
 
 /* What a firing says of its success. A host function brings no status, and by the manual never runs after an error; some
  * drivers were reported to run it all the same, so whoever delivers reads the context's health after it. STATUS_NEAR is no firing:

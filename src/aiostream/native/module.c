@@ -423,6 +423,41 @@ struct context *as_context(int index) {
     return context;
 }
 
+/* Owns a reserved ticket until it is armed: a KeyboardInterrupt may come before Python has stored the number, and a slot that stays
+ * reserved would keep its queue from being used again. */
+typedef struct {
+    PyObject_HEAD
+    uint64_t number;
+} TicketObject;
+
+static PyTypeObject *ticket_type;
+
+static void Ticket_dealloc(PyObject *object) {
+    uint64_t number = ((TicketObject *)object)->number;
+    PyTypeObject *type = Py_TYPE(object);
+    if (number && !is_child()) point_unreserve(number); /* nothing if it was armed, or given back */
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+static PyObject *Ticket_number(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(((TicketObject *)self)->number);
+}
+
+static PyGetSetDef ticket_properties[] = {
+    {"number", Ticket_number, NULL, "What the driver is given.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot ticket_slots[] = {
+    {Py_tp_dealloc, Ticket_dealloc},
+    {Py_tp_getset, ticket_properties},
+    {Py_tp_doc, "A reserved ticket, given back unless it is armed."},
+    {0, NULL},
+};
+static PyType_Spec ticket_spec = {"aiostream._native.Ticket", sizeof(TicketObject), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, ticket_slots};
+
 static PyObject *native_reserve(PyObject *self, PyObject *args) {
     (void)self;
     int queue_number, context_id, kind;
@@ -431,8 +466,12 @@ static PyObject *native_reserve(PyObject *self, PyObject *args) {
     struct context *context = queue ? as_context(context_id) : NULL;
     if (!context) return NULL;
     if ((kind == KIND_PYTHON_HOST || kind == KIND_PYTHON_CALLBACK) && refuse_at_exit()) return NULL;
-    uint64_t ticket = point_reserve(queue, context, kind);
-    return ticket ? PyLong_FromUnsignedLongLong(ticket) : PyErr_NoMemory();
+    TicketObject *ticket = PyObject_New(TicketObject, ticket_type);
+    if (!ticket) return NULL;
+    ticket->number = point_reserve(queue, context, kind);
+    if (ticket->number) return (PyObject *)ticket;
+    Py_DECREF(ticket);
+    return PyErr_NoMemory();
 }
 
 static PyObject *native_set_foreign(PyObject *self, PyObject *args) {
@@ -463,7 +502,7 @@ static PyObject *native_unreserve(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long ticket;
     if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
-    point_unreserve(ticket);
+    if (!is_child()) point_unreserve(ticket);
     Py_RETURN_NONE;
 }
 
@@ -587,6 +626,8 @@ static const struct {
 static int module_exec(PyObject *module) {
     if (!handle_type) handle_type = (PyTypeObject *)PyType_FromSpec(&handle_spec);
     if (!handle_type || PyModule_AddObjectRef(module, "Handle", (PyObject *)handle_type) < 0) return -1;
+    if (!ticket_type) ticket_type = (PyTypeObject *)PyType_FromSpec(&ticket_spec);
+    if (!ticket_type || PyModule_AddObjectRef(module, "Ticket", (PyObject *)ticket_type) < 0) return -1;
     if (add_wait_types(module) < 0 || add_failure_functions(module) < 0 || add_process_functions(module) < 0) return -1;
     if (PyModule_AddFunctions(module, graph_functions) < 0) return -1;
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)

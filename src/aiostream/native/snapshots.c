@@ -22,6 +22,7 @@ struct snapshot {
     struct wait *replaced; /* the record whose event stands in, and the helper; by wait_snapshot_before_record */
     void *helper;
     struct context *context;
+    int64_t pending_in; /* see snapshot_note_pending; the watcher's alone */
 };
 
 static pthread_mutex_t snapshot_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
@@ -84,6 +85,9 @@ int snapshot_query(struct snapshot *snapshot) {
     let_users_event_go(snapshot);
     return status;
 }
+
+void snapshot_note_pending(struct snapshot *snapshot, int64_t pass) { snapshot->pending_in = pass; }
+bool snapshot_was_pending(const struct snapshot *snapshot, int64_t pass) { return snapshot->pending_in == pass; }
 
 void snapshot_unref(struct snapshot *snapshot, bool complete) {
     struct handle *handle = snapshot->handle;

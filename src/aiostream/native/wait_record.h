@@ -128,5 +128,8 @@ struct snapshot;
 int snapshot_of(struct handle *event, struct snapshot **); /* of the present record, shared by all waits for it; 0, or an error */
 int snapshot_query(struct snapshot *);                     /* polls the event that stands for it */
 void snapshot_unref(struct snapshot *, bool complete);
+/* The watcher's pass that began at that time has found it pending: its other waits need no poll of their own in that pass. */
+void snapshot_note_pending(struct snapshot *, int64_t pass);
+bool snapshot_was_pending(const struct snapshot *, int64_t pass);
 
 #endif

@@ -193,6 +193,8 @@ void wait_recycle(struct wait *wait, int status) {
 
 int wait_query(const struct wait *wait) {
     int status = wait->snapshot ? snapshot_query(wait->snapshot) : driver.event_query(wait->event);
+    /* An event of ours is valid, so another thread's capture took its record, and had ended when wait_record looked for one. */
+    if (status == CUDA_INVALID_VALUE && !wait->snapshot) status = CUDA_CAPTURED_EVENT;
     return failure_noted(context_answer(wait->context, status), "cuEventQuery");
 }
 

@@ -96,6 +96,8 @@ void waker_sleep_until(int64_t time, bool (*must_wake)(void)) {
         while (now_ns() < time && !must_wake())
 #if defined(__x86_64__)
             __builtin_ia32_pause()
+#elif defined(__aarch64__)
+            __asm__ volatile("yield")
 #endif
                 ;
         return;

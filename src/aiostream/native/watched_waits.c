@@ -100,8 +100,12 @@ static int poll_list(struct wait_list *list, int64_t now) {
         }
         if (wait->opened > fence) break;
         int64_t before = polls ? now_ns() : now;
-        int status = wait_query(wait);
-        polls++;
+        int status = CUDA_NOT_READY;
+        if (!wait->snapshot || !snapshot_was_pending(wait->snapshot, now)) {
+            status = wait_query(wait);
+            polls++;
+            if (wait->snapshot && status == CUDA_NOT_READY) snapshot_note_pending(wait->snapshot, now);
+        }
         if (status == CUDA_NOT_READY || !claim(wait, holder)) {
             if (status == CUDA_NOT_READY) {
                 atomic_store(&wait->pending_at, before);
@@ -111,7 +115,6 @@ static int poll_list(struct wait_list *list, int64_t now) {
             link = &wait->next;
             continue;
         }
-        /* 9xx: in RELAXED mode only an event that a capture has taken can answer so, and such a one is not here. */
         int64_t seen = now_ns();
         if (status == CUDA_SUCCESS && wait->ticket) {
             note_start(wait);

@@ -46,11 +46,12 @@ static void read_health(bool all) {
 
 static void *watch(void *unused) {
     (void)unused;
-    relaxed_enter();                 /* for good: no query of this thread may disturb anybody's capture */
+    bool relaxed = false;
     prctl(PR_SET_TIMERSLACK, 1UL);   /* ns; 50 us by default, which is the length of a short wait */
     int idle_passes = 0;
     int64_t next_health = 0, next_idle_health = 0;
     while (!atomic_load(&stopping)) {
+        if (!relaxed) relaxed = relaxed_enter() >= 0; /* for good: no query of this thread may disturb anybody's capture */
         int64_t now = now_ns();
         int64_t next = waits_poll(now);
         if (contexts_pending() > 0 || next != NEVER) {

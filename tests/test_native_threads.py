@@ -1,0 +1,181 @@
+"""The watcher when the driver refuses or blocks, and what another thread's capture, a fork or an interrupt does in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import internals
+from aiostream import CaptureMode, Stream, StreamCaptureError
+from support import Gate, held_stream, run_on, run_script, settle
+
+RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
+EXCHANGE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+
+
+def in_a_short_capture(stream: Stream) -> Callable[[Any], Callable[..., int]]:
+    """Another thread's capture of the stream begins before the record of a wait, and ends after it."""
+
+    def replace(original: Any) -> Callable[..., int]:
+        def record(event: int, handle: int, flags: int) -> int:
+            driver = internals.bindings()
+            mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            internals.driver_call("cuStreamBeginCapture", driver.CUstream(stream.handle), mode)
+            code = int(original(event, handle, flags))
+            internals.driver_call("cuStreamEndCapture", driver.CUstream(stream.handle))
+            return code
+
+        return record
+
+    return replace
+
+
+async def awaits_a_captured_record(gate: Gate, stream: Stream, make: Callable[[Stream], Any]) -> None:
+    replaced = internals.native_call_replaced("cuEventRecordWithFlags", RECORD, in_a_short_capture(stream))
+    with replaced, pytest.raises(StreamCaptureError, match="took in"):
+        await make(stream)
+    gate.open()
+    await make(stream)  # the record's event serves again
+    stream.close()
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize("wait", ["event", "spin", "auto"])
+def test_a_capture_that_takes_the_record_of_a_wait_and_ends(loop_kind: str, wait: Any) -> None:
+    """The stream no longer captures when the library looks, and the event is a captured one nevertheless."""
+
+    async def main() -> None:
+        with Gate() as gate:
+            await awaits_a_captured_record(gate, held_stream(gate, wait=wait), Stream.synchronize_async)
+
+    run_on(loop_kind, main)
+
+
+@pytest.mark.leaks(1)
+@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+def test_a_capture_that_takes_the_record_of_a_future_and_ends(loop_kind: str) -> None:
+    """Nothing proves that the GPU has passed what the function enqueued."""
+
+    async def call(stream: Stream) -> None:
+        await stream.enqueue_async(lambda _: None)
+
+    async def main() -> None:
+        with Gate() as gate:
+            await awaits_a_captured_record(gate, held_stream(gate, wait="event"), call)
+
+    run_on(loop_kind, main)
+
+
+@pytest.fixture
+def restarted_watcher() -> Any:
+    yield
+    internals.stop_watcher()
+    internals.start_watcher()
+
+
+def test_a_watcher_that_could_not_become_relaxed(restarted_watcher: None) -> None:
+    """It tries again. Else its polls would end another thread's captures."""
+    refused: list[int] = []
+
+    def refuse_once(original: Any) -> Callable[..., int]:
+        def exchange(mode: Any) -> int:
+            if refused:
+                return int(original(mode))
+            refused.append(mode[0])
+            return 999
+
+        return exchange
+
+    async def wait() -> None:
+        with Gate() as gate:
+            stream = held_stream(gate, wait="event")
+            task = asyncio.ensure_future(stream.synchronize_async())
+            before = internals.native_counters()[internals.EVENT_POLLS]
+            await asyncio.sleep(0)
+            other = Stream()
+            with other.capture(CaptureMode.GLOBAL) as capture:
+                assert settle(lambda: internals.native_counters()[internals.EVENT_POLLS] > before + 3)
+            capture.graph.close()
+            gate.open()
+            await task
+            stream.close()
+            other.close()
+
+    Stream().close()
+    internals.stop_watcher()
+    with internals.native_call_replaced("cuThreadExchangeStreamCaptureMode", EXCHANGE, refuse_once):
+        internals.start_watcher()
+        assert settle(lambda: len(refused) == 1)
+        asyncio.run(wait())
+
+
+def test_exit_while_the_driver_blocks_the_watcher(driver_kind: str) -> None:
+    """A poll that does not return holds up the end of the process for about a second."""
+    script = """
+        import asyncio, time
+        import internals
+        from aiostream import Stream
+        from support import Gate, held_stream, settle
+        gate = Gate()
+        async def main():
+            task = asyncio.ensure_future(held_stream(gate, wait="event").synchronize_async())
+            await asyncio.sleep(0)
+            polls = internals.native_counters()[internals.EVENT_POLLS]
+            assert settle(lambda: internals.native_counters()[internals.EVENT_POLLS] > polls)  # the watcher has it
+            internals.block_native_call("cuEventQuery")
+            task.cancel()
+        asyncio.run(main())
+        print(time.monotonic(), flush=True)
+    """
+    done = run_script(driver_kind, script)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - float(done.stdout) < 5
+
+
+def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
+    """It ends the use, as the last user of a closed handle in the child's memory, and destroys nothing."""
+    script = """
+        import os, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about
+        import aiostream, internals
+        from aiostream import Graph, Stream
+        stream, graph = Stream(), Graph()
+        with internals.pinned(stream), internals.pinned_graph(graph):
+            stream.close()
+            graph.close()
+            pid = os.fork()
+        if pid == 0:
+            os._exit(aiostream.statistics().handles.destroyed)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), aiostream.statistics().handles.destroyed)
+    """
+    done = run_script(driver_kind, script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 2\n", "")
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+def test_an_interrupt_while_a_queue_is_used_leaves_none(loop_kind: str) -> None:
+    """At each bytecode. A queue that has no owner, or for which a slot stays reserved, would keep three descriptors for good."""
+    stream = Stream()
+
+    async def use() -> None:
+        await stream.completion_future()
+
+    run_on(loop_kind, use)
+    before = len(os.listdir("/proc/self/fd"))
+    struck = 0
+    while internals.interrupted_at_bytecode(struck, internals.QUEUE_STEPS, lambda: run_on(loop_kind, use)):
+        struck += 1
+        gc.collect()
+        assert settle(internals.janitor_is_idle)
+    assert struck > 10
+    run_on(loop_kind, use)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) - before <= 3 * 3
+    stream.close()
