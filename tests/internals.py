@@ -32,6 +32,8 @@ from aiostream import (
     simulator,
     waiting,
 )
+from aiostream._loops import bridge as loop_bridge
+from aiostream._loops import on_asyncio
 from aiostream.bench import windows
 
 # ------------------------------------------------------------------------------------------------ the driver
@@ -127,16 +129,16 @@ ENQUEUE_STEPS = {
         futures.EventCompletion.enter_order,
         futures.EventCompletion.complete,
         futures.EventCompletion._complete_earlier,
-        _loops.Bridge.poll_soon,
-        _loops.Bridge._poll,
-        _loops.Bridge.drain,
-        _loops.AsyncioBridge._call_next_turn,
-        _loops.AsyncioBridge.new_polled_future,
-        _loops.AsyncioFuture.__await__,
-        _loops.AsyncioFuture.cancel,
-        _loops.AsyncioFuture.set_result,
-        _loops.AsyncioFuture.wake,
-        _loops._end_polled,
+        loop_bridge.Bridge.poll_soon,
+        loop_bridge.Bridge._poll,
+        loop_bridge.Bridge.drain,
+        on_asyncio.AsyncioBridge._call_next_turn,
+        on_asyncio.AsyncioBridge.new_polled_future,
+        on_asyncio.AsyncioFuture.__await__,
+        on_asyncio.AsyncioFuture.cancel,
+        on_asyncio.AsyncioFuture.set_result,
+        on_asyncio.AsyncioFuture.wake,
+        loop_bridge.Bridge.settle_polled,
     )
 }
 """The code of all that Python does for a future of `enqueue_async`, in asyncio."""
@@ -230,7 +232,7 @@ def is_polled_by_task(future: Any) -> bool:
 
 def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
     """The next drain that a bridge asks its loop for never comes, as if a KeyboardInterrupt had taken it."""
-    original = _loops.AsyncioBridge._call_next_turn
+    original = on_asyncio.AsyncioBridge._call_next_turn
     lost: list[None] = []
 
     def call_next_turn(bridge: Any, function: Callable[[], None]) -> None:
@@ -238,7 +240,7 @@ def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
             original(bridge, function)
         lost.append(None)
 
-    patch.setattr(_loops.AsyncioBridge, "_call_next_turn", call_next_turn)
+    patch.setattr(on_asyncio.AsyncioBridge, "_call_next_turn", call_next_turn)
 
 
 def interrupt_hand_over(patch: pytest.MonkeyPatch, struck: list[None]) -> None:
@@ -270,7 +272,7 @@ def current_bridge() -> Any:
 
 def is_drain(callback: Any) -> bool:
     """Whether a loop's callback is a bridge's `drain` method."""
-    return getattr(callback, "__func__", None) is _loops.Bridge.drain
+    return getattr(callback, "__func__", None) is loop_bridge.Bridge.drain
 
 
 def janitor_is_idle() -> bool:
