@@ -26,6 +26,7 @@ from aiostream import (
     _native,
     _points,
     _process,
+    _turns,
     capture,
     futures,
     pool,
@@ -33,7 +34,7 @@ from aiostream import (
     waiting,
 )
 from aiostream._loops import bridge as loop_bridge
-from aiostream._loops import on_asyncio
+from aiostream._loops import on_asyncio, on_trio
 from aiostream.bench import windows
 
 # ------------------------------------------------------------------------------------------------ the driver
@@ -268,6 +269,21 @@ def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
 def current_bridge() -> Any:
     """Returns the bridge between the native part and the running loop: `queue`, `descriptor`, `drain()`."""
     return _loops.current_bridge()
+
+
+def loop_kind() -> str:
+    """Returns to which kind of loop a call of this place belongs: asyncio or trio."""
+    return "trio" if isinstance(_loops.current_bridge(), on_trio.TrioBridge) else "asyncio"
+
+
+@contextlib.contextmanager
+def trio_without_its_name() -> Iterator[None]:
+    """Trio does not say where it is at work, as a later release may not."""
+    import trio
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_turns, "at_work", _turns._Asked(trio))
+        yield
 
 
 def is_drain(callback: Any) -> bool:

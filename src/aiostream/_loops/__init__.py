@@ -23,7 +23,7 @@ __all__ = ["TICKETS", "Bridge", "checkpoint", "current_bridge", "is_dead", "task
 # Each wait asks these.
 _modules = sys.modules
 _running_loop = asyncio._get_running_loop
-_current_task = asyncio.current_task
+_in_trio = _turns.in_trio
 _latest = on_asyncio.latest
 
 
@@ -33,11 +33,13 @@ def current_bridge() -> Bridge:
     Raises:
         RuntimeError: No asyncio or trio loop runs here.
     """
-    trio = _modules.get("trio")
     loop = _running_loop()
-    # A task of asyncio's own is no place of trio's, and asking for one is quicker than asking trio.
-    if trio is not None and (loop is None or _current_task(loop) is None) and _turns.in_trio(trio):
-        return on_trio.current_bridge(trio)
+    # The first lines of `in_trio`, here too because each wait would pay for the call.
+    at_work = _turns.at_work
+    if at_work is None and "trio" in _modules:
+        at_work = _turns.find_trio()
+    if at_work is not None and at_work.name is not None and _in_trio(loop):
+        return on_trio.current_bridge(_modules["trio"])
     known = _latest.bridge  # the lines of `on_asyncio.current_bridge`, here too because each wait would pay for a call
     if known is not None and loop is not None:
         bridge = known()
@@ -63,6 +65,5 @@ async def yield_turn() -> None:
 
 async def checkpoint() -> None:
     """What trio asks of every await, when there is nothing to wait for; nothing on asyncio."""
-    trio = sys.modules.get("trio")
-    if trio is not None and _turns.in_trio(trio):
-        await trio.lowlevel.checkpoint()
+    if "trio" in _modules and _in_trio(_running_loop()):
+        await _modules["trio"].lowlevel.checkpoint()
