@@ -34,7 +34,7 @@ from aiostream import (
     waiting,
 )
 from aiostream._loops import bridge as loop_bridge
-from aiostream._loops import on_asyncio, on_trio
+from aiostream._loops import dispatcher, on_asyncio, on_trio
 from aiostream.bench import windows
 
 # ------------------------------------------------------------------------------------------------ the driver
@@ -289,6 +289,12 @@ def trio_without_its_name() -> Iterator[None]:
 def is_drain(callback: Any) -> bool:
     """Whether a loop's callback is a bridge's `drain` method."""
     return getattr(callback, "__func__", None) is loop_bridge.Bridge.drain
+
+
+def dispatchers_descriptors() -> set[int]:
+    """Returns the descriptors that the dispatcher thread watches, by what the kernel says."""
+    with open(f"/proc/self/fdinfo/{dispatcher.dispatcher()._epoll.fileno()}") as info:
+        return {int(line.split()[1]) for line in info if line.startswith("tfd:")}
 
 
 def janitor_is_idle() -> bool:

@@ -21,7 +21,6 @@ ORPHANS = 0  # the queue of that number: native code hands it what arrives on cl
 _lock = threading.Lock()  # for start() alone; never held while the driver or a user's code runs for long
 _started = False
 _orphans_descriptor = -1
-_at_exit: list[Callable[[], None]] = []
 
 
 class _Janitor:
@@ -93,11 +92,6 @@ def release_in_janitor(*objects: Any) -> None:
         _native.queue_wake(ORPHANS)
 
 
-def at_exit(task: Callable[[], None]) -> None:
-    """Runs `task` when the interpreter ends, before the native part is stopped."""
-    _at_exit.append(task)
-
-
 def start() -> None:
     """Starts the native part and the janitor, once.
 
@@ -136,7 +130,5 @@ def _stop(janitor: _Janitor) -> None:
         return
     _native.exit_disarm()
     _native.gate_close()
-    for task in _at_exit:
-        task()
     janitor.stop()
     _native.watcher_stop()

@@ -2,8 +2,8 @@
 
 Each running loop has one bridge, made on first use and gone with the loop. It owns a native queue, whose descriptor the
 loop watches; one wake-up drains everything that has arrived. Nothing here holds a loop: the loop holds the bridge (asyncio in its
-selector, trio in its run variables), so that a loop that dies takes its bridge along, and the bridge's finalizer has the
-janitor close the queue. What arrives after that goes to the orphans.
+selector, trio in its run variables), so that a loop that dies takes its bridge along, and the bridge's finalizer
+closes the queue. What arrives after that goes to the orphans.
 
 Loops that cannot watch a descriptor, and trio once it has cancelled its system tasks, are told by one dispatcher thread.
 """

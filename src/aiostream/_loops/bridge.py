@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ class Bridge:
 
     def __init__(self) -> None:
         self.queue, self._descriptor = _native.queue_open()
-        # Popped by whoever closes the queue, the dispatcher or the janitor: a second close would be of its next owner's.
+        # Popped by whoever closes the queue, the dispatcher or the finalizer: a second close would be of its next owner's.
         self._unclosed = [self.queue]
         # Filled and emptied by the loop's thread alone; it survives a KeyboardInterrupt in the middle.
         self._backlog: list[int | _native.Wait] = []
@@ -82,8 +82,18 @@ class Bridge:
             self.drain()
 
     def close(self) -> None:
-        """The loop is gone: what still arrives is the orphans'. Any thread, any number of times."""
-        _close_queue(self._unclosed, [])
+        """The loop is gone: what still arrives is the orphans'. Any thread, any number of times; also from a finalizer.
+
+        A finalizer may run wherever Python does, so nothing here takes a lock of Python's. What `queue_close` takes are mutexes
+        of native code, under which no Python runs and no driver is called.
+        """
+        try:
+            queue = self._unclosed.pop()
+        except IndexError:
+            return
+        _native.queue_close(queue)
+        if self._backlog:  # a KeyboardInterrupt came, and the loop did not come again
+            _process.run_in_janitor(partial(_points.deliver, self._backlog, orphaned=True))
 
     def must_yield(self) -> bool:
         """Whether a task whose wait was over at once has to give the loop a turn. Never on trio, where every wait does."""
@@ -101,24 +111,11 @@ class Bridge:
         """Has the loop call a function; `False` if it no longer can. Call it in the loop's thread."""
         raise NotImplementedError
 
-    def schedule_drain(self) -> None:
-        """Has the loop call `drain` soon; called by the dispatcher's thread.
-
-        Raises:
-            RuntimeError: The loop is closed.
-        """
+    def schedule_drain(self) -> bool:
+        """Has the loop call `drain` soon; `False` if the loop is gone. Called by the dispatcher's thread."""
         raise NotImplementedError
 
-    def __del__(self) -> None:
-        # A finalizer: no lock, no driver. Tickets on the backlog (after a KeyboardInterrupt) are the orphans' too.
-        unclosed = getattr(self, "_unclosed", None)
-        if unclosed:
-            _process.run_in_janitor(partial(_close_queue, unclosed, self._backlog))
-
-
-def _close_queue(unclosed: list[int], backlog: list[int | _native.Wait]) -> None:
-    try:
-        _points.deliver(backlog, orphaned=True)
-    finally:
-        with contextlib.suppress(IndexError):  # somebody else has closed it
-            _native.queue_close(unclosed.pop())
+    # Bound here, because at the interpreter's end the module's names may be gone.
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and hasattr(self, "_unclosed") and not _native.is_forked():
+            self.close()

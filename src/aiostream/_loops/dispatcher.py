@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import contextvars
 import select
+import signal
 import threading
 import weakref
 
 from aiostream import _process
 from aiostream._loops.bridge import Bridge
 
+_RETRY_SECONDS = 0.05  # after which a loop that could not be had drain is asked again
 _lock = threading.Lock()  # guards the creation of the dispatcher
 
 
@@ -18,44 +21,55 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(self._wake, select.EPOLLIN)
-        self._stopping = False  # written by stop(), read by the thread
-        # Descriptor -> bridge; written by add() in any thread, read and pruned by the dispatcher's. Single dict operations.
+        self._lock = threading.RLock()  # makes one step of what is done to the two that follow
+        # Descriptor -> bridge. A descriptor outlives its bridge and becomes another's: queues are recycled, never closed.
         self._bridges: dict[int, weakref.ref[Bridge]] = {}
-        self._thread = threading.Thread(target=self._run, name="aiostream-dispatcher", daemon=True)
-        self._thread.start()
+        self._failed: set[int] = set()  # whose loop could not be had drain; by the thread alone
+        thread = threading.Thread(target=self._run, name="aiostream-dispatcher", daemon=True)
+        # Never stopped: loops may run until the very end, in functions that atexit calls after ours. An empty context, because
+        # some Pythons give a thread the context of the task that starts it, and what that holds would never die.
+        contextvars.Context().run(thread.start)
 
     def add(self, bridge: Bridge) -> None:
-        """From now on, tells `bridge` whenever its queue was empty and something arrives."""
-        self._bridges[bridge.descriptor] = weakref.ref(bridge)
-        # Edge-triggered: native code writes to the descriptor once per batch, and only the loop reads it.
-        try:
-            self._epoll.register(bridge.descriptor, select.EPOLLIN | select.EPOLLET)
-        except FileExistsError:  # a descriptor that is used again: queues are recycled, never closed
-            self._epoll.modify(bridge.descriptor, select.EPOLLIN | select.EPOLLET)
-
-    def stop(self) -> None:
-        """Ends the thread."""
-        self._stopping = True
-        os.eventfd_write(self._wake, 1)
-        self._thread.join(timeout=1.0)
+        """From now on, has `bridge` drain whenever its queue was empty and something arrives."""
+        with self._lock:
+            self._bridges[bridge.descriptor] = weakref.ref(bridge)
+            # Edge-triggered: native code writes to the descriptor once per batch, and only the loop reads it.
+            try:
+                self._epoll.register(bridge.descriptor, select.EPOLLIN | select.EPOLLET)
+            except FileExistsError:
+                self._epoll.modify(bridge.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _run(self) -> None:
-        while not self._stopping:
-            for descriptor, _ in self._epoll.poll():
-                if descriptor == self._wake:
-                    continue
-                reference = self._bridges.get(descriptor)
-                bridge = reference() if reference is not None else None
-                if bridge is None:
-                    continue  # the queue may be another bridge's by now, whose loop watches it itself
-                try:
-                    bridge.schedule_drain()
-                except RuntimeError:  # the loop is closed; trio's RunFinishedError is one too
-                    self._bridges.pop(descriptor, None)
-                    bridge.close()
-                del bridge
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the program's threads
+        while True:
+            arrived = {descriptor for descriptor, _ in self._epoll.poll(_RETRY_SECONDS if self._failed else None)}
+            for descriptor in arrived | self._failed:
+                self._have_drained(descriptor)
+
+    def _have_drained(self, descriptor: int) -> None:
+        reference = self._bridges.get(descriptor)
+        bridge = reference() if reference is not None else None
+        try:
+            there = bridge is not None and bridge.schedule_drain()
+        except BaseException as error:  # a loop of somebody's: the others must not wait for it, and it may yet come round
+            if descriptor not in self._failed:
+                _process.report_unraisable(error, "aiostream's dispatcher")
+            self._failed.add(descriptor)
+            return
+        self._failed.discard(descriptor)
+        if not there:
+            self._forget(descriptor, reference)
+            if bridge is not None:
+                bridge.close()
+
+    def _forget(self, descriptor: int, reference: weakref.ref[Bridge] | None) -> None:
+        """Or its next owner's arrivals, who watches it himself, would wake this thread."""
+        with self._lock:
+            if self._bridges.get(descriptor) is reference:  # or another bridge has been added meanwhile
+                self._bridges.pop(descriptor, None)
+                with contextlib.suppress(OSError):
+                    self._epoll.unregister(descriptor)
 
 
 _the_dispatcher: Dispatcher | None = None  # made once under _lock
@@ -67,5 +81,4 @@ def dispatcher() -> Dispatcher:
     with _lock:
         if _the_dispatcher is None:
             _the_dispatcher = Dispatcher()
-            _process.at_exit(_the_dispatcher.stop)
         return _the_dispatcher

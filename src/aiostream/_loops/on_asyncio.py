@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import weakref
 from collections.abc import Callable, Generator
@@ -73,22 +74,28 @@ class AsyncioBridge(Bridge):
     def _call_next_turn(self, function: Callable[[], None]) -> None:
         loop = self.loop()
         if loop is not None:
-            loop.call_soon(function)
+            loop.call_soon(function, context=contextvars.Context())
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
         """`loop.call_later`."""
         loop = self.loop()
         if loop is None or loop.is_closed():
             return False
-        loop.call_later(seconds, function)
+        loop.call_later(seconds, function, context=contextvars.Context())
         return True
 
-    def schedule_drain(self) -> None:
+    def schedule_drain(self) -> bool:
         """By `call_soon_threadsafe`, for loops without `add_reader`."""
         loop = self.loop()
         if loop is None:
-            raise RuntimeError("the event loop is gone")
-        loop.call_soon_threadsafe(self.drain)
+            return False
+        try:
+            loop.call_soon_threadsafe(self.drain)
+        except RuntimeError:
+            if loop.is_closed():
+                return False
+            raise
+        return True
 
 
 class AsyncioFuture(asyncio.Future[Any]):
@@ -195,7 +202,8 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
     _process.start()
     bridge = AsyncioBridge(loop)
     try:
-        loop.add_reader(bridge.descriptor, bridge.drain)
+        # In an empty context: the loop would keep the first task's, and all that its variables hold, for as long as it lives.
+        contextvars.Context().run(loop.add_reader, bridge.descriptor, bridge.drain)
     except NotImplementedError:
         with _lock:
             _dispatched_bridges[loop] = bridge

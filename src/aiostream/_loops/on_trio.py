@@ -82,9 +82,13 @@ class TrioBridge(Bridge):
             return False
         return True
 
-    def schedule_drain(self) -> None:
+    def schedule_drain(self) -> bool:
         """By `run_sync_soon`, which trio serves until its very end."""
-        self._token.run_sync_soon(self.drain)
+        try:
+            self._token.run_sync_soon(self.drain)
+        except self._trio.RunFinishedError:
+            return False
+        return True
 
 
 async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> None:
