@@ -339,6 +339,16 @@ def fail_future(future: Any, error: BaseException) -> None:
     futures.set_exception(future, error)
 
 
+def settle_future(future: Any, result: Any) -> None:
+    """Settles a future of the library with a result."""
+    futures.set_result(future, result)
+
+
+async def next_turn() -> None:
+    """Gives the loop that runs here one turn."""
+    await (_loops.current_bridge().checkpoint or _loops.yield_turn)()
+
+
 def intercept_set_state(patch: pytest.MonkeyPatch, act: Callable[[Callable[[], None]], None]) -> None:
     """Calls `act(set_state)` in place of each change of a completion's state; `set_state()` carries it out."""
     original = _native.set_state

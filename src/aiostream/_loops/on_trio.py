@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import contextlib
+import contextvars
+import copy
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, cast
 
-from aiostream import _native, _process
+from aiostream import _native, _process, _turns
 from aiostream._loops.bridge import TICKETS, Bridge
 from aiostream._loops.dispatcher import dispatcher
+from aiostream.errors import CudaError, StreamClosedError
 from aiostream.futures import EventCompletion, OwnFuture, PolledFuture, SettledFuture
 
+_running_loop = asyncio._get_running_loop
 _lock = threading.Lock()  # guards the making of the run variable
 _trio_bridge: Any = None  # a trio.lowlevel.RunVar, made once trio is known to run
 
@@ -109,12 +116,14 @@ class TrioFuture(OwnFuture):
     """asyncio's future for trio: settled once, awaited any number of times, in one run of trio.
 
     Cancellation: a cancelled `await` ends that wait; the future goes on for the others. `cancel()` ends the future, and every
-    `await` of it raises `concurrent.futures.CancelledError` (trio's own `Cancelled` belongs to its cancel scopes).
+    `await` of it raises `concurrent.futures.CancelledError` (trio's own `Cancelled` belongs to its cancel scopes). If the run
+    ends first, the library cancels the future once the GPU has passed.
 
     Threads: only in the run's thread.
     """
 
     point: EventCompletion | None = None  # see `PolledFuture`
+    _retrieved = True  # False while an exception has been seen by nobody
 
     def __init__(self, trio: ModuleType, token: Any) -> None:
         self._trio = trio
@@ -122,10 +131,18 @@ class TrioFuture(OwnFuture):
         self._state = "pending"  # "pending" -> "finished" or "cancelled", once
         self._result: Any = None
         self._exception: BaseException | None = None
-        self._retrieved = True  # False while an exception has been seen by nobody
+        self._traceback: TracebackType | None = None  # of the exception, when it was set
+        self._raised = False  # whether the exception itself has been raised
+        self._message: Any = None  # of the cancellation
         self._waiting: dict[Any, None] = {}  # trio tasks, in the order in which they came
         self.polled: _native.Wait | None = None  # while one of them polls it
-        self._callbacks: list[Callable[[Any], object]] = []
+        self._callbacks: list[tuple[Callable[[Any], object], contextvars.Context]] = []
+
+    def __repr__(self) -> str:
+        told = ""
+        if self._state == "finished":
+            told = f" result={self._result!r}" if self._exception is None else f" exception={self._exception!r}"
+        return f"<{type(self).__name__} {self._state}{told}>"
 
     def done(self) -> bool:
         """Whether it has a result, an exception, or was cancelled."""
@@ -135,23 +152,40 @@ class TrioFuture(OwnFuture):
         """Whether it was cancelled."""
         return self._state == "cancelled"
 
-    def cancel(self) -> bool:
-        """Ends the future; `False` if it was done already."""
+    def cancel(self, msg: Any = None) -> bool:
+        """Ends the future; `False` if it was done already. `msg` becomes the argument of the `CancelledError`."""
+        if self.done():
+            return False
         if self.polled is not None:
             self.polled.drop()
-        return self._settle("cancelled")
+        self._message = msg
+        self._settle("cancelled")
+        return True
 
     def _set_result(self, result: Any) -> None:
+        self._require_pending()
         self._result = result
         self._settle("finished")
 
     def _set_exception(self, exception: BaseException) -> None:
+        self._require_pending()
         self._exception = exception
+        self._traceback = exception.__traceback__
         self._retrieved = False
         self._settle("finished")
 
+    def _require_pending(self) -> None:
+        if self.done():
+            raise concurrent.futures.InvalidStateError(f"the future is {self._state} already")
+
+    def _drop(self) -> None:
+        # The run has ended, and all its tasks with it: nobody waits, and there is nobody to call the callbacks.
+        if not self.done():
+            self._message = "the run of trio to which the future belonged has ended"
+            self._state = "cancelled"
+
     def result(self) -> Any:
-        """The result; raises what went wrong.
+        """The result; raises what went wrong, to each caller an exception of the library's as an object of its own.
 
         Raises:
             concurrent.futures.InvalidStateError: It is still pending.
@@ -160,31 +194,46 @@ class TrioFuture(OwnFuture):
         exception = self.exception()
         if exception is not None:
             try:
-                raise exception
+                raise self._own(exception)
             finally:
                 del exception  # or the traceback's frame and the exception hold each other
         return self._result
+
+    def _own(self, exception: BaseException) -> BaseException:
+        """Two tasks that raise one object would add their frames to each other's traceback."""
+        if self._raised and isinstance(exception, (CudaError, StreamClosedError)):
+            return copy.copy(exception).with_traceback(self._traceback)
+        self._raised = True
+        return exception.with_traceback(self._traceback)  # of another kind, which may not be copied: at least it does not grow
 
     def exception(self) -> BaseException | None:
         """What went wrong, or `None`; raises as `result()` does while pending or cancelled."""
         if self._state == "pending":
             raise concurrent.futures.InvalidStateError("the future is still pending")
         if self._state == "cancelled":
-            raise concurrent.futures.CancelledError
+            raise concurrent.futures.CancelledError(*([] if self._message is None else [self._message]))
         self._retrieved = True
         return self._exception
 
-    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
-        """Has trio call `callback(future)` soon after the future is done, also if it is done already."""
+    def add_done_callback(self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None) -> None:
+        """Has trio call `callback(future)` soon after the future is done, also if it is done already.
+
+        The callback sees the context variables as they are now, or those of `context`, as on asyncio.
+
+        Raises:
+            trio.RunFinishedError: The future is done, and the run has ended.
+        """
+        if context is None:
+            context = contextvars.copy_context()
         if self.done():
-            self._token.run_sync_soon(_run_callback, callback, self)
+            self._token.run_sync_soon(_run_callback, callback, self, context)
         else:
-            self._callbacks.append(callback)
+            self._callbacks.append((callback, context))
 
     def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
         """Forgets a callback; how often it was there. One that is already on its way is called all the same."""
         before = len(self._callbacks)
-        self._callbacks = [each for each in self._callbacks if each != callback]
+        self._callbacks = [each for each in self._callbacks if each[0] != callback]
         return before - len(self._callbacks)
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -192,12 +241,15 @@ class TrioFuture(OwnFuture):
 
     async def _wait(self) -> Any:
         lowlevel = self._trio.lowlevel
+        here = lowlevel.current_trio_token() if _turns.in_trio(_running_loop()) else None
         if self.done():
-            await lowlevel.checkpoint()  # every await is one, also when there is nothing to wait for
+            if here is not None:
+                await lowlevel.checkpoint()  # every await is one, also when there is nothing to wait for
             return self.result()
+        if here is not self._token:
+            # trio would wake this task in the other run, which fails; and a run that has ended wakes nobody.
+            raise RuntimeError("the future belongs to another run of trio: await it in the run in which it was made")
         point = self.point
-        if point is not None and lowlevel.current_trio_token() is not self._token:
-            point = None
         while not self.done():
             polled = point.reserved.take(True) if point is not None else None
             if polled is not None:
@@ -243,25 +295,24 @@ class TrioFuture(OwnFuture):
             self._trio.lowlevel.reschedule(task)
             return
 
-    def _settle(self, state: str) -> bool:
-        if self._state != "pending":
-            return False
+    def _settle(self, state: str) -> None:
         self._state = state
         waiting, self._waiting = self._waiting, {}
         for task in waiting:
             self._trio.lowlevel.reschedule(task)
         callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            self._token.run_sync_soon(_run_callback, callback, self)
-        return True
+        with contextlib.suppress(self._trio.RunFinishedError):  # it was cancelled later than its run: nobody calls them
+            for callback, context in callbacks:
+                self._token.run_sync_soon(_run_callback, callback, self, context)
 
-    def __del__(self) -> None:
-        if not self._retrieved:
+    # Bound here, because at the interpreter's end the module's names may be gone.
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not self._retrieved and not is_finalizing():
             logging.getLogger("aiostream").error("CompletionFuture exception was never retrieved", exc_info=self._exception)
 
 
-def _run_callback(callback: Callable[[Any], object], future: TrioFuture) -> None:
+def _run_callback(callback: Callable[[Any], object], future: TrioFuture, context: contextvars.Context) -> None:
     try:
-        callback(future)
-    except Exception as error:  # out of a callback it would end the whole trio run
+        context.run(callback, future)
+    except BaseException as error:  # SystemExit too: out of a callback it would end the whole run with an internal error
         _process.report_unraisable(error, callback)
