@@ -232,7 +232,9 @@ def test_the_dispatcher_leaves_signals_to_the_program() -> None:
 def test_loops_that_cannot_watch_work_in_a_late_exit_handler(driver_kind: str, runner: str, used_before: bool) -> None:
     """One that was registered before the library's own runs after it."""
     said = succeed(driver_kind, LATE.format(runner=runner, used_before=used_before))
-    assert said.split() == ["done"] * (1 + used_before)
+    # From Python 3.12 on, no thread can be started that late.
+    refused = sys.version_info >= (3, 12) and "Blind" in runner and not used_before
+    assert said.split() == (["refused"] if refused else ["done"] * (1 + used_before))
 
 
 LATE = """
@@ -240,12 +242,16 @@ LATE = """
     import trio
 
     def run():
-        {runner}
+        try:
+            {runner}
+        except RuntimeError as error:
+            assert "the interpreter is ending" in str(error), error
+            print("refused")
 
     async def main():
-        async with aiostream.Stream() as stream:
-            await stream.completion_future()
-            await stream.synchronize_async()
+        stream = aiostream.Stream()
+        await stream.completion_future()
+        stream.close()
         print("done")
 
     atexit.register(run)

@@ -28,7 +28,13 @@ class Dispatcher:
         thread = threading.Thread(target=self._run, name="aiostream-dispatcher", daemon=True)
         # Never stopped: loops may run until the very end, in functions that atexit calls after ours. An empty context, because
         # some Pythons give a thread the context of the task that starts it, and what that holds would never die.
-        contextvars.Context().run(thread.start)
+        try:
+            contextvars.Context().run(thread.start)
+        except RuntimeError as problem:  # from Python 3.12 on, in the functions that atexit calls
+            raise RuntimeError(
+                "the interpreter is ending and starts no thread any more, which a loop without add_reader needs here: use such a "
+                "loop once before, or another loop"
+            ) from problem
 
     def add(self, bridge: Bridge) -> None:
         """From now on, has `bridge` drain whenever its queue was empty and something arrives."""

@@ -205,9 +205,9 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
         # In an empty context: the loop would keep the first task's, and all that its variables hold, for as long as it lives.
         contextvars.Context().run(loop.add_reader, bridge.descriptor, bridge.drain)
     except NotImplementedError:
+        dispatcher().add(bridge)
         with _lock:
             _dispatched_bridges[loop] = bridge
-        dispatcher().add(bridge)
     else:
         with _lock:
             _reader_bridges[loop] = weakref.ref(bridge)

@@ -108,7 +108,8 @@ async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> N
             bridge.drain()
     finally:
         # trio cancels system tasks before it runs the finalizers of asynchronous generators, which may still wait.
-        dispatcher().add(bridge)
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending too: raised here, it would end the run badly
+            dispatcher().add(bridge)
         _native.queue_wake(bridge.queue)
 
 
