@@ -27,6 +27,7 @@ from aiostream import (
     _native,
     _points,
     _process,
+    _turns,
     capture,
     futures,
     hostfunc,
@@ -35,6 +36,8 @@ from aiostream import (
     threads,
     waiting,
 )
+from aiostream._loops import bridge as loop_bridge
+from aiostream._loops import dispatcher, on_asyncio, on_trio
 from aiostream.bench import windows
 
 # ------------------------------------------------------------------------------------------------ the driver
@@ -151,16 +154,16 @@ ENQUEUE_STEPS = {
         futures.EventCompletion.enter_order,
         futures.EventCompletion.complete,
         futures.EventCompletion._complete_earlier,
-        _loops.Bridge.poll_soon,
-        _loops.Bridge._poll,
-        _loops.Bridge.drain,
-        _loops.AsyncioBridge._call_next_turn,
-        _loops.AsyncioBridge.new_polled_future,
-        _loops.AsyncioFuture.__await__,
-        _loops.AsyncioFuture.cancel,
-        _loops.AsyncioFuture.set_result,
-        _loops.AsyncioFuture.wake,
-        _loops._end_polled,
+        loop_bridge.Bridge.poll_soon,
+        loop_bridge.Bridge._poll,
+        loop_bridge.Bridge.drain,
+        on_asyncio.AsyncioBridge._call_next_turn,
+        on_asyncio.AsyncioBridge.new_polled_future,
+        on_asyncio.AsyncioFuture.__await__,
+        on_asyncio.AsyncioFuture.cancel,
+        on_asyncio.AsyncioFuture.set_result,
+        on_asyncio.AsyncioFuture.wake,
+        loop_bridge.Bridge.settle_polled,
     )
 }
 """The code of all that Python does for a future of `enqueue_async`, in asyncio."""
@@ -172,9 +175,9 @@ STEPS_WITH_LOCKS = START_STEPS | {
     function.__code__
     for function in (
         _driver._load,
-        _loops._new_asyncio_bridge,
-        _loops._current_trio_bridge,
-        _loops._dispatcher,
+        on_asyncio._new_bridge,
+        on_trio.current_bridge,
+        dispatcher.dispatcher,
         Context.from_handle.__func__,  # type: ignore[attr-defined]
         Context._ensure_monitored,
         Context._register,
@@ -317,7 +320,7 @@ def is_polled_by_task(future: Any) -> bool:
 
 def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
     """The next drain that a bridge asks its loop for never comes, as if a KeyboardInterrupt had taken it."""
-    original = _loops.AsyncioBridge._call_next_turn
+    original = on_asyncio.AsyncioBridge._call_next_turn
     lost: list[None] = []
 
     def call_next_turn(bridge: Any, function: Callable[[], None]) -> None:
@@ -325,7 +328,7 @@ def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
             original(bridge, function)
         lost.append(None)
 
-    patch.setattr(_loops.AsyncioBridge, "_call_next_turn", call_next_turn)
+    patch.setattr(on_asyncio.AsyncioBridge, "_call_next_turn", call_next_turn)
 
 
 def interrupt_hand_over(patch: pytest.MonkeyPatch, struck: list[None]) -> None:
@@ -355,9 +358,30 @@ def current_bridge() -> Any:
     return _loops.current_bridge()
 
 
+def loop_kind() -> str:
+    """Returns to which kind of loop a call of this place belongs: asyncio or trio."""
+    return "trio" if isinstance(_loops.current_bridge(), on_trio.TrioBridge) else "asyncio"
+
+
+@contextlib.contextmanager
+def trio_without_its_name() -> Iterator[None]:
+    """Trio does not say where it is at work, as a later release may not."""
+    import trio
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_turns, "at_work", _turns._Asked(trio))
+        yield
+
+
 def is_drain(callback: Any) -> bool:
     """Whether a loop's callback is a bridge's `drain` method."""
-    return getattr(callback, "__func__", None) is _loops.Bridge.drain
+    return getattr(callback, "__func__", None) is loop_bridge.Bridge.drain
+
+
+def dispatchers_descriptors() -> set[int]:
+    """Returns the descriptors that the dispatcher thread watches, by what the kernel says."""
+    with open(f"/proc/self/fdinfo/{dispatcher.dispatcher()._epoll.fileno()}") as info:
+        return {int(line.split()[1]) for line in info if line.startswith("tfd:")}
 
 
 def janitor_is_idle() -> bool:
@@ -400,6 +424,16 @@ def is_done(completion: futures.Completion) -> bool:
 def fail_future(future: Any, error: BaseException) -> None:
     """Settles a future of the library with an exception."""
     futures.set_exception(future, error)
+
+
+def settle_future(future: Any, result: Any) -> None:
+    """Settles a future of the library with a result."""
+    futures.set_result(future, result)
+
+
+async def next_turn() -> None:
+    """Gives the loop that runs here one turn."""
+    await (_loops.current_bridge().checkpoint or _loops.yield_turn)()
 
 
 def intercept_set_state(patch: pytest.MonkeyPatch, act: Callable[[Callable[[], None]], None]) -> None:

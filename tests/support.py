@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from aiostream import Device, Stream, interop
-from internals import bindings, driver_call, load_kernels, spin, start_watcher, stop_watcher
+from internals import bindings, driver_call, is_drain, load_kernels, spin, start_watcher, stop_watcher
 
 __all__ = [
     "LIMIT",
     "LOOPS",
+    "Blind",
     "Gate",
     "chosen_seconds",
     "chosen_seed",
@@ -50,6 +51,15 @@ LIMIT = 110 + 10 * chosen_seconds(0)
 """Seconds after which a random test that runs for `chosen_seconds` hangs. Sanitizers and busy machines are slow."""
 
 LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
+
+
+class Blind(asyncio.SelectorEventLoop):
+    """A loop that cannot watch descriptors for others, as asyncio's proactor loop cannot."""
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        if is_drain(callback):
+            raise NotImplementedError
+        super().add_reader(fd, callback, *args)
 
 
 def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:

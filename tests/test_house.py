@@ -49,6 +49,8 @@ LEVELS = {
     "_doctor": 12,
     "__main__": 13,
 }
+# What one level of the package holds in files of its own: `_loops` is a folder. It imports of itself only what is lower.
+LOOPS_LEVELS = {"bridge": 0, "dispatcher": 1, "on_asyncio": 2, "on_trio": 2, "__init__": 3}
 # The benchmark's own: it stands above everything but `__main__`, which alone imports it.
 BENCH_LEVELS = {
     "stats": 0,
@@ -133,11 +135,14 @@ def runtime_imports(path: Path) -> set[str]:
 
 
 def test_modules_import_downwards_only() -> None:
-    modules = {path.stem: path for path in PACKAGE.glob("*.py")}
-    assert modules.keys() <= LEVELS.keys(), "a new module needs its level"
+    modules = [(path.stem, path) for path in PACKAGE.glob("*.py")]
+    assert {name for name, _ in modules} <= LEVELS.keys(), "a new module needs its level"
+    modules += [("_loops", path) for path in (PACKAGE / "_loops").glob("*.py")]
     wrong = []
-    for name, path in modules.items():
+    for name, path in modules:
         for imported in runtime_imports(path):
+            if imported == name == "_loops":
+                continue  # see the next test
             if imported == "simulator":
                 assert name in {"_demo", "_doctor"}, f"{name} imports the simulator"
                 continue
@@ -151,18 +156,19 @@ def test_modules_import_downwards_only() -> None:
     assert not wrong
 
 
-def test_the_benchmark_imports_downwards_only() -> None:
-    modules = {path.stem: path for path in (PACKAGE / "bench").glob("*.py")}
-    assert modules.keys() == BENCH_LEVELS.keys(), "a new module needs its level"
+@pytest.mark.parametrize(("folder", "levels"), [("bench", BENCH_LEVELS), ("_loops", LOOPS_LEVELS)])
+def test_folders_import_downwards_only(folder: str, levels: dict[str, int]) -> None:
+    modules = {path.stem: path for path in (PACKAGE / folder).glob("*.py")}
+    assert modules.keys() == levels.keys(), "a new module needs its level"
     wrong = []
     for name, path in modules.items():
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("aiostream.bench"):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(f"aiostream.{folder}"):
                 continue
             parts = (node.module or "").split(".")
             for imported in parts[2:] or [alias.name for alias in node.names]:
-                if BENCH_LEVELS[imported] >= BENCH_LEVELS[name]:
-                    wrong.append(f"bench.{name} imports bench.{imported}")
+                if levels[imported] >= levels[name]:
+                    wrong.append(f"{folder}.{name} imports {folder}.{imported}")
     assert not wrong
 
 
@@ -180,13 +186,13 @@ def test_native_files_include_downwards_only() -> None:
 
 
 def test_only_the_seams_know_what_lies_behind_them() -> None:
-    for path in PACKAGE.glob("*.py"):
+    for path in [*PACKAGE.glob("*.py"), *(PACKAGE / "_loops").glob("*.py")]:
         text = path.read_text()
         if path.stem != "_driver":
             assert 'import_module("cuda' not in text, path.name
             assert "from cuda" not in text, path.name
             assert "import cuda" not in text, path.name
-        if path.stem not in {"_loops", "_turns", "_demo", "_doctor"}:
+        if path.parent.name != "_loops" and path.stem not in {"_turns", "_demo", "_doctor"}:
             assert "import asyncio" not in text, path.name
             assert "import trio" not in text, path.name
 

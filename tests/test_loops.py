@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import selectors
 import signal
 import threading
 import weakref
@@ -18,7 +17,7 @@ import uvloop
 import aiostream
 import internals
 from aiostream import Stream, statistics
-from support import LOOPS, Gate, held_stream, run_on, settle, spin
+from support import LOOPS, Blind, Gate, held_stream, run_on, settle, spin
 
 
 async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,15 +180,6 @@ def test_trio_finalizers_of_generators_can_wait(shielded: bool) -> None:
 # ------------------------------------------------------------------------------------------------ other loops
 
 
-class Blind(asyncio.SelectorEventLoop):
-    """A loop that cannot watch descriptors for others, as asyncio's proactor loop cannot."""
-
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
-        if internals.is_drain(callback):
-            raise NotImplementedError
-        super().add_reader(fd, callback, *args)
-
-
 def test_loop_without_add_reader_is_woken_by_the_dispatcher() -> None:
     async def main() -> None:
         with Gate() as gate:
@@ -200,7 +190,7 @@ def test_loop_without_add_reader_is_woken_by_the_dispatcher() -> None:
                 for _ in range(100):
                     await stream.synchronize_async()
 
-    with asyncio.Runner(loop_factory=lambda: Blind(selectors.DefaultSelector())) as runner:
+    with asyncio.Runner(loop_factory=Blind) as runner:
         runner.run(main())
     assert any(thread.name == "aiostream-dispatcher" for thread in threading.enumerate())
 
@@ -237,7 +227,7 @@ def test_a_loop_without_add_reader_may_close_early() -> None:
         async def main() -> None:
             stream.completion_future()
 
-        runner = asyncio.Runner(loop_factory=lambda: Blind(selectors.DefaultSelector()))
+        runner = asyncio.Runner(loop_factory=Blind)
         with runner:
             runner.run(main())
         gate.open()

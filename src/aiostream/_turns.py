@@ -11,15 +11,48 @@ from typing import Any
 _running_loop = asyncio._get_running_loop
 
 
-def in_trio(trio: ModuleType) -> bool:
-    """Whether this is a place of a trio run, and not of an asyncio loop below or beside it."""
-    lowlevel = trio.lowlevel
-    if hasattr(lowlevel, "in_trio_task"):
-        in_task, in_run = lowlevel.in_trio_task(), lowlevel.in_trio_run()
-    else:  # trio before 0.30
-        in_task, in_run = _answers(lowlevel.current_task), _answers(lowlevel.current_trio_token)
-    # Being in a task is exact in guest mode too, where an asyncio loop runs below; a callback that trio runs is no task.
-    return bool(in_task or (in_run and _running_loop() is None))
+class _Asked:
+    """Stands for `sniffio.thread_local`, should a release of trio no longer set that. It takes longer."""
+
+    def __init__(self, trio: ModuleType) -> None:
+        self._lowlevel = trio.lowlevel
+
+    @property
+    def name(self) -> str | None:
+        if _answers(self._lowlevel.current_task):
+            return "trio"
+        # A callback that trio runs is no task. As a guest, a run is also known to its host's callbacks and tasks.
+        return "trio" if _running_loop() is None and _answers(self._lowlevel.current_trio_token) else None
+
+
+# Its `name` is "trio" in each thread while a run of trio is at work there; of a guest, while it has its turn. `None` until trio
+# is imported, then for good; one assignment.
+at_work: Any = None
+
+
+def find_trio() -> Any:
+    """`at_work`, which it sets; still `None` while another thread imports trio: then no run can have begun."""
+    global at_work
+    trio = sys.modules["trio"]
+    if at_work is None and hasattr(trio, "lowlevel"):
+        # trio leaves its name in sniffio's variable, which takes a tenth of the time that asking for the task takes in vain.
+        at_work = getattr(sys.modules.get("trio._core._run"), "sniffio_library", None) or _Asked(trio)
+    return at_work
+
+
+def in_trio(loop: object) -> bool:
+    """Whether this is a place of a trio run, and not of an asyncio loop below or beside it.
+
+    Args:
+        loop: asyncio's running loop in this thread, or `None`.
+    """
+    place = at_work
+    if place is None and "trio" in sys.modules:
+        place = find_trio()
+    if place is None or place.name != "trio":
+        return False
+    # Both are at work if a task of one has run the other. A run sets these hooks when it begins, and puts them back at its end.
+    return loop is None or getattr(sys.get_asyncgen_hooks().firstiter, "__self__", None) is not loop
 
 
 def _answers(ask: Callable[[], object]) -> bool:
@@ -36,9 +69,9 @@ class TurnWatch:
     def __init__(self) -> None:
         self._suspended = False
         self._end: Callable[[], object] = _do_nothing
-        trio = sys.modules.get("trio")
         loop = _running_loop()
-        if trio is not None and (loop is None or asyncio.current_task(loop) is None) and in_trio(trio):
+        if in_trio(loop):
+            trio = sys.modules["trio"]
             if lowlevel_task := _trio_task(trio):
                 instrument = _Instrument(lowlevel_task, self._note)
                 trio.lowlevel.add_instrument(instrument)

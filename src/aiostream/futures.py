@@ -7,6 +7,7 @@ loop, when the GPU has passed the point.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import enum
 from collections import deque
 from collections.abc import Callable, Generator
@@ -45,8 +46,8 @@ class CompletionFuture(Protocol[T_co]):
         """Whether it was cancelled."""
         ...
 
-    def cancel(self) -> bool:
-        """Stops waiting; `False` if it was done already."""
+    def cancel(self, msg: Any = None) -> bool:
+        """Stops waiting; `False` if it was done already. `msg` becomes the argument of the `CancelledError`."""
         ...
 
     def result(self) -> T_co:
@@ -57,10 +58,10 @@ class CompletionFuture(Protocol[T_co]):
         """What went wrong, or `None`; raises an invalid-state error while pending."""
         ...
 
-    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
+    def add_done_callback(self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None) -> None:
         """Calls `callback(future)` in the loop, soon after the future is done, also if it is done already.
 
-        On asyncio the callback sees the context variables of the call that added it, on trio those of trio's own tasks.
+        The callback sees the context variables as they are now, or those of `context`, on every loop.
         """
         ...
 
@@ -95,6 +96,9 @@ class OwnFuture(_arguments.NotCopied):
     def _set_exception(self, exception: BaseException) -> None:
         raise NotImplementedError
 
+    def _drop(self) -> None:
+        raise NotImplementedError
+
 
 def set_result(future: Any, result: Any) -> None:
     """Settles a loop's future with a result."""
@@ -110,6 +114,12 @@ def set_exception(future: Any, exception: BaseException) -> None:
         future._set_exception(exception)
     else:
         future.set_exception(exception)
+
+
+def drop(future: Any) -> None:
+    """The future's loop has ended, and can tell nobody: cancels one of the library's own. Called by the janitor."""
+    if isinstance(future, OwnFuture):
+        future._drop()
 
 
 class State(enum.Enum):
@@ -184,6 +194,7 @@ class Completion:
         if future is None or future.cancelled():
             self._end(State.CANCELLED)
         elif orphaned:
+            drop(future)
             self._end(State.DROPPED)
         elif code == 0:
             if not future.done():

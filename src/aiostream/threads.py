@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Self, TypeVar
 
 from aiostream import _arguments, _loops, _native, _points, _process, hostfunc, interop
 from aiostream.errors import CudaError
-from aiostream.futures import Completion, State, leak, set_exception
+from aiostream.futures import Completion, State, drop, leak, set_exception
 
 __all__: list[str] = []
 
@@ -148,7 +148,9 @@ class _ThreadCall(Completion):
     def _fail(self, error: Exception, orphaned: bool) -> None:
         if self.state is State.PENDING:
             future = self.future
-            if not orphaned and future is not None and not future.done():
+            if orphaned:
+                drop(future)
+            elif future is not None and not future.done():
                 set_exception(future, error)
             self._end(State.DROPPED if orphaned else State.FAILED)
         if self.keepalive is not None:

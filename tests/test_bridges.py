@@ -1,0 +1,257 @@
+"""Bridges and the dispatcher: what they hold, what ends them, and that one loop's trouble is no other's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import uvloop
+
+import aiostream
+import internals
+from aiostream import Stream, StreamPool
+from support import Blind, Gate, held_stream, run_on, settle, spin, succeed
+
+# ------------------------------------------------------------------------------------------------ what they hold
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop, Blind])
+def test_a_loop_does_not_keep_what_a_tasks_variables_hold(new_loop: Any) -> None:
+    """asyncio copies the context of whoever adds a reader, or calls something later."""
+    variable: contextvars.ContextVar[Any] = contextvars.ContextVar("request")
+    requests: list[weakref.ref[Any]] = []
+
+    class Request:
+        pass
+
+    async def serve(use: Callable[[], Any]) -> None:
+        request = Request()
+        requests.append(weakref.ref(request))
+        variable.set(request)
+        await use()
+
+    async def poll() -> None:
+        """Has the loop poll in its next turn, and in each turn from then on."""
+        stream.enqueue_async(lambda on: spin(on, 0.01))
+
+    async def borrow() -> None:
+        async with pool.stream() as borrowed:
+            borrowed.enqueue_async(lambda on: spin(on, 0.01))
+
+    async def main() -> None:
+        nonlocal stream, pool
+        async with Stream() as stream, StreamPool(1) as pool:
+            for use in (poll, stream.synchronize_async, stream.completion_future, borrow, poll):
+                await asyncio.create_task(serve(use))
+            await asyncio.sleep(0)  # asyncio's own turn for the last task
+            gc.collect()
+            assert [request() for request in requests] == [None] * 5
+            assert await aiostream.drain(10)
+
+    stream = pool = None  # type: ignore[assignment]
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+def test_queues_are_used_again_while_a_destructor_blocks(loop_kind: str) -> None:
+    """A bridge's finalizer closes its queue itself: cleaning up for others may take seconds, as cudaFree behind a kernel does."""
+    blocked, go_on = threading.Event(), threading.Event()
+
+    class Buffer:
+        def __del__(self) -> None:
+            blocked.set()
+            assert go_on.wait(30)
+
+    async def cancel(given: list[Buffer]) -> None:
+        async with Stream() as stream:
+            stream.enqueue_async(lambda on, buffer: None, given.pop()).cancel()
+
+    async def serve() -> None:
+        async with Stream() as stream:
+            await stream.completion_future()
+
+    try:
+        run_on(loop_kind, cancel, [Buffer()])
+        assert blocked.wait(10)
+        run_on(loop_kind, serve)
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(50):
+            run_on(loop_kind, serve)
+            gc.collect()
+        assert len(os.listdir("/proc/self/fd")) < before + 10
+    finally:
+        go_on.set()
+
+
+# ------------------------------------------------------------------------------------------------ what ends them
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_what_an_interrupt_left_on_a_closed_loop_is_the_orphans(monkeypatch: pytest.MonkeyPatch, cleared: bool) -> None:
+    """Ctrl-C strikes a delivery, and the loop is closed before it comes again. With `cleared` it also dies."""
+
+    class Buffer:
+        pass
+
+    struck: list[None] = []
+
+    def interrupt_once(backlog: list[Any], orphaned: bool, deliver: Callable[[], None]) -> None:
+        if backlog and not orphaned and not struck:
+            struck.append(None)
+            raise KeyboardInterrupt
+        deliver()
+
+    async def main(given: list[Buffer]) -> None:
+        kept.append(stream.enqueue_async(lambda on, buffer: None, given.pop()))
+        await kept[0]
+
+    internals.intercept_delivery(monkeypatch, interrupt_once)
+    kept: list[Any] = []
+    buffer = Buffer()
+    alive = weakref.ref(buffer)
+    given = [buffer]
+    del buffer
+    before = aiostream.statistics().futures
+    stream = Stream()
+    loop = Blind()
+    task = loop.create_task(main(given))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(task)
+    assert struck
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    if cleared:
+        del loop, task
+        kept.clear()
+        gc.collect()
+    assert settle(lambda: aiostream.statistics().futures.pending == 0)
+    now = aiostream.statistics().futures
+    assert now.dropped + now.cancelled == before.dropped + before.cancelled + 1
+    assert settle(lambda: gc.collect() >= 0 and alive() is None)
+    stream.close()
+
+
+# ------------------------------------------------------------------------------------------------ the dispatcher
+
+
+class Faulty(Blind):
+    """Refuses to be told of arrivals, in its own way, until it is mended."""
+
+    error: BaseException | None = None
+    refused = 0
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, **options: Any) -> Any:
+        if self.error is not None and internals.is_drain(callback):
+            self.refused += 1
+            raise self.error
+        return super().call_soon_threadsafe(callback, *args, **options)
+
+
+async def wait_for_a_completion() -> None:
+    with Gate() as gate:
+        async with held_stream(gate) as stream:
+            future = stream.completion_future()
+            gate.open()
+            await asyncio.wait_for(future, 10)
+
+
+@pytest.mark.parametrize("error", [ValueError("torn"), RuntimeError("not running"), SystemExit(3), KeyboardInterrupt()])
+def test_a_loop_that_cannot_be_told_holds_up_no_other(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: reported.append(what.exc_value))
+
+    def serve_another() -> None:
+        with asyncio.Runner(loop_factory=Blind) as runner:
+            runner.run(wait_for_a_completion())
+
+    async def use_both() -> None:
+        with Gate() as gate:
+            async with held_stream(gate) as stream:
+                future = stream.completion_future()
+                faulty.error = error
+                gate.open()
+                assert await asyncio.to_thread(settle, lambda: faulty.refused > 0)
+                await asyncio.to_thread(serve_another)
+                assert await asyncio.to_thread(settle, lambda: faulty.refused > 2)  # it is tried again
+                faulty.error = None
+                await asyncio.wait_for(future, 10)
+
+    faulty = Faulty()
+    with asyncio.Runner(loop_factory=lambda: faulty) as runner:
+        runner.run(use_both())
+    assert reported == [error]
+
+
+def test_the_dispatcher_lets_go_of_a_descriptor_that_another_loop_has_got() -> None:
+    """Each run of trio ends with the dispatcher. Then its queue is a later loop's, which watches it itself."""
+    import trio
+
+    async def serve() -> int:
+        async with Stream() as stream:
+            await stream.completion_future()
+            return int(internals.current_bridge().descriptor)
+
+    async def serve_and_look() -> bool:
+        descriptor = await serve()
+        reused.append(descriptor in descriptors)
+        return settle(lambda: descriptor not in internals.dispatchers_descriptors())
+
+    descriptors: set[int] = set()
+    reused: list[bool] = []
+    for _ in range(3):
+        descriptors.add(trio.run(serve))
+        gc.collect()
+    for _ in range(3):
+        assert asyncio.run(serve_and_look())
+        gc.collect()
+    assert any(reused)
+
+
+def test_the_dispatcher_leaves_signals_to_the_program() -> None:
+    with asyncio.Runner(loop_factory=Blind) as runner:
+        runner.run(wait_for_a_completion())
+    [thread] = [each for each in threading.enumerate() if each.name == "aiostream-dispatcher"]
+    with open(f"/proc/self/task/{thread.native_id}/status") as status:
+        [mask] = [int(line.split()[1], 16) for line in status if line.startswith("SigBlk")]
+    open_to = {each for each in signal.valid_signals() if not mask >> (each - 1) & 1}
+    assert open_to <= {signal.SIGKILL, signal.SIGSTOP}
+
+
+@pytest.mark.parametrize("runner", ["with asyncio.Runner(loop_factory=Blind) as runner: runner.run(main())", "trio.run(main)"])
+@pytest.mark.parametrize("used_before", [True, False])
+def test_loops_that_cannot_watch_work_in_a_late_exit_handler(driver_kind: str, runner: str, used_before: bool) -> None:
+    """One that was registered before the library's own runs after it."""
+    assert succeed(driver_kind, LATE.format(runner=runner, used_before=used_before)).split() == ["done"] * (1 + used_before)
+
+
+LATE = """
+    import asyncio, atexit
+    import trio
+
+    def run():
+        {runner}
+
+    async def main():
+        stream = aiostream.Stream()
+        await stream.completion_future()
+        stream.close()
+        print("done")
+
+    atexit.register(run)
+    import aiostream
+    from support import Blind
+    if {used_before}:
+        run()
+    else:
+        aiostream.Stream().close()
+"""
