@@ -117,6 +117,27 @@ def _address_of(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
+def simulated_calls() -> dict[str, int]:
+    """Returns how often each driver function was called that the simulator has."""
+    driver = simulator._driver()
+    name, lacking, count = ctypes.c_char_p(), ctypes.c_int(), ctypes.c_ulong()
+    found: dict[str, int] = {}
+    index = 0
+    while driver.aiostream_sim_known(index, ctypes.byref(name), ctypes.byref(lacking), ctypes.byref(count)):
+        if not lacking.value and name.value is not None:
+            found[name.value.decode()] = count.value
+        index += 1
+    return found
+
+
+def simulated_objects() -> dict[str, int]:
+    """Returns how many of the driver's objects there are that a program has to destroy."""
+    driver = simulator._driver()
+    driver.aiostream_sim_objects.restype = ctypes.c_size_t
+    kinds = {"streams": 1, "events": 2, "graphs": 6, "executables": 8, "user objects": 9}  # `enum object_kind`
+    return {name: driver.aiostream_sim_objects(kind) for name, kind in kinds.items()}
+
+
 # ------------------------------------------------------------------------------------------------ kernels
 
 
@@ -356,6 +377,14 @@ def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
 def current_bridge() -> Any:
     """Returns the bridge between the native part and the running loop: `queue`, `descriptor`, `drain()`."""
     return _loops.current_bridge()
+
+
+def schedules_drain_by(token: Any) -> bool:
+    """Has the running trio loop's bridge ask for a drain by another `TrioToken`."""
+    bridge = _loops.current_bridge()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bridge, "_token", token)
+        return bridge.schedule_drain()
 
 
 def loop_kind() -> str:

@@ -253,6 +253,22 @@ def call(name: str, *args: Any, stream: str | None = None) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
+@contextlib.contextmanager
+def unless_owned(destroy: str) -> Iterator[list[Any]]:
+    """What the driver makes in the block, and the block appends to the list, is destroyed if the block raises.
+
+    For the steps between a call that makes an object and the `Handle` that owns it: any of them may fail. A KeyboardInterrupt
+    destroys nothing, because it may come when the handle owns the object already, and a second destruction would crash.
+    """
+    made: list[Any] = []
+    try:
+        yield made
+    except Exception:
+        for each in made:
+            answer(destroy, each)  # if this fails too, the first error says what went wrong
+        raise
+
+
 def annotated(name: str) -> str:
     """The bindings' name for the form of a function that knows the data of edges: those of 12 number it, those of 13 do not."""
     numbered = name + _EDGE_DATA_FORMS[name]

@@ -107,11 +107,17 @@ def _forget(capture: _CaptureRecord | None, how: _End) -> None:
 _begun: dict[tuple[Any, ...], int] = {}
 
 
-def _note_begun(stream: interop.Reference) -> None:
+def _identity_of(stream: interop.Reference) -> int | None:
+    """The id of the capture that a stream is in; `None` if it is in none, or the driver would not say."""
     with contextlib.suppress(CudaError):
-        identity = _query_capture(stream)[1]
-        if identity is not None:
-            _begun[_origin_of(stream)] = identity
+        return _query_capture(stream)[1]
+    return None
+
+
+def _note_begun(stream: interop.Reference) -> None:
+    identity = _identity_of(stream)
+    if identity is not None:
+        _begun[_origin_of(stream)] = identity
 
 
 def end_left(stream: interop.Reference) -> None:
@@ -187,7 +193,8 @@ def _capturing_into(stream: interop.Reference, graph: Graph, recapture: Any = No
         graph._handle.let_go()
         raise
     graph._captured_into = True
-    _in_progress.append(_CaptureRecord(_query_capture(stream)[1], _origin_of(stream), graph, recapture))
+    # The capture has begun, so it is noted in any case: without its id it is known by the stream on which it began.
+    _in_progress.append(_CaptureRecord(_identity_of(stream), _origin_of(stream), graph, recapture))
 
 
 _RecaptureCallback = ctypes.CFUNCTYPE(
@@ -266,7 +273,7 @@ def _update_dependencies(stream: interop.Reference, dependencies: Iterable[Any],
 def _end(stream: interop.Reference) -> Graph:
     capture = _of_origin(stream)
     try:
-        value = int(interop.call_on(stream, "cuStreamEndCapture"))
+        ended = interop.call_on(stream, "cuStreamEndCapture")
     except CudaError:
         if not _still_captures(stream):
             _forget(capture, _End.FAILED)
@@ -274,19 +281,17 @@ def _end(stream: interop.Reference) -> Graph:
     _begun.pop(_origin_of(stream), None)
     existing = capture.graph if capture is not None else None
     try:
-        if existing is not None and existing._handle.value == value:
+        if existing is not None and existing._handle.value == int(ended):
             return existing
-        return Graph._from_handle(value, stream.context, owned=True)
+        with _driver.unless_owned("cuGraphDestroy") as made:
+            made.append(ended)
+            return Graph._from_handle(int(ended), stream.context, owned=True)
     finally:
         _forget(capture, _End.GOOD)
 
 
 def _of_origin(stream: interop.Reference) -> _CaptureRecord | None:
-    if not _in_progress:
-        return None
-    with contextlib.suppress(CudaError):
-        return _find(_query_capture(stream)[1], _origin_of(stream))
-    return None
+    return _find(_identity_of(stream), _origin_of(stream)) if _in_progress else None
 
 
 def _still_captures(stream: interop.Reference) -> bool:

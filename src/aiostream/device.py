@@ -289,7 +289,9 @@ class Context(_arguments.NotCopied):
             _process.start()
             with self._pushed():
                 self._ordinal = int(_driver.call("cuCtxGetDevice"))
-            return self._register(self._private_stream())
+            with _driver.unless_owned("cuStreamDestroy") as made:
+                self._make_private_stream(made)
+            return self._register(int(made[0]))
         return self._context_id
 
     def _register(self, idle: int) -> int:
@@ -341,15 +343,15 @@ class Context(_arguments.NotCopied):
         """Makes the helper streams, for events that are recorded again. May block until the GPU is idle."""
         code = _native.make_helpers(self._ensure_monitored())
         if code:
-            raise _driver.error(code, "cuStreamCreate")
+            raise _driver.error(code, _native.failed_call(code) or "cuStreamCreate")
 
-    def _private_stream(self) -> int:
+    def _make_private_stream(self, made: list[Any]) -> None:
         driver = _driver.bindings()
         # RELAXED: creating a stream must not end a capture that is on in this thread or, GLOBAL, in another.
         mode = _driver.call("cuThreadExchangeStreamCaptureMode", driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         try:
             with self._pushed():
-                return int(_driver.call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+                made.append(_driver.call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
         finally:
             _driver.call("cuThreadExchangeStreamCaptureMode", mode)
 

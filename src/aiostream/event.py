@@ -48,22 +48,25 @@ class Event(_arguments.NotCopied):
         *,
         device: DeviceLike | None = None,
     ) -> None:
-        for name, value in (("timing", timing), ("blocking_sync", blocking_sync), ("interprocess", interprocess)):
-            _arguments.flag(name, value)
+        for name, chosen in (("timing", timing), ("blocking_sync", blocking_sync), ("interprocess", interprocess)):
+            _arguments.flag(name, chosen)
         if timing and interprocess:
             raise ValueError("an interprocess event cannot record times: leave out timing or interprocess")
         _process.start()
         self._context = interop.current_or_default_context(device)
         flags = _BLOCKING_SYNC * blocking_sync | _DISABLE_TIMING * (not timing) | _INTERPROCESS * interprocess
         self._context._ensure_monitored()
-        with self._context._pushed():
-            handle = int(_driver.call("cuEventCreate", flags))
         self._timing = timing
-        self._handle = _native.Handle(_native.HANDLE_EVENT, handle, self._context.handle, True, False)
         self._mode = waiting.mode_of(waiting.default_wait())
         self._captured = False  # last recorded on a capturing stream; any thread, last writer wins as with the record itself
-        self._name = f"event {handle:#x} on {self._context._place()}"
-        self._reference = interop.Reference(self._handle, self._context, self._name, history=_native.History(), is_event=True)
+        history = _native.History()
+        with _driver.unless_owned("cuEventDestroy") as made:
+            with self._context._pushed():
+                made.append(_driver.call("cuEventCreate", flags))
+            value = int(made[0])
+            self._handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)
+        self._name = f"event {value:#x} on {self._context._place()}"
+        self._reference = interop.Reference(self._handle, self._context, self._name, history=history, is_event=True)
 
     @property
     def handle(self) -> int:

@@ -194,9 +194,10 @@ class Graph(_arguments.NotCopied):
 
     def __init__(self) -> None:
         _process.start()
-        with _driver.relaxed():
-            value = int(_driver.call("cuGraphCreate", 0))
-        self._init_fields(value, interop.current_or_default_context(), owned=True)
+        with _driver.unless_owned("cuGraphDestroy") as made:
+            with _driver.relaxed():
+                made.append(_driver.call("cuGraphCreate", 0))
+            self._init_fields(int(made[0]), interop.current_or_default_context(), owned=True)
 
     def _init_fields(
         self, value: int, context: Context, *, owned: bool, source: Any = None, parent: _native.Handle | None = None
@@ -280,7 +281,10 @@ class Graph(_arguments.NotCopied):
 
     def clone(self) -> Graph:
         """A copy of its own, the host functions shared (`cuGraphClone`)."""
-        return Graph._from_handle(int(self._call("cuGraphClone")), self._context, owned=True)
+        with _driver.unless_owned("cuGraphDestroy") as made:
+            with self._pinned() as value, _driver.relaxed():
+                made.append(_driver.call("cuGraphClone", _driver.bindings().CUgraph(value), stream=self._name))
+            return Graph._from_handle(int(made[0]), self._context, owned=True)
 
     def instantiate(self, flags: InstantiateFlags = InstantiateFlags.DEFAULT, *, upload_stream: Any = None) -> ExecutableGraph:
         """Its executable form, which no longer needs the graph (`cuGraphInstantiateWithParams`).
@@ -296,6 +300,15 @@ class Graph(_arguments.NotCopied):
         driver = _driver.bindings()
         parameters = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
         parameters.flags = driver.cuuint64_t(int(_arguments.member(InstantiateFlags, flags, "flags")))
+        with _driver.unless_owned("cuGraphExecDestroy") as made:
+            code = self._instantiate(parameters, upload_stream, made)
+            if code == 0:
+                return ExecutableGraph._from_handle(int(made[0]), self._context, owned=True)
+        reason = GraphInstantiateResult(int(parameters.result_out))
+        raise _driver.error(code, _INSTANTIATE, self._name, f"The driver's reason: {reason.name}" if reason else None)
+
+    def _instantiate(self, parameters: Any, upload_stream: Any, made: list[Any]) -> int:
+        driver = _driver.bindings()
         with contextlib.ExitStack() as stack:
             if upload_stream is not None:
                 stream = stack.enter_context(interop.pinned(interop.reference_to(upload_stream)))
@@ -304,10 +317,8 @@ class Graph(_arguments.NotCopied):
             stack.enter_context(self._context._pushed())
             stack.enter_context(_driver.relaxed())  # it allocates
             code, outputs = _driver.answer(_INSTANTIATE, driver.CUgraph(value), parameters, stream=self._name)
-        if code != 0:
-            reason = GraphInstantiateResult(int(parameters.result_out))
-            raise _driver.error(code, _INSTANTIATE, self._name, f"The driver's reason: {reason.name}" if reason else None)
-        return ExecutableGraph._from_handle(int(outputs[0]), self._context, owned=True)
+            made.extend(outputs if code == 0 else ())
+        return code
 
     def close(self) -> None:
         """Destroys the graph (`cuGraphDestroy`); its executables and launches go on. May be called again.

@@ -36,7 +36,11 @@ LEFT_CAPTURING = "The function has left the stream capturing, and so nothing can
 
 
 def raise_for(result: int, call: str, stream: str, capturing: str | None = None) -> None:
-    """Turns the answer of a native call into its exception; 0 is success. `capturing` is the hint for a stream that captures."""
+    """Turns the answer of a native call into its exception; 0 is success.
+
+    `call` is what the operation is for. If another driver call of the operation has failed, the exception names that one.
+    `capturing` is the hint for a stream that captures.
+    """
     if result == 0:
         return
     if result == _native.RESULT_CLOSED:
@@ -52,7 +56,7 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
     if result <= _native.RESULT_CAPTURING:
         hint = capturing or "The stream is capturing; the call was refused and the capture goes on"
         raise _driver.error(-result, call, stream, hint)
-    raise _driver.error(result, call, stream)
+    raise _driver.error(result, _native.failed_call(result) or call, stream)
 
 
 def _arm(handle: _native.Handle, ticket: int, point: _points.PendingEntry, pinned: bool = False) -> int:

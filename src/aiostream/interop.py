@@ -351,4 +351,4 @@ def refuse_capture(reference: Reference, name: str) -> None:
     if code < 0:
         raise _driver.error(-code, name, reference.name, "The stream is capturing; the call was refused and the capture goes on")
     if code > 0:
-        raise _driver.error(code, name, reference.name)
+        raise _driver.error(code, "cuStreamIsCapturing", reference.name)

@@ -342,6 +342,9 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         except StreamClosedError:  # one that was borrowed
             self._drop(slot)
             raise
+        except BaseException:  # no memory, say: nobody but this call knows the slot, and tasks may wait for it
+            self._put_back(slot)
+            raise
         task = bridge.current_task()
         slot.holder = weakref.ref(task) if task is not None else None
         slot.lent = lent
@@ -490,10 +493,13 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
             return None
         reference = slot.stream._reference
         context_id = reference.context._ensure_monitored()
-        if slot.list is None:
-            slot.list = _native.WaitList(context_id, self._returns)
-        # By the watcher, which needs no loop that runs: the loop is told when it runs again.
-        reserved = slot.list.reserve(bridge.queue, _native.WAIT_EVENT)
+        try:
+            if slot.list is None:
+                slot.list = _native.WaitList(context_id, self._returns)
+            # By the watcher, which needs no loop that runs: the loop is told when it runs again.
+            reserved = slot.list.reserve(bridge.queue, _native.WAIT_EVENT)
+        except MemoryError:
+            return None
         if isinstance(reserved, int):
             return None
         told = _points.registry[reserved.ticket] = _Return(self, slot, context_id)

@@ -88,9 +88,10 @@ class Stream(
         strategy = waiting.strategy(wait)
         _process.start()
         context = interop.current_or_default_context(device)
-        with context._pushed():
-            value = int(_driver.call("cuStreamCreateWithPriority", flags, urgency))
-        self._init_fields(value, context, owned=True, wait=strategy)
+        with _driver.unless_owned("cuStreamDestroy") as made:
+            with context._pushed():
+                made.append(_driver.call("cuStreamCreateWithPriority", flags, urgency))
+            self._init_fields(int(made[0]), context, owned=True, wait=strategy)
 
     def _init_fields(
         self,
@@ -102,18 +103,19 @@ class Stream(
         parent: _native.Handle | None = None,
         wait: WaitStrategy | None = None,
     ) -> None:
+        context._ensure_monitored()  # here, where a stream is made anyway, and not in the first wait
         self._context = context
         self._owned = owned
         self._constants: dict[str, int] = {}  # of the driver's call; any thread, single dict operations
         self._source = source  # the object from which the handle was borrowed
         self._name = interop.name_of(value, context)
-        self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
+        # The last step that can fail: from here on the handle owns the stream, and before it whoever called does.
+        self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
         self._reference = interop.Reference(self._handle, context, self._name)
         if source is not None:
             interop.note_source(self._reference, source)
-        context._ensure_monitored()  # here, where a stream is made anyway, and not in the first wait
 
     @classmethod
     def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None, parent: Any = None) -> Self:

@@ -205,7 +205,7 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
         # In an empty context: the loop would keep the first task's, and all that its variables hold, for as long as it lives.
         contextvars.Context().run(loop.add_reader, bridge.descriptor, bridge.drain)
     except NotImplementedError:
-        dispatcher().add(bridge)
+        dispatcher().add(bridge)  # before anybody finds the bridge: one that is not watched would never be drained
         with _lock:
             _dispatched_bridges[loop] = bridge
     else:

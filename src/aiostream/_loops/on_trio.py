@@ -46,6 +46,7 @@ class TrioBridge(Bridge):
     """One run of trio."""
 
     def __init__(self, trio: ModuleType) -> None:
+        dispatcher()  # the run's end needs it, where a failure to make it could be raised to nobody
         super().__init__()
         self.checkpoint = trio.lowlevel.checkpoint
         self._trio = trio
@@ -93,7 +94,7 @@ class TrioBridge(Bridge):
         """By `run_sync_soon`, which trio serves until its very end."""
         try:
             self._token.run_sync_soon(self.drain)
-        except self._trio.RunFinishedError:
+        except (self._trio.RunFinishedError, OSError):  # OSError: the run has crashed, and its own descriptor is closed
             return False
         return True
 
@@ -104,12 +105,15 @@ async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> N
         return
     try:
         while True:
-            await trio.lowlevel.wait_readable(bridge.descriptor)
+            try:
+                await trio.lowlevel.wait_readable(bridge.descriptor)
+            except OSError:  # the system has no more of what trio's epoll needs; out of here it would end the whole run
+                return
             bridge.drain()
     finally:
-        # trio cancels system tasks before it runs the finalizers of asynchronous generators, which may still wait.
-        with contextlib.suppress(RuntimeError):  # the interpreter is ending too: raised here, it would end the run badly
-            dispatcher().add(bridge)
+        # The dispatcher has it drained from now on. trio cancels system tasks before it runs the finalizers of asynchronous
+        # generators, which may still wait.
+        dispatcher().add(bridge)
         _native.queue_wake(bridge.queue)
 
 

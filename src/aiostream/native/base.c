@@ -13,6 +13,27 @@ int64_t now_ns(void) {
     return time.tv_sec * 1000000000ll + time.tv_nsec;
 }
 
+static _Thread_local struct {
+    const char *call;
+    int status;
+} failed;
+
+void failed_forget(void) { failed.call = NULL; }
+
+int failed_in(const char *call, int status) {
+    if (status != CUDA_SUCCESS && status != CUDA_NOT_READY) {
+        failed.call = call;
+        failed.status = status;
+    }
+    return status;
+}
+
+const char *failed_call(int status) {
+    const char *call = failed.status == status ? failed.call : NULL;
+    failed.call = NULL;
+    return call;
+}
+
 /* The process's signals are for its own threads: a thread of ours would take from it what it waits for by sigwait or signalfd, and
  * would die of one that all others block. Those that a fault raises stay, because they are this thread's. */
 int thread_start(pthread_t *thread, void *(*run)(void *)) {
@@ -38,7 +59,7 @@ int capture_refusal(void *stream) {
     int capturing = 0;
     int status = driver.stream_is_capturing(stream, &capturing);
     if (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST) return -status; /* 906: the legacy stream */
-    if (status != CUDA_SUCCESS) return status;
+    if (status != CUDA_SUCCESS) return failed_in("cuStreamIsCapturing", status);
     return capturing ? RESULT_CAPTURING - (capturing - 1) : 0; /* 1 active: -900; 2 invalidated: -901 */
 }
 

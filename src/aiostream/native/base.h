@@ -105,6 +105,13 @@ enum counter {
 extern _Atomic int64_t counters[COUNTERS];
 
 int64_t now_ns(void); /* CLOCK_MONOTONIC */
+
+/* An operation of several driver calls notes which of them has failed, if it is not the one that its errors are named after. Each
+ * thread has its own note, and an operation that begins forgets what was noted before. */
+void failed_forget(void);
+int failed_in(const char *call, int status); /* the status */
+const char *failed_call(int status);         /* what was noted with this status, or NULL; forgets it */
+
 int thread_start(pthread_t *, void *(*run)(void *)); /* a thread that takes no signals; 0, or an errno */
 void wait_briefly(pthread_cond_t *, pthread_mutex_t *); /* for the condition, or a few hundredths of a second */
 int capture_refusal(void *stream); /* 0, RESULT_CAPTURING.., or the driver's error */

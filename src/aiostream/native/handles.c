@@ -72,7 +72,7 @@ int handle_enter_context(const struct handle *handle, bool *entered) {
     *entered = false;
     if (!handle->needs_context) return CUDA_SUCCESS;
     if (handle_is_gone(handle)) return CUDA_CONTEXT_IS_DESTROYED;
-    int status = driver.ctx_push(handle->context);
+    int status = failed_in("cuCtxPushCurrent", driver.ctx_push(handle->context));
     *entered = status == CUDA_SUCCESS;
     return status;
 }

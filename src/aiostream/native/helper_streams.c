@@ -21,10 +21,10 @@ static pthread_mutex_t helper_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int create(struct context *context, void **stream) {
     int mode = relaxed_enter(); /* making a stream must not end a capture */
-    int status = driver.ctx_push(context_handle(context));
+    int status = failed_in("cuCtxPushCurrent", driver.ctx_push(context_handle(context)));
     if (status == CUDA_SUCCESS) {
         void *popped;
-        status = driver.stream_create(stream, 1 /* CU_STREAM_NON_BLOCKING */);
+        status = failed_in("cuStreamCreate", driver.stream_create(stream, 1 /* CU_STREAM_NON_BLOCKING */));
         driver.ctx_pop(&popped);
     }
     relaxed_leave(mode);

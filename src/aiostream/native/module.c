@@ -215,6 +215,7 @@ struct handle *as_handle(PyObject *object) {
 
 static int operate_in_context(struct handle *handle, handle_operation operation, void *argument) {
     bool entered;
+    failed_forget();
     int refusal = handle_enter_context(handle, &entered);
     if (refusal) return refusal;
     int result = operation(handle, argument);

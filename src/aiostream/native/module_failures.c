@@ -81,7 +81,17 @@ static PyObject *native_context_is_gone(PyObject *self, PyObject *args) {
     return PyBool_FromLong(driver.ctx_get_id && context_is_gone((void *)(uintptr_t)context, identity));
 }
 
+static PyObject *native_failed_call(PyObject *self, PyObject *status) {
+    (void)self;
+    long code = PyLong_AsLong(status);
+    if (code == -1 && PyErr_Occurred()) return NULL;
+    const char *call = failed_call((int)code);
+    if (call) return PyUnicode_FromString(call);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef failure_functions[] = {
+    {"failed_call", native_failed_call, METH_O, "Which call of this thread's latest operation answered this error, if it noted that."},
     {"context_is_gone", native_context_is_gone, METH_VARARGS, "Whether the context that had this id was destroyed or reset."},
     {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context; with True, as of 1 ms ago."},
     {"failure_note", native_failure_note, METH_VARARGS, "A driver call has answered this code: may end the process."},

@@ -44,6 +44,7 @@ static bool poll(WaitObject *self, struct wait_result *result) {
     *result = (struct wait_result){.spinning = self->wait};
     bool over;
     Py_BEGIN_ALLOW_THREADS
+    failed_forget();
     int mode = relaxed_enter();
     over = wait_poll(self->wait, self->queue, result);
     relaxed_leave(mode);
@@ -392,6 +393,7 @@ static PyObject *WaitList_reserve(PyObject *object, PyObject *args) {
     if (!queue) return NULL;
     struct wait *wait;
     Py_BEGIN_ALLOW_THREADS
+    failed_forget();
     status = wait_reserve(((WaitListObject *)object)->list, queue, mode, &wait);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);

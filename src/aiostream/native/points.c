@@ -274,7 +274,8 @@ struct capture {
 
 static int capture_of(void *stream, struct capture *capture) {
     *capture = (struct capture){0};
-    return driver.capture_info(stream, &capture->status, &capture->id, &capture->graph, NULL, NULL);
+    int status = driver.capture_info(stream, &capture->status, &capture->id, &capture->graph, NULL, NULL);
+    return failed_in("cuStreamGetCaptureInfo", status);
 }
 
 /* Makes a host function a node of the graph that the stream captures into. The graph is given the owner before the node, so
@@ -286,8 +287,9 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     int before;
     int status = capture_of(stream, &capture);
     if (status == CUDA_SUCCESS && capture.status != 1) status = RESULT_CAPTURING; /* it has just ended: the caller may try again */
+    void *data = (void *)(uintptr_t)ticket;
     if (status == CUDA_SUCCESS)
-        status = driver.user_object_create(&object, (void *)(uintptr_t)ticket, on_graph_released, 1, NO_DESTRUCTOR_SYNC);
+        status = failed_in("cuUserObjectCreate", driver.user_object_create(&object, data, on_graph_released, 1, NO_DESTRUCTOR_SYNC));
     if (status != CUDA_SUCCESS) {
         point_unreserve(ticket);
         return status;
@@ -295,7 +297,7 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     slot->kind = slot->kind == KIND_FOREIGN ? KIND_GRAPH_FOREIGN : KIND_GRAPH_PYTHON;
     atomic_fetch_add(&counters[POINTS_ARMED], 1);
     transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
-    status = driver.graph_retain_user_object(capture.graph, object, 1, MOVE_REFERENCE);
+    status = failed_in("cuGraphRetainUserObject", driver.graph_retain_user_object(capture.graph, object, 1, MOVE_REFERENCE));
     if (status != CUDA_SUCCESS) {
         driver.user_object_release(object, 1);
         return status;

@@ -114,7 +114,7 @@ static int stand_in(struct snapshot *snapshot, struct context *context, bool com
         wait_record_put(record);
         return status;
     }
-    status = driver.stream_wait_event(helper, users, 0);
+    status = failed_in("cuStreamWaitEvent", driver.stream_wait_event(helper, users, 0));
     bool idle = status != CUDA_SUCCESS || complete;
     if (status == CUDA_SUCCESS) status = driver.event_record(record->event, helper, 0);
     if (status == CUDA_SUCCESS && atomic_compare_exchange_strong(&snapshot->event, &expected, record->event)) {
@@ -132,7 +132,7 @@ static int replace(struct snapshot *snapshot, struct context *context, bool *com
     int status = CUDA_SUCCESS;
     *complete = false;
     if (hold_users_event(snapshot)) {
-        status = driver.event_query(handle_value(snapshot->handle));
+        status = failed_in("cuEventQuery", driver.event_query(handle_value(snapshot->handle)));
         *complete = status == CUDA_SUCCESS; /* the waits need not have seen it yet, and the next record must not hide it */
         if (*complete || status == CUDA_NOT_READY) status = stand_in(snapshot, context, *complete);
         let_users_event_go(snapshot);

@@ -112,7 +112,7 @@ static int ask(struct wait_list *list, void *stream) {
 int wait_record(struct wait *wait, void *stream) {
     struct wait_list *list = wait->list;
     wait->opened = atomic_fetch_add(&list->clock, 1);
-    int status = failure_noted(driver.event_record(wait->event, stream, 0), "cuEventRecord");
+    int status = failed_in("cuEventRecord", failure_noted(driver.event_record(wait->event, stream, 0), "cuEventRecord"));
     wait->closed = atomic_fetch_add(&list->clock, 1);
     if (status != CUDA_SUCCESS) return status;
     /* If the stream captures, the event stands for a point of that capture until it is recorded again. */

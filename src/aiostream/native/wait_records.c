@@ -119,9 +119,9 @@ void wait_list_unref(struct wait_list *list) {
 static int make(struct context *context, struct wait **made) {
     void *event = NULL, *popped;
     int mode = relaxed_enter();
-    int status = driver.ctx_push(context_handle(context));
+    int status = failed_in("cuCtxPushCurrent", driver.ctx_push(context_handle(context)));
     if (status == CUDA_SUCCESS) {
-        status = driver.event_create(&event, 2 /* CU_EVENT_DISABLE_TIMING */);
+        status = failed_in("cuEventCreate", driver.event_create(&event, 2 /* CU_EVENT_DISABLE_TIMING */));
         driver.ctx_pop(&popped);
     }
     relaxed_leave(mode);
@@ -195,7 +195,7 @@ int wait_query(const struct wait *wait) {
     int status = wait->snapshot ? snapshot_query(wait->snapshot) : driver.event_query(wait->event);
     /* An event of ours is valid, so another thread's capture took its record, and had ended when wait_record looked for one. */
     if (status == CUDA_INVALID_VALUE && !wait->snapshot) status = CUDA_CAPTURED_EVENT;
-    return failure_noted(context_answer(wait->context, status), "cuEventQuery");
+    return failed_in("cuEventQuery", failure_noted(context_answer(wait->context, status), "cuEventQuery"));
 }
 
 void wait_push_new(struct wait *wait) {

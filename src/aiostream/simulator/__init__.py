@@ -139,7 +139,6 @@ def _load() -> ctypes.CDLL:
         ctypes.c_int,
     ]
     library.aiostream_sim_adversary.restype = None
-    library.aiostream_sim_clear_faults.restype = None
     library.aiostream_sim_break.argtypes = [ctypes.c_int]
     library.aiostream_sim_break.restype = None
     library.aiostream_sim_calls.argtypes = [ctypes.c_char_p]
@@ -220,9 +219,9 @@ def fail(call: str, code: int, *, nth: int = 1) -> None:
         raise ValueError(f"There is no driver function {call}")
 
 
-def clear_faults() -> None:
-    """Forgets what `fail` arranged and has not happened yet."""
-    _driver().aiostream_sim_clear_faults()
+def clear_faults() -> int:
+    """Forgets what `fail` arranged and has not happened yet; returns how many these were."""
+    return int(_driver().aiostream_sim_clear_faults())
 
 
 def seed(value: int | None) -> None:

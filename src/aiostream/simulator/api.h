@@ -53,7 +53,7 @@ EXPORT CUresult cuCtxSynchronize(void);
 /* control.c */
 EXPORT CUresult aiostream_sim_configure(int devices, int driver_version, size_t memory_bytes, int hardware_queues);
 EXPORT CUresult aiostream_sim_fail(const char *name, CUresult code, unsigned long nth);
-EXPORT void aiostream_sim_clear_faults(void);
+EXPORT int aiostream_sim_clear_faults(void);
 EXPORT void aiostream_sim_seed(uint64_t seed, int on);
 EXPORT void aiostream_sim_adversary(int driver_lock, uint64_t enqueue_ns, int shuffle, uint64_t late_ns, int
     fire_after_fault);

@@ -98,16 +98,18 @@ CUresult injected_fault(struct call *call, unsigned long nth)
     return code;
 }
 
-EXPORT void aiostream_sim_clear_faults(void)
+EXPORT int aiostream_sim_clear_faults(void)
 {
+    int cleared = 0;
     pthread_mutex_lock(&faults_lock);
-    while (injected != NULL) {
+    for (; injected != NULL; cleared++) {
         struct injected *entry = injected;
         injected = entry->next;
         atomic_fetch_sub(&entry->call->faults, 1);
         free(entry);
     }
     pthread_mutex_unlock(&faults_lock);
+    return cleared;
 }
 
 /* --- order and adversaries --- */

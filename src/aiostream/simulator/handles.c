@@ -68,6 +68,17 @@ static struct slot *find(const void *handle)
     return NULL;
 }
 
+/* How many objects of a kind there are now: what a program has not destroyed. */
+EXPORT size_t aiostream_sim_objects(enum object_kind kind)
+{
+    size_t count = 0;
+    pthread_mutex_lock(&sim.lock);
+    for (size_t i = 0; i < space; i++)
+        count += table[i].key != 0 && table[i].key != TOMBSTONE && table[i].kind == kind;
+    pthread_mutex_unlock(&sim.lock);
+    return count;
+}
+
 void object_unregister(void *handle)
 {
     struct slot *slot = find(handle);

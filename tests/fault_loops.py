@@ -1,0 +1,103 @@
+"""The loops of `test_faults.py`: the first use of the library in a loop, and in a process. See `fault_engine.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import trio
+import uvloop
+
+import aiostream
+from aiostream import Event, Stream, StreamPool
+from fault_engine import Faults
+from fault_scenarios import a_stream, use, use_async, without_loop
+
+# ------------------------------------------------------------------------------------------------ whole loops
+
+
+def _runs() -> dict[str, Callable[[Callable[[], Any]], None]]:
+    class Blind(asyncio.SelectorEventLoop):
+        """A loop that cannot watch descriptors for others."""
+
+        def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+            raise NotImplementedError
+
+    def on(factory: Any) -> Callable[[Callable[[], Any]], None]:
+        def run(main: Callable[[], Any]) -> None:
+            with asyncio.Runner(loop_factory=factory) as runner:
+                runner.run(main())
+
+        return run
+
+    asyncio_loops = {"asyncio": None, "uvloop": uvloop.new_event_loop, "blind loop": Blind}
+    return {**{name: on(factory) for name, factory in asyncio_loops.items()}, "trio": lambda main: trio.run(main)}
+
+
+def _first_use(name: str, run: Callable[[Callable[[], Any]], None], awaited: str) -> None:
+    def path(faults: Faults, stream: Stream) -> None:
+        async def main() -> None:
+            with faults:
+                if awaited == "future":
+                    await stream.completion_future()
+                else:
+                    stream.completion_future()  # its loop ends before
+            await use_async(stream)
+
+        run(main)
+        use(stream)
+
+    path.__name__ = f"first use in {name}, {awaited}"
+    # A refusal of what trio's own start asks for ends trio. See `test_trio_whose_epoll_is_full` for what the library asks for.
+    without_loop(a_stream, spares={"epoll_ctl"} if name == "trio" else set())(path)
+
+
+for _name, _run in _runs().items():
+    _first_use(_name, _run, "future")
+    _first_use(_name, _run, "nothing")
+
+
+# ------------------------------------------------------------------------------------------------ the first use in a process
+
+
+async def _first_waits(strategy: str) -> None:
+    stream = Stream(wait=strategy)
+    try:
+        with contextlib.closing(Event()) as event:
+            await stream.enqueue_async(Stream.launch_host_func, int)
+            event.record(stream)
+            await event.synchronize_async()
+            await stream.synchronize_async()
+            await stream.checked_completion_future()
+    finally:
+        stream.close()
+
+
+def _first_without_loop(faults: Faults) -> None:
+    with faults, contextlib.closing(StreamPool(1)), contextlib.closing(Stream()) as stream, contextlib.closing(Event()) as event:
+        event.record(stream)
+        stream.launch_host_func(int)
+        stream.synchronize()
+        assert event.query()
+        assert aiostream.health() is None
+
+
+def _first_uses() -> dict[str, Callable[[Faults], None]]:
+    uses: dict[str, Callable[[Faults], None]] = {"without a loop": _first_without_loop}
+
+    def use_in(run: Callable[[Callable[[], Any]], None], strategy: str) -> Callable[[Faults], None]:
+        async def main(faults: Faults) -> None:
+            with faults:
+                await _first_waits(strategy)
+
+        return lambda faults: run(lambda: main(faults))
+
+    for name, run in _runs().items():
+        uses[name] = use_in(run, "auto")
+    uses["asyncio, host functions"] = use_in(_runs()["asyncio"], "hostfunc")
+    return uses
+
+
+FIRST_USES = _first_uses()

@@ -1,0 +1,103 @@
+"""Each driver call, descriptor, thread and native allocation of each public path fails once, and nothing is lost.
+
+`fault_engine.py` says how. `fault_scenarios.py`, `fault_waits.py` and `fault_loops.py` have the paths. Each program here tries a
+sample: the first positions of each function, and some later ones by a seed. With `AIOSTREAM_TEST_FULL=1` they try up to 30
+positions of each function in each path, which are nearly all, and on more loops. `pytest -s` shows how many faults were tried.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import internals
+from aiostream import Stream
+
+TESTS = Path(__file__).parent
+FULL = bool(os.environ.get("AIOSTREAM_TEST_FULL"))
+MOST, SEED = ("30", "1") if FULL else ("6", "1")
+KINDS = ["none", "asyncio", "trio", *(["uvloop", "asyncio-debug", "asyncio-eager"] if FULL else [])]
+ENOUGH = {"none": 350, "asyncio": 300, "trio": 250, "start": 150}  # points that must be reached at least
+
+pytestmark = [pytest.mark.simulator_only("no GPU's driver fails on command"), pytest.mark.timeout(3600 if FULL else 900)]
+
+
+@pytest.fixture(scope="module")
+def faulty_libc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What makes allocations, descriptors and threads fail: to be preloaded."""
+    library = tmp_path_factory.mktemp("faults") / "faulty_libc.so"
+    options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    try:
+        subprocess.run(["gcc", *options, str(TESTS / "native" / "faulty_libc.c"), "-o", str(library), "-ldl"], check=True)
+    except FileNotFoundError:
+        pytest.skip("there is no gcc here")
+    return library
+
+
+def run_program(kind: str, faulty_libc: Path) -> int:
+    """Runs all scenarios of a kind; returns how many faults were reached."""
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    variables = {"PYTHONPATH": path, "AIOSTREAM_SIMULATOR": "1", "LD_PRELOAD": str(faulty_libc)}
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "fault_program.py"), kind, MOST, SEED],
+        capture_output=True,
+        text=True,
+        timeout=3000 if FULL else 800,
+        env={**os.environ, **variables},
+        check=False,
+    )
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    found = re.search(r"^(\d+) fault points, of which (\d+) were reached; 0 wrong$", done.stdout, re.MULTILINE)
+    assert found, done.stdout
+    print(f"{kind}: {found[0]}")
+    return int(found[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_call_of_each_path_fails_once(driver_kind: str, kind: str, faulty_libc: Path) -> None:
+    """Without a loop, and in one: the right error, a ledger that balances, and a stream and a loop that go on."""
+    if kind == "asyncio-eager" and sys.version_info < (3, 12):
+        pytest.skip("eager tasks came with Python 3.12")
+    assert run_program(kind, faulty_libc) >= ENOUGH.get(kind, 1)
+
+
+def test_each_call_of_the_first_use_fails_once(driver_kind: str, faulty_libc: Path) -> None:
+    """In a process of its own for each fault. The second use must succeed."""
+    assert run_program("start", faulty_libc) >= ENOUGH["start"]
+
+
+def test_trio_whose_epoll_is_full(driver_kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue of the run is then drained by the dispatcher, and the run goes on."""
+    import trio
+
+    async def refuse(descriptor: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def main() -> None:
+        monkeypatch.setattr(trio.lowlevel, "wait_readable", refuse)
+        async with Stream() as stream:
+            for _ in range(3):
+                await stream.completion_future()
+
+    trio.run(main)
+
+
+def test_run_that_has_crashed_is_given_up(driver_kind: str) -> None:
+    """To wake such a run of trio raises OSError, because its descriptor is closed. The dispatcher does not ask it again."""
+    import trio
+
+    class Crashed:
+        def run_sync_soon(self, function: Any) -> None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    async def main() -> None:
+        assert not internals.schedules_drain_by(Crashed())
+
+    trio.run(main)
