@@ -13,7 +13,9 @@ _running_loop = asyncio._get_running_loop
 
 def in_trio(trio: ModuleType) -> bool:
     """Whether this is a place of a trio run, and not of an asyncio loop below or beside it."""
-    lowlevel = trio.lowlevel
+    lowlevel: Any = getattr(trio, "lowlevel", None)
+    if not hasattr(lowlevel, "current_trio_token"):
+        return False  # another thread is importing trio now: no run exists yet
     if hasattr(lowlevel, "in_trio_task"):
         in_task, in_run = lowlevel.in_trio_task(), lowlevel.in_trio_run()
     else:  # trio before 0.30
