@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiostream import _driver, _native, _process, hostfunc, interop, waiting
@@ -197,7 +198,7 @@ class Event:
     def __repr__(self) -> str:
         return f"<aiostream.Event {self._handle.value:#x}{'' if self._handle.is_open else ' closed'}>"
 
-    def __del__(self) -> None:
+    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:  # as in Stream
         handle = getattr(self, "_handle", None)
         if handle is not None and handle.is_open:
-            _process.run_in_janitor(handle.close)
+            run_in_janitor(handle.close)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -331,8 +331,10 @@ class Graph:
     def __repr__(self) -> str:
         return f"<aiostream.Graph {self._handle.value:#x}{'' if self._owned else ' borrowed'}{' closed' if self.closed else ''}>"
 
-    def __del__(self) -> None:
-        _leave_to_janitor(getattr(self, "_handle", None))
+    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:  # as in Stream
+        handle = getattr(self, "_handle", None)
+        if handle is not None and handle.is_open:
+            run_in_janitor(handle.close)
 
     @contextlib.contextmanager
     def _pinned(self) -> Iterator[int]:
@@ -368,12 +370,6 @@ def _into_raw(handle: _native.Handle, owned: bool, name: str) -> int:
     if not handle.release():
         raise StreamClosedError(f"{name} is closed: its handle was destroyed or given away")
     return handle.value
-
-
-def _leave_to_janitor(handle: _native.Handle | None) -> None:
-    # In a finalizer, which may run anywhere, also inside a host function. A borrowed handle closes without the driver.
-    if handle is not None and handle.is_open:
-        _process.run_in_janitor(handle.close)
 
 
 # ------------------------------------------------------------------------------------------------ executable graphs
@@ -537,8 +533,10 @@ class ExecutableGraph:
     def __repr__(self) -> str:
         return f"<aiostream.ExecutableGraph {self._handle.value:#x}{' closed' if self.closed else ''}>"
 
-    def __del__(self) -> None:
-        _leave_to_janitor(getattr(self, "_handle", None))
+    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:  # as in Stream
+        handle = getattr(self, "_handle", None)
+        if handle is not None and handle.is_open:
+            run_in_janitor(handle.close)
 
     def _require_open(self) -> None:
         if not self._handle.is_open:

@@ -353,12 +353,13 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
             raise self._closed_error()
         return self._handle.value
 
-    def __del__(self) -> None:
-        # A finalizer may run anywhere, also inside a host function: the janitor closes.
+    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:
+        # A finalizer may run anywhere, also inside a host function: the janitor closes. Its function is bound here, because the
+        # interpreter's end empties modules before the last objects die.
         handle = getattr(self, "_handle", None)
         if handle is not None and self._owned and handle.is_open:
-            close = partial(_retire, self._reference) if handle.is_shared else handle.close
-            _process.run_in_janitor(close)
+            reference = self._reference
+            run_in_janitor((lambda: _retire(reference)) if handle.is_shared else handle.close)
 
     # -------------------------------------------------------------------------------------------- its order
 
