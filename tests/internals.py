@@ -305,6 +305,14 @@ def point_registry() -> dict[int, Any]:
     return _points.registry
 
 
+def describe(point: Any) -> str:
+    """Says what a ticket stands for."""
+    fields = {
+        name: getattr(point, name, None) for name in ("state", "stream", "call", "future", "in_order", "spinning", "unstarted")
+    }
+    return f"{type(point).__name__} {fields}"
+
+
 def pending_completion(future: Any, context_id: int) -> futures.Completion:
     """Makes a pending completion that no driver call belongs to."""
     completion = futures.Completion(future, "a stream", "a call", context_id)

@@ -376,8 +376,11 @@ class Soak:
             now = statistics()
             return now.balanced and now.points.pending == now.futures.pending == now.waits.pending == 0
 
-        if not settle(ended, 60):
-            raise HangError(f"the ledger does not come to rest: {statistics()}")
+        if not settle(ended, 5):
+            gc.collect()  # what a dead loop had may be in a cycle
+            if not settle(ended, 60):
+                left = {ticket: internals.describe(point) for ticket, point in internals.point_registry().items()}
+                raise HangError(f"the ledger does not come to rest: {statistics()}, {left}")
 
     def run(self, seconds: float, tell: Callable[[str], None] | None = None) -> list[Sample]:
         """Goes on for that long; returns the samples, about one a second, at most some thousands."""
