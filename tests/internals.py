@@ -30,6 +30,7 @@ from aiostream import (
     futures,
     pool,
     simulator,
+    threads,
     waiting,
 )
 from aiostream.bench import windows
@@ -67,6 +68,16 @@ def create_context() -> Any:
 def driver_error(code: int, call: str, stream: str | None = None, hint: str | None = None) -> CudaError:
     """Makes the exception for an error code of the driver."""
     return _driver.error(code, call, stream)
+
+
+def native_addresses() -> dict[str, int]:
+    """Asks the driver for the addresses that native code calls."""
+    return _driver.native_addresses()
+
+
+def start() -> None:
+    """Starts the native part and the threads, as the first use does."""
+    _process.start()
 
 
 def driver_version() -> int:
@@ -141,6 +152,25 @@ ENQUEUE_STEPS = {
 }
 """The code of all that Python does for a future of `enqueue_async`, in asyncio."""
 
+START_STEPS = {function.__code__ for function in (_process.start, _process._start, _process._start_serving)}
+"""The code of all that Python does for the library's first use, once the driver is loaded."""
+
+STEPS_WITH_LOCKS = START_STEPS | {
+    function.__code__
+    for function in (
+        _driver._load,
+        _loops._new_asyncio_bridge,
+        _loops._current_trio_bridge,
+        _loops._dispatcher,
+        Context.from_handle.__func__,  # type: ignore[attr-defined]
+        Context._ensure_monitored,
+        Context._register,
+        threads._ThreadCall._lose_token,
+        threads._give_back_lost,
+    )
+}
+"""The code that makes what there is once in a process, a context or a loop."""
+
 # ------------------------------------------------------------------------------------------------ counters
 
 POINTS_ARMED: int = _native.POINTS_ARMED
@@ -162,6 +192,11 @@ WAIT_RECORDS: int = _native.WAIT_RECORDS
 """Index in `native_counters()`: records of waits, each with its event, that were made. They are recycled."""
 HISTORIES: int = _native.HISTORIES
 """Index in `native_counters()`: prediction histories that exist now."""
+
+
+def pending_waits() -> int:
+    """Returns how many waits have a task."""
+    return _native.pending_waits()
 
 
 def native_counters() -> list[int]:
@@ -195,6 +230,15 @@ def helpers(context: Context) -> tuple[int, int]:
 def register_context(context: Context) -> int:
     """Registers a context with the watcher, if it is not registered; returns the watcher's number for it."""
     return context._ensure_monitored()
+
+
+def refuse_contexts(patch: pytest.MonkeyPatch) -> None:
+    """The watcher refuses every new context, as if there were too many."""
+
+    def context_register(*_: int) -> tuple[int, bool]:
+        raise RuntimeError("this process has used 4096 CUDA contexts")
+
+    patch.setattr(_native, "context_register", context_register)
 
 
 def use_wait_list(context: Context, stream_id: int) -> None:

@@ -198,6 +198,119 @@ def test_objects_that_die_after_the_modules_end_quietly(driver_kind: str, kind: 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+LATE = """
+    import atexit
+    atexit.register(lambda: anyio.run(late, backend={backend!r}))  # before the library: so it runs after the library's own end
+    import anyio
+    import aiostream
+    from aiostream import Event, Stream, StreamPool, statistics
+    from support import Gate, spin
+
+    async def begin():
+        global future, pool, unfinished
+        unfinished = Stream()
+        gate.hold(unfinished)
+        future = unfinished.completion_future()  # of a loop that ends before
+        pool = StreamPool(2)
+        async with pool.stream() as stream:
+            spin(stream, 0.001)
+
+    async def all_waits():
+        for wait in ("auto", "spin", "event", "hostfunc"):
+            stream = Stream(wait=wait)
+            for _ in range(20):
+                spin(stream, 0.002)
+                await stream.synchronize_async()
+            spin(stream, 0.002)
+            assert await stream.enqueue_async(lambda _: 3) == 3
+            await stream.aclose()
+            print(wait, flush=True)
+        stream, event = Stream(), Event()
+        for make in (stream.completion_future, stream.checked_completion_future, lambda: event.record(stream) and None):
+            spin(stream, 0.002)
+            waited = make()
+            await (event.synchronize_async() if waited is None else waited)
+            print("ok", flush=True)
+
+    async def drained():
+        gate.open()
+        assert await aiostream.drain(20)
+        await pool.aclose()
+        assert statistics().balanced
+        print("drained", flush=True)
+
+    gate = Gate()
+    late = {late}
+    anyio.run({early}, backend={backend!r})
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("late", ["all_waits", "drained"])
+def test_a_handler_that_was_registered_first_may_await(driver_kind: str, late: str, backend: str) -> None:
+    """An application registers its clean-up when it is imported, and Python calls that last."""
+    done = run_script(driver_kind, LATE.format(early="begin", late=late, backend=backend))
+    expected = {"all_waits": "auto\nspin\nevent\nhostfunc\nok\nok\nok\n", "drained": "drained\n"}[late]
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+@pytest.mark.parametrize("used_before", [True, False])
+def test_a_late_run_of_trio_that_leaves_a_generator(driver_kind: str, used_before: bool) -> None:
+    """Its finalizer awaits when trio has cancelled what serves the run, and Python may refuse to start another thread by then."""
+    script = f"""
+        import atexit
+        atexit.register(lambda: trio.run(main))
+        import trio
+        from aiostream import Stream
+        from support import spin
+
+        async def generate():
+            try:
+                yield
+            finally:
+                stream = Stream(wait="event")
+                spin(stream, 0.002)
+                with trio.CancelScope(shield=True):
+                    await stream.synchronize_async()
+                print("generator", flush=True)
+
+        async def main():
+            global kept
+            kept = generate()
+            await kept.__anext__()
+
+        Stream().close()
+        if {used_before}:
+            trio.run(main)
+    """
+    done = run_script(driver_kind, script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "generator\n" * (1 + used_before), "")
+
+
+def test_a_late_host_function_is_refused(driver_kind: str) -> None:
+    """The driver's threads may not enter Python any more, and a function that is never called must not look as if it were."""
+    script = """
+        import atexit
+        def late():
+            stream = Stream()
+            for enqueue in (stream.launch_host_func, stream.add_callback):
+                try:
+                    enqueue(print, "never")
+                except RuntimeError as error:
+                    print("Python is ending" in str(error))
+            stream.synchronize()
+            stream.close()
+            print(statistics().late_host_functions, statistics().points.pending)
+        atexit.register(late)
+        from aiostream import Stream, statistics
+        stream = Stream()
+        stream.launch_host_func(print, "in time")
+        stream.synchronize()
+    """
+    done = run_script(driver_kind, script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "in time\nTrue\nTrue\n0 0\n", "")
+
+
 FORK = """
     import asyncio, gc, os, sys, threading, warnings
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)  # Python >= 3.12, about our threads

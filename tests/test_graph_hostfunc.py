@@ -226,7 +226,7 @@ def test_a_stream_that_joined_the_capture(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("mode", list(CaptureMode))
-def test_it_is_released_by_the_janitor(stream: Stream, mode: CaptureMode) -> None:
+def test_it_is_released_by_a_thread_of_the_library(stream: Stream, mode: CaptureMode) -> None:
     """On no thread of the driver's, and on no loop's; a destructor may use CUDA."""
     deaths: list[int] = []
     with stream.capture_executable(mode) as capture:
@@ -235,7 +235,7 @@ def test_it_is_released_by_the_janitor(stream: Stream, mode: CaptureMode) -> Non
     stream.synchronize()
     capture.executable.close()
     assert settle(lambda: len(deaths) == 1)
-    assert set(deaths) == {thread.ident for thread in threading.enumerate() if thread.name == "aiostream-janitor"}
+    assert set(deaths) == {thread.ident for thread in threading.enumerate() if thread.name == "aiostream-releaser"}
 
 
 def test_an_exception_is_reported_at_each_launch_and_the_graph_goes_on(stream: Stream, unraisable: list[Any]) -> None:

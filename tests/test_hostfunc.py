@@ -135,8 +135,8 @@ async def test_what_was_given_is_released_by_a_thread_of_the_library() -> None:
         gate.open()
         await stream.completion_future()
     assert settle(lambda: len(deaths) == 3)
-    janitors = {thread.ident for thread in threading.enumerate() if thread.name == "aiostream-janitor"}
-    assert set(deaths) == janitors
+    releasers = {thread.ident for thread in threading.enumerate() if thread.name == "aiostream-releaser"}
+    assert set(deaths) == releasers
     assert threading.get_ident() not in deaths
     assert drivers[0] not in deaths
     stream.close()

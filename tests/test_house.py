@@ -105,6 +105,7 @@ NATIVE_FLOORS = {
     "watched_waits": 6,
     "watcher": 7,
     "module": 8,
+    "module_process": 9,
     "module_graphs": 9,
     "module_failures": 9,
     "module_waits": 9,

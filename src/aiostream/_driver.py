@@ -16,7 +16,7 @@ from typing import Any
 
 from aiostream import _native, errors
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may come to bindings() in the thread that holds it
 _bindings: ModuleType | None = None  # written once under _lock, after cuInit has succeeded
 
 # What native code calls by raw address, with the cuGetProcAddress version that has the signature it knows.

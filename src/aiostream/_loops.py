@@ -14,7 +14,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import os
 import select
 import sys
 import threading
@@ -41,7 +40,7 @@ _running_loop = asyncio._get_running_loop
 TICKETS = 1 << 24
 _current_task = asyncio.current_task
 
-_lock = threading.Lock()  # guards the creation of bridges and of the dispatcher
+_lock = threading.RLock()  # guards the creation of bridges and of the dispatcher; a signal handler may interrupt its holder
 _reader_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[AsyncioBridge]]
 _reader_bridges = weakref.WeakKeyDictionary()  # the loop's selector holds the bridge
 _dispatched_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncioBridge]
@@ -59,11 +58,12 @@ class Bridge:
     current_task: Callable[[], Any]
 
     def __init__(self) -> None:
-        self.queue, self._descriptor = _native.queue_open()
-        # Popped by whoever closes the queue, the dispatcher or the janitor: a second close would be of its next owner's.
-        self._unclosed = [self.queue]
         # Filled and emptied by the loop's thread alone; it survives a KeyboardInterrupt in the middle.
         self._backlog: list[int | _native.Wait] = []
+        # Popped by whoever closes the queue, the dispatcher or the janitor: a second close would be of its next owner's.
+        self._unclosed: list[int] = []
+        self._descriptor = _native.queue_open(self._unclosed)
+        self.queue = self._unclosed[0]
         self._polling: object = None  # stands for the drain that is on its way in the next turn; by the loop's thread
         # For each stream, this loop's completions that an event ends, oldest first. Completions hold this dict, not the bridge.
         self.orders: Orders = {}
@@ -623,13 +623,12 @@ class _Dispatcher:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(self._wake, select.EPOLLIN)
-        self._stopping = False  # written by stop(), read by the thread
         # Descriptor -> bridge; written by add() in any thread, read and pruned by the dispatcher's. Single dict operations.
         self._bridges: dict[int, weakref.ref[Bridge]] = {}
-        self._thread = threading.Thread(target=self._run, name="aiostream-dispatcher", daemon=True)
-        self._thread.start()
+        try:
+            threading.Thread(target=self._run, name="aiostream-dispatcher", daemon=True).start()
+        except RuntimeError:  # in an atexit handler, from Python 3.12 on
+            _process.watch_in_janitor(self._epoll.fileno(), lambda: self._tell(self._epoll.poll(0)))
 
     def add(self, bridge: Bridge) -> None:
         """From now on, tells `bridge` whenever its queue was empty and something arrives."""
@@ -640,26 +639,23 @@ class _Dispatcher:
         except FileExistsError:  # a descriptor that is used again: queues are recycled, never closed
             self._epoll.modify(bridge.descriptor, select.EPOLLIN | select.EPOLLET)
 
-    def stop(self) -> None:
-        self._stopping = True
-        os.eventfd_write(self._wake, 1)
-        self._thread.join(timeout=1.0)
-
     def _run(self) -> None:
-        while not self._stopping:
-            for descriptor, _ in self._epoll.poll():
-                if descriptor == self._wake:
-                    continue
-                reference = self._bridges.get(descriptor)
-                bridge = reference() if reference is not None else None
-                if bridge is None:
-                    continue  # the queue may be another bridge's by now, whose loop watches it itself
-                try:
-                    bridge.schedule_drain()
-                except RuntimeError:  # the loop is closed; trio's RunFinishedError is one too
-                    self._bridges.pop(descriptor, None)
-                    bridge.close()
-                del bridge
+        _process.block_signals()
+        while True:
+            self._tell(self._epoll.poll())
+
+    def _tell(self, readable: list[tuple[int, int]]) -> None:
+        for descriptor, _ in readable:
+            reference = self._bridges.get(descriptor)
+            bridge = reference() if reference is not None else None
+            if bridge is None:
+                continue  # the queue may be another bridge's by now, whose loop watches it itself
+            try:
+                bridge.schedule_drain()
+            except RuntimeError:  # the loop is closed; trio's RunFinishedError is one too
+                self._bridges.pop(descriptor, None)
+                bridge.close()
+            del bridge
 
 
 _the_dispatcher: _Dispatcher | None = None  # made once under _lock
@@ -670,5 +666,4 @@ def _dispatcher() -> _Dispatcher:
     with _lock:
         if _the_dispatcher is None:
             _the_dispatcher = _Dispatcher()
-            _process.at_exit(_the_dispatcher.stop)
         return _the_dispatcher

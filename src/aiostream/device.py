@@ -17,7 +17,7 @@ __all__ = ["Context", "Device"]
 _CONTEXT_IS_DESTROYED = 709
 _DESTROYED = (201, 400, _CONTEXT_IS_DESTROYED)  # what a context's private stream answers when it went with its context
 _MAX_WAIT_LISTS = 1024  # streams of a context of which it is remembered how long their waits take
-_lock = threading.Lock()  # guards the two dicts; never held across a driver call
+# Any thread, single dict operations: a lock would be met by a signal handler in the thread that holds it.
 _primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
 _contexts: dict[int, Context] = {}  # context id -> Context; ids are never reused, handles are
 
@@ -121,18 +121,16 @@ class Device:
 
         It is retained at the first use and stays retained for the life of the process.
         """
-        with _lock:
-            handle = _primary.get(self._ordinal)
+        handle = _primary.get(self._ordinal)
         if handle is not None:
             try:
                 return Context.from_handle(handle)
             except ContextFailedError as error:
                 if error.code != _CONTEXT_IS_DESTROYED:
                     raise
-        # The first use, or the first after somebody's cuDevicePrimaryCtxReset, which leaves the handle and changes the id.
+        # The first use, or the first after another library's cuDevicePrimaryCtxReset, which leaves the handle and changes the id.
         retained = int(_driver.call("cuDevicePrimaryCtxRetain", _driver.call("cuDeviceGet", self._ordinal)))
-        with _lock:
-            _primary[self._ordinal] = retained
+        _primary[self._ordinal] = retained
         return Context.from_handle(retained)
 
     @property
@@ -197,8 +195,7 @@ class Context:
     def __init__(self, handle: int, identity: int) -> None:
         self._handle = handle
         self._identity = identity
-        self._monitor_lock = threading.Lock()
-        self._context_id: int | None = None  # written once under _monitor_lock
+        self._context_id: int | None = None  # any thread; the watcher gives all of them the same number
         self._ordinal = -1  # its device's, once somebody has asked; any thread, one assignment
         # What waits have learnt of each stream, by the driver's id of it, which is never used again as handles are. Any thread,
         # single dict operations; the oldest go when there are too many.
@@ -208,11 +205,8 @@ class Context:
     def from_handle(cls, handle: int) -> Context:
         """The `Context` of a driver's handle, an int; nothing is owned or retained."""
         identity = int(_driver.call("cuCtxGetId", _driver.bindings().CUcontext(handle)))
-        with _lock:
-            known = _contexts.get(identity)
-            if known is None:
-                known = _contexts[identity] = cls(handle, identity)
-        return known
+        known = _contexts.get(identity)
+        return known if known is not None else _contexts.setdefault(identity, cls(handle, identity))
 
     @classmethod
     def get_current(cls) -> Context | None:
@@ -285,24 +279,21 @@ class Context:
         """
         if self._context_id is None:
             _process.start()
-            idle = self._private_stream()  # before the lock: no lock of ours is held across a driver call
             with self._pushed():
-                device = int(_driver.call("cuCtxGetDevice"))
-            return self._publish_context_id(idle, device)
+                self._ordinal = int(_driver.call("cuCtxGetDevice"))
+            return self._register(self._private_stream())
         return self._context_id
 
-    def _publish_context_id(self, idle: int, device: int) -> int:
-        self._ordinal = device
-        with self._monitor_lock:
-            first = self._context_id is None
-            if self._context_id is None:
-                self._context_id = _native.context_register(self._handle, idle, device)
-            context_id = self._context_id
-        if first:
+    def _register(self, idle: int) -> int:
+        is_taken = False
+        try:
+            self._context_id, is_taken = _native.context_register(self._handle, self._identity, idle, self._ordinal)
+        finally:
+            if not is_taken:  # another thread was first, or there are too many contexts
+                _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
+        if is_taken:
             self._make_helpers()
-        else:
-            _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
-        return context_id
+        return self._context_id
 
     def _device_ordinal(self) -> int:
         """The number of its device, asked for once."""

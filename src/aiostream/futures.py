@@ -152,10 +152,10 @@ class Completion:
     def complete(self, code: int, orphaned: bool) -> None:
         """The GPU has passed the point: settles, and lets go of everything."""
         self._settle(code, orphaned)
-        if self.keepalive is not None:
+        if self.keepalive is not None or orphaned:
             # A destructor may synchronize the device (freeing memory does): never on a loop that no longer wants it.
             if self.state is not State.DONE:
-                _process.release_in_janitor(self.keepalive, self.result)
+                _process.release_in_thread(self.keepalive, self.result)
             self.keepalive = None
         self.result = None
 
@@ -300,7 +300,8 @@ class KeepAlive:
         self.context_id = context_id
 
     def complete(self, code: int, orphaned: bool) -> None:
-        """Lets go, in the janitor's thread."""
+        """Lets go."""
+        _process.release_in_thread(self.keepalive)
         self.keepalive = None
 
     def abandon(self, code: int, orphaned: bool) -> None:

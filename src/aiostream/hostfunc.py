@@ -1,8 +1,8 @@
 """Host functions: how a point is armed, and Python callables that run on the driver's thread.
 
 A completion's host function is native and only pushes its ticket. A user's own host function is Python: native code enters the
-interpreter for it behind the exit gate, `_run` calls it, and its ticket then goes to the janitor, which drops the callable and
-its arguments where destructors may call the driver.
+interpreter for it behind the exit gate, `_run` calls it, and its ticket then goes to the janitor, which has the callable and its
+arguments dropped where destructors may block.
 
 On a capturing stream a user's host function becomes a node of the graph. Native code gives the graph a user object, and the
 ticket goes to the janitor when the driver destroys that: when no graph, clone, executable or launch in flight can call the
@@ -176,7 +176,7 @@ def keep_until_passed(handle: _native.Handle, context: Context, stream: str, kee
 class HostFunction:
     """A user's callable on its way through the stream.
 
-    `function` and `arguments` are read by the driver's thread, once or, in a graph, at each launch; and dropped by the janitor
+    `function` and `arguments` are read by the driver's thread, once or, in a graph, at each launch; and dropped by the releaser
     after the ticket has arrived.
     """
 
@@ -201,7 +201,8 @@ class HostFunction:
             _process.report_unraisable(error, self.function)
 
     def complete(self, code: int, orphaned: bool) -> None:
-        """It has run for the last time (or the interpreter is ending): drops everything, in the janitor's thread."""
+        """It has run for the last time (or the interpreter is ending): drops everything."""
+        _process.release_in_thread(self.function, self.arguments)
         self.function = None
         self.arguments = ()
 

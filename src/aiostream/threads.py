@@ -20,7 +20,7 @@ T = TypeVar("T")
 _UNKNOWN_ERROR = 999
 
 
-_lost_lock = threading.Lock()
+_lost_lock = threading.RLock()  # a signal handler may come to it in the thread that holds it
 # By limiter: calls whose loop was closed before they were over. Only a running loop may give their tokens back.
 _lost: weakref.WeakKeyDictionary[Any, list[_ThreadCall]] = weakref.WeakKeyDictionary()  # guarded by _lost_lock
 
@@ -120,7 +120,7 @@ class _ThreadCall(Completion):
             if orphaned or self.state is State.CANCELLED:
                 # Nobody asks for the error, whose frames hold what was on them.
                 raised, self.raised = self.raised, None
-                _process.release_in_janitor(raised)
+                _process.release_in_thread(raised)
             super().complete(0, orphaned)
         self.reserved = None
         if orphaned:  # in the janitor's thread

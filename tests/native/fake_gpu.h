@@ -265,7 +265,7 @@ static int fake_launch_host_func(void *stream, host_function call, void *data) {
     return 0;
 }
 
-static int fake_get_id(void *context, uint64_t *id) { (void)context, *id = 1; return 0; }
+static int fake_get_id(void *context, uint64_t *id) { *id = (uintptr_t)context; return 0; }
 static int fake_push(void *context) {
     (void)context;
     contexts_entered++;
@@ -292,11 +292,12 @@ static void set_periods(struct stream *stream, int64_t odd, int64_t even) {
 }
 
 static void open_contexts(void) {
+    bool is_taken;
     first_time = now_ns() / 1000;
     static const int64_t periods[REGULAR][2] = {{300, 300}, {1200, 1200}, {400, 2500}}; /* us */
     for (int context = 0; context < CONTEXTS; context++) {
         health[context].context = context;
-        contexts[context] = context_register(&contexts, &health[context], context);
+        contexts[context] = context_register(&contexts[context], (uintptr_t)&contexts[context], &health[context], context, &is_taken);
         for (int i = 0; i < STREAMS; i++) {
             streams[context][i].context = context;
             streams[context][i].number = i;

@@ -268,7 +268,7 @@ static int fake_destroy(void *object) {
     return 0;
 }
 static _Thread_local int contexts_entered;
-static int fake_get_id(void *context, uint64_t *id) { (void)context, *id = 1; return 0; }
+static int fake_get_id(void *context, uint64_t *id) { *id = (uintptr_t)context; return 0; }
 static int fake_push(void *context) { (void)context; contexts_entered++; return 0; }
 static int fake_pop(void **context) { *context = NULL; contexts_entered--; return 0; }
 
@@ -637,8 +637,9 @@ int main(int count, char **arguments) {
     }
     struct queue *orphans = queue_open();
     REQUIRE(orphans && queue_index(orphans) == 0, "the first queue is not number 0");
-    contexts[0] = context_register(&contexts, (void *)(uintptr_t)PRIVATE_STREAM, 0);
-    contexts[1] = context_register(&contexts, (void *)(uintptr_t)(PRIVATE_STREAM + 1), 1);
+    bool is_taken;
+    contexts[0] = context_register(&contexts[0], (uintptr_t)&contexts[0], (void *)(uintptr_t)PRIVATE_STREAM, 0, &is_taken);
+    contexts[1] = context_register(&contexts[1], (uintptr_t)&contexts[1], (void *)(uintptr_t)(PRIVATE_STREAM + 1), 1, &is_taken);
     stress_points(orphans, seconds / 2, seed, false);
     stress_points(orphans, seconds / 2, seed + 100, true);
     printf("points: %lld passed, %lld failed first, %lld refused, %lld quarantined, %lld stale, %lld passes of the watcher\n",

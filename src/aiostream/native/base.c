@@ -1,6 +1,7 @@
 /* The driver's table, the counters, the clock, and the one question that every enqueue asks: does this stream capture? */
 #include "base.h"
 
+#include <signal.h>
 #include <time.h>
 
 struct driver_calls driver;
@@ -10,6 +11,27 @@ int64_t now_ns(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return time.tv_sec * 1000000000ll + time.tv_nsec;
+}
+
+/* The process's signals are for its own threads: a thread of ours would take from it what it waits for by sigwait or signalfd, and
+ * would die of one that all others block. Those that a fault raises stay, because they are this thread's. */
+int thread_start(pthread_t *thread, void *(*run)(void *)) {
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&blocked, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before); /* a thread begins with the mask of its maker */
+    int error = pthread_create(thread, NULL, run, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+void wait_briefly(pthread_cond_t *condition, pthread_mutex_t *mutex) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 30000000;
+    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+    pthread_cond_timedwait(condition, mutex, &until);
 }
 
 int capture_refusal(void *stream) {

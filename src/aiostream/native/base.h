@@ -9,6 +9,7 @@
 #ifndef AIOSTREAM_BASE_H
 #define AIOSTREAM_BASE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -104,6 +105,8 @@ enum counter {
 extern _Atomic int64_t counters[COUNTERS];
 
 int64_t now_ns(void); /* CLOCK_MONOTONIC */
+int thread_start(pthread_t *, void *(*run)(void *)); /* a thread that takes no signals; 0, or an errno */
+void wait_briefly(pthread_cond_t *, pthread_mutex_t *); /* for the condition, or a few hundredths of a second */
 int capture_refusal(void *stream); /* 0, RESULT_CAPTURING.., or the driver's error */
 
 #endif

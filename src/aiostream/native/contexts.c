@@ -31,12 +31,18 @@ static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER; /* for context_
 
 static _Atomic int64_t pending_total;
 
-struct context *context_register(void *handle, void *private_stream, int device) {
-    uint64_t identity = context_identity(handle);
+static struct context *find(uint64_t identity) { /* context_lock held */
+    for (int i = 0; identity && i < context_count; i++)
+        if (contexts[i].identity == identity) return &contexts[i];
+    return NULL;
+}
+
+struct context *context_register(void *handle, uint64_t identity, void *private_stream, int device, bool *is_taken) {
     pthread_mutex_lock(&context_lock);
-    struct context *context = NULL;
+    struct context *context = find(identity);
     int number = context_count;
-    if (number < MAX_CONTEXTS) {
+    *is_taken = !context && number < MAX_CONTEXTS;
+    if (*is_taken) {
         context = &contexts[number];
         context->handle = handle;
         context->identity = identity;
@@ -84,6 +90,11 @@ int context_health(struct context *context) {
         failure_note(CUDA_CONTEXT_IS_DESTROYED, "cuStreamQuery");
     }
     return status;
+}
+
+int context_answer(const struct context *context, int status) {
+    bool invalid = status == CUDA_INVALID_HANDLE || status == CUDA_INVALID_CONTEXT;
+    return invalid && context_is_gone(context->handle, context->identity) ? CUDA_CONTEXT_IS_DESTROYED : status;
 }
 
 int context_recent_health(struct context *context) {

@@ -7,7 +7,8 @@
 struct context;
 enum { MAX_CONTEXTS = 4096 };
 
-struct context *context_register(void *handle, void *private_stream, int device);
+/* The context with that id, which takes the private stream if it was not known. NULL: there are too many. */
+struct context *context_register(void *handle, uint64_t identity, void *private_stream, int device, bool *is_taken);
 void *context_handle(const struct context *);
 int context_device(const struct context *);
 int context_index(const struct context *);
@@ -17,6 +18,8 @@ void context_drop_pending(struct context *);
 bool context_has_pending(const struct context *);
 int64_t contexts_pending(void);
 int context_health(struct context *); /* 0, or the context's error */
+/* What a call in the context has answered; CUDA_CONTEXT_IS_DESTROYED if the handle is invalid because the context was destroyed. */
+int context_answer(const struct context *, int status);
 int context_recent_health(struct context *); /* the same, but it may have been good up to 1 ms ago */
 
 #endif

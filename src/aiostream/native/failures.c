@@ -59,11 +59,7 @@ static bool begin_grace(int64_t grace_ns, int status) {
     grace_left_ns = grace_ns;
     final_status = status;
     pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the process's handlers run in its own threads */
-    bool made = pthread_create(&thread, NULL, end_after_grace, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    bool made = thread_start(&thread, end_after_grace) == 0;
     if (made) pthread_detach(thread);
     return made;
 }

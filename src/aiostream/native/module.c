@@ -1,81 +1,12 @@
-/* The Python face of the native part: `aiostream._native`, and the exit gate. Limited API, so that one wheel serves every
- * Python >= 3.11. Every function here releases the GIL round a driver call; the driver's threads come here only through
- * python_dispatch(), for the user's own Python host functions.
+/* The Python face of the native part: `aiostream._native`. Limited API, so that one wheel serves every Python >= 3.11. Every
+ * function here releases the GIL round a driver call; the driver's threads come to Python only through python_dispatch() of
+ * module_process.c, for the user's own Python host functions.
  */
 #include "module.h"
 
 #include <errno.h>
-#include <pthread.h>
 
 #include "waits.h"
-#include "watcher.h"
-
-static _Atomic bool forked; /* set in a forked child, where the driver may not be called */
-
-bool is_child(void) { return atomic_load(&forked); }
-
-bool refuse_in_child(void) {
-    if (!is_child()) return false;
-    PyErr_SetString(PyExc_RuntimeError, "CUDA cannot be used in a forked child: neither the driver nor aiostream survives fork(). "
-                                        "Start worker processes with multiprocessing's 'spawn' or 'forkserver' method. A server that "
-                                        "loads its application before it forks (gunicorn --preload, Celery) must not use CUDA in the "
-                                        "parent, not even Device.count(): make streams in the lifespan, or in a hook after the fork.");
-    return true;
-}
-
-/* ---------------------------------------------------------------- the exit gate
- * A driver thread that asks for the GIL of an interpreter that is being torn down hangs or crashes. So it passes this gate
- * first; at exit the gate is closed and those inside are waited for, without the GIL. */
-
-static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t gate_empty = PTHREAD_COND_INITIALIZER;
-static bool gate_closed;      /* under gate_lock */
-static int gate_inside;       /* under gate_lock */
-static PyObject *dispatcher;  /* set once, before any Python host function is armed; never released */
-
-static bool gate_enter(void) {
-    pthread_mutex_lock(&gate_lock);
-    bool open = !gate_closed;
-    if (open) gate_inside++;
-    pthread_mutex_unlock(&gate_lock);
-    if (!open) atomic_fetch_add(&counters[HOST_FUNCTIONS_LATE], 1);
-    return open;
-}
-
-static void gate_leave(void) {
-    pthread_mutex_lock(&gate_lock);
-    if (--gate_inside == 0) pthread_cond_broadcast(&gate_empty);
-    pthread_mutex_unlock(&gate_lock);
-}
-
-static void python_dispatch(uint64_t ticket, int status) {
-    if (!gate_enter()) return;
-    PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *result = PyObject_CallFunction(dispatcher, "Ki", (unsigned long long)ticket, status);
-    if (result) Py_DECREF(result);
-    else PyErr_WriteUnraisable(dispatcher);
-    PyGILState_Release(state);
-    gate_leave();
-}
-
-static PyObject *native_gate_close(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
-    Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&gate_lock);
-    gate_closed = true;
-    while (gate_inside > 0) pthread_cond_wait(&gate_empty, &gate_lock);
-    pthread_mutex_unlock(&gate_lock);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-static PyObject *native_set_dispatcher(PyObject *self, PyObject *callable) {
-    (void)self;
-    Py_XDECREF(dispatcher);
-    dispatcher = Py_NewRef(callable);
-    points_set_dispatcher(python_dispatch);
-    Py_RETURN_NONE;
-}
 
 /* ---------------------------------------------------------------- Handle */
 
@@ -370,12 +301,17 @@ struct queue *as_queue(int index) {
     return queue;
 }
 
-static PyObject *native_queue_open(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+/* queue_open(owner): appends the number to a list, and gives the descriptor. One step, because a KeyboardInterrupt before the caller
+ * has stored the number would leave the queue to nobody. */
+static PyObject *native_queue_open(PyObject *self, PyObject *owner) {
+    (void)self;
     if (refuse_in_child()) return NULL;
+    if (!PyList_Check(owner)) return PyErr_Format(PyExc_TypeError, "a list is needed, which will own the queue");
     struct queue *queue = queue_open();
     if (!queue) return PyErr_SetFromErrno(PyExc_OSError);
-    return Py_BuildValue("ii", queue_index(queue), queue_descriptor(queue));
+    if (append_number(owner, PyLong_FromLong(queue_index(queue)))) return PyLong_FromLong(queue_descriptor(queue));
+    queue_close(queue);
+    return NULL;
 }
 
 static PyObject *native_queue_close(PyObject *self, PyObject *args) {
@@ -384,6 +320,7 @@ static PyObject *native_queue_close(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
     struct queue *queue = as_queue(index);
     if (!queue) return NULL;
+    if (is_child()) Py_RETURN_NONE; /* another thread of the parent may have held a lock at the fork */
     waits_leave_loop(queue);
     queue_close(queue);
     Py_RETURN_NONE;
@@ -401,15 +338,17 @@ static PyObject *native_queue_wake(PyObject *self, PyObject *args) {
 
 static PyObject *native_context_register(PyObject *self, PyObject *args) {
     (void)self;
-    unsigned long long handle, stream;
+    unsigned long long handle, identity, stream;
     int device;
-    if (!PyArg_ParseTuple(args, "KKi", &handle, &stream, &device)) return NULL;
-    struct context *context = context_register((void *)(uintptr_t)handle, (void *)(uintptr_t)stream, device);
-    if (!context) {
-        PyErr_SetString(PyExc_RuntimeError, "more CUDA contexts than aiostream can watch in one process (4096)");
-        return NULL;
-    }
-    return PyLong_FromLong(context_index(context));
+    if (!PyArg_ParseTuple(args, "KKKi", &handle, &identity, &stream, &device)) return NULL;
+    bool is_taken;
+    void *private_stream = (void *)(uintptr_t)stream;
+    struct context *context = context_register((void *)(uintptr_t)handle, identity, private_stream, device, &is_taken);
+    if (!context)
+        return PyErr_Format(PyExc_RuntimeError,
+                            "this process has used %d CUDA contexts, destroyed ones included, and aiostream can watch no more: use a "
+                            "context for longer, or a new process", MAX_CONTEXTS);
+    return Py_BuildValue("iN", context_index(context), PyBool_FromLong(is_taken));
 }
 
 struct context *as_context(int index) {
@@ -425,6 +364,7 @@ static PyObject *native_reserve(PyObject *self, PyObject *args) {
     struct queue *queue = as_queue(queue_number);
     struct context *context = queue ? as_context(context_id) : NULL;
     if (!context) return NULL;
+    if ((kind == KIND_PYTHON_HOST || kind == KIND_PYTHON_CALLBACK) && refuse_at_exit()) return NULL;
     uint64_t ticket = point_reserve(queue, context, kind);
     return ticket ? PyLong_FromUnsignedLongLong(ticket) : PyErr_NoMemory();
 }
@@ -529,103 +469,12 @@ static PyObject *native_set_state(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* ---------------------------------------------------------------- the process */
-
-static PyObject *native_bind(PyObject *self, PyObject *addresses) {
-    (void)self;
-    static const struct {
-        const char *name;
-        size_t offset;
-    } calls[] = {
-        {"cuLaunchHostFunc", offsetof(struct driver_calls, launch_host_func)},
-        {"cuStreamAddCallback", offsetof(struct driver_calls, stream_add_callback)},
-        {"cuStreamQuery", offsetof(struct driver_calls, stream_query)},
-        {"cuStreamSynchronize", offsetof(struct driver_calls, stream_synchronize)},
-        {"cuStreamIsCapturing", offsetof(struct driver_calls, stream_is_capturing)},
-        {"cuStreamDestroy", offsetof(struct driver_calls, stream_destroy)},
-        {"cuThreadExchangeStreamCaptureMode", offsetof(struct driver_calls, exchange_capture_mode)},
-        {"cuEventQuery", offsetof(struct driver_calls, event_query)},
-        {"cuEventRecordWithFlags", offsetof(struct driver_calls, event_record)},
-        {"cuEventSynchronize", offsetof(struct driver_calls, event_synchronize)},
-        {"cuEventDestroy", offsetof(struct driver_calls, event_destroy)},
-        {"cuEventCreate", offsetof(struct driver_calls, event_create)},
-        {"cuStreamCreate", offsetof(struct driver_calls, stream_create)},
-        {"cuStreamWaitEvent", offsetof(struct driver_calls, stream_wait_event)},
-        {"cuCtxPushCurrent", offsetof(struct driver_calls, ctx_push)},
-        {"cuCtxPopCurrent", offsetof(struct driver_calls, ctx_pop)},
-        {"cuCtxGetId", offsetof(struct driver_calls, ctx_get_id)},
-        {"cuStreamGetCaptureInfo", offsetof(struct driver_calls, capture_info)},
-        {"cuUserObjectCreate", offsetof(struct driver_calls, user_object_create)},
-        {"cuUserObjectRelease", offsetof(struct driver_calls, user_object_release)},
-        {"cuGraphRetainUserObject", offsetof(struct driver_calls, graph_retain_user_object)},
-        {"cuGraphReleaseUserObject", offsetof(struct driver_calls, graph_release_user_object)},
-        {"cuGraphLaunch", offsetof(struct driver_calls, graph_launch)},
-        {"cuGraphUpload", offsetof(struct driver_calls, graph_upload)},
-        {"cuGraphExecUpdate", offsetof(struct driver_calls, graph_update)},
-        {"cuGraphDestroy", offsetof(struct driver_calls, graph_destroy)},
-        {"cuGraphExecDestroy", offsetof(struct driver_calls, graph_exec_destroy)},
-        {"cuLaunchHostFunc_v2", offsetof(struct driver_calls, launch_host_func_v2)},
-    };
-    struct driver_calls bound;
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        PyObject *key = PyUnicode_FromString(calls[i].name);
-        PyObject *address = key ? PyObject_GetItem(addresses, key) : NULL;
-        Py_XDECREF(key);
-        if (!address) return NULL;
-        void *pointer = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
-        Py_DECREF(address);
-        if (PyErr_Occurred()) return NULL;
-        *(void **)((char *)&bound + calls[i].offset) = pointer;
-    }
-    driver = bound;
-    Py_RETURN_NONE;
-}
-
-static PyObject *native_watcher_start(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
-    if (refuse_in_child()) return NULL;
-    int error = watcher_start();
-    if (!error) Py_RETURN_NONE;
-    errno = error;
-    return PyErr_SetFromErrno(PyExc_OSError);
-}
-
-static PyObject *native_watcher_stop(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
-    Py_BEGIN_ALLOW_THREADS
-    watcher_stop();
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
-/* sys.unraisablehook takes an object that Python code cannot make. */
-static PyObject *native_write_unraisable(PyObject *self, PyObject *args) {
-    (void)self;
-    PyObject *error, *where;
-    if (!PyArg_ParseTuple(args, "OO", &error, &where)) return NULL;
-    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), Py_NewRef(error), PyException_GetTraceback(error));
-    PyErr_WriteUnraisable(where);
-    Py_RETURN_NONE;
-}
-
-static PyObject *native_set_forked(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
-    forked = true;
-    Py_RETURN_NONE;
-}
-
-static PyObject *native_is_forked(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
-    return PyBool_FromLong(atomic_load(&forked));
-}
-
 static PyMethodDef functions[] = {
-    {"bind", native_bind, METH_O, "Takes the driver's raw addresses, by name."},
-    {"queue_open", native_queue_open, METH_NOARGS, "A completion queue: (number, descriptor)."},
+    {"queue_open", native_queue_open, METH_O, "A completion queue: appends its number to the list that owns it; its descriptor."},
     {"queue_close", native_queue_close, METH_VARARGS, "What is on it and what still comes goes to the orphans' queue."},
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
     {"call_in_context", native_call_in_context, METH_VARARGS, "Calls f() in a stream's context, appends its result: the driver's code."},
-    {"context_register", native_context_register, METH_VARARGS, "Registers a context and a private idle stream of it with the watcher."},
+    {"context_register", native_context_register, METH_VARARGS, "(number, whether the watcher took the idle stream): it does not if it knows the context."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
     {"set_foreign", native_set_foreign, METH_VARARGS, "The native function that a KIND_FOREIGN ticket runs."},
     {"set_sync_mode", native_set_sync_mode, METH_VARARGS, "How the GPU waits for a ticket's host function: needs _v2."},
@@ -643,13 +492,6 @@ static PyMethodDef functions[] = {
     {"captured", native_captured, METH_NOARGS, "Of these, the host functions that live in graphs."},
     {"count", native_count, METH_VARARGS, "Adds to a counter."},
     {"set_state", native_set_state, METH_VARARGS, "Sets a record's state and counts it, in one step."},
-    {"set_dispatcher", native_set_dispatcher, METH_O, "What runs a user's Python host function: f(ticket, status)."},
-    {"gate_close", native_gate_close, METH_NOARGS, "Closes the exit gate and waits for those inside."},
-    {"watcher_start", native_watcher_start, METH_NOARGS, "Starts the watcher thread, once."},
-    {"watcher_stop", native_watcher_stop, METH_NOARGS, "Stops and joins it."},
-    {"write_unraisable", native_write_unraisable, METH_VARARGS, "Reports an exception to sys.unraisablehook."},
-    {"set_forked", native_set_forked, METH_NOARGS, "From now on every call here is refused: this is a forked child."},
-    {"is_forked", native_is_forked, METH_NOARGS, "Whether set_forked() was called."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -679,7 +521,8 @@ static const struct {
 static int module_exec(PyObject *module) {
     if (!handle_type) handle_type = (PyTypeObject *)PyType_FromSpec(&handle_spec);
     if (!handle_type || PyModule_AddObjectRef(module, "Handle", (PyObject *)handle_type) < 0) return -1;
-    if (add_wait_types(module) < 0 || add_failure_functions(module) < 0 || PyModule_AddFunctions(module, graph_functions) < 0) return -1;
+    if (add_wait_types(module) < 0 || add_failure_functions(module) < 0 || add_process_functions(module) < 0) return -1;
+    if (PyModule_AddFunctions(module, graph_functions) < 0) return -1;
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) return -1;
     return 0;

@@ -1,4 +1,4 @@
-/* What the files that know Python share: module.c, module_waits.c and module_graphs.c. */
+/* What the files that know Python share: module.c and its companions. */
 #ifndef AIOSTREAM_MODULE_H
 #define AIOSTREAM_MODULE_H
 
@@ -9,6 +9,7 @@
 
 bool is_child(void);        /* of a fork, where the driver may not be called */
 bool refuse_in_child(void); /* the same, with an exception set */
+bool refuse_at_exit(void);  /* the exit gate is closed; with an exception set */
 struct handle *as_handle(PyObject *);
 struct queue *as_queue(int index);
 struct context *as_context(int index);
@@ -22,6 +23,7 @@ int operate_as_is(struct handle *, handle_operation, void *argument); /* in the 
 
 int add_wait_types(PyObject *module); /* also their functions; -1: an exception is set */
 int add_failure_functions(PyObject *module);
+int add_process_functions(PyObject *module);
 extern PyMethodDef graph_functions[];
 
 #endif

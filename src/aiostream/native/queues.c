@@ -49,23 +49,38 @@ static bool watch(struct queue *queue, int descriptor) {
     return epoll_ctl(queue->descriptor, EPOLL_CTL_ADD, descriptor, &event) == 0;
 }
 
-static struct queue *queue_allocate(void) { /* table_lock held */
-    if (queue_count == MAX_QUEUES) return NULL;
-    struct queue *queue = calloc(1, sizeof *queue);
-    if (!queue) return NULL;
+/* Each step needs the one before it, so that errno is that of the first that failed. */
+static bool open_descriptors(struct queue *queue) {
+    queue->eventfd = queue->descriptor = -1;
     queue->timer = timer_new();
-    queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
-    if (queue->timer && watch(queue, queue->eventfd) && watch(queue, timer_descriptor(queue->timer))) {
-        queue->index = queue_count;
-        queues[queue_count++] = queue;
-        return queue;
-    }
+    if (queue->timer) queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (queue->eventfd >= 0) queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
+    return queue->descriptor >= 0 && watch(queue, queue->eventfd) && watch(queue, timer_descriptor(queue->timer));
+}
+
+static void discard(struct queue *queue) {
+    int error = errno;
     if (queue->timer) timer_free(queue->timer);
     if (queue->eventfd >= 0) close(queue->eventfd);
     if (queue->descriptor >= 0) close(queue->descriptor);
     free(queue);
-    return NULL;
+    errno = error;
+}
+
+static struct queue *queue_allocate(void) { /* table_lock held */
+    if (queue_count == MAX_QUEUES) {
+        errno = EMFILE;
+        return NULL;
+    }
+    struct queue *queue = calloc(1, sizeof *queue);
+    if (!queue) return NULL;
+    if (!open_descriptors(queue)) {
+        discard(queue);
+        return NULL;
+    }
+    queue->index = queue_count;
+    queues[queue_count++] = queue;
+    return queue;
 }
 
 struct queue *queue_open(void) {
@@ -84,6 +99,11 @@ struct queue *queue_open(void) {
     queue->closed = false;
     timer_open(queue->timer);
     return queue;
+}
+
+struct queue *queue_orphans(void) {
+    struct queue *orphans = queues[0]; /* the starts of two threads are one after the other: see _process.py */
+    return orphans ? orphans : queue_open();
 }
 
 int queue_descriptor(const struct queue *queue) { return queue->descriptor; }

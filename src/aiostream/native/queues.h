@@ -10,7 +10,8 @@ struct queue;
 struct queue_entry { /* part of what is queued, which stays valid until it was taken */
     struct queue_entry *next;
 };
-struct queue *queue_open(void);
+struct queue *queue_open(void);    /* NULL: errno says why */
+struct queue *queue_orphans(void); /* number 0, made at the first call, which comes before any other queue is opened; or NULL */
 void queue_close(struct queue *);
 int queue_descriptor(const struct queue *); /* readable when something has arrived, or a timer is due */
 struct timer *queue_timer(const struct queue *);

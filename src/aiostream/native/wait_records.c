@@ -195,7 +195,8 @@ void wait_recycle(struct wait *wait, int status) {
 }
 
 int wait_query(const struct wait *wait) {
-    return failure_noted(wait->snapshot ? snapshot_query(wait->snapshot) : driver.event_query(wait->event), "cuEventQuery");
+    int status = wait->snapshot ? snapshot_query(wait->snapshot) : driver.event_query(wait->event);
+    return failure_noted(context_answer(wait->context, status), "cuEventQuery");
 }
 
 void wait_push_new(struct wait *wait) {

@@ -6,6 +6,8 @@
 
 #include <pthread.h>
 #include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "contexts.h"
 #include "failures.h"
@@ -22,6 +24,7 @@ static pthread_mutex_t watcher_lock = PTHREAD_MUTEX_INITIALIZER; /* for watcher_
 static bool running;          /* under watcher_lock */
 static _Atomic bool stopping; /* written by watcher_stop; read by the watcher */
 static pthread_t thread;
+static pid_t process; /* the one in which it runs; likewise under watcher_lock */
 
 static bool must_wake(void) { return waits_are_new() || atomic_load(&stopping); }
 
@@ -82,20 +85,37 @@ int watcher_start(void) {
     if (!running) {
         stopping = false;
         error = waker_open();
-        if (!error) error = pthread_create(&thread, NULL, watch, NULL);
+        if (!error) error = thread_start(&thread, watch);
         running = error == 0;
+        process = getpid();
     }
     pthread_mutex_unlock(&watcher_lock);
     return error;
 }
 
-void watcher_stop(void) {
+/* False: it had not ended by then. */
+static bool join(const struct timespec *deadline) {
+    return (deadline ? pthread_timedjoin_np(thread, NULL, deadline) : pthread_join(thread, NULL)) == 0;
+}
+
+static void stop_by(const struct timespec *deadline) {
     pthread_mutex_lock(&watcher_lock);
     if (running) {
         stopping = true;
         waker_wake();
-        pthread_join(thread, NULL);
-        running = false;
+        running = !join(deadline);
     }
     pthread_mutex_unlock(&watcher_lock);
+}
+
+void watcher_stop(void) { stop_by(NULL); }
+
+void watcher_stop_within(int64_t patience_ns) {
+    if (process != getpid()) return; /* in a forked child the lock may be held for ever, and there is no such thread */
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_sec += patience_ns / 1000000000;
+    deadline.tv_nsec += patience_ns % 1000000000;
+    if (deadline.tv_nsec >= 1000000000) deadline.tv_sec++, deadline.tv_nsec -= 1000000000;
+    stop_by(&deadline);
 }

@@ -4,7 +4,10 @@
 
 #include "base.h"
 
-int watcher_start(void);
+int watcher_start(void); /* once; 0, or an errno, and then it can be tried again */
 void watcher_stop(void);
+/* At the end of the process: a driver call that blocks does not hold it up for longer than that. Nothing in a forked child. */
+void watcher_stop_within(int64_t patience_ns);
+enum { EXIT_PATIENCE_NS = 1000000000 };
 
 #endif

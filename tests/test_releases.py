@@ -1,0 +1,107 @@
+"""What users left to the library is dropped in a thread of its own, because a destructor may block for seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import aiostream
+from aiostream import CaptureMode, Stream
+from support import Gate, held_stream, run_on, settle
+
+
+class Stuck:
+    """Its destructor blocks until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.go = threading.Event()
+
+    def held(self) -> object:
+        begun, go = self.begun, self.go
+
+        class Held:
+            def __call__(self, *_: object) -> None: ...
+
+            def __del__(self) -> None:
+                begun.set()
+                assert go.wait(60)
+
+        return Held()
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    stuck = Stuck()
+    yield stuck
+    stuck.go.set()
+
+
+def drop_as_argument(stream: Stream, held: Any) -> None:
+    stream.launch_host_func(lambda _: None, held)
+
+
+def drop_as_function(stream: Stream, held: Any) -> None:
+    stream.add_callback(held)
+
+
+def drop_with_graph(stream: Stream, held: Any) -> None:
+    other = Stream()
+    with other.capture_executable(CaptureMode.THREAD_LOCAL) as capture:
+        other.launch_host_func(held)
+    capture.executable.launch(stream)
+    capture.executable.close()
+    other.close()
+
+
+def drop_with_loop(stream: Stream, held: Any) -> None:
+    async def leave() -> None:
+        stream.enqueue_async(lambda _: held)
+
+    asyncio.run(leave())
+
+
+def drop_behind_gate(drop: Callable[[Stream, Any], None], stuck: Stuck) -> Stream:
+    """The GPU passes only when this thread no longer refers to what is dropped."""
+    with Gate() as gate:
+        stream = held_stream(gate)
+        drop(stream, stuck.held())
+    stream.synchronize()
+    return stream
+
+
+@pytest.mark.parametrize("drop", [drop_as_argument, drop_as_function, drop_with_graph, drop_with_loop])
+def test_a_destructor_that_blocks_delays_nothing_else(drop: Callable[[Stream, Any], None], stuck: Stuck) -> None:
+    stream = drop_behind_gate(drop, stuck)
+    assert stuck.begun.wait(20)
+    before = aiostream.statistics().handles
+    descriptors = len(os.listdir("/proc/self/fd"))
+
+    async def leave_a_stream() -> None:
+        await Stream().completion_future()
+
+    for _ in range(20):  # loops that end, each with a queue, and streams that are dropped
+        run_on("asyncio", leave_a_stream)
+        assert settle(lambda: aiostream.statistics().handles.open == before.open)
+    # Each of the first few may have found the one before it not yet closed.
+    assert len(os.listdir("/proc/self/fd")) - descriptors < 3 * 10
+    stuck.go.set()
+    stream.close()
+
+
+def test_a_listener_is_told_while_a_destructor_blocks(breakable: Any, stuck: Stuck) -> None:
+    told = threading.Event()
+    quiet = aiostream.on_context_failed(lambda _: told.set())
+    stream = drop_behind_gate(drop_as_argument, stuck)
+    assert stuck.begun.wait(20)
+    breakable.break_context(716)
+    assert told.wait(20)
+    quiet()
+    stuck.go.set()
+    breakable.recover()
+    stream.close()

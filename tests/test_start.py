@@ -1,0 +1,268 @@
+"""The first use starts the native part and two threads: once, and after a failure at the next use."""
+
+from __future__ import annotations
+
+import pytest
+
+from support import run_script, succeed
+
+# Each try is a child of its own, forked before the first use. `attempt` is the first use, which fails; the second must work, and
+# leave as many descriptors and threads behind as one that nothing has disturbed.
+SECOND_TRY = """
+    import asyncio, os, sys, threading, warnings
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about
+    import aiostream, cuda.bindings.driver
+    import internals
+    from support import settle, spin
+
+    async def use():
+        stream = aiostream.Stream(wait="event")
+        spin(stream, 0.001)
+        await stream.synchronize_async()
+        await stream.completion_future()
+        await stream.aclose()
+        assert await aiostream.drain(10)
+
+    def in_child(attempt, ended=lambda: True):
+        '''Runs `attempt`, then uses the library; returns how the attempt ended, and what is open afterwards.'''
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            raised = ""
+            try:
+                attempt()
+            except BaseException as error:
+                raised = type(error).__name__
+            try:
+                asyncio.run(use())
+                assert settle(ended)
+                names = sorted(thread.name for thread in threading.enumerate())
+                said = f"{raised} {len(os.listdir('/proc/self/fd'))} {','.join(names)}"
+            except BaseException as error:
+                said = f"{raised} then {error!r}"
+            os.write(writing, said.encode())
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            said = pipe.read()
+        os.waitpid(pid, 0)
+        raised, _, after = said.partition(" ")
+        return raised, after
+
+    undisturbed = in_child(lambda: None)
+    assert undisturbed[1] and "then" not in undisturbed[1], undisturbed
+"""
+
+
+def test_an_interrupt_at_any_step_of_the_start(driver_kind: str) -> None:
+    script = (
+        SECOND_TRY
+        + """
+    steps = internals.START_STEPS
+
+    def interrupted_at(number):
+        def attempt():
+            left = number
+            def trace(frame, event, argument):
+                nonlocal left
+                if frame.f_code not in steps:
+                    return None
+                left -= 1
+                if left == 0:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+                return trace
+            internals.bindings()
+            sys.settrace(trace)
+            try:
+                internals.start()
+            finally:
+                sys.settrace(None)
+        return attempt
+
+    struck = 0
+    while True:
+        ended, after = in_child(interrupted_at(struck + 1))
+        if not ended:
+            break
+        assert (ended, after) == ("KeyboardInterrupt", undisturbed[1]), (struck, ended, after, undisturbed)
+        struck += 1
+    print("struck" if struck > 15 else struck)
+    """
+    )
+    assert succeed(driver_kind, script) == "struck\n"
+
+
+def test_an_interrupt_while_a_thread_begins(driver_kind: str) -> None:
+    """`Thread.start` waits until its thread runs, and so does the library: the interrupt comes there, and the thread goes on."""
+    script = (
+        SECOND_TRY
+        + """
+    def interrupted_at(number):
+        def attempt():
+            original, left = threading.Event.wait, number
+            def wait(event, timeout=None):
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+                return original(event, timeout)
+            threading.Event.wait = wait
+            try:
+                internals.start()
+            finally:
+                threading.Event.wait = original
+        return attempt
+
+    def ended():  # a thread that has found its work taken ends by itself
+        names = [thread.name for thread in threading.enumerate()]
+        return len(names) == len(set(names))
+
+    for number in range(1, 5):
+        assert in_child(interrupted_at(number), ended) == ("KeyboardInterrupt", undisturbed[1]), number
+    assert in_child(interrupted_at(5), ended) == undisturbed
+    """
+    )
+    succeed(driver_kind, script)
+
+
+def test_no_descriptors_left(driver_kind: str) -> None:
+    """One more is free at each try, until there are enough."""
+    script = (
+        SECOND_TRY
+        + """
+    import resource
+    def with_free(number):
+        def attempt():
+            internals.native_addresses()
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            taken = []
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+            try:
+                while True:
+                    taken.append(os.dup(0))
+            except OSError:
+                pass
+            for _ in range(number):
+                os.close(taken.pop())
+            try:
+                internals.start()
+            except OSError as error:
+                assert error.errno == 24, error
+                raise
+            finally:
+                for descriptor in taken:
+                    os.close(descriptor)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return attempt
+
+    refused = 0
+    while True:
+        ended, after = in_child(with_free(refused))
+        assert after == undisturbed[1], (refused, ended, after, undisturbed)
+        if not ended:
+            break
+        assert ended == "OSError", ended
+        refused += 1
+    print(refused)
+    """
+    )
+    # For the orphans' queue: a timer, an eventfd and an epoll. For the watcher: an eventfd and a timer.
+    assert succeed(driver_kind, script) == "5\n"
+
+
+def test_no_thread_left(driver_kind: str) -> None:
+    script = (
+        SECOND_TRY
+        + """
+    def without_thread(number):
+        def attempt():
+            original, left = threading.Thread.start, number
+            def start(thread):
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise RuntimeError("can't start new thread")
+                original(thread)
+            threading.Thread.start = start
+            try:
+                internals.start()
+            finally:
+                threading.Thread.start = original
+        return attempt
+
+    for number in (1, 2):
+        assert in_child(without_thread(number)) == ("RuntimeError", undisturbed[1]), number
+    assert in_child(without_thread(3)) == undisturbed
+    """
+    )
+    succeed(driver_kind, script)
+
+
+def test_a_queue_without_descriptors_says_so(driver_kind: str) -> None:
+    """A loop's bridge needs three; each of them may be the first that is refused."""
+    script = """
+        import asyncio, os, resource
+        import aiostream
+        async def wait():
+            stream.completion_future()
+        stream = aiostream.Stream()
+        loop = asyncio.new_event_loop()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        taken = []
+        try:
+            while True:
+                taken.append(os.dup(0))
+        except OSError:
+            pass
+        for number in range(4):
+            try:
+                loop.run_until_complete(wait())
+            except OSError as error:
+                print(number, error.errno)
+            os.close(taken.pop())
+        loop.close()
+    """
+    assert succeed(driver_kind, script) == "0 24\n1 24\n2 24\n"
+
+
+def test_signals_go_to_the_applications_threads(driver_kind: str) -> None:
+    """A signal that the application's threads block stays pending for `sigwait`. Else the process would die of it."""
+    script = """
+        import asyncio, os, signal, threading
+        import aiostream, trio
+        from support import run_on
+        async def use():
+            stream = aiostream.Stream(wait="event")
+            await stream.completion_future()
+        asyncio.run(use())
+        run_on("trio", use)  # whose end begins the dispatcher
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        os.kill(os.getpid(), signal.SIGTERM)
+        print(signal.sigtimedwait({signal.SIGTERM}, 20).si_signo == signal.SIGTERM)
+        main = str(os.getpid())
+        def takes_signals(task):
+            with open(f"/proc/self/task/{task}/status") as status:
+                blocked = next(int(line.split()[1], 16) for line in status if line.startswith("SigBlk"))
+            return not blocked & 1 << signal.SIGINT - 1
+        ours = {str(thread.native_id) for thread in threading.enumerate() if thread.name.startswith("aiostream-")}
+        print(len(ours), [task for task in ours if takes_signals(task)])
+    """
+    done = run_script(driver_kind, script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n3 []\n", "")
+
+
+@pytest.mark.simulator_only("on a GPU the driver has threads of its own, which take signals")
+def test_no_thread_but_the_applications_takes_signals(driver_kind: str) -> None:
+    script = """
+        import os, signal
+        import aiostream
+        from aiostream import simulator
+        aiostream.Stream()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        os.kill(os.getpid(), signal.SIGTERM)
+        print(signal.SIGTERM in signal.sigpending())
+    """
+    done = run_script(driver_kind, script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
