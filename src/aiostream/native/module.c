@@ -519,6 +519,13 @@ static const struct {
 };
 
 static int module_exec(PyObject *module) {
+    /* The native part, and the driver's threads that call it, know one interpreter. Python 3.12 refuses most others by itself. */
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_ImportError, "aiostream cannot be imported in a subinterpreter, because the driver's threads know only "
+                                           "the main interpreter. Use it there, or in a process of its own (multiprocessing's "
+                                           "'spawn' method).");
+        return -1;
+    }
     if (!handle_type) handle_type = (PyTypeObject *)PyType_FromSpec(&handle_spec);
     if (!handle_type || PyModule_AddObjectRef(module, "Handle", (PyObject *)handle_type) < 0) return -1;
     if (add_wait_types(module) < 0 || add_failure_functions(module) < 0 || add_process_functions(module) < 0) return -1;
