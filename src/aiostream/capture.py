@@ -178,13 +178,15 @@ def _begin_recapture(
 @contextlib.contextmanager
 def _capturing_into(stream: interop.Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
     """Pins a graph, begins in the block to capture into it, and notes that."""
-    if not graph._handle.pin():
-        raise StreamClosedError(f"{graph!r} is closed")
+    held: list[bool] = []
     try:
+        if not graph._handle.pin(held):
+            raise StreamClosedError(f"{graph!r} is closed")
         _forget_ended_elsewhere(stream)
         yield graph._handle.value
     except BaseException:
-        graph._handle.unpin()
+        if held:
+            graph._handle.unpin()
         raise
     graph._captured_into = True
     _in_progress.append(_CaptureRecord(_query_capture(stream)[1], _origin_of(stream), graph, recapture))

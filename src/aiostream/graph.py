@@ -338,12 +338,14 @@ class Graph:
 
     @contextlib.contextmanager
     def _pinned(self) -> Iterator[int]:
-        if not self._handle.pin():
-            raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
+        held: list[bool] = []
         try:
+            if not self._handle.pin(held):
+                raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
             yield self._handle.value
         finally:
-            self._handle.unpin()
+            if held:
+                self._handle.unpin()
 
     def _call(self, name: str, *args: Any, node: int | None = None) -> Any:
         """Calls the driver on the graph, or on one of its nodes, pinned."""

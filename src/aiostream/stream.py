@@ -373,13 +373,14 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
             flags: `EXTERNAL` makes it, under capture, a node that waits for the event at each launch of the graph.
         """
         owner = event._handle if isinstance(event, Event) else None
-        if owner is not None and not owner.pin():
-            raise StreamClosedError(f"{event!r} is closed")
+        held: list[bool] = []
         try:
+            if owner is not None and not owner.pin(held):
+                raise StreamClosedError(f"{event!r} is closed")
             handle = owner.value if owner is not None else interop.event_handle(event)
             self._call("cuStreamWaitEvent", _driver.bindings().CUevent(handle), int(WaitEventFlags(flags)))
         finally:
-            if owner is not None:
+            if owner is not None and held:
                 owner.unpin()
 
     def query(self) -> bool:
@@ -487,10 +488,10 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
         """
         if type(fn) is not FunctionType or fn.__code__.co_flags & inspect.CO_COROUTINE or fn.__dict__:
             waiting.require_plain(fn, "enqueue_async")
-        handle = self._handle
-        if not handle.pin():
-            raise self._closed_error()
+        handle, held = self._handle, list[bool]()
         try:
+            if not handle.pin(held):
+                raise self._closed_error()
             work = (fn, args, kwargs)
             call = partial(fn, self, *args, **kwargs)  # no step of Python lies between fn's return and whoever keeps its result
             if self._mode == waiting.BY_HOST_FUNCTION:
@@ -498,7 +499,8 @@ class Stream(CapturingStream, AttributedStream, MemoryStream, SharedStream, Thre
                 return cast("CompletionFuture[T]", hostfunc.enqueue(self._reference, call, work).future)
             return cast("CompletionFuture[T]", waiting.enqueue(self._reference, self._mode, call, work).future)
         finally:
-            handle.unpin()
+            if held:
+                handle.unpin()
 
     def launch_host_func(self, fn: Callable[..., object], /, *args: Any, sync_mode: HostFunctionSync | None = None) -> None:
         """Enqueues a function that the driver calls, on a thread of its own, when the GPU gets there (`cuLaunchHostFunc`).

@@ -49,10 +49,16 @@ static void Handle_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-static PyObject *Handle_pin(PyObject *self, PyObject *unused) {
-    (void)unused;
+/* pin(held): Python may raise a KeyboardInterrupt as soon as this has returned. The pin is noted in a list before that, so that the
+ * caller's `finally` knows of it. A pin that is lost keeps the handle for ever, and blocks release(). */
+static PyObject *Handle_pin(PyObject *self, PyObject *held) {
     if (refuse_in_child()) return NULL;
-    return PyBool_FromLong(handle_pin(((HandleObject *)self)->handle));
+    bool pinned = handle_pin(((HandleObject *)self)->handle);
+    if (pinned && PyList_Append(held, Py_True) < 0) {
+        handle_unpin(((HandleObject *)self)->handle);
+        return NULL;
+    }
+    return PyBool_FromLong(pinned);
 }
 
 static PyObject *Handle_unpin(PyObject *self, PyObject *unused) {
@@ -116,7 +122,7 @@ static PyObject *Handle_is_used(PyObject *self, void *unused) {
 }
 
 static PyMethodDef handle_methods[] = {
-    {"pin", Handle_pin, METH_NOARGS, "True, and the handle stays valid until unpin(); False if it was closed."},
+    {"pin", Handle_pin, METH_O, "True, noted in a list, and the handle stays valid until unpin(); False if it was closed."},
     {"unpin", Handle_unpin, METH_NOARGS, "Ends one pin; the last user of a closed handle destroys it."},
     {"close", Handle_close, METH_NOARGS, "Refuses new uses; the driver's code of the destruction, if it happened here."},
     {"share", Handle_share, METH_NOARGS, "Another library has it: close() no longer destroys. False if it was closed before."},
