@@ -314,8 +314,18 @@ class Running:
             if name == "queries":
                 self.free.query()
                 stream.query()
-            else:
-                self.free.launch_host_func(int)
+            elif not self.launch_host_function():
+                return
+
+    def launch_host_function(self) -> bool:
+        """Launches one of Python, which is refused once Python is ending."""
+        try:
+            self.free.launch_host_func(int)
+        except RuntimeError as error:
+            if "ending" not in str(error):
+                raise
+            return False
+        return True
 
     def handler(self, name: str) -> None:
         import aiostream
@@ -332,7 +342,7 @@ class Running:
             self.gate.open()
         elif name == "use":
             self.streams[2].query()
-            self.free.launch_host_func(int)
+            self.launch_host_function()
             aiostream.statistics()
             aiostream.Stream().close()
         elif name == "close":

@@ -15,7 +15,7 @@ import aiostream
 
 PACKAGE = str(Path(aiostream.__file__).parent)
 LOOKS = ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")  # after these Python looks for signals
-PATIENCE = 3.0
+PATIENCE = 10.0
 """Seconds in which what was interrupted must have ended."""
 
 _places: dict[CodeType, frozenset[int]] = {}
