@@ -14,7 +14,8 @@ from typing import Any
 import aiostream
 
 PACKAGE = str(Path(aiostream.__file__).parent)
-LOOKS = ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")  # after these Python looks for signals
+LOOKS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")  # after these Python looks for signals
+AFTER_AWAIT = 2  # the arguments of RESUME from here on: there it does not
 PATIENCE = 10.0
 """Seconds in which what was interrupted must have ended."""
 
@@ -34,11 +35,21 @@ def places_of(code: CodeType) -> frozenset[int]:
         def handler_of(step: dis.Instruction) -> list[int]:
             return [entry.target for entry in tries if entry.start <= step.offset < entry.end]
 
+        def looks(step: dis.Instruction) -> bool:
+            return step.opname in LOOKS or (step.opname == "RESUME" and (step.arg or 0) < AFTER_AWAIT)
+
         pairs = itertools.pairwise(steps)
-        _places[code] = frozenset(
-            then.offset for step, then in pairs if step.opname in LOOKS and handler_of(step) == handler_of(then)
-        )
+        _places[code] = frozenset(then.offset for step, then in pairs if looks(step) and handler_of(step) == handler_of(then))
     return _places[code]
+
+
+def is_finalizer(frame: FrameType | None) -> bool:
+    """Whether this is called by a finalizer, in which Python reports an interrupt and forgets it."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Striker:
@@ -68,7 +79,7 @@ class Striker:
         sys.settrace(self._former)
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
-        if self.number < 0 or not frame.f_code.co_filename.startswith(PACKAGE):
+        if self.number < 0 or not frame.f_code.co_filename.startswith(PACKAGE) or is_finalizer(frame):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
