@@ -47,7 +47,11 @@ def end_of(seed: int, driver_kind: str) -> tuple[str | None, float]:
 def test_exits_at_random_moments(driver_kind: str) -> None:
     seeds = range(FIRST, FIRST + COUNT)
     with ThreadPoolExecutor(2) as two_at_a_time:
-        answers = list(two_at_a_time.map(lambda seed: end_of(seed, driver_kind), seeds))
+        answers = []
+        for number, answer in enumerate(two_at_a_time.map(lambda seed: end_of(seed, driver_kind), seeds), 1):
+            answers.append(answer)
+            if answer[0] is not None or number % 50 == 0:  # with -s, a long run says how far it is
+                print(number, answer[0] or "programs have ended", flush=True)
     wrong = [problem for problem, _ in answers if problem is not None]
     print(f"{COUNT} programs from seed {FIRST}: {len(wrong)} wrong, the slowest took {max(took for _, took in answers):.2f} s")
     assert not wrong, "\n\n".join(wrong)

@@ -462,6 +462,7 @@ class TrioFuture(OwnFuture):
     """
 
     point: EventCompletion | None = None  # see `PolledFuture`
+    _retrieved = True  # False while an exception has been seen by nobody; here, because an interrupt may cut `__init__` short
 
     def __init__(self, trio: ModuleType, token: Any) -> None:
         self._trio = trio
@@ -469,7 +470,6 @@ class TrioFuture(OwnFuture):
         self._state = "pending"  # "pending" -> "finished" or "cancelled", once
         self._result: Any = None
         self._exception: BaseException | None = None
-        self._retrieved = True  # False while an exception has been seen by nobody
         self._waiting: dict[Any, None] = {}  # trio tasks, in the order in which they came
         self.polled: _native.Wait | None = None  # while one of them polls it
         self._callbacks: list[Callable[[Any], object]] = []
@@ -558,13 +558,16 @@ class TrioFuture(OwnFuture):
         """Until `wake`."""
         lowlevel = self._trio.lowlevel
         task = lowlevel.current_task()
-        self._waiting[task] = None
 
         def abort(_: Any) -> Any:
             self._waiting.pop(task, None)
             return lowlevel.Abort.SUCCEEDED
 
-        await lowlevel.wait_task_rescheduled(abort)
+        try:
+            self._waiting[task] = None
+            await lowlevel.wait_task_rescheduled(abort)
+        finally:  # an interrupt may come before trio has the task: to reschedule a task that is gone would end the run
+            self._waiting.pop(task, None)
 
     async def _poll(self, point: EventCompletion, polled: _native.Wait) -> None:
         """Polls it in each turn of the run, until it is over, or left to a timer or the watcher, or the future is cancelled."""
