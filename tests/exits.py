@@ -180,6 +180,11 @@ class Running:
     async def main(self) -> None:
         import anyio
 
+        if self.plan.end == "SIGTERM handled":
+            # A task group of anyio cancels its tasks for ever if the handler's SystemExit has come in the wrong place.
+            self.begin_all(lambda function: self.kept.append(asyncio.ensure_future(function())))
+            await self.end()
+            return
         async with anyio.create_task_group() as group:
             self.begin_all(group.start_soon)
             await anyio.lowlevel.checkpoint()
@@ -276,6 +281,7 @@ class Running:
             os._exit(code)
 
         def send() -> None:
+            time.sleep(0.02)  # asyncio's plain loop misses a signal that comes when it is about to sleep in its poll
             self.note_end()
             os.kill(os.getpid(), signal.SIGINT if name == "SIGINT" else signal.SIGTERM)
 
