@@ -32,8 +32,8 @@ LOOPS = ["asyncio", "asyncio", "uvloop", "trio", "left open"]
 ENDS = ["return", "exit in task", "exit after", "error", "_exit", "_exit in thread", "_exit in host function"]
 ENDS += ["SIGTERM", "SIGTERM in loop", "SIGINT"]
 if os.environ.get("AIOSTREAM_EXITS_RAISING_HANDLERS") == "1":
-    # Open: a few in a hundred hang, because a task does not end when asyncio cancels it. A `SystemExit` that a handler raises between
-    # any two steps may have struck asyncio, anyio or the library.
+    # Open: a few in a hundred hang, because a task does not end when it is cancelled. The handler's `SystemExit` may have struck
+    # asyncio, anyio or the library, between any two steps.
     ENDS.append("SIGTERM handled")
 PENDING = ["waits", "futures", "events", "host functions", "running host function", "threads", "graphs", "pool"]
 THREADS = ["loop", "trio", "synchronize", "queries", "host functions", "not a daemon"]
