@@ -253,6 +253,13 @@ EVENT_POLLS: int = _native.EVENT_POLLS
 POINTS_STALE: int = _native.POINTS_STALE
 """Index in `native_counters()`: firings of points that were no longer armed."""
 
+POINT_SLOTS: int = _native.POINT_SLOTS
+"""Index in `native_counters()`: slots of points that were made. They are recycled and never freed."""
+WAIT_RECORDS: int = _native.WAIT_RECORDS
+"""Index in `native_counters()`: records of waits, each with its event, that were made. They are recycled."""
+HISTORIES: int = _native.HISTORIES
+"""Index in `native_counters()`: prediction histories that exist now."""
+
 
 def pending_waits() -> int:
     """Returns how many waits have a task."""
@@ -436,6 +443,14 @@ def deliver(backlog: list[Any]) -> None:
 def point_registry() -> dict[int, Any]:
     """Returns the registry itself: what each ticket stands for."""
     return _points.registry
+
+
+def describe(point: Any) -> str:
+    """Says what a ticket stands for."""
+    fields = {
+        name: getattr(point, name, None) for name in ("state", "stream", "call", "future", "in_order", "spinning", "unstarted")
+    }
+    return f"{type(point).__name__} {fields}"
 
 
 def pending_completion(future: Any, context_id: int) -> futures.Completion:

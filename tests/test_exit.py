@@ -195,6 +195,32 @@ def test_what_comes_after_the_end_is_counted(driver_kind: str) -> None:
     assert end_of(driver_kind, script) == "late 5 ran []\n"
 
 
+@pytest.mark.parametrize("kind", ["Stream()", "Event()", "made.graph", "StreamPool(1)", "loop()"])
+def test_objects_that_die_after_the_modules_end_quietly(driver_kind: str, kind: str) -> None:
+    """The interpreter empties the modules before it drops what a host function of a graph refers to."""
+    script = f"""
+        import asyncio, warnings
+        from aiostream import Event, Stream, StreamPool
+        warnings.simplefilter("ignore", ResourceWarning)  # asyncio's own, about the loop
+
+        def loop():
+            loop = asyncio.new_event_loop()
+            async def begin():
+                return Stream().completion_future()
+            return loop, loop.run_until_complete(begin())
+
+        def make():
+            kept, stream = [], Stream()
+            with stream.capture() as made:
+                stream.launch_host_func(kept.append, 1)
+            kept += [{kind}, made.graph.instantiate()]  # which keeps the function
+
+        make()
+    """
+    done = run_script(driver_kind, script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 LATE = """
     import atexit
     atexit.register(lambda: anyio.run(late, backend={backend!r}))  # before the library: so it runs after the library's own end

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import sys
 import threading
+import types
 import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -352,3 +354,20 @@ def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> Non
     finally:
         loop.close()
     assert internals.pending_points() == 0
+
+
+@pytest.mark.parametrize("has_lowlevel", [False, True])
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_trio_that_another_thread_is_importing_runs_nothing(monkeypatch: pytest.MonkeyPatch, has_lowlevel: bool) -> None:
+    half = types.ModuleType("trio")
+    if has_lowlevel:
+        half.lowlevel = types.ModuleType("trio.lowlevel")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trio", half)
+    async with Stream() as stream:  # waits for nothing: only a trio run needs a checkpoint
+        with stream.context.as_current():
+            pass
+        await stream.enqueue_async(lambda _: None)
+    await stream.aclose()
+    in_callback: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(lambda: in_callback.set_result(internals.current_bridge()))  # no task runs there
+    assert await in_callback is internals.current_bridge()

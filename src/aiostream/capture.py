@@ -184,13 +184,15 @@ def _begin_recapture(
 @contextlib.contextmanager
 def _capturing_into(stream: interop.Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
     """Pins a graph, begins in the block to capture into it, and notes that."""
-    if not graph._handle.hold():
-        raise StreamClosedError(f"{graph._name} is closed")
+    held: list[bool] = []
     try:
+        if not graph._handle.hold(held):
+            raise StreamClosedError(f"{graph._name} is closed")
         _forget_ended_elsewhere(stream)
         yield graph._handle.value
     except BaseException:
-        graph._handle.let_go()
+        if held:
+            graph._handle.let_go()
         raise
     graph._captured_into = True
     # The capture has begun, so it is noted in any case: without its id it is known by the stream on which it began.

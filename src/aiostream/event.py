@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from aiostream import _arguments, _driver, _native, _process, hostfunc, interop, waiting
@@ -231,10 +232,10 @@ class Event(_arguments.NotCopied):
     def __repr__(self) -> str:
         return f"<aiostream.Event {self._handle.value:#x}{'' if self._handle.is_open else ' closed'}>"
 
-    def __del__(self) -> None:
+    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:  # as in Stream
         handle = getattr(self, "_handle", None)
         if handle is not None and handle.is_open:
-            _process.run_in_janitor(handle.drop)
+            run_in_janitor(handle.drop)
 
 
 _ELSEWHERE = "an event is recorded on streams of its own context, and streams of every context may wait for it"

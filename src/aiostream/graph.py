@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -364,17 +364,21 @@ class Graph(_arguments.NotCopied):
     def __repr__(self) -> str:
         return f"<aiostream.Graph {self._handle.value:#x}{'' if self._owned else ' borrowed'}{' closed' if self.closed else ''}>"
 
-    def __del__(self) -> None:
-        _leave_to_janitor(getattr(self, "_handle", None))
+    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:  # as in Stream
+        handle = getattr(self, "_handle", None)
+        if handle is not None and handle.is_open:
+            run_in_janitor(handle.drop)
 
     @contextlib.contextmanager
     def _pinned(self) -> Iterator[int]:
-        if not self._handle.pin():
-            raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
+        held: list[bool] = []
         try:
+            if not self._handle.pin(held):
+                raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
             yield self._handle.value
         finally:
-            self._handle.unpin()
+            if held:
+                self._handle.unpin()
 
     def _call(self, name: str, *args: Any, node: int | None = None) -> Any:
         """Calls the driver on the graph, or on one of its nodes, pinned."""
@@ -400,12 +404,6 @@ def _into_raw(handle: _native.Handle, owned: bool, name: str) -> int:
     if not handle.release():
         raise StreamClosedError(f"{name} is closed: its handle was destroyed or given away")
     return handle.value
-
-
-def _leave_to_janitor(handle: _native.Handle | None) -> None:
-    # In a finalizer, which may run anywhere, also inside a host function. A borrowed handle closes without the driver.
-    if handle is not None and handle.is_open:
-        _process.run_in_janitor(handle.drop)
 
 
 # ------------------------------------------------------------------------------------------------ executable graphs
@@ -573,8 +571,10 @@ class ExecutableGraph(_arguments.NotCopied):
     def __repr__(self) -> str:
         return f"<aiostream.ExecutableGraph {self._handle.value:#x}{' closed' if self.closed else ''}>"
 
-    def __del__(self) -> None:
-        _leave_to_janitor(getattr(self, "_handle", None))
+    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:  # as in Stream
+        handle = getattr(self, "_handle", None)
+        if handle is not None and handle.is_open:
+            run_in_janitor(handle.drop)
 
     def _require_open(self) -> None:
         if not self._handle.is_open:

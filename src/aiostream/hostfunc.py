@@ -110,6 +110,7 @@ def arm_completion(
     result: Any = None,
     keepalive: Any = None,
     pinned: bool = False,
+    answered_for: list[bool] | None = None,
     make: Callable[..., Completion] = Completion,
     capturing: str | None = None,
 ) -> Completion:
@@ -123,6 +124,7 @@ def arm_completion(
         result: What the future will return.
         keepalive: Stays alive until the GPU has passed the point; if it cannot be armed, for ever.
         pinned: The caller has pinned the handle, so that it serves even if it was closed meanwhile.
+        answered_for: Gets an item as soon as this function sees to `keepalive`, also if it fails.
         make: The class of the completion.
         capturing: The hint of the error if it captures.
 
@@ -137,15 +139,20 @@ def arm_completion(
     completion = make(bridge.new_future(), stream, CALLS[kind], context_id, result, keepalive)
     ticket = 0
     try:
+        if answered_for is not None:
+            answered_for.append(True)
         _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
         reserved = _native.reserve(bridge.queue, context_id, kind)
         ticket = reserved.number
         raise_for(_arm(handle, ticket, completion, pinned), CALLS[kind], stream, capturing)
-    except BaseException:
+    except BaseException as problem:
         # The future is given to nobody.
         completion.cancel()
         if keepalive is not None and ticket not in _points.registry:
-            leak((keepalive, result))
+            if isinstance(problem, Exception):  # the driver has refused
+                leak((keepalive, result))
+            else:
+                keep_until_passed(handle, context, stream, (keepalive, result))
         raise
     return completion
 
@@ -159,21 +166,26 @@ def enqueue(reference: interop.Reference, call: Callable[[], Any], keepalive: An
         CudaError: The driver refused.
     """
     results: list[Any] = []
+    answered_for: list[bool] = []
+    refusal = 0
     try:
         refusal = interop.call_with(reference, call, results)
+        raise_for(refusal, "cuCtxPushCurrent", reference.name)
+        handle, context, name = reference.handle, reference.context, reference.name
+        return arm_completion(
+            handle,
+            context,
+            name,
+            result=results[0],
+            keepalive=keepalive,
+            pinned=True,
+            answered_for=answered_for,
+            capturing=LEFT_CAPTURING,
+        )
     except BaseException:
-        keep_until_passed(reference.handle, reference.context, reference.name, (keepalive, results))
+        if refusal == 0 and not answered_for:  # an error of `call`, or an interrupt: what was enqueued may be in flight
+            keep_until_passed(reference.handle, reference.context, reference.name, (keepalive, results))
         raise
-    raise_for(refusal, "cuCtxPushCurrent", reference.name)
-    return arm_completion(
-        reference.handle,
-        reference.context,
-        reference.name,
-        result=results[0],
-        keepalive=keepalive,
-        pinned=True,
-        capturing=LEFT_CAPTURING,
-    )
 
 
 def keep_until_passed(handle: _native.Handle, context: Context, stream: str, keepalive: Any) -> bool:

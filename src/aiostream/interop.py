@@ -35,7 +35,7 @@ class Common:
     thread_waits: _native.WaitList | None = None
     # An item for each use that only the thread which asks can end: a block of `as_current`, a call of `enqueue_in_thread`. Any
     # thread, single list operations.
-    held: list[bool] = field(default_factory=list)
+    held: list[object] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -261,12 +261,14 @@ def _find_wait_list(reference: Reference, history: _native.History | None) -> _n
     if handle.value <= LEGACY:
         return context._wait_list(LEGACY, history)
     # cuStreamGetId would end a capture of the stream. While there is one every wait is refused anyway.
-    if _native.capture_refusal(handle) != 0 or not handle.pin():
-        return _native.WaitList(context._ensure_monitored(), history or _native.History())
+    held: list[bool] = []
     try:
+        if _native.capture_refusal(handle) != 0 or not handle.pin(held):
+            return _native.WaitList(context._ensure_monitored(), history or _native.History())
         identity = int(_driver.call("cuStreamGetId", _driver.bindings().CUstream(handle.value), stream=reference.name))
     finally:
-        handle.unpin()
+        if held:
+            handle.unpin()
     return context._wait_list(identity, history)
 
 
@@ -324,12 +326,14 @@ def pinned(reference: Reference) -> Iterator[int]:
     Raises:
         StreamClosedError: The stream is closed.
     """
-    if not reference.handle.pin():
-        raise StreamClosedError(f"{reference.name} is closed: its handle was destroyed or given away")
+    held: list[bool] = []
     try:
+        if not reference.handle.pin(held):
+            raise StreamClosedError(f"{reference.name} is closed: its handle was destroyed or given away")
         yield reference.handle.value
     finally:
-        reference.handle.unpin()
+        if held:
+            reference.handle.unpin()
 
 
 def call_on(reference: Reference, name: str, *args: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -314,10 +314,10 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
                 raise
             # The body's own error says what went wrong first.
 
-    def __del__(self) -> None:
+    def __del__(self, end_health: Callable[[int], None] = _native.end_health) -> None:  # bound: see Stream
         watch = getattr(self, "_watch", None)
         if watch is not None:
-            _native.end_health(watch.ticket)
+            end_health(watch.ticket)
 
     # -------------------------------------------------------------------------------------------- inside: lending
 

@@ -129,13 +129,14 @@ class SharedStream:
                 await stream.synchronize_async()
         """
         reference = self._reference
-        held = reference.common.held
+        held, mark = reference.common.held, object()
         with interop.pinned(reference), reference.context.as_current(), interop.current_in_libraries(reference):
-            held.append(True)
             try:
+                held.append(mark)
                 yield self
             finally:
-                held.pop()
+                with contextlib.suppress(ValueError):  # an interrupt came before it was there
+                    held.remove(mark)
 
     def _shared(self, make: Callable[[int], Any]) -> Any:
         handle = self._reference.handle

@@ -395,12 +395,13 @@ class Stream(
             raise self._closed_error()
         return self._handle.value
 
-    def __del__(self) -> None:
-        # A finalizer may run anywhere, also inside a host function: the janitor closes.
+    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:
+        # A finalizer may run anywhere, also inside a host function: the janitor closes. Its function is bound here, because the
+        # interpreter's end empties modules before the last objects die.
         handle = getattr(self, "_handle", None)
         if handle is not None and self._owned and handle.is_open:
-            close = partial(_retire, self._reference) if handle.is_shared else handle.drop
-            _process.run_in_janitor(close)
+            reference = self._reference
+            run_in_janitor((lambda: _retire(reference)) if handle.is_shared else handle.drop)
 
     # -------------------------------------------------------------------------------------------- its order
 
@@ -421,16 +422,17 @@ class Stream(
         """
         bits = int(_arguments.member(WaitEventFlags, flags, "flags"))
         owner = event._handle if isinstance(event, Event) else None
-        if owner is not None and not owner.pin():
-            raise StreamClosedError(f"{event._name} is closed")
+        held: list[bool] = []
         try:
+            if owner is not None and not owner.pin(held):
+                raise StreamClosedError(f"{event._name} is closed")
             handle = owner.value if owner is not None else interop.event_handle(event)
             if not handle and interop.is_unmade(event):
                 self._require_open()
                 return
             self._call("cuStreamWaitEvent", _driver.bindings().CUevent(handle), bits)
         finally:
-            if owner is not None:
+            if owner is not None and held:
                 owner.unpin()
 
     def query(self) -> bool:
@@ -538,10 +540,10 @@ class Stream(
         """
         if type(fn) is not FunctionType or fn.__code__.co_flags & _NOT_PLAIN or fn.__dict__:
             _arguments.plain_function(fn, "enqueue_async")
-        handle = self._handle
-        if not handle.pin():
-            raise self._closed_error()
+        handle, held = self._handle, list[bool]()
         try:
+            if not handle.pin(held):
+                raise self._closed_error()
             work = (fn, args, kwargs)
             call = partial(fn, self, *args, **kwargs)  # no step of Python lies between fn's return and whoever keeps its result
             if self._mode == waiting.BY_HOST_FUNCTION:
@@ -549,7 +551,8 @@ class Stream(
                 return cast("CompletionFuture[T]", hostfunc.enqueue(self._reference, call, work).future)
             return cast("CompletionFuture[T]", waiting.enqueue(self._reference, self._mode, call, work).future)
         finally:
-            handle.unpin()
+            if held:
+                handle.unpin()
 
     def launch_host_func(
         self, fn: Callable[..., object], /, *args: Any, sync_mode: HostFunctionSync | None = None, **kwargs: Any

@@ -35,7 +35,7 @@ class _ThreadCall(Completion):
     item of `unstarted`.
     """
 
-    __slots__ = ("limiter", "pinned", "raised", "reference", "refusal", "reserved", "unstarted")
+    __slots__ = ("limiter", "pins", "raised", "reference", "refusal", "reserved", "unstarted")
 
     def __init__(self, reference: interop.Reference, function: Callable[[], Any], limiter: Any) -> None:
         context_id = reference.context._ensure_monitored()
@@ -43,7 +43,7 @@ class _ThreadCall(Completion):
         self.reference = reference
         self.limiter = limiter
         self.unstarted = [True]
-        self.pinned = False
+        self.pins: list[bool] = []  # one item while it pins the stream
         self.raised: BaseException | None = None  # by the function; written by the worker before the ticket is fired
         self.refusal = 0  # of the event behind the work; likewise
         self.reserved: _native.Reserved | None = None
@@ -59,10 +59,9 @@ class _ThreadCall(Completion):
             raise AssertionError("a reservation is refused with an error")
         self.reserved = reserved
         del reserved  # an exception keeps this frame, and a reservation counts as a pending wait
-        self.pinned = reference.handle.hold()
-        if not self.pinned:
+        if not reference.handle.hold(self.pins):
             hostfunc.raise_for(_native.RESULT_CLOSED, "cuEventRecord", self.stream)
-        reference.common.held.append(True)
+        reference.common.held.append(self)
         _points.registry[self.reserved.ticket] = self
         _native.set_state(self, State.PENDING, _native.FUTURES_CREATED)
 
@@ -140,9 +139,10 @@ class _ThreadCall(Completion):
     # -------------------------------------------------------------------------------------------- in any thread
 
     def _unpin(self) -> None:
-        if self.pinned:
-            self.pinned = False
-            self.reference.common.held.pop()
+        if self.pins:
+            self.pins.pop()
+            with contextlib.suppress(ValueError):  # an interrupt came before the mark
+                self.reference.common.held.remove(self)
             self.reference.handle.let_go()
 
     def _fail(self, error: Exception, orphaned: bool) -> None:

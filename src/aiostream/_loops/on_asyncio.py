@@ -148,22 +148,21 @@ class AsyncioFuture(asyncio.Future[Any]):
 
     def set_result(self, result: Any) -> None:
         """As asyncio's."""
+        self._leave()  # first: what an interrupt cuts short is repeated, but not for a future that is done
         super().set_result(result)
-        self._leave()
 
     def set_exception(self, exception: type | BaseException) -> None:
         """As asyncio's."""
-        super().set_exception(exception)
         self._leave()
+        super().set_exception(exception)
 
     def cancel(self, msg: Any = None) -> bool:
         """As asyncio's."""
-        cancelled = super().cancel(msg)
         self._leave()
-        return cancelled
+        return super().cancel(msg)
 
     def _leave(self) -> None:
-        """It is done: its task polls no more, and goes on in its next turn."""
+        """It is about to be done: its task polls no more, and goes on in its next turn."""
         polled = getattr(self, "polled", None)
         if polled is not None:
             polled.drop()

@@ -268,13 +268,16 @@ class TrioFuture(OwnFuture):
         """Until `wake`."""
         lowlevel = self._trio.lowlevel
         task = lowlevel.current_task()
-        self._waiting[task] = None
 
         def abort(_: Any) -> Any:
             self._waiting.pop(task, None)
             return lowlevel.Abort.SUCCEEDED
 
-        await lowlevel.wait_task_rescheduled(abort)
+        try:
+            self._waiting[task] = None
+            await lowlevel.wait_task_rescheduled(abort)
+        finally:  # an interrupt may come before trio has the task: to reschedule a task that is gone would end the run
+            self._waiting.pop(task, None)
 
     async def _poll(self, point: EventCompletion, polled: _native.Wait) -> None:
         """Polls it in each turn of the run, until it is over, or left to a timer or the watcher, or the future is cancelled."""

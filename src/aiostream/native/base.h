@@ -100,6 +100,8 @@ enum counter {
     WAITS_HANDED_BACK, /* how often the watcher handed one back to its task */
     EVENT_POLLS,       /* by the watcher */
     EVENT_PASSES,      /* in so many of its passes, or more: some find nothing due */
+    POINT_SLOTS, WAIT_RECORDS, /* made so far: they are recycled, so these follow the most that was in use at once */
+    HISTORIES,         /* that exist now */
     COUNTERS,
 };
 extern _Atomic int64_t counters[COUNTERS];

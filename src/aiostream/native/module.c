@@ -68,11 +68,20 @@ static void note_unpinned(const struct handle *handle) {
     if (i >= 0) own_pins.handles[i] = own_pins.handles[--own_pins.count];
 }
 
-static PyObject *Handle_pin(PyObject *self, PyObject *unused) {
-    (void)unused;
+/* Python may raise a KeyboardInterrupt as soon as a method has returned. So a pin is noted in a list before that, and the caller's
+ * `finally` knows of it. A pin that is lost keeps the handle for ever, and blocks release(). */
+static int pin_noted(struct handle *handle, PyObject *held) {
+    if (!handle_pin(handle)) return 0;
+    if (PyList_Append(held, Py_True) == 0) return 1;
+    handle_unpin(handle);
+    return -1;
+}
+
+static PyObject *Handle_pin(PyObject *self, PyObject *held) {
     struct handle *handle = ((HandleObject *)self)->handle;
     if (refuse_in_child()) return NULL;
-    bool pinned = handle_pin(handle);
+    int pinned = pin_noted(handle, held);
+    if (pinned < 0) return NULL;
     if (pinned && own_pins.count < (int)(sizeof own_pins.handles / sizeof *own_pins.handles))
         own_pins.handles[own_pins.count++] = handle;
     return PyBool_FromLong(pinned);
@@ -89,10 +98,10 @@ static PyObject *Handle_unpin(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-static PyObject *Handle_hold(PyObject *self, PyObject *unused) {
-    (void)unused;
+static PyObject *Handle_hold(PyObject *self, PyObject *held) {
     if (refuse_in_child()) return NULL;
-    return PyBool_FromLong(handle_pin(((HandleObject *)self)->handle));
+    int pinned = pin_noted(((HandleObject *)self)->handle, held);
+    return pinned < 0 ? NULL : PyBool_FromLong(pinned);
 }
 
 static PyObject *Handle_let_go(PyObject *self, PyObject *unused) {
@@ -179,9 +188,9 @@ static PyObject *Handle_is_used(PyObject *self, void *unused) {
 }
 
 static PyMethodDef handle_methods[] = {
-    {"pin", Handle_pin, METH_NOARGS, "True, and the handle stays valid until unpin(); False if it was closed."},
+    {"pin", Handle_pin, METH_O, "True, noted in a list, and the handle stays valid until unpin(); False if it was closed."},
     {"unpin", Handle_unpin, METH_NOARGS, "Ends one pin, in its thread; the last user of a closed handle destroys it."},
-    {"hold", Handle_hold, METH_NOARGS, "As pin(), until let_go() in any thread."},
+    {"hold", Handle_hold, METH_O, "As pin(), until let_go() in any thread."},
     {"let_go", Handle_let_go, METH_NOARGS, "As unpin(), for hold()."},
     {"close", Handle_close, METH_NOARGS, "Refuses new uses; the driver's code of the destruction, if it happened here."},
     {"drop", Handle_drop, METH_NOARGS, "As close(), but what the driver refuses goes to sys.unraisablehook."},
@@ -613,18 +622,26 @@ static const struct {
     {"STATUS_UNKNOWN", STATUS_UNKNOWN}, {"STATUS_NEAR", STATUS_NEAR}, {"STAGE_TASK", STAGE_TASK}, {"STAGE_WATCHER", STAGE_WATCHER},
     {"WAIT_AUTO", WAIT_AUTO}, {"WAIT_EVENT", WAIT_EVENT}, {"WAIT_SPIN", WAIT_SPIN},
     {"WAITS_READY", WAITS_READY}, {"WAITS_SPUN", WAITS_SPUN}, {"WAITS_HANDED_BACK", WAITS_HANDED_BACK},
-    {"WAITS_BY_TIMER", WAITS_BY_TIMER}, {"WAITS_WATCHED", WAITS_WATCHED}, 
+    {"WAITS_BY_TIMER", WAITS_BY_TIMER}, {"WAITS_WATCHED", WAITS_WATCHED}, {"POINT_SLOTS", POINT_SLOTS},
     {"EVENT_POLLS", EVENT_POLLS}, {"EVENT_PASSES", EVENT_PASSES}, {"RESULT_QUARANTINED", RESULT_QUARANTINED},
     {"RESULT_CAPTURING", RESULT_CAPTURING}, {"POINTS_ARMED", POINTS_ARMED}, {"POINTS_FIRED", POINTS_FIRED},
     {"POINTS_LEAKED", POINTS_LEAKED}, {"POINTS_STALE", POINTS_STALE}, {"POINTS_QUARANTINED", POINTS_QUARANTINED},
     {"HOST_FUNCTIONS_LATE", HOST_FUNCTIONS_LATE}, {"WATCHER_PASSES", WATCHER_PASSES}, {"HANDLES_CREATED", HANDLES_CREATED},
     {"HANDLES_DESTROYED", HANDLES_DESTROYED}, {"HANDLES_RELEASED", HANDLES_RELEASED}, {"HANDLES_OPEN", HANDLES_OPEN},
     {"HANDLES_RETIRED", HANDLES_RETIRED}, {"HANDLES_LEAKED", HANDLES_LEAKED},
+    {"WAIT_RECORDS", WAIT_RECORDS}, {"HISTORIES", HISTORIES},
     {"FUTURES_CREATED", FUTURES_CREATED}, {"FUTURES_DONE", FUTURES_DONE}, {"FUTURES_FAILED", FUTURES_FAILED},
     {"FUTURES_CANCELLED", FUTURES_CANCELLED}, {"FUTURES_DROPPED", FUTURES_DROPPED},
 };
 
 static int module_exec(PyObject *module) {
+    /* The native part, and the driver's threads that call it, know one interpreter. Python 3.12 refuses most others by itself. */
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_ImportError, "aiostream cannot be imported in a subinterpreter, because the driver's threads know only "
+                                           "the main interpreter. Use it there, or in a process of its own (multiprocessing's "
+                                           "'spawn' method).");
+        return -1;
+    }
     if (!handle_type) handle_type = (PyTypeObject *)PyType_FromSpec(&handle_spec);
     if (!handle_type || PyModule_AddObjectRef(module, "Handle", (PyObject *)handle_type) < 0) return -1;
     if (!ticket_type) ticket_type = (PyTypeObject *)PyType_FromSpec(&ticket_spec);

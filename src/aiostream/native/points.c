@@ -72,6 +72,7 @@ static bool grow(void) { /* table_lock held */
         chunk[i].entry.next = (struct queue_entry *)free_slots;
         free_slots = &chunk[i];
     }
+    atomic_fetch_add(&counters[POINT_SLOTS], CHUNK_SLOTS);
     atomic_store(&chunks[number], chunk);
     atomic_store(&chunk_count, number + 1);
     return true;

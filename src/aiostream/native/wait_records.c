@@ -51,6 +51,7 @@ struct shared_history *shared_history_new(void) {
     if (!shared) return NULL;
     shared->refs = 1;
     pthread_mutex_init(&shared->lock, NULL);
+    atomic_fetch_add(&counters[HISTORIES], 1);
     return shared;
 }
 
@@ -61,6 +62,7 @@ void shared_history_unref(struct shared_history *shared) {
     forecast_unref(shared->forecast);
     pthread_mutex_destroy(&shared->lock);
     free(shared);
+    atomic_fetch_sub(&counters[HISTORIES], 1);
 }
 
 void wait_learn(struct wait *wait, int64_t seen) {
@@ -133,6 +135,7 @@ static int make(struct context *context, struct wait **made) {
     }
     wait->event = event;
     wait->context = context;
+    atomic_fetch_add(&counters[WAIT_RECORDS], 1);
     *made = wait;
     return CUDA_SUCCESS;
 }

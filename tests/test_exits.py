@@ -1,0 +1,68 @@
+"""P9, at random: processes that end at any moment with much under way do so soon, quietly, and with the right status.
+
+`AIOSTREAM_EXITS` says how many programs of `exits.py` run, and `AIOSTREAM_EXITS_SEED` which is the first. A failure names its
+seed: `python tests/exits.py SEED` carries that program out.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import exits
+
+COUNT = int(os.environ.get("AIOSTREAM_EXITS", "80"))
+FIRST = int(os.environ.get("AIOSTREAM_EXITS_SEED", "1"))
+EARLY_AWAITS = os.environ.get("AIOSTREAM_EXITS_EARLY_AWAITS", "1") == "1"
+BOUND = 3.0
+"""Seconds from the beginning of the end. Two processes run at once, and each ends threads and a loop."""
+
+
+def end_of(seed: int, driver_kind: str) -> tuple[str | None, float]:
+    """Runs one program; what was wrong with its end, and how long it took."""
+    plan = exits.program(seed, EARLY_AWAITS)
+    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
+    command = [sys.executable, "-W", "error", "-X", "faulthandler", exits.__file__, str(seed)]
+    command += [] if EARLY_AWAITS else ["--no-early-awaits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=40, env=variables, check=False)
+    except subprocess.TimeoutExpired as hang:
+        return f"{plan} did not end: {hang.stderr!r}", 40.0
+    ended = time.monotonic()
+    begun = done.stdout.split()
+    if done.returncode != plan.expected or done.stderr:
+        return f"{plan} ended with {done.returncode}, not {plan.expected}: {done.stderr}", 0.0
+    if not begun:
+        return f"{plan} never came to its end", 0.0
+    took = ended - float(begun[-1]) - plan.waits_in_handlers
+    return f"{plan} took {took:.1f} s to end" if took > BOUND else None, took
+
+
+@pytest.mark.timeout(COUNT * 5 + 120)
+def test_exits_at_random_moments(driver_kind: str) -> None:
+    seeds = range(FIRST, FIRST + COUNT)
+    with ThreadPoolExecutor(2) as two_at_a_time:
+        answers = []
+        for number, answer in enumerate(two_at_a_time.map(lambda seed: end_of(seed, driver_kind), seeds), 1):
+            answers.append(answer)
+            if answer[0] is not None or number % 50 == 0:  # with -s, a long run says how far it is
+                print(number, answer[0] or "programs have ended", flush=True)
+    wrong = [problem for problem, _ in answers if problem is not None]
+    print(f"{COUNT} programs from seed {FIRST}: {len(wrong)} wrong, the slowest took {max(took for _, took in answers):.2f} s")
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_programs_cover_every_end_and_every_handler() -> None:
+    plans = [exits.program(seed) for seed in range(1, 81)]
+    assert {plan.end for plan in plans} == set(exits.ENDS)
+    assert {plan.loop for plan in plans} == set(exits.LOOPS)
+    assert {name for plan in plans for name in plan.pending} == set(exits.PENDING)
+    assert {name for plan in plans for name in plan.threads} == set(exits.THREADS)
+    assert (
+        {name for plan in plans for name in plan.early} == {name for plan in plans for name in plan.late} == set(exits.HANDLERS)
+    )

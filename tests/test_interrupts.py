@@ -1,0 +1,189 @@
+"""KeyboardInterrupt at every place of every await: nothing is lost, nothing hangs, and the stream serves on.
+
+`AIOSTREAM_INTERRUPTS=all` strikes at all places, which takes some minutes. A number says at how many places of each case.
+`AIOSTREAM_INTERRUPTS_SEED` chooses other places.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiostream
+from aiostream import Event, Stream, StreamClosedError, StreamPool, statistics
+from interrupts import Striker, run_interrupted
+from support import settle, spin
+
+PLACES = os.environ.get("AIOSTREAM_INTERRUPTS", "12")
+SEED = int(os.environ.get("AIOSTREAM_INTERRUPTS_SEED", "1"))
+LOOPS = ["asyncio", "uvloop", "trio"]
+
+
+class Scene:
+    """What one interrupted await uses. Everything is made before the strike."""
+
+    def __init__(self, strategy: str = "auto") -> None:
+        self.stream = Stream(wait=strategy)
+        aiostream.set_default_wait(strategy)
+        self.event = Event()
+        aiostream.set_default_wait(None)
+        self.pool = StreamPool(1)
+        self.made: list[Any] = [self.stream, self.event]
+        spin(self.stream, 0.0002)
+        self.event.record(self.stream)
+
+    async def wait(self) -> None:
+        await self.stream.synchronize_async()
+
+    async def wait_for_event(self) -> None:
+        await self.event.synchronize_async()
+
+    async def completion(self) -> None:
+        await self.stream.completion_future()
+
+    async def checked_completion(self) -> None:
+        await self.stream.checked_completion_future()
+
+    async def event_on_stream(self) -> None:
+        await self.event.completion_future_on(self.stream)
+
+    async def enqueue(self) -> None:
+        assert await self.stream.enqueue_async(lambda given, kept: kept, 7) == 7
+
+    async def enqueue_several(self) -> None:
+        futures: list[Any] = [self.stream.enqueue_async(lambda given, kept: spin(given, 0.0001), bytearray(9)) for _ in range(3)]
+        for future in reversed(futures):
+            await future
+
+    async def enqueue_in_thread(self) -> None:
+        assert await self.stream.enqueue_in_thread(lambda given, kept: spin(given, 0.0001) or kept, 7) == 7
+
+    async def wait_for_all(self) -> None:
+        await aiostream.wait([self.stream.completion_future(), self.stream.enqueue_async(lambda given: None)])
+
+    async def drain(self) -> None:
+        self.stream.completion_future()
+        assert await aiostream.drain(timeout=20)
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+    async def block(self) -> None:
+        async with self.stream as stream:
+            spin(stream, 0.0001)
+
+    async def use_pool(self) -> None:
+        async with self.pool.stream() as stream:
+            await stream.enqueue_async(lambda given: spin(given, 0.0001))
+
+    async def close_pool(self) -> None:
+        await self.pool.aclose()
+
+    async def launch(self) -> None:
+        await self.executable().launch_async(self.stream)
+
+    async def launch_and_wait(self) -> None:
+        await self.executable().launch_and_wait(self.stream)
+
+    def executable(self) -> Any:
+        return self.made[-1]
+
+    def capture(self) -> None:
+        """Makes an executable graph."""
+        with self.stream.capture_executable() as scope:
+            self.stream.launch_host_func(int)
+        self.made.append(scope.executable)
+
+    async def serve(self) -> None:
+        """Everything works as before, also on the stream that was interrupted, unless it was closed."""
+        new = Stream()
+        self.made.append(new)
+        for stream in (self.stream, new):
+            if stream.closed:
+                continue
+            spin(stream, 0.0001)
+            try:
+                await stream.synchronize_async()
+                await stream.completion_future()
+                assert await stream.enqueue_async(lambda given: 5) == 5
+                assert await stream.enqueue_in_thread(lambda given: 6) == 6
+            except StreamClosedError:
+                assert stream is self.stream
+                assert stream.closed
+
+    def close(self) -> None:
+        for each in self.made:
+            each.close()
+        self.pool.close()
+
+
+AWAITS: dict[str, tuple[str, Callable[[Scene], Any]]] = {
+    **{f"wait, {strategy}": (strategy, Scene.wait) for strategy in ("auto", "event", "spin", "hostfunc")},
+    **{f"event, {strategy}": (strategy, Scene.wait_for_event) for strategy in ("auto", "event")},
+    **{f"enqueue, {strategy}": (strategy, Scene.enqueue) for strategy in ("auto", "event", "hostfunc")},
+    "completion": ("auto", Scene.completion),
+    "checked completion": ("auto", Scene.checked_completion),
+    "event on stream": ("auto", Scene.event_on_stream),
+    "enqueue several": ("auto", Scene.enqueue_several),
+    "enqueue in thread": ("auto", Scene.enqueue_in_thread),
+    "aiostream.wait": ("auto", Scene.wait_for_all),
+    "drain": ("auto", Scene.drain),
+    "aclose": ("auto", Scene.aclose),
+    "async with": ("auto", Scene.block),
+    "pool": ("auto", Scene.use_pool),
+    "close pool": ("auto", Scene.close_pool),
+    "launch": ("auto", Scene.launch),
+    "launch and wait": ("auto", Scene.launch_and_wait),
+}
+
+
+def strike(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
+    strategy, function = AWAITS[name]
+    scene = Scene(strategy)
+    if name.startswith("launch"):
+        scene.capture()
+    striker = run_interrupted(kind, number, lambda: function(scene), scene.serve, cancels=cancels)
+    scene.close()
+    return striker
+
+
+def interrupt(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
+    """One await with one interrupt; checks that nothing is left of it."""
+    before = statistics()
+    striker = strike(kind, name, number, cancels=cancels)
+
+    def ended() -> bool:
+        now = statistics()
+        quiet = now.points.pending == now.futures.pending == now.waits.pending == 0
+        return now.balanced and quiet and now.handles.open == before.handles.open
+
+    if not settle(ended, 0.2):
+        gc.collect()
+        assert settle(ended, 3), f"{name} on {kind}, interrupted at place {number}, {striker.where}: {before} -> {statistics()}"
+    assert statistics().points.leaked == before.points.leaked, f"{name} on {kind} leaks if interrupted at {striker.where}"
+    return striker
+
+
+# Struck between the making of a coroutine and its first step.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python 3.12 does not trace every instruction that it is asked to")
+@pytest.mark.timeout(1800 if PLACES == "all" else 120)
+@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize("name", AWAITS)
+def test_interrupt_at_any_place_of_an_await_loses_nothing(kind: str, name: str) -> None:
+    rng = random.Random(f"{SEED} {kind} {name}")
+    count = interrupt(kind, name, 0, cancels=False).passed
+    assert count > 5, "the striker does not see the library's code"
+    chosen = range(1, count + 1) if PLACES == "all" else rng.sample(range(1, count + 1), min(count, int(PLACES)))
+    struck = 0
+    for number in chosen:
+        for cancels in (True, False) if PLACES == "all" else (rng.random() < 0.5,):
+            struck += interrupt(kind, name, number, cancels=cancels).has_struck
+    assert struck > 0, "no place was reached again"  # a task that polls comes to more places, or to fewer
+    print(f"{struck} interrupts, {count} places")
