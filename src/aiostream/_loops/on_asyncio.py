@@ -138,6 +138,11 @@ class AsyncioFuture(asyncio.Future[Any]):
         except asyncio.CancelledError:
             self.cancel()  # as asyncio's own does
             raise
+        except GeneratorExit:
+            raise
+        except BaseException:  # an interrupt, perhaps after the last poll, whose ticket arrives without waking the loop
+            _native.queue_wake(current_bridge(_running_loop()).queue)
+            raise
         finally:
             if polled is not None:
                 self.polled = None

@@ -290,11 +290,17 @@ class TrioFuture(OwnFuture):
                 answer = polled.poll()
                 if isinstance(answer, int):
                     break
+            self.polled = None
+            if answer < TICKETS:
+                current_bridge(self._trio).settle_polled(self, point, answer)
+        except (self._trio.Cancelled, GeneratorExit):
+            raise
+        except BaseException:  # an interrupt, perhaps after the last poll, whose ticket arrives without waking the loop
+            _native.queue_wake(current_bridge(self._trio).queue)
+            raise
         finally:
             polled.drop()
             self.polled = None
-        if answer < TICKETS:
-            current_bridge(self._trio).settle_polled(self, point, answer)
 
     def wake(self) -> None:
         """See `PolledFuture`. One task suffices to poll."""

@@ -95,6 +95,7 @@ struct queue *queue_open(void) {
     memset(&queue->turn, 0, sizeof queue->turn);
     queue->polled = (struct polled_waits){0};
     queue->lag = 0; /* its former owner's says nothing of this one */
+    queue->wakeup_suppressed = false; /* an interrupt may have kept its former owner from the drain that ends this */
     queue->refs = 1;
     queue->closed = false;
     timer_open(queue->timer);
