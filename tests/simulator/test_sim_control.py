@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 import time
 
 import pytest
-from simdriver import Gate, address, callback, code, cu, host, ok, raw, run_python, until
+from simdriver import ROOT, Gate, address, callback, code, cu, host, ok, raw, run_python, until
 
 import internals
 from aiostream import simulator
@@ -43,6 +44,50 @@ def test_one_name_several_versions():
         assert address(name, 13000) == found[-1]
     assert address("cuStreamQuery", 12000, 2) != address("cuStreamQuery", 12000, 1) == address("cuStreamQuery", 12000, 0)
     assert address("cuCtxGetCurrent", 12000, 2) == address("cuCtxGetCurrent", 12000, 1)
+
+
+def known_functions() -> list[tuple[str, str, int, str, str]]:
+    """The rows of the simulator's table: CALL or LACK, name, version, symbol, per-thread form."""
+    table = (ROOT / "src/aiostream/simulator/functions.h").read_text()
+    rows = re.findall(r"^(CALL|AGAIN|LACK|LACK_AGAIN)\((\w+), (\d+), (\w+), (\w+)\)$", table, re.MULTILINE)
+    assert len(rows) > 500
+    return [(kind, name, int(version), symbol, form) for kind, name, version, symbol, form in rows]
+
+
+def test_every_function_is_a_symbol_too():
+    library = ctypes.CDLL("libcuda.so.1")
+    for _, name, version, symbol, form in known_functions():
+        exported = ctypes.cast(library[symbol], ctypes.c_void_p).value
+        per_thread = ctypes.cast(library[f"{symbol}_{form}"], ctypes.c_void_p).value if form != "none" else exported
+        if version <= 13000:
+            assert address(name, version, 0) == exported, symbol
+            assert address(name, version, 2) == per_thread, symbol
+
+
+def test_what_is_lacking_answers_by_its_symbol(driver):
+    # NVRTC finds this one by dlsym and does not check what it got: without the symbol it crashes.
+    library, before = ctypes.CDLL("libcuda.so.1"), simulator.unsupported_calls().get("cuGetExportTable", 0)
+    table = ctypes.c_void_p()
+    assert library.cuGetExportTable(ctypes.byref(table), ctypes.create_string_buffer(16)) == 801
+    assert simulator.unsupported_calls()["cuGetExportTable"] == before + 1
+    simulator.fail("cuGetExportTable", 3)
+    assert library.cuGetExportTable(ctypes.byref(table), ctypes.create_string_buffer(16)) == 3
+
+
+def test_nvrtc_compiles_beside_the_simulator():
+    program = """
+        from aiostream import simulator
+        simulator.install()
+        from cuda.bindings import nvrtc
+        try: nvrtc.nvrtcVersion()
+        except RuntimeError: print("no NVRTC"); raise SystemExit
+        made = nvrtc.nvrtcCreateProgram(b'extern "C" __global__ void k(int *p) { *p = 1; }', b"k.cu", 0, None, None)[1]
+        print(int(nvrtc.nvrtcCompileProgram(made, 0, None)[0]))
+    """
+    done = run_python(program, seconds=60)
+    if done.stdout == "no NVRTC\n":
+        pytest.skip("NVRTC is not installed")
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
 def test_why_a_function_was_not_found():

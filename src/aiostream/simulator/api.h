@@ -384,5 +384,7 @@ EXPORT CUresult cuStreamBatchMemOp_v2_ptsz(CUstream handle, unsigned count, cons
 EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec handle, CUstream stream_handle);
 EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec handle, CUstream stream_handle);
 EXPORT CUresult cuLaunchHostFunc_v2_ptsz(CUstream handle, CUhostFn function, void *user_data, unsigned sync_mode);
+EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph_handle, struct instantiate_params
+    *params);
 
 #endif

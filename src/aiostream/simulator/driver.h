@@ -281,14 +281,12 @@ enum {
     ENQUEUES = 16,
     UNSAFE = 32,        /* potentially unsafe during a stream capture */
 };
-#define CALL(name) CALL_##name,
-#define LACK(name) CALL_##name,
+#define CALL(name, version, symbol, forms) CALL_##name,
+#define LACK CALL
 enum call_id {
-#include "calls.h"
+#include "functions.h"
     CALL_COUNT
 };
-#undef CALL
-#undef LACK
 CUresult enter(enum call_id id, unsigned rules); /* OK: the lock is held (unless PURE) */
 CUresult leave(CUresult code);
 CUresult initialise(void);

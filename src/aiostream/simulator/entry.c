@@ -6,13 +6,11 @@
 #include <string.h>
 #include <time.h>
 
-#define CALL(name) {#name, false, 0, 0},
-#define LACK(name) {#name, true, 0, 0},
+#define CALL(name, version, symbol, forms) {#name, false, 0, 0},
+#define LACK(name, version, symbol, forms) {#name, true, 0, 0},
 struct call calls[] = {
-#include "calls.h"
+#include "functions.h"
 };
-#undef CALL
-#undef LACK
 
 _Thread_local struct thread_state me;
 

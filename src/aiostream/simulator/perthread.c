@@ -301,3 +301,9 @@ EXPORT CUresult cuLaunchHostFunc_v2_ptsz(CUstream handle, CUhostFn function, voi
 {
     return cuLaunchHostFunc_v2(or_mine(handle), function, user_data, sync_mode);
 }
+
+/* The stream is one to upload to, and nothing is carried anywhere here. */
+EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph_handle, struct instantiate_params *params)
+{
+    return cuGraphInstantiateWithParams(out, graph_handle, params);
+}
