@@ -146,6 +146,16 @@ def test_what_is_lacking_names_itself():
     assert before >= 0
 
 
+def test_every_code_has_a_name():
+    for known in cu.CUresult:
+        assert ok(cu.cuGetErrorName(known)) == known.name.encode()
+        assert ok(cu.cuGetErrorString(known))
+    name = ctypes.c_char_p(b"x")
+    look_up = raw("cuGetErrorName", 6000, ctypes.c_int, ctypes.c_void_p)
+    assert look_up(12345, ctypes.addressof(name)) == 1
+    assert name.value is None
+
+
 def test_device_attributes():
     names = cu.CUdevice_attribute
     assert ok(cu.cuDeviceGetName(32, 0)).split(b"\0")[0].strip() == b"aiostream simulator"
