@@ -133,7 +133,8 @@ EXPORT CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned 
 
 /* kernels.c */
 EXPORT CUresult aiostream_sim_register_kernel(const char *name, void (*function)(void **), const unsigned *sizes,
-    unsigned count);
+    const unsigned *aligns, unsigned count);
+EXPORT int aiostream_sim_has_kernel(const char *name);
 
 /* memory.c */
 EXPORT CUresult cuMemGetInfo_v2(size_t *unused, size_t *total);
@@ -160,6 +161,7 @@ EXPORT CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned co
 EXPORT CUresult cuModuleUnload(CUmodule handle);
 EXPORT CUresult cuModuleGetLoadingMode(int *out);
 EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule handle, const char *name);
+EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule handle, const char *name);
 EXPORT CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit, void **jit_values, unsigned jit_count,
     int *options, void **values, unsigned count);
 EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit, void **jit_values, unsigned
@@ -167,19 +169,41 @@ EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit
 EXPORT CUresult cuLibraryUnload(CUlibrary handle);
 EXPORT CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary handle, const char *name);
 EXPORT CUresult cuLibraryGetModule(CUmodule *out, CUlibrary handle);
+EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *out, size_t *bytes, CUlibrary handle, const char *name);
 EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel);
-EXPORT CUresult cuFuncGetName(const char **out, CUfunction handle);
-EXPORT CUresult cuKernelGetName(const char **out, CUkernel handle);
-EXPORT CUresult cuFuncGetAttribute(int *out, int which, CUfunction handle);
-EXPORT CUresult cuKernelGetAttribute(int *out, int which, CUkernel handle, CUdevice device);
-EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle);
-EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *bytes);
-EXPORT CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *bytes);
-EXPORT CUresult cuFuncLoad(CUfunction handle);
-EXPORT CUresult cuFuncIsLoaded(int *state, CUfunction handle);
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned
     block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters, void **extra);
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra);
+
+/* function.c */
+EXPORT CUresult cuFuncGetName(const char **out, CUfunction handle);
+EXPORT CUresult cuKernelGetName(const char **out, CUkernel handle);
+EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle);
+EXPORT CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel handle);
+EXPORT CUresult cuFuncLoad(CUfunction handle);
+EXPORT CUresult cuFuncIsLoaded(int *state, CUfunction handle);
+EXPORT CUresult cuFuncGetAttribute(int *out, int which, CUfunction handle);
+EXPORT CUresult cuFuncSetAttribute(CUfunction handle, int which, int value);
+EXPORT CUresult cuKernelGetAttribute(int *out, int which, CUkernel handle, CUdevice device);
+EXPORT CUresult cuKernelSetAttribute(int which, int value, CUkernel handle, CUdevice device);
+EXPORT CUresult cuFuncSetCacheConfig(CUfunction handle, int config);
+EXPORT CUresult cuKernelSetCacheConfig(CUkernel handle, int config, CUdevice device);
+EXPORT CUresult cuFuncSetSharedMemConfig(CUfunction handle, int config);
+EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *bytes);
+EXPORT CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *bytes);
+EXPORT CUresult cuFuncGetParamCount(CUfunction handle, size_t *count);
+EXPORT CUresult cuKernelGetParamCount(CUkernel handle, size_t *count);
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction function, int block_size, size_t
+    shared_bytes);
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, CUfunction function, int block_size,
+    size_t shared_bytes, unsigned flags);
+EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, size_t (*shared_of)(int),
+    size_t shared_bytes, int limit);
+EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function, size_t
+    (*shared_of)(int), size_t shared_bytes, int limit, unsigned flags);
+EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *out, CUfunction handle, int blocks, int block_size);
+EXPORT CUresult cuProfilerStart(void);
+EXPORT CUresult cuProfilerStop(void);
 
 /* stream.c */
 EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags);

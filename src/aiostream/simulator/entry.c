@@ -76,6 +76,8 @@ EXPORT CUresult cuInit(unsigned flags)
     CUresult code = enter(CALL_cuInit, PURE);
     if (code != OK)
         return code;
+    if (atomic_load(&sim.forked))
+        return NOT_INITIALIZED; /* as every other call of a child whose parent used the driver */
     if (flags != 0)
         return INVALID_VALUE;
     if (me.in_host_function)

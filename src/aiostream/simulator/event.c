@@ -111,10 +111,12 @@ struct op *event_record_op(struct event *event)
     return op;
 }
 
-struct op *event_wait_op(const struct event *event)
+struct op *event_wait_op(const struct event *event, bool on_legacy)
 {
-    if (event->marker == NULL || event->marker->done)
+    if (event->marker == NULL)
         return NULL;
+    if (event->marker->done)
+        return on_legacy ? op_new(OP_EMPTY, 0) : NULL;
     struct op *op = op_new(OP_WAIT_EVENT, 0);
     op->u.mark.marker = event->marker;
     event->marker->references++;
@@ -174,7 +176,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsign
         return leave(ILLEGAL_STATE);
     if (event->capture != NULL || stream->capture != NULL)
         return leave(capture_wait(stream, event));
-    struct op *op = event_wait_op(event);
+    struct op *op = event_wait_op(event, stream->legacy);
     return leave(op != NULL ? enqueue(stream, op) : OK);
 }
 

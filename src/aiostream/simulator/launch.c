@@ -222,7 +222,7 @@ static void put_work(const struct launch *launch, struct stream *stream, const s
     if (node == NULL || node->disabled)
         return;
     struct op *event_op = node->type == NODE_RECORD_EVENT ? event_record_op(node->event)
-                        : node->type == NODE_WAIT_EVENT   ? event_wait_op(node->event)
+                        : node->type == NODE_WAIT_EVENT   ? event_wait_op(node->event, false)
                                                           : NULL;
     if (event_op != NULL)
         put(launch, stream, event_op);

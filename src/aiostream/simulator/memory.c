@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* Sorted by base, under sim.lock. */
 static struct allocation *allocations;
@@ -58,12 +59,19 @@ static bool on_device(const struct allocation *allocation)
     return allocation->kind == MEMORY_DEVICE || allocation->kind == MEMORY_MANAGED;
 }
 
+/* Pages of their own, because programs register whole pages around memory of the heap: what they share with ours would be
+ * registered already. 0: there is no such number of bytes. */
+static size_t whole_pages(size_t bytes)
+{
+    return bytes > SIZE_MAX - 4095 ? 0 : (bytes + 4095) / 4096 * 4096;
+}
+
 static void take_out(struct allocation *allocation)
 {
     if (on_device(allocation))
         sim.devices[allocation->device].used -= allocation->bytes;
     if (allocation->kind != MEMORY_REGISTERED)
-        free((void *)allocation->base);
+        munmap((void *)allocation->base, whole_pages(allocation->bytes));
     size_t i = (size_t)(allocation - allocations);
     allocation_count--;
     memmove(allocation, allocation + 1, (allocation_count - i) * sizeof *allocations);
@@ -91,14 +99,20 @@ static CUresult allocate(struct context *context, size_t bytes, int kind, unsign
     bool counts = kind == MEMORY_DEVICE || kind == MEMORY_MANAGED;
     if (counts && bytes > device->total - device->used)
         return OUT_OF_MEMORY;
-    void *memory = bytes > SIZE_MAX - 512 ? NULL : aligned_alloc(512, (bytes + 511) / 512 * 512);
-    if (memory == NULL)
+    size_t pages = whole_pages(bytes);
+    void *memory = pages == 0 ? MAP_FAILED : mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
         return OUT_OF_MEMORY;
     if (counts)
         device->used += bytes;
     add(memory, bytes, context, kind, flags);
     *out = memory;
     return OK;
+}
+
+CUresult memory_make_device(struct context *context, size_t bytes, void **out)
+{
+    return allocate(context, bytes, MEMORY_DEVICE, 0, out);
 }
 
 /* Freeing waits for the work of the memory's context, as cuMemFree does: an op may still be using it. */
