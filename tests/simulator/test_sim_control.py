@@ -137,13 +137,11 @@ def test_another_driver_version():
 
 
 def test_what_is_lacking_names_itself():
-    before = simulator.unsupported_calls().get("cuGraphInstantiateWithFlags", 0) + simulator.unsupported_calls().get(
-        "cuGraphInstantiate", 0
-    )
-    assert code(cu.cuDeviceGetDefaultMemPool(0)) == 801
-    assert simulator.unsupported_calls()["cuDeviceGetDefaultMemPool"] >= 1
-    assert simulator.calls("cuDeviceGetDefaultMemPool") == simulator.unsupported_calls()["cuDeviceGetDefaultMemPool"]
-    assert before >= 0
+    before = simulator.unsupported_calls().get("cuGraphConditionalHandleCreate", 0)
+    graph = ok(cu.cuGraphCreate(0))
+    assert code(cu.cuGraphConditionalHandleCreate(graph, ok(cu.cuCtxGetCurrent()), 0, 0)) == 801
+    assert simulator.unsupported_calls()["cuGraphConditionalHandleCreate"] == before + 1
+    assert simulator.calls("cuGraphConditionalHandleCreate") == before + 1
 
 
 def test_every_code_has_a_name():
@@ -168,7 +166,7 @@ def test_device_attributes():
         names.CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED: 1,
         names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: 9,
         names.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS: 1,
-        names.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: 0,
+        names.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: 1,
     }.items():
         assert ok(cu.cuDeviceGetAttribute(attribute, 0)) == value
 

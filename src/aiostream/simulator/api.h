@@ -95,6 +95,9 @@ EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice devic
 EXPORT CUresult cuDeviceGetPCIBusId(char *out, int length, CUdevice device);
 EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *id);
 EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer);
+EXPORT CUresult cuDeviceGetP2PAttribute(int *out, int which, CUdevice device, CUdevice peer);
+EXPORT CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags);
+EXPORT CUresult cuCtxDisablePeerAccess(CUcontext handle);
 
 /* entry.c */
 EXPORT CUresult cuInit(unsigned flags);
@@ -139,10 +142,10 @@ EXPORT int aiostream_sim_has_kernel(const char *name);
 /* memory.c */
 EXPORT CUresult cuMemGetInfo_v2(size_t *unused, size_t *total);
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes);
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element);
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags);
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address);
 EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address);
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle);
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle);
 EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes);
 EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags);
@@ -153,6 +156,39 @@ EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags
 EXPORT CUresult cuMemHostUnregister(void *address);
 EXPORT CUresult cuPointerGetAttribute(void *out, int which, CUdeviceptr address);
 EXPORT CUresult cuPointerGetAttributes(unsigned count, int *which, void **out, CUdeviceptr address);
+
+/* pool.c */
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props);
+EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle);
+EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep);
+EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool handle, int which, void *out);
+EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int which, const void *value);
+EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool handle, const struct access *map, size_t count);
+EXPORT CUresult cuMemPoolGetAccess(int *out, CUmemoryPool handle, const struct location *location);
+EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device);
+EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device);
+EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
+EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, const struct location *location, int allocation);
+EXPORT CUresult cuMemGetMemPool(CUmemoryPool *out, const struct location *location, int allocation);
+EXPORT CUresult cuMemSetMemPool(const struct location *location, int allocation, CUmemoryPool pool);
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle);
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, CUstream stream_handle);
+
+/* rows.c */
+EXPORT CUresult cuMemcpy2D_v2(const struct copy_params_2d *params);
+EXPORT CUresult cuMemcpy2DUnaligned_v2(const struct copy_params_2d *params);
+EXPORT CUresult cuMemcpy3D_v2(const struct copy_params *params);
+EXPORT CUresult cuMemcpy2DAsync_v2(const struct copy_params_2d *params, CUstream stream);
+EXPORT CUresult cuMemcpy3DAsync_v2(const struct copy_params *params, CUstream stream);
+EXPORT CUresult cuMemsetD2D8_v2(CUdeviceptr to, size_t pitch, unsigned char value, size_t count, size_t height);
+EXPORT CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t count, size_t height,
+    CUstream stream);
+EXPORT CUresult cuMemsetD2D16_v2(CUdeviceptr to, size_t pitch, unsigned short value, size_t count, size_t height);
+EXPORT CUresult cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t count, size_t height,
+    CUstream stream);
+EXPORT CUresult cuMemsetD2D32_v2(CUdeviceptr to, size_t pitch, unsigned value, size_t count, size_t height);
+EXPORT CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned value, size_t count, size_t height, CUstream
+    stream);
 
 /* module.c */
 EXPORT CUresult cuModuleLoad(CUmodule *out, const char *path);
@@ -330,7 +366,7 @@ EXPORT CUresult cuUserObjectRelease(CUuserObject handle, unsigned count);
 EXPORT CUresult cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count, unsigned flags);
 EXPORT CUresult cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count);
 
-/* copy.c, for the per-thread forms of perthread.c: synchronous, on a stream of choice; hidden */
+/* copy.c and rows.c, for the per-thread forms of perthread.c: synchronous, on a stream of choice; hidden */
 CUresult copy_now(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes);
 CUresult copy_to_device(CUstream stream, CUdeviceptr to, const void *from, size_t bytes);
 CUresult copy_to_host(CUstream stream, void *to, CUdeviceptr from, size_t bytes);
@@ -339,6 +375,12 @@ CUresult copy_to_peer(CUstream stream, CUdeviceptr to, CUcontext to_context, CUd
 CUresult fill1(CUstream stream, CUdeviceptr to, unsigned char value, size_t count);
 CUresult fill2(CUstream stream, CUdeviceptr to, unsigned short value, size_t count);
 CUresult fill4(CUstream stream, CUdeviceptr to, unsigned value, size_t count);
+CUresult copy_2d_now(CUstream stream, const struct copy_params_2d *params);
+CUresult copy_2d_unaligned(CUstream stream, const struct copy_params_2d *params);
+CUresult copy_3d_now(CUstream stream, const struct copy_params *params);
+CUresult fill_2d1(CUstream stream, CUdeviceptr to, size_t pitch, unsigned char value, size_t count, size_t height);
+CUresult fill_2d2(CUstream stream, CUdeviceptr to, size_t pitch, unsigned short value, size_t count, size_t height);
+CUresult fill_2d4(CUstream stream, CUdeviceptr to, size_t pitch, unsigned value, size_t count, size_t height);
 
 /* perthread.c */
 EXPORT CUresult cuStreamGetPriority_ptsz(CUstream handle, int *out);
@@ -410,5 +452,21 @@ EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec handle, CUstream stream_handle);
 EXPORT CUresult cuLaunchHostFunc_v2_ptsz(CUstream handle, CUhostFn function, void *user_data, unsigned sync_mode);
 EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph_handle, struct instantiate_params
     *params);
+EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream);
+EXPORT CUresult cuMemcpy2D_v2_ptds(const struct copy_params_2d *params);
+EXPORT CUresult cuMemcpy2DUnaligned_v2_ptds(const struct copy_params_2d *params);
+EXPORT CUresult cuMemcpy3D_v2_ptds(const struct copy_params *params);
+EXPORT CUresult cuMemcpy2DAsync_v2_ptsz(const struct copy_params_2d *params, CUstream stream);
+EXPORT CUresult cuMemcpy3DAsync_v2_ptsz(const struct copy_params *params, CUstream stream);
+EXPORT CUresult cuMemsetD2D8_v2_ptds(CUdeviceptr to, size_t pitch, unsigned char value, size_t count, size_t height);
+EXPORT CUresult cuMemsetD2D8Async_ptsz(CUdeviceptr to, size_t pitch, unsigned char value, size_t count, size_t height,
+    CUstream stream);
+EXPORT CUresult cuMemsetD2D16_v2_ptds(CUdeviceptr to, size_t pitch, unsigned short value, size_t count, size_t
+    height);
+EXPORT CUresult cuMemsetD2D16Async_ptsz(CUdeviceptr to, size_t pitch, unsigned short value, size_t count, size_t
+    height, CUstream stream);
+EXPORT CUresult cuMemsetD2D32_v2_ptds(CUdeviceptr to, size_t pitch, unsigned value, size_t count, size_t height);
+EXPORT CUresult cuMemsetD2D32Async_ptsz(CUdeviceptr to, size_t pitch, unsigned value, size_t count, size_t height,
+    CUstream stream);
 
 #endif

@@ -23,6 +23,7 @@ static const struct { int attribute, value; } attributes[] = {
     {97, 232448}, {99, 1}, {106, 32}, {111, 1024}, {113, 1},
     {122, 1}, {123, 1}, /* stream memory operations: 64 bit, NOR */
     {109, 134217728}, /* MAX_ACCESS_POLICY_WINDOW_SIZE */
+    {115, 1},         /* MEMORY_POOLS_SUPPORTED */
     {126, 4},         /* MEM_SYNC_DOMAIN_COUNT */
 };
 
@@ -201,12 +202,57 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *id)
     return leave(INVALID_DEVICE);
 }
 
-/* All devices share the host's memory, but peer access is a promise about GPUs, and enabling it is not simulated. */
+/* --- peers: every device here reaches all memory; what was enabled is kept, and checked by nothing --- */
+
 EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer)
 {
     ENTER(cuDeviceCanAccessPeer, DEAD_OK);
     CUresult code = out == NULL ? INVALID_VALUE : check(device) != OK ? INVALID_DEVICE : check(peer);
     if (code == OK)
-        *out = 0;
+        *out = device != peer;
+    return leave(code);
+}
+
+EXPORT CUresult cuDeviceGetP2PAttribute(int *out, int which, CUdevice device, CUdevice peer)
+{
+    enum { PERFORMANCE_RANK = 1, ACCESS = 2, NATIVE_ATOMICS = 3, ARRAYS = 4, PARTIAL_ATOMICS = 5 };
+    ENTER(cuDeviceGetP2PAttribute, DEAD_OK);
+    CUresult code = out == NULL || which < PERFORMANCE_RANK || which > PARTIAL_ATOMICS ? INVALID_VALUE : check(device);
+    if (code == OK)
+        code = device != peer ? check(peer) : INVALID_DEVICE;
+    if (code == OK)
+        *out = which == ACCESS || which == NATIVE_ATOMICS;
+    return leave(code);
+}
+
+static CUresult find_peer(CUcontext handle, struct context **current, struct context **peer)
+{
+    CUresult code = current_context(current);
+    if (code == OK)
+        code = find_context(handle, peer);
+    return code == OK && (*current)->device == (*peer)->device ? PEER_ACCESS_UNSUPPORTED : code;
+}
+
+EXPORT CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags)
+{
+    ENTER(cuCtxEnablePeerAccess, 0);
+    struct context *current, *peer;
+    CUresult code = flags != 0 ? INVALID_VALUE : find_peer(handle, &current, &peer);
+    if (code == OK && current->peers[peer->device])
+        code = PEER_ACCESS_ALREADY_ENABLED;
+    if (code == OK)
+        current->peers[peer->device] = true;
+    return leave(code);
+}
+
+EXPORT CUresult cuCtxDisablePeerAccess(CUcontext handle)
+{
+    ENTER(cuCtxDisablePeerAccess, 0);
+    struct context *current, *peer;
+    CUresult code = find_peer(handle, &current, &peer);
+    if (code == PEER_ACCESS_UNSUPPORTED || (code == OK && !current->peers[peer->device]))
+        code = PEER_ACCESS_NOT_ENABLED;
+    if (code == OK)
+        current->peers[peer->device] = false;
     return leave(code);
 }

@@ -21,7 +21,7 @@ typedef int CUresult;
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef void *CUcontext, *CUstream, *CUevent, *CUmodule, *CUfunction, *CUlibrary, *CUkernel, *CUgraph, *CUgraphNode;
-typedef void *CUgraphExec, *CUuserObject, *CUgreenCtx;
+typedef void *CUgraphExec, *CUuserObject, *CUgreenCtx, *CUmemoryPool;
 typedef CUresult (*CUrecaptureFn)(void *user_data, CUgraphNode node, const void *before, const void *now, int status);
 typedef struct { char bytes[16]; } CUuuid;
 typedef void (*CUhostFn)(void *user_data);
@@ -37,7 +37,8 @@ typedef struct {
 
 enum {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_PTX = 218, UNSUPPORTED_PTX_VERSION = 222, FILE_NOT_FOUND = 301, INVALID_HANDLE = 400,
+    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_PTX = 218, UNSUPPORTED_PTX_VERSION = 222, PEER_ACCESS_UNSUPPORTED = 217, FILE_NOT_FOUND = 301,
+    PEER_ACCESS_ALREADY_ENABLED = 704, PEER_ACCESS_NOT_ENABLED = 705, INVALID_HANDLE = 400,
     ILLEGAL_STATE = 401, LOSSY_QUERY = 402, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
     CONTEXT_IS_DESTROYED = 709, HOST_ALREADY_REGISTERED = 712, HOST_NOT_REGISTERED = 713, LAUNCH_FAILED = 719,
     NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
@@ -54,7 +55,7 @@ enum {
 
 enum object_kind {
     OBJECT_STREAM = 1, OBJECT_EVENT, OBJECT_MODULE, OBJECT_LIBRARY, OBJECT_FUNCTION, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXECUTABLE,
-    OBJECT_USER,
+    OBJECT_USER, OBJECT_POOL,
 };
 
 /* A thread blocked in the driver. Lives on that thread's stack; whoever wakes it takes it off its list. */
@@ -112,6 +113,19 @@ struct op {
     size_t payload_bytes;
     _Alignas(16) unsigned char payload[]; /* kernel arguments, or the snapshot of a pageable source */
 };
+
+/* As in the ABI. */
+struct location { int type, id; };
+struct access { struct location location; int flags; };
+struct pool_props {
+    int allocation, handles;
+    struct location location;
+    void *security;
+    size_t most;
+    unsigned short usage;
+    unsigned char reserved[54];
+};
+_Static_assert(sizeof(struct pool_props) == 88, "this crosses the ABI");
 
 /* As in the ABI: zeros for an ordinary edge. */
 struct edge { unsigned char from_port, to_port, type, reserved[5]; };
@@ -181,6 +195,7 @@ struct context {
     pthread_cond_t host_work;
     struct waiter *host_idle; /* waiting for the running host function to return */
     size_t limits[3];
+    bool peers[MAX_DEVICES]; /* whose memory its kernels were allowed to reach */
 };
 
 struct device {
@@ -192,6 +207,7 @@ struct device {
     struct stream **requests;
     size_t request_count, request_space;
     unsigned primary_flags;
+    struct pool *default_pool, *pool; /* pool: what cuMemAllocAsync takes from; NULL: not asked for yet */
 };
 
 struct kernel {
@@ -242,6 +258,7 @@ struct allocation {
     size_t bytes;
     int device;
     struct context *context;
+    struct pool *pool; /* NULL: none */
     enum { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED } kind;
     unsigned flags;
     uint64_t id;
@@ -384,6 +401,12 @@ struct allocation *find_allocation(const void *address);
 CUresult check_device_memory(CUdeviceptr address, size_t bytes);
 void memory_free_device(void *base);
 CUresult memory_make_device(struct context *context, size_t bytes, void **out);
+CUresult memory_make_from(struct pool *pool, struct context *context, size_t bytes, void **out);
+
+/* --- pool.c --- */
+int pool_device(const struct pool *pool);
+CUresult pool_take(struct pool *pool, size_t bytes);
+void pool_give(struct pool *pool, size_t bytes); /* may free it */
 void memory_release_context(struct context *context);
 
 /* --- ptx.c --- */

@@ -26,6 +26,8 @@ struct copy_end { /* one end of a CUDA_MEMCPY3D */
     size_t pitch, height;
 };
 struct copy_params { struct copy_end from, to; size_t width, height, depth; };
+struct copy_end_2d { size_t x, y; int type; void *host; CUdeviceptr device; void *array; size_t pitch; };
+struct copy_params_2d { struct copy_end_2d from, to; size_t width, height; }; /* a CUDA_MEMCPY2D */
 struct fill_params { CUdeviceptr to; size_t pitch; unsigned value, width; size_t count, height; CUcontext context; };
 struct host_params { CUhostFn function; void *user_data; unsigned sync_mode; CUcontext context; CUgreenCtx green; };
 union word_params {
@@ -51,7 +53,7 @@ struct node_params {
 };
 struct instantiate_params { uint64_t flags; CUstream upload; CUgraphNode error; int result; };
 struct update_info { int result; CUgraphNode error, error_from; };
-_Static_assert(sizeof(struct copy_params) == 200 && sizeof(union word_params) == 48 && sizeof(struct node_params) == 256,
+_Static_assert(sizeof(struct copy_params) == 200 && sizeof(struct copy_params_2d) == 128 && sizeof(union word_params) == 48 && sizeof(struct node_params) == 256,
                "these cross the ABI");
 
 /* --- ours --- */

@@ -50,7 +50,7 @@ static struct allocation *add(void *base, size_t bytes, struct context *context,
     size_t i = position((uintptr_t)base);
     memmove(&allocations[i + 1], &allocations[i], (allocation_count - i) * sizeof *allocations);
     allocation_count++;
-    allocations[i] = (struct allocation){(uintptr_t)base, bytes, context->device, context, kind, flags, ++sim.next_id};
+    allocations[i] = (struct allocation){(uintptr_t)base, bytes, context->device, context, NULL, kind, flags, ++sim.next_id};
     return &allocations[i];
 }
 
@@ -68,7 +68,9 @@ static size_t whole_pages(size_t bytes)
 
 static void take_out(struct allocation *allocation)
 {
-    if (on_device(allocation))
+    if (allocation->pool != NULL)
+        pool_give(allocation->pool, allocation->bytes);
+    else if (on_device(allocation))
         sim.devices[allocation->device].used -= allocation->bytes;
     if (allocation->kind != MEMORY_REGISTERED)
         munmap((void *)allocation->base, whole_pages(allocation->bytes));
@@ -91,22 +93,47 @@ void memory_release_context(struct context *context)
             take_out(&allocations[i - 1]);
 }
 
+static CUresult map_memory(size_t bytes, void **out)
+{
+    size_t pages = whole_pages(bytes);
+    *out = pages == 0 ? MAP_FAILED : mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return *out == MAP_FAILED ? OUT_OF_MEMORY : OK;
+}
+
 static CUresult allocate(struct context *context, size_t bytes, int kind, unsigned flags, void **out)
 {
     struct device *device = &sim.devices[context->device];
+    void *memory;
     if (bytes == 0 || out == NULL)
         return INVALID_VALUE;
     bool counts = kind == MEMORY_DEVICE || kind == MEMORY_MANAGED;
     if (counts && bytes > device->total - device->used)
         return OUT_OF_MEMORY;
-    size_t pages = whole_pages(bytes);
-    void *memory = pages == 0 ? MAP_FAILED : mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-        return OUT_OF_MEMORY;
+    CUresult code = map_memory(bytes, &memory);
+    if (code != OK)
+        return code;
     if (counts)
         device->used += bytes;
     add(memory, bytes, context, kind, flags);
     *out = memory;
+    return OK;
+}
+
+CUresult memory_make_from(struct pool *pool, struct context *context, size_t bytes, void **out)
+{
+    if (bytes == 0)
+        return INVALID_VALUE;
+    CUresult code = pool_take(pool, bytes);
+    if (code != OK)
+        return code;
+    code = map_memory(bytes, out);
+    if (code != OK) {
+        pool_give(pool, bytes);
+        return code;
+    }
+    struct allocation *made = add(*out, bytes, context, MEMORY_DEVICE, 0);
+    made->pool = pool;
+    made->device = pool_device(pool);
     return OK;
 }
 
@@ -157,6 +184,24 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
     return leave(code);
 }
 
+/* Rows begin at multiples of 512 bytes, as on an H200. */
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+    ENTER(cuMemAllocPitch, UNSAFE);
+    struct context *context;
+    void *memory;
+    bool valid = out != NULL && pitch != NULL && width > 0 && height > 0 && (element == 4 || element == 8 || element == 16);
+    CUresult code = !valid || width > SIZE_MAX / 2 / height - 512 ? INVALID_VALUE : current_context(&context);
+    size_t row = (width + 511) / 512 * 512;
+    if (code == OK)
+        code = allocate(context, row * height, MEMORY_DEVICE, 0, &memory);
+    if (code != OK)
+        return leave(code);
+    *out = (uintptr_t)memory;
+    *pitch = row;
+    return leave(OK);
+}
+
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags)
 {
     ENTER(cuMemAllocManaged, UNSAFE);
@@ -187,24 +232,6 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
     if (bytes != NULL)
         *bytes = found->bytes;
     return leave(OK);
-}
-
-/* The memory is there at once, for use in stream order; cuMemFreeAsync gives it back in stream order. */
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle)
-{
-    ENTER(cuMemAllocAsync, ENQUEUES);
-    struct stream *stream;
-    void *memory;
-    CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
-    if (code == OK)
-        code = capture_forbids_legacy(stream);
-    if (code == OK && stream->capture != NULL)
-        code = NOT_SUPPORTED; /* would be a memory-allocation node */
-    if (code == OK)
-        code = allocate(stream->context, bytes, MEMORY_DEVICE, 0, &memory);
-    if (code == OK)
-        *out = (uintptr_t)memory;
-    return leave(code);
 }
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
@@ -335,6 +362,9 @@ static CUresult attribute(void *out, int which, CUdeviceptr address, const struc
         return OK;
     case 12:
         *(size_t *)out = found->bytes;
+        return OK;
+    case 17:
+        *(CUmemoryPool *)out = found->pool;
         return OK;
     default:
         return NOT_SUPPORTED;
