@@ -306,6 +306,11 @@ EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec handle, CUgraphNode node, c
 EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec handle, CUgraphNode node_handle, unsigned enabled);
 EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec handle, CUgraphNode node_handle, unsigned *out);
 
+/* graphmemory.c */
+EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int which, void *out);
+EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, int which, void *value);
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device);
+
 /* launch.c */
 EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle);
 EXPORT CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle);
@@ -357,6 +362,13 @@ EXPORT CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *out);
 EXPORT CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode node, CUevent *out);
 EXPORT CUresult cuGraphEventWaitNodeGetEvent(CUgraphNode node, CUevent *out);
 EXPORT CUresult cuGraphBatchMemOpNodeGetParams(CUgraphNode node, struct words_params *out);
+
+EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+    struct alloc_params *params);
+EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+    CUdeviceptr address);
+EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, struct alloc_params *out);
+EXPORT CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *out);
 
 /* userobject.c */
 EXPORT CUresult cuUserObjectCreate(CUuserObject *out, void *pointer, CUhostFn destroy, unsigned count,

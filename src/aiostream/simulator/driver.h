@@ -259,6 +259,7 @@ struct allocation {
     int device;
     struct context *context;
     struct pool *pool; /* NULL: none */
+    struct graph_memory *graph_memory; /* whose memory it is; NULL: not a graph's */
     enum { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED } kind;
     unsigned flags;
     uint64_t id;

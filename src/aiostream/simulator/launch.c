@@ -322,7 +322,11 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
     if (code == OK && !contexts_live(executable))
         code = CONTEXT_IS_DESTROYED;
     if (code == OK)
+        code = graph_memory_can_launch(executable, executable->flags & 1 /* AUTO_FREE_ON_LAUNCH */);
+    if (code == OK) {
+        graph_memory_launch(executable);
         launch_on(executable, stream);
+    }
     return leave(code);
 }
 

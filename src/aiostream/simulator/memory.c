@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include "api.h"
+#include "graph.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -50,7 +51,7 @@ static struct allocation *add(void *base, size_t bytes, struct context *context,
     size_t i = position((uintptr_t)base);
     memmove(&allocations[i + 1], &allocations[i], (allocation_count - i) * sizeof *allocations);
     allocation_count++;
-    allocations[i] = (struct allocation){(uintptr_t)base, bytes, context->device, context, NULL, kind, flags, ++sim.next_id};
+    allocations[i] = (struct allocation){(uintptr_t)base, bytes, context->device, context, NULL, NULL, kind, flags, ++sim.next_id};
     return &allocations[i];
 }
 
@@ -68,6 +69,8 @@ static size_t whole_pages(size_t bytes)
 
 static void take_out(struct allocation *allocation)
 {
+    if (allocation->graph_memory != NULL)
+        allocation->graph_memory->base = NULL;
     if (allocation->pool != NULL)
         pool_give(allocation->pool, allocation->bytes);
     else if (on_device(allocation))
@@ -82,7 +85,9 @@ static void take_out(struct allocation *allocation)
 void memory_free_device(void *base)
 {
     struct allocation *found = find_allocation(base);
-    if (found != NULL)
+    if (found != NULL && found->graph_memory != NULL)
+        graph_memory_release(found->graph_memory); /* a life has ended */
+    else if (found != NULL)
         take_out(found);
 }
 
@@ -155,7 +160,12 @@ static CUresult free_now(void *base, bool host)
     found = find_allocation(base); /* the table may have moved, or another thread may have freed it */
     if (found == NULL || found->id != id)
         return INVALID_VALUE;
-    take_out(found);
+    if (found->graph_memory == NULL)
+        take_out(found);
+    else if (graph_memory_end(found->graph_memory) == OK)
+        graph_memory_release(found->graph_memory);
+    else
+        return INVALID_VALUE;
     return OK;
 }
 
@@ -247,7 +257,9 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
     if (code == OK)
         code = capture_forbids_legacy(stream);
     if (code == OK && stream->capture != NULL)
-        code = NOT_SUPPORTED;
+        return leave(graph_memory_capture_free(stream, address));
+    if (code == OK && found->graph_memory != NULL)
+        code = graph_memory_end(found->graph_memory);
     if (code != OK)
         return leave(code);
     struct op *op = op_new(OP_FREE, 0);

@@ -3,6 +3,7 @@
 #include "driver.h"
 
 #include "api.h"
+#include "graph.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -301,7 +302,7 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, struct pool *pool, stru
     void *memory;
     CUresult code = capture_forbids_legacy(stream);
     if (code == OK && stream->capture != NULL)
-        code = NOT_SUPPORTED; /* would be a memory-allocation node */
+        return leave(graph_memory_capture(stream, bytes, out));
     if (code == OK)
         code = memory_make_from(pool, stream->context, bytes, &memory);
     if (code == OK)
