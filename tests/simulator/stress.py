@@ -15,7 +15,8 @@ import time
 
 from aiostream import simulator
 
-PTX = b".version 8.0\n.target sm_90\n.entry spin(){} .entry saxpy(){} .entry fill32(){} .entry stamp(){} .entry empty(){} .entry trap(){}\0"
+NAMES = (b"spin", b"saxpy", b"fill32", b"stamp", b"empty", b"trap")
+PTX = b".version 8.0\n.target sm_90\n" + b"".join(b".entry %s(){} " % name for name in NAMES) + b"\0"
 LARGE = 4 << 20  # a fill of this takes long enough for a fault to come in the middle of it
 HANDLE = ctypes.c_void_p
 HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
