@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import re
 import threading
 import time
@@ -62,6 +63,15 @@ def test_every_function_is_a_symbol_too():
         if version <= 13000:
             assert address(name, version, 0) == exported, symbol
             assert address(name, version, 2) == per_thread, symbol
+
+
+def test_the_page_lists_every_function():
+    spec = importlib.util.spec_from_file_location("make_simulator", ROOT / "docs/make_simulator.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.PAGE.read_text() == script.page(), "run python docs/make_simulator.py"
+    listed = [name for group in script.functions().values() for names in group for name in names]
+    assert sorted(listed) == sorted({name for _, name, _, _, _ in known_functions()})
 
 
 def test_what_is_lacking_answers_by_its_symbol(driver):
