@@ -140,13 +140,22 @@ def test_the_pools_of_a_device(pool, stream):
 
 
 def test_memory_of_another_devices_pool(stream):
-    other = ok(cu.cuMemPoolCreate(properties(1)))
-    memory = ok(cu.cuMemAllocFromPoolAsync(MIB, other, stream))
+    own, other, access = ok(cu.cuMemAlloc(64)), ok(cu.cuMemPoolCreate(properties(1))), cu.CUmemAccessDesc()
+    memory = ok(cu.cuMemAllocFromPoolAsync(64, other, stream))
     assert ok(cu.cuPointerGetAttribute(cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, memory)) == 1
-    ok(cu.cuMemsetD8Async(memory, 1, MIB, stream))
+    access.location = location(0)
+    for flags, answer in ((0, 1), (3, 0), (0, 1)):
+        access.flags = cu.CUmemAccess_flags(flags)
+        ok(cu.cuMemPoolSetAccess(other, [access], 1))
+        assert code(cu.cuMemcpyDtoDAsync(memory, own, 64, stream)) == code(cu.cuMemcpyAsync(own, memory, 64, stream)) == answer
+        assert code(cu.cuMemsetD8Async(memory, 1, 64, stream)) == answer
+    first, second = ok(cu.cuCtxGetCurrent()), ok(cu.cuDevicePrimaryCtxRetain(1))
+    ok(cu.cuMemcpyPeerAsync(memory, second, own, first, 64, stream))
     ok(cu.cuMemFreeAsync(memory, stream))
     ok(cu.cuStreamSynchronize(stream))
     ok(cu.cuMemPoolDestroy(other))
+    ok(cu.cuMemFree(own))
+    ok(cu.cuDevicePrimaryCtxRelease(1))
 
 
 def test_access(pool):
@@ -170,11 +179,32 @@ def test_reuse_is_kept(pool):
         assert get(pool, f"REUSE_{name}") == 0
 
 
+@pytest.mark.parametrize(("allocation", "place", "memory_type"), [(1, 2, 1), (1, 3, 1), (2, 1, 2), (2, 2, 2)])
+def test_memory_of_the_host_and_managed_memory(stream, allocation, place, memory_type):
+    where, kind, before = location(0), cu.CUmemAllocationType(allocation), unused()
+    where.type = cu.CUmemLocationType(place)
+    own = ok(cu.cuMemPoolCreate(properties(allocType=kind, location=where)))
+    default = ok(cu.cuMemGetDefaultMemPool(where, kind))
+    ok(cu.cuMemSetMemPool(where, kind, own))
+    assert int(ok(cu.cuMemGetMemPool(where, kind))) == int(own) != int(default)
+    assert code(cu.cuDeviceSetMemPool(0, own)) == 1, "not of a device"
+    memory = ok(cu.cuMemAllocFromPoolAsync(MIB, own, stream))
+    assert int(ok(cu.cuPointerGetAttribute(cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory))) == memory_type
+    assert (get(own, "USED_MEM_CURRENT"), unused()) == (MIB, before), "no device's memory"
+    assert code(cu.cuMemFreeHost(int(memory))) == 1
+    ok(cu.cuMemsetD8Async(memory, 3, MIB, stream))
+    ok(cu.cuMemFreeAsync(memory, stream))
+    ok(cu.cuStreamSynchronize(stream))
+    ok(cu.cuMemPoolDestroy(own))
+    assert int(ok(cu.cuMemGetMemPool(where, kind))) == int(default)
+
+
 def test_pools_that_are_refused():
     kind, handles = cu.CUmemAllocationType, cu.CUmemAllocationHandleType
     assert code(cu.cuMemPoolCreate(properties(allocType=kind.CU_MEM_ALLOCATION_TYPE_INVALID))) == 1
     assert code(cu.cuMemPoolCreate(properties(9))) == 1
     assert code(cu.cuMemPoolCreate(properties(handleTypes=handles.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))) == 801
-    host = properties()
-    host.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
-    assert code(cu.cuMemPoolCreate(host)) == 801
+    nowhere = location(0)
+    nowhere.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_INVALID
+    assert code(cu.cuMemPoolCreate(properties(location=nowhere))) == 1
+    assert code(cu.cuDeviceGetMemPool(9)) == 101

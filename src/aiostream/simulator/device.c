@@ -23,7 +23,7 @@ static const struct { int attribute, value; } attributes[] = {
     {97, 232448}, {99, 1}, {106, 32}, {111, 1024}, {113, 1},
     {122, 1}, {123, 1}, /* stream memory operations: 64 bit, NOR */
     {109, 134217728}, /* MAX_ACCESS_POLICY_WINDOW_SIZE */
-    {115, 1},         /* MEMORY_POOLS_SUPPORTED */
+    {115, 1}, {142, 1}, {144, 1}, /* MEMORY_POOLS_SUPPORTED, on nodes of the host, on the host */
     {126, 4},         /* MEM_SYNC_DOMAIN_COUNT */
 };
 

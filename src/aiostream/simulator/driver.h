@@ -198,6 +198,7 @@ struct context {
     bool peers[MAX_DEVICES]; /* whose memory its kernels were allowed to reach */
 };
 
+struct pools { struct pool *first, *now; }; /* the default, and what cuMemAllocAsync takes from; NULL: not asked for yet */
 struct device {
     int number; /* among those that were installed, of which CUDA_VISIBLE_DEVICES may hide some and reorder the others */
     size_t total, used;
@@ -207,7 +208,7 @@ struct device {
     struct stream **requests;
     size_t request_count, request_space;
     unsigned primary_flags;
-    struct pool *default_pool, *pool; /* pool: what cuMemAllocAsync takes from; NULL: not asked for yet */
+    struct pools pools;
 };
 
 struct kernel {
@@ -260,7 +261,7 @@ struct allocation {
     struct context *context;
     struct pool *pool; /* NULL: none */
     struct graph_memory *graph_memory; /* whose memory it is; NULL: not a graph's */
-    enum { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED } kind;
+    enum memory_kind { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED } kind;
     unsigned flags;
     uint64_t id;
 };
@@ -405,7 +406,9 @@ CUresult memory_make_device(struct context *context, size_t bytes, void **out);
 CUresult memory_make_from(struct pool *pool, struct context *context, size_t bytes, void **out);
 
 /* --- pool.c --- */
-int pool_device(const struct pool *pool);
+int pool_device(const struct pool *pool); /* -1: none */
+int pool_kind(const struct pool *pool);
+bool pool_lets(const struct pool *pool, int device);
 CUresult pool_take(struct pool *pool, size_t bytes);
 void pool_give(struct pool *pool, size_t bytes); /* may free it */
 void memory_release_context(struct context *context);

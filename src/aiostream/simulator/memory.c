@@ -67,6 +67,12 @@ static size_t whole_pages(size_t bytes)
     return bytes > SIZE_MAX - 4095 ? 0 : (bytes + 4095) / 4096 * 4096;
 }
 
+/* By cuMemFree and cuMemFreeAsync: what is of a pool, wherever it is. */
+static bool is_freed_as_device(const struct allocation *allocation)
+{
+    return on_device(allocation) || allocation->pool != NULL;
+}
+
 static void take_out(struct allocation *allocation)
 {
     if (allocation->graph_memory != NULL)
@@ -136,9 +142,10 @@ CUresult memory_make_from(struct pool *pool, struct context *context, size_t byt
         pool_give(pool, bytes);
         return code;
     }
-    struct allocation *made = add(*out, bytes, context, MEMORY_DEVICE, 0);
+    struct allocation *made = add(*out, bytes, context, pool_kind(pool), 0);
     made->pool = pool;
-    made->device = pool_device(pool);
+    if (pool_device(pool) >= 0)
+        made->device = pool_device(pool);
     return OK;
 }
 
@@ -151,7 +158,7 @@ CUresult memory_make_device(struct context *context, size_t bytes, void **out)
 static CUresult free_now(void *base, bool host)
 {
     struct allocation *found = find_allocation(base);
-    if (found == NULL || found->base != (uintptr_t)base || (host ? found->kind != MEMORY_HOST : !on_device(found)))
+    if (found == NULL || found->base != (uintptr_t)base || (host ? found->kind != MEMORY_HOST || found->pool != NULL : !is_freed_as_device(found)))
         return INVALID_VALUE;
     uint64_t id = found->id;
     CUresult code = context_drain(found->context);
@@ -252,7 +259,8 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
     CUresult code = find_stream(handle, &stream);
     if (code == OK && address == 0)
         return leave(OK);
-    if (code == OK && (found == NULL || found->base != address || found->kind != MEMORY_DEVICE))
+    bool freed_here = found != NULL && found->base == address && (found->kind == MEMORY_DEVICE || found->pool != NULL);
+    if (code == OK && !freed_here)
         code = INVALID_VALUE;
     if (code == OK)
         code = capture_forbids_legacy(stream);

@@ -9,52 +9,53 @@
 #include <string.h>
 
 /* As in the ABI. */
-enum { ALLOCATION_PINNED = 1, LOCATION_DEVICE = 1, READ_WRITE = 3 };
+enum { PINNED = 1, MANAGED = 2 };                                                    /* CUmemAllocationType */
+enum { ON_DEVICE = 1, ON_HOST = 2, ON_NODE = 3, ON_CURRENT_NODE = 4, READ_WRITE = 3 }; /* CUmemLocationType */
 enum {
     REUSE_FIRST = 1, REUSE_LAST = 3, RELEASE_THRESHOLD = 4, RESERVED = 5, RESERVED_HIGH = 6, USED = 7, USED_HIGH = 8,
 };
 
 /* Lives until it was destroyed and the last of its memory is free. */
 struct pool {
-    int device;
+    int device; /* -1: memory of the host or managed memory, which no device accounts for */
+    int kind;   /* of its allocations */
     bool is_default, destroyed;
     int reuse[3];
     uint64_t threshold;
     size_t used, used_high, reserved, reserved_high, most; /* most: 0, no bound but the device's memory */
-    int access[MAX_DEVICES];
+    int access[MAX_DEVICES], host_access;
 };
 
-static struct pool *pool_new(int device, size_t most)
+static struct pool *pool_new(int device, int kind, size_t most)
 {
     struct pool *pool = object_new(OBJECT_POOL, sizeof *pool);
     pool->device = device;
+    pool->kind = kind;
     pool->most = most;
     pool->reuse[0] = pool->reuse[1] = pool->reuse[2] = 1;
-    pool->access[device] = READ_WRITE;
+    for (int i = 0; i < MAX_DEVICES; i++)
+        pool->access[i] = i == device || kind == MEMORY_MANAGED ? READ_WRITE : 0;
+    pool->host_access = kind != MEMORY_DEVICE ? READ_WRITE : 0;
     return pool;
 }
 
-static struct pool *default_pool(int device)
-{
-    struct device *its = &sim.devices[device];
-    if (its->default_pool == NULL) {
-        its->default_pool = its->pool = pool_new(device, 0);
-        its->default_pool->is_default = true;
-    }
-    return its->default_pool;
-}
+static struct pools of_host, of_managed;
 
-/* What cuMemAllocAsync takes from. */
-static struct pool *device_pool(int device)
+/* The pools of one place: a device, the host, or all managed memory. */
+static struct pools *pools_of(int device, int kind)
 {
-    struct pool *first = default_pool(device);
-    return sim.devices[device].pool != NULL ? sim.devices[device].pool : first;
+    struct pools *pools = device >= 0 ? &sim.devices[device].pools : kind == MEMORY_HOST ? &of_host : &of_managed;
+    if (pools->first == NULL) {
+        pools->first = pools->now = pool_new(device, kind, 0);
+        pools->first->is_default = true;
+    }
+    return pools;
 }
 
 static void reserve(struct pool *pool, size_t bytes)
 {
-    sim.devices[pool->device].used += bytes;
-    sim.devices[pool->device].used -= pool->reserved;
+    if (pool->device >= 0)
+        sim.devices[pool->device].used = sim.devices[pool->device].used + bytes - pool->reserved;
     pool->reserved = bytes;
     if (bytes > pool->reserved_high)
         pool->reserved_high = bytes;
@@ -65,10 +66,21 @@ int pool_device(const struct pool *pool)
     return pool->device;
 }
 
+int pool_kind(const struct pool *pool)
+{
+    return pool->kind;
+}
+
+/* The host's memory is reached by every device here, whatever was set. */
+bool pool_lets(const struct pool *pool, int device)
+{
+    return pool->device < 0 || pool->access[device] != 0;
+}
+
 CUresult pool_take(struct pool *pool, size_t bytes)
 {
-    const struct device *device = &sim.devices[pool->device];
-    size_t unused = device->total - device->used + (pool->reserved - pool->used);
+    const struct device *device = pool->device >= 0 ? &sim.devices[pool->device] : NULL;
+    size_t unused = device != NULL ? device->total - device->used + (pool->reserved - pool->used) : SIZE_MAX;
     if (bytes > unused || (pool->most > 0 && bytes > pool->most - pool->used))
         return OUT_OF_MEMORY;
     pool->used += bytes;
@@ -108,16 +120,29 @@ static CUresult find(CUmemoryPool handle, struct pool **out)
     return *out != NULL ? OK : INVALID_VALUE;
 }
 
+/* Where such memory is, and of what kind. Of managed memory the location is a preference, and of no effect. */
+static CUresult place_of(const struct location *location, int allocation, int *device, int *kind)
+{
+    if (location == NULL || location->type < 0 || location->type > ON_CURRENT_NODE)
+        return INVALID_VALUE;
+    if (location->type == ON_DEVICE && check_device(location->id) != OK)
+        return INVALID_VALUE;
+    if ((allocation != PINNED && allocation != MANAGED) || (allocation == PINNED && location->type == 0))
+        return INVALID_VALUE;
+    *kind = allocation == MANAGED ? MEMORY_MANAGED : location->type == ON_DEVICE ? MEMORY_DEVICE : MEMORY_HOST;
+    *device = *kind == MEMORY_DEVICE ? location->id : -1;
+    return OK;
+}
+
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props)
 {
     ENTER(cuMemPoolCreate, 0);
-    if (out == NULL || props == NULL || props->allocation == 0 || props->location.type == 0)
-        return leave(INVALID_VALUE);
-    if (props->allocation != ALLOCATION_PINNED || props->location.type != LOCATION_DEVICE || props->handles != 0)
-        return leave(NOT_SUPPORTED); /* managed memory, the host's, and other processes' */
-    CUresult code = check_device(props->location.id) == OK ? OK : INVALID_VALUE;
+    int device, kind;
+    CUresult code = out == NULL || props == NULL ? INVALID_VALUE : place_of(&props->location, props->allocation, &device, &kind);
+    if (code == OK && props->handles != 0)
+        code = NOT_SUPPORTED; /* to be shared with other processes */
     if (code == OK)
-        *out = pool_new(props->location.id, props->most);
+        *out = pool_new(device, kind, props->most);
     return leave(code);
 }
 
@@ -130,9 +155,9 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
         code = INVALID_VALUE;
     if (code != OK)
         return leave(code);
-    struct device *device = &sim.devices[pool->device];
-    if (device->pool == pool)
-        device->pool = device->default_pool;
+    struct pools *pools = pools_of(pool->device, pool->kind);
+    if (pools->now == pool)
+        pools->now = pools->first;
     object_unregister(pool);
     pool->threshold = 0;
     trim(pool, 0);
@@ -191,7 +216,14 @@ EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int which, const void
     return leave(code);
 }
 
-/* --- access: kept and told; every device here reaches all memory --- */
+/* --- access: checked by copies and fills of one row; kernels here reach all memory --- */
+
+static int *access_of(struct pool *pool, const struct location *location)
+{
+    if (location->type == ON_DEVICE)
+        return check_device(location->id) == OK ? &pool->access[location->id] : NULL;
+    return location->type >= ON_HOST && location->type <= ON_CURRENT_NODE ? &pool->host_access : NULL;
+}
 
 EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool handle, const struct access *map, size_t count)
 {
@@ -200,13 +232,13 @@ EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool handle, const struct access *map
     CUresult code = map == NULL && count > 0 ? INVALID_VALUE : find(handle, &pool);
     for (size_t i = 0; code == OK && i < count; i++) {
         bool valid = map[i].flags == 0 || map[i].flags == 1 || map[i].flags == READ_WRITE;
-        if (!valid || map[i].location.type != LOCATION_DEVICE || check_device(map[i].location.id) != OK)
-            code = INVALID_VALUE;
-        else if (map[i].location.id == pool->device && map[i].flags != READ_WRITE)
-            code = INVALID_VALUE; /* a device cannot be kept from its own memory */
+        const int *access = valid ? access_of(pool, &map[i].location) : NULL;
+        bool own = access == &pool->host_access ? pool->kind == MEMORY_HOST : map[i].location.id == pool->device;
+        if (access == NULL || (own && map[i].flags != READ_WRITE))
+            code = INVALID_VALUE; /* a place cannot be kept from its own memory */
     }
     for (size_t i = 0; code == OK && i < count; i++)
-        pool->access[map[i].location.id] = map[i].flags;
+        *access_of(pool, &map[i].location) = map[i].flags;
     return leave(code);
 }
 
@@ -215,83 +247,82 @@ EXPORT CUresult cuMemPoolGetAccess(int *out, CUmemoryPool handle, const struct l
     ENTER(cuMemPoolGetAccess, 0);
     struct pool *pool;
     CUresult code = out == NULL || location == NULL ? INVALID_VALUE : find(handle, &pool);
-    if (code == OK && (location->type != LOCATION_DEVICE || check_device(location->id) != OK))
-        code = INVALID_VALUE;
-    if (code == OK)
-        *out = pool->access[location->id];
-    return leave(code);
+    const int *access = code == OK ? access_of(pool, location) : NULL;
+    if (access == NULL)
+        return leave(INVALID_VALUE);
+    *out = *access;
+    return leave(OK);
 }
 
-/* --- the pools of devices --- */
+/* --- the pools of places --- */
 
-static CUresult tell(CUmemoryPool *out, int device, struct pool *(*which)(int device))
+static CUresult tell(CUmemoryPool *out, const struct location *location, int allocation, bool first)
 {
-    CUresult code = out == NULL ? INVALID_VALUE : check_device(device);
+    int device, kind;
+    CUresult code = out == NULL ? INVALID_VALUE : place_of(location, allocation, &device, &kind);
     if (code == OK)
-        *out = which(device);
+        *out = first ? pools_of(device, kind)->first : pools_of(device, kind)->now;
     return leave(code);
 }
 
-static CUresult set_pool(int device, CUmemoryPool handle)
+static CUresult set_pool(const struct location *location, int allocation, CUmemoryPool handle)
 {
     struct pool *pool;
-    CUresult code = check_device(device);
+    int device, kind;
+    CUresult code = place_of(location, allocation, &device, &kind);
     if (code == OK)
         code = find(handle, &pool);
-    if (code == OK && pool->device != device)
+    if (code == OK && (pool->device != device || pool->kind != kind))
         code = INVALID_VALUE;
-    if (code != OK)
-        return leave(code);
-    default_pool(device);
-    sim.devices[device].pool = pool;
-    return leave(OK);
+    if (code == OK)
+        pools_of(device, kind)->now = pool;
+    return leave(code);
+}
+
+/* The forms for devices alone, which have a code of their own for one that is none. */
+static const struct location *on_device(int device, struct location *space)
+{
+    *space = (struct location){ON_DEVICE, device};
+    return space;
 }
 
 EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device)
 {
     ENTER(cuDeviceGetDefaultMemPool, 0);
-    return tell(out, device, default_pool);
+    struct location space;
+    return check_device(device) == OK ? tell(out, on_device(device, &space), PINNED, true) : leave(INVALID_DEVICE);
 }
 
 EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device)
 {
     ENTER(cuDeviceGetMemPool, 0);
-    return tell(out, device, device_pool);
+    struct location space;
+    return check_device(device) == OK ? tell(out, on_device(device, &space), PINNED, false) : leave(INVALID_DEVICE);
 }
 
 EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 {
     ENTER(cuDeviceSetMemPool, 0);
-    return set_pool(device, pool);
-}
-
-/* The forms that came with CUDA 13 know the host's pools and managed ones too, which are not simulated. */
-static CUresult check_location(const struct location *location, int allocation)
-{
-    if (location == NULL)
-        return INVALID_VALUE;
-    return location->type == LOCATION_DEVICE && allocation == ALLOCATION_PINNED ? OK : NOT_SUPPORTED;
+    struct location space;
+    return check_device(device) == OK ? set_pool(on_device(device, &space), PINNED, pool) : leave(INVALID_DEVICE);
 }
 
 EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, const struct location *location, int allocation)
 {
     ENTER(cuMemGetDefaultMemPool, 0);
-    CUresult code = check_location(location, allocation);
-    return code == OK ? tell(out, location->id, default_pool) : leave(code);
+    return tell(out, location, allocation, true);
 }
 
 EXPORT CUresult cuMemGetMemPool(CUmemoryPool *out, const struct location *location, int allocation)
 {
     ENTER(cuMemGetMemPool, 0);
-    CUresult code = check_location(location, allocation);
-    return code == OK ? tell(out, location->id, device_pool) : leave(code);
+    return tell(out, location, allocation, false);
 }
 
 EXPORT CUresult cuMemSetMemPool(const struct location *location, int allocation, CUmemoryPool pool)
 {
     ENTER(cuMemSetMemPool, 0);
-    CUresult code = check_location(location, allocation);
-    return code == OK ? set_pool(location->id, pool) : leave(code);
+    return set_pool(location, allocation, pool);
 }
 
 /* --- allocation in stream order --- */
@@ -319,7 +350,7 @@ EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle)
     ENTER(cuMemAllocAsync, ENQUEUES);
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
-    return code == OK ? allocate(out, bytes, device_pool(stream->context->device), stream) : leave(code);
+    return code == OK ? allocate(out, bytes, pools_of(stream->context->device, MEMORY_DEVICE)->now, stream) : leave(code);
 }
 
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, CUstream stream_handle)
