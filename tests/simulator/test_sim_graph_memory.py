@@ -11,6 +11,8 @@ MIB = 1 << 20
 
 
 def used() -> int:
+    """What graphs have: what they had and gave back counts until it is trimmed."""
+    ok(cu.cuDeviceGraphMemTrim(0))
     return int(ok(cu.cuDeviceGetGraphMemAttribute(0, cu.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)))
 
 
@@ -155,5 +157,12 @@ def test_the_high_water_mark():
     ok(cu.cuDeviceSetGraphMemAttribute(0, high, cu.cuuint64_t(0)))
     assert int(ok(cu.cuDeviceGetGraphMemAttribute(0, high))) == used()
     assert code(cu.cuDeviceSetGraphMemAttribute(0, high, cu.cuuint64_t(1))) == 1
-    assert code(cu.cuDeviceGetGraphMemAttribute(9, high)) == 101
-    ok(cu.cuDeviceGraphMemTrim(0))
+    assert code(cu.cuDeviceGetGraphMemAttribute(9, high)) == code(cu.cuDeviceGraphMemTrim(9)) == 101
+
+
+def test_memory_is_kept_until_it_is_trimmed(captured):
+    attribute = cu.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
+    before = used()
+    ok(cu.cuGraphDestroy(captured(frees=True)[0]))
+    assert int(ok(cu.cuDeviceGetGraphMemAttribute(0, attribute))) == before + MIB
+    assert used() == before

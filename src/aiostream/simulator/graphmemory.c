@@ -14,7 +14,8 @@
 
 enum { USED = 0, USED_HIGH = 1, RESERVED = 2, RESERVED_HIGH = 3 }; /* CUgraphMem_attribute */
 
-static size_t used[MAX_DEVICES], used_high[MAX_DEVICES]; /* under sim.lock */
+/* Under sim.lock. What graphs have, what they had since the last trim, which is told as used and reserved, and the most of that. */
+static size_t used[MAX_DEVICES], kept[MAX_DEVICES], most[MAX_DEVICES];
 
 CUresult graph_memory_new(struct context *context, size_t bytes, struct graph_memory **out)
 {
@@ -29,8 +30,10 @@ CUresult graph_memory_new(struct context *context, size_t bytes, struct graph_me
     memory->bytes = bytes;
     find_allocation(base)->graph_memory = memory;
     used[memory->device] += bytes;
-    if (used[memory->device] > used_high[memory->device])
-        used_high[memory->device] = used[memory->device];
+    if (used[memory->device] > kept[memory->device])
+        kept[memory->device] = used[memory->device];
+    if (kept[memory->device] > most[memory->device])
+        most[memory->device] = kept[memory->device];
     *out = memory;
     return OK;
 }
@@ -188,7 +191,7 @@ EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int which, void *o
         return leave(INVALID_DEVICE);
     if (out == NULL || which < USED || which > RESERVED_HIGH)
         return leave(INVALID_VALUE);
-    uint64_t value = which == USED || which == RESERVED ? used[device] : used_high[device];
+    uint64_t value = which == USED || which == RESERVED ? kept[device] : most[device];
     memcpy(out, &value, sizeof value);
     return leave(OK);
 }
@@ -203,13 +206,15 @@ EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, int which, void *v
         memcpy(&number, value, sizeof number);
     if (number != 0 || (which != USED_HIGH && which != RESERVED_HIGH))
         return leave(INVALID_VALUE);
-    used_high[device] = used[device];
+    most[device] = kept[device];
     return leave(OK);
 }
 
-/* What no graph has is not kept. */
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
     ENTER(cuDeviceGraphMemTrim, 0);
-    return leave(device < 0 || device >= sim.device_count ? INVALID_DEVICE : OK);
+    if (device < 0 || device >= sim.device_count)
+        return leave(INVALID_DEVICE);
+    kept[device] = used[device];
+    return leave(OK);
 }
