@@ -17,6 +17,11 @@ def test_an_event_never_recorded_is_done(stream):
     ok(cu.cuStreamSynchronize(stream))
 
 
+def test_events_between_processes():
+    assert code(cu.cuEventCreate(4)) == 1, "they have no time"
+    assert code(cu.cuEventCreate(4 | 2)) == 801
+
+
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_wait_of_the_legacy_stream_is_a_barrier_if_its_event_was_recorded(gate, recorded):
     """So on an H200, although the event is complete and holds up nothing."""

@@ -55,8 +55,8 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags)
     ENTER(cuEventCreate, 0);
     struct context *context;
     CUresult code = out == NULL || flags > 7 ? INVALID_VALUE : current_context(&context);
-    if (code == OK && (flags & 4))
-        code = NOT_SUPPORTED; /* between processes */
+    if (code == OK && (flags & 4)) /* between processes, where no event has a time */
+        code = flags & 2 ? NOT_SUPPORTED : INVALID_VALUE;
     if (code == OK) {
         struct event *event = object_new(OBJECT_EVENT, sizeof *event);
         event->references = 1;

@@ -122,15 +122,17 @@ void graph_memory_launch(const struct executable *executable)
 
 CUresult make_alloc(struct node *node, const struct alloc_params *params)
 {
-    CUresult code = params->props.allocation == 1 && params->props.location.type == 1 ? OK : NOT_SUPPORTED;
-    if (code == OK && (params->props.location.id < 0 || params->props.location.id >= sim.device_count))
+    const struct pool_props *props = &params->props;
+    bool valid = props->allocation != 0 && props->location.type != 0 && params->bytes > 0;
+    CUresult code = !valid ? INVALID_VALUE : props->allocation == 1 && props->location.type == 1 ? OK : NOT_SUPPORTED;
+    if (code == OK && (props->location.id < 0 || props->location.id >= sim.device_count))
         code = INVALID_VALUE;
-    if (code == OK && params->props.handles != 0)
+    if (code == OK && props->handles != 0)
         code = NOT_SUPPORTED;
     struct context *context;
     if (code == OK)
         code = current_context(&context);
-    if (code == OK && context->device != params->props.location.id)
+    if (code == OK && context->device != props->location.id)
         code = NOT_SUPPORTED; /* memory of another device than the current context's */
     return code == OK ? graph_memory_new(context, params->bytes, &node->memory) : code;
 }
