@@ -117,6 +117,9 @@ def test_freeing_waits_for_the_work(stream, gate):
 
 
 def test_stream_ordered_allocation(stream, gate):
+    pool = ok(cu.cuDeviceGetDefaultMemPool(0))  # cuda.core lets it keep all that was ever reserved
+    ok(cu.cuMemPoolSetAttribute(pool, cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, cu.cuuint64_t(0)))
+    ok(cu.cuMemPoolTrimTo(pool, 0))
     before = ok(cu.cuMemGetInfo())[0]
     gate.hold(stream)
     memory = ok(cu.cuMemAllocAsync(1 << 20, stream))
