@@ -94,6 +94,7 @@ def _choose_driver() -> str:
         raise SystemExit(context_id.stderr)
     from aiostream import simulator
 
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # what hides this machine's GPUs would hide the simulated one
     simulator.install()
     return "No GPU here, so this runs on the simulator, and its times say nothing about a GPU"
 

@@ -15,7 +15,8 @@ import time
 
 from aiostream import simulator
 
-PTX = b".version 8.0\n.entry spin(){} .entry saxpy(){} .entry fill32(){} .entry stamp(){} .entry empty(){} .entry trap(){}\0"
+NAMES = (b"spin", b"saxpy", b"fill32", b"stamp", b"empty", b"trap")
+PTX = b".version 8.0\n.target sm_90\n" + b"".join(b".entry %s(){} " % name for name in NAMES) + b"\0"
 LARGE = 4 << 20  # a fill of this takes long enough for a fault to come in the middle of it
 HANDLE = ctypes.c_void_p
 HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -46,13 +47,17 @@ def main(seconds: float, threads: int) -> None:
 
     def fly(dice: random.Random, streams: list[HANDLE], events: list[HANDLE], memory: HANDLE) -> None:
         """A fork and join captured, with a thing that its graph holds, launched here and there, updated, dropped in any order."""
-        graph, clone, executable, thing, node = HANDLE(), HANDLE(), HANDLE(), HANDLE(), HANDLE()
+        graph, clone, executable, thing, node, scratch = (HANDLE() for _ in range(6))
         driver.cuStreamBeginCapture_v2(streams[0], 2)
         driver.cuLaunchHostFunc(streams[0], host, None)
         driver.cuEventRecord(events[0], streams[0])
         driver.cuStreamWaitEvent(streams[1], events[0], 0)
         driver.cuMemsetD8Async(memory, 3, ctypes.c_size_t(64), streams[1])
         driver.cuLaunchHostFunc(streams[1], host, None)
+        if dice.randrange(2):  # a graph that allocates has no clone
+            driver.cuMemAllocAsync(ctypes.byref(scratch), ctypes.c_size_t(4096), streams[1])
+            driver.cuMemsetD8Async(scratch, 5, ctypes.c_size_t(4096), streams[1])
+            driver.cuMemFreeAsync(scratch, streams[1])
         driver.cuEventRecordWithFlags(events[1], streams[1], 1)
         driver.cuEventRecord(events[0], streams[1])
         driver.cuStreamWaitEvent(streams[0], events[0], 0)

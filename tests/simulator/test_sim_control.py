@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import re
 import threading
 import time
 
 import pytest
-from simdriver import Gate, address, callback, code, cu, host, ok, raw, run_python, until
+from simdriver import ROOT, Gate, address, callback, code, cu, host, ok, raw, run_python, until
 
 import internals
 from aiostream import simulator
@@ -43,6 +45,59 @@ def test_one_name_several_versions():
         assert address(name, 13000) == found[-1]
     assert address("cuStreamQuery", 12000, 2) != address("cuStreamQuery", 12000, 1) == address("cuStreamQuery", 12000, 0)
     assert address("cuCtxGetCurrent", 12000, 2) == address("cuCtxGetCurrent", 12000, 1)
+
+
+def known_functions() -> list[tuple[str, str, int, str, str]]:
+    """The rows of the simulator's table: CALL or LACK, name, version, symbol, per-thread form."""
+    table = (ROOT / "src/aiostream/simulator/functions.h").read_text()
+    rows = re.findall(r"^(CALL|AGAIN|LACK|LACK_AGAIN)\((\w+), (\d+), (\w+), (\w+)\)$", table, re.MULTILINE)
+    assert len(rows) > 500
+    return [(kind, name, int(version), symbol, form) for kind, name, version, symbol, form in rows]
+
+
+def test_every_function_is_a_symbol_too():
+    library = ctypes.CDLL("libcuda.so.1")
+    for _, name, version, symbol, form in known_functions():
+        exported = ctypes.cast(library[symbol], ctypes.c_void_p).value
+        per_thread = ctypes.cast(library[f"{symbol}_{form}"], ctypes.c_void_p).value if form != "none" else exported
+        if version <= 13000:
+            assert address(name, version, 0) == exported, symbol
+            assert address(name, version, 2) == per_thread, symbol
+
+
+def test_the_page_lists_every_function():
+    spec = importlib.util.spec_from_file_location("make_simulator", ROOT / "docs/make_simulator.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.PAGE.read_text() == script.page(), "run python docs/make_simulator.py"
+    listed = [name for group in script.functions().values() for names in group for name in names]
+    assert sorted(listed) == sorted({name for _, name, _, _, _ in known_functions()})
+
+
+def test_what_is_lacking_answers_by_its_symbol(driver):
+    # NVRTC finds this one by dlsym and does not check what it got: without the symbol it crashes.
+    library, before = ctypes.CDLL("libcuda.so.1"), simulator.unsupported_calls().get("cuGetExportTable", 0)
+    table = ctypes.c_void_p()
+    assert library.cuGetExportTable(ctypes.byref(table), ctypes.create_string_buffer(16)) == 801
+    assert simulator.unsupported_calls()["cuGetExportTable"] == before + 1
+    simulator.fail("cuGetExportTable", 3)
+    assert library.cuGetExportTable(ctypes.byref(table), ctypes.create_string_buffer(16)) == 3
+
+
+def test_nvrtc_compiles_beside_the_simulator():
+    program = """
+        from aiostream import simulator
+        simulator.install()
+        from cuda.bindings import nvrtc
+        try: nvrtc.nvrtcVersion()
+        except RuntimeError: print("no NVRTC"); raise SystemExit
+        made = nvrtc.nvrtcCreateProgram(b'extern "C" __global__ void k(int *p) { *p = 1; }', b"k.cu", 0, None, None)[1]
+        print(int(nvrtc.nvrtcCompileProgram(made, 0, None)[0]))
+    """
+    done = run_python(program, seconds=60)
+    if done.stdout == "no NVRTC\n":
+        pytest.skip("NVRTC is not installed")
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
 def test_why_a_function_was_not_found():
@@ -92,13 +147,21 @@ def test_another_driver_version():
 
 
 def test_what_is_lacking_names_itself():
-    before = simulator.unsupported_calls().get("cuGraphInstantiateWithFlags", 0) + simulator.unsupported_calls().get(
-        "cuGraphInstantiate", 0
-    )
-    assert code(cu.cuDeviceGetDefaultMemPool(0)) == 801
-    assert simulator.unsupported_calls()["cuDeviceGetDefaultMemPool"] >= 1
-    assert simulator.calls("cuDeviceGetDefaultMemPool") == simulator.unsupported_calls()["cuDeviceGetDefaultMemPool"]
-    assert before >= 0
+    before = simulator.unsupported_calls().get("cuGraphConditionalHandleCreate", 0)
+    graph = ok(cu.cuGraphCreate(0))
+    assert code(cu.cuGraphConditionalHandleCreate(graph, ok(cu.cuCtxGetCurrent()), 0, 0)) == 801
+    assert simulator.unsupported_calls()["cuGraphConditionalHandleCreate"] == before + 1
+    assert simulator.calls("cuGraphConditionalHandleCreate") == before + 1
+
+
+def test_every_code_has_a_name():
+    for known in cu.CUresult:
+        assert ok(cu.cuGetErrorName(known)) == known.name.encode()
+        assert ok(cu.cuGetErrorString(known))
+    name = ctypes.c_char_p(b"x")
+    look_up = raw("cuGetErrorName", 6000, ctypes.c_int, ctypes.c_void_p)
+    assert look_up(12345, ctypes.addressof(name)) == 1
+    assert name.value is None
 
 
 def test_device_attributes():
@@ -113,7 +176,7 @@ def test_device_attributes():
         names.CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED: 1,
         names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: 9,
         names.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS: 1,
-        names.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: 0,
+        names.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: 1,
     }.items():
         assert ok(cu.cuDeviceGetAttribute(attribute, 0)) == value
 

@@ -17,6 +17,32 @@ def test_an_event_never_recorded_is_done(stream):
     ok(cu.cuStreamSynchronize(stream))
 
 
+def test_events_between_processes():
+    assert code(cu.cuEventCreate(4)) == 1, "they have no time"
+    assert code(cu.cuEventCreate(4 | 2)) == 801
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_wait_of_the_legacy_stream_is_a_barrier_if_its_event_was_recorded(gate, recorded):
+    """So on an H200, although the event is complete and holds up nothing."""
+    first, second, order = ok(cu.cuStreamCreate(0)), ok(cu.cuStreamCreate(0)), []
+    event = ok(cu.cuEventCreate(0))
+    if recorded:
+        ok(cu.cuEventRecord(event, second))
+        ok(cu.cuEventSynchronize(event))
+    gate.hold(first)
+    host(first, lambda: order.append("first"))
+    ok(cu.cuStreamWaitEvent(cu.CUstream(1), event, 0))
+    host(second, lambda: order.append("second"))
+    if recorded:
+        assert code(cu.cuStreamQuery(second)) == 600
+    else:
+        ok(cu.cuStreamSynchronize(second))
+    gate.open()
+    ok(cu.cuCtxSynchronize())
+    assert order == (["first", "second"] if recorded else ["second", "first"])
+
+
 def test_recording_again_overwrites_and_waits_bind_at_the_call(stream):
     first, second, order = Gate(), Gate(), []
     other, waiting = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(1))

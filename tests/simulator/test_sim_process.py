@@ -113,13 +113,56 @@ def test_a_forked_child_does_not_hang():
         answers = [code(cu.cuStreamQuery(stream)), code(cu.cuStreamSynchronize(stream)), code(cu.cuInit(0)),
                    code(cu.cuDriverGetVersion())]
         simulator.pending_work()
-        os._exit(0 if answers[:2] == [3, 3] and answers[3] == 0 else 1)
+        os._exit(0 if answers == [3, 3, 3, 0] else 1)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     ok(cu.cuStreamSynchronize(stream))
     """
     )
     done = run_python(program, seconds=10)
     assert done.stdout == "0\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("visible", "answer"),
+    [
+        (None, "0 [0, 1, 2]"),
+        ("1", "0 [1]"),
+        ("2,0", "0 [2, 0]"),
+        (" 1 , 0 ", "0 [1, 0]"),
+        ("0,5,1", "0 [0]"),
+        ("0,-1,1", "0 [0]"),
+        ("GPU-61696f73-7472-6561-6d20-73696d200002,0", "0 [2, 0]"),
+        ("GPU-61696f73-7472-6561-6d20-73696d200001", "0 [1]"),
+        ("GPU-61696f73,0", "100 []"),  # fits all of them
+        ("GPU-00000000", "100 []"),
+        ("", "100 []"),
+        ("-1", "100 []"),
+        ("none", "100 []"),
+    ],
+)
+def test_visible_devices(visible, answer):
+    """CUDA_VISIBLE_DEVICES is read at cuInit, hides devices and gives them another order."""
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    program = f"""
+        import os
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        from aiostream import simulator
+        simulator.install(devices=3)
+        from simdriver import *
+        os.environ |= {environment!r}
+        answer, found = code(cu.cuInit(0)), []
+        for device in range(ok(cu.cuDeviceGetCount())):
+            number = ok(cu.cuDeviceGetUuid(device)).bytes[15]
+            bus = ok(cu.cuDeviceGetPCIBusId(13, device))
+            assert bus.startswith(b"0000:%02x" % (number + 1)), bus
+            assert int(ok(cu.cuDeviceGetByPCIBusId(bus))) == device
+            found.append(number)
+        print(answer, found)
+        assert code(cu.cuDevicePrimaryCtxRetain(len(found))) == 101
+    """
+    done = run_python(program)
+    assert done.stdout == answer + "\n", done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.timeout(2 * LIMIT)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 import os
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ __all__ = [
     "pending_work",
     "recover",
     "register_kernel",
+    "register_ptx",
     "seed",
     "unsupported_calls",
 ]
@@ -154,8 +156,10 @@ def _load() -> ctypes.CDLL:
         ctypes.c_char_p,
         ctypes.c_void_p,
         ctypes.POINTER(ctypes.c_uint),
+        ctypes.POINTER(ctypes.c_uint),
         ctypes.c_uint,
     ]
+    library.aiostream_sim_has_kernel.argtypes = [ctypes.c_char_p]
     return library
 
 
@@ -344,9 +348,55 @@ def register_kernel(name: str, address: int, *, parameters: Sequence[int]) -> No
     sizes = [int(size) for size in parameters]
     if not address or len(sizes) > 64 or any(size < 1 for size in sizes):
         raise ValueError(f"A kernel needs an address and at most 64 parameters of a positive size: {name}, {address:#x}, {sizes}")
-    array = (ctypes.c_uint * max(len(sizes), 1))(*sizes)
-    if _driver().aiostream_sim_register_kernel(name.encode(), address, array, len(sizes)) != 0:
+    _register(name, address, sizes, None)
+
+
+def _register(name: str, address: int | None, sizes: Sequence[int], alignments: Sequence[int] | None) -> None:
+    numbers = ctypes.c_uint * max(len(sizes), 1)
+    aligned = numbers(*alignments) if alignments is not None else None
+    if _driver().aiostream_sim_register_kernel(name.encode(), address, numbers(*sizes), aligned, len(sizes)) != 0:
         raise ValueError(f"The kernel {name} could not be registered")
+
+
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?")
+_PARAMETER = re.compile(
+    r"\.param\b(?:\s*\.align\s+(\d+))?.*?\.[bsuf](\d+)\b.*?[\s\]]([\w$%]+)\s*(?:\[\s*(\d+)\s*\])?\s*$", re.DOTALL
+)
+
+
+def register_ptx(ptx: str | bytes) -> list[str]:
+    """Registers the kernels of a PTX text that there are none of yet, as kernels that do nothing.
+
+    So a program that compiles its kernels, with NVRTC say, launches them. Their parameters have the sizes that the text declares.
+
+        simulator.register_ptx(program.compile("ptx").code)  # of cuda.core; a cubin is refused
+
+    Args:
+        ptx: The text. Load it as a module after this call.
+
+    Returns:
+        The names of the kernels that were registered: those that are built in, or that `register_kernel` added, stay as they are.
+
+    Raises:
+        ValueError: A parameter's declaration was not understood, or a kernel has more than 64 parameters.
+    """
+    text = ptx.decode() if isinstance(ptx, bytes) else ptx
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text.rstrip("\0"), flags=re.DOTALL)
+    new = []
+    for name, declared in _ENTRY.findall(text):
+        if _driver().aiostream_sim_has_kernel(name.encode()):
+            continue
+        sizes, alignments = [], []
+        for parameter in filter(None, map(str.strip, declared.split(","))):
+            found = _PARAMETER.match(parameter)
+            if found is None:
+                raise ValueError(f"This parameter of the kernel {name} was not understood: {parameter}")
+            align, bits, _, count = found.groups()
+            sizes.append(int(bits) // 8 * int(count or 1))
+            alignments.append(max(int(align or 1), int(bits) // 8))
+        _register(name, None, sizes, alignments)
+        new.append(name)
+    return new
 
 
 def pending_work() -> int:

@@ -95,6 +95,9 @@ EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice devic
 EXPORT CUresult cuDeviceGetPCIBusId(char *out, int length, CUdevice device);
 EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *id);
 EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer);
+EXPORT CUresult cuDeviceGetP2PAttribute(int *out, int which, CUdevice device, CUdevice peer);
+EXPORT CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags);
+EXPORT CUresult cuCtxDisablePeerAccess(CUcontext handle);
 
 /* entry.c */
 EXPORT CUresult cuInit(unsigned flags);
@@ -133,15 +136,16 @@ EXPORT CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned 
 
 /* kernels.c */
 EXPORT CUresult aiostream_sim_register_kernel(const char *name, void (*function)(void **), const unsigned *sizes,
-    unsigned count);
+    const unsigned *aligns, unsigned count);
+EXPORT int aiostream_sim_has_kernel(const char *name);
 
 /* memory.c */
 EXPORT CUresult cuMemGetInfo_v2(size_t *unused, size_t *total);
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes);
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element);
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags);
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address);
 EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address);
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle);
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle);
 EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes);
 EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags);
@@ -153,6 +157,39 @@ EXPORT CUresult cuMemHostUnregister(void *address);
 EXPORT CUresult cuPointerGetAttribute(void *out, int which, CUdeviceptr address);
 EXPORT CUresult cuPointerGetAttributes(unsigned count, int *which, void **out, CUdeviceptr address);
 
+/* pool.c */
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props);
+EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle);
+EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep);
+EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool handle, int which, void *out);
+EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int which, const void *value);
+EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool handle, const struct access *map, size_t count);
+EXPORT CUresult cuMemPoolGetAccess(int *out, CUmemoryPool handle, const struct location *location);
+EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device);
+EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device);
+EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
+EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, const struct location *location, int allocation);
+EXPORT CUresult cuMemGetMemPool(CUmemoryPool *out, const struct location *location, int allocation);
+EXPORT CUresult cuMemSetMemPool(const struct location *location, int allocation, CUmemoryPool pool);
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle);
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, CUstream stream_handle);
+
+/* rows.c */
+EXPORT CUresult cuMemcpy2D_v2(const struct copy_params_2d *params);
+EXPORT CUresult cuMemcpy2DUnaligned_v2(const struct copy_params_2d *params);
+EXPORT CUresult cuMemcpy3D_v2(const struct copy_params *params);
+EXPORT CUresult cuMemcpy2DAsync_v2(const struct copy_params_2d *params, CUstream stream);
+EXPORT CUresult cuMemcpy3DAsync_v2(const struct copy_params *params, CUstream stream);
+EXPORT CUresult cuMemsetD2D8_v2(CUdeviceptr to, size_t pitch, unsigned char value, size_t count, size_t height);
+EXPORT CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t count, size_t height,
+    CUstream stream);
+EXPORT CUresult cuMemsetD2D16_v2(CUdeviceptr to, size_t pitch, unsigned short value, size_t count, size_t height);
+EXPORT CUresult cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t count, size_t height,
+    CUstream stream);
+EXPORT CUresult cuMemsetD2D32_v2(CUdeviceptr to, size_t pitch, unsigned value, size_t count, size_t height);
+EXPORT CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned value, size_t count, size_t height, CUstream
+    stream);
+
 /* module.c */
 EXPORT CUresult cuModuleLoad(CUmodule *out, const char *path);
 EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *image);
@@ -160,6 +197,7 @@ EXPORT CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned co
 EXPORT CUresult cuModuleUnload(CUmodule handle);
 EXPORT CUresult cuModuleGetLoadingMode(int *out);
 EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule handle, const char *name);
+EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule handle, const char *name);
 EXPORT CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit, void **jit_values, unsigned jit_count,
     int *options, void **values, unsigned count);
 EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit, void **jit_values, unsigned
@@ -167,19 +205,41 @@ EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit
 EXPORT CUresult cuLibraryUnload(CUlibrary handle);
 EXPORT CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary handle, const char *name);
 EXPORT CUresult cuLibraryGetModule(CUmodule *out, CUlibrary handle);
+EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *out, size_t *bytes, CUlibrary handle, const char *name);
 EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel);
-EXPORT CUresult cuFuncGetName(const char **out, CUfunction handle);
-EXPORT CUresult cuKernelGetName(const char **out, CUkernel handle);
-EXPORT CUresult cuFuncGetAttribute(int *out, int which, CUfunction handle);
-EXPORT CUresult cuKernelGetAttribute(int *out, int which, CUkernel handle, CUdevice device);
-EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle);
-EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *bytes);
-EXPORT CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *bytes);
-EXPORT CUresult cuFuncLoad(CUfunction handle);
-EXPORT CUresult cuFuncIsLoaded(int *state, CUfunction handle);
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned
     block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters, void **extra);
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra);
+
+/* function.c */
+EXPORT CUresult cuFuncGetName(const char **out, CUfunction handle);
+EXPORT CUresult cuKernelGetName(const char **out, CUkernel handle);
+EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle);
+EXPORT CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel handle);
+EXPORT CUresult cuFuncLoad(CUfunction handle);
+EXPORT CUresult cuFuncIsLoaded(int *state, CUfunction handle);
+EXPORT CUresult cuFuncGetAttribute(int *out, int which, CUfunction handle);
+EXPORT CUresult cuFuncSetAttribute(CUfunction handle, int which, int value);
+EXPORT CUresult cuKernelGetAttribute(int *out, int which, CUkernel handle, CUdevice device);
+EXPORT CUresult cuKernelSetAttribute(int which, int value, CUkernel handle, CUdevice device);
+EXPORT CUresult cuFuncSetCacheConfig(CUfunction handle, int config);
+EXPORT CUresult cuKernelSetCacheConfig(CUkernel handle, int config, CUdevice device);
+EXPORT CUresult cuFuncSetSharedMemConfig(CUfunction handle, int config);
+EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *bytes);
+EXPORT CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *bytes);
+EXPORT CUresult cuFuncGetParamCount(CUfunction handle, size_t *count);
+EXPORT CUresult cuKernelGetParamCount(CUkernel handle, size_t *count);
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction function, int block_size, size_t
+    shared_bytes);
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, CUfunction function, int block_size,
+    size_t shared_bytes, unsigned flags);
+EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, size_t (*shared_of)(int),
+    size_t shared_bytes, int limit);
+EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function, size_t
+    (*shared_of)(int), size_t shared_bytes, int limit, unsigned flags);
+EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *out, CUfunction handle, int blocks, int block_size);
+EXPORT CUresult cuProfilerStart(void);
+EXPORT CUresult cuProfilerStop(void);
 
 /* stream.c */
 EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags);
@@ -246,6 +306,11 @@ EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec handle, CUgraphNode node, c
 EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec handle, CUgraphNode node_handle, unsigned enabled);
 EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec handle, CUgraphNode node_handle, unsigned *out);
 
+/* graphmemory.c */
+EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int which, void *out);
+EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, int which, void *value);
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device);
+
 /* launch.c */
 EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle);
 EXPORT CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle);
@@ -298,6 +363,13 @@ EXPORT CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode node, CUevent *out);
 EXPORT CUresult cuGraphEventWaitNodeGetEvent(CUgraphNode node, CUevent *out);
 EXPORT CUresult cuGraphBatchMemOpNodeGetParams(CUgraphNode node, struct words_params *out);
 
+EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+    struct alloc_params *params);
+EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+    CUdeviceptr address);
+EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, struct alloc_params *out);
+EXPORT CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *out);
+
 /* userobject.c */
 EXPORT CUresult cuUserObjectCreate(CUuserObject *out, void *pointer, CUhostFn destroy, unsigned count,
     unsigned flags);
@@ -306,7 +378,7 @@ EXPORT CUresult cuUserObjectRelease(CUuserObject handle, unsigned count);
 EXPORT CUresult cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count, unsigned flags);
 EXPORT CUresult cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count);
 
-/* copy.c, for the per-thread forms of perthread.c: synchronous, on a stream of choice; hidden */
+/* copy.c and rows.c, for the per-thread forms of perthread.c: synchronous, on a stream of choice; hidden */
 CUresult copy_now(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes);
 CUresult copy_to_device(CUstream stream, CUdeviceptr to, const void *from, size_t bytes);
 CUresult copy_to_host(CUstream stream, void *to, CUdeviceptr from, size_t bytes);
@@ -315,6 +387,12 @@ CUresult copy_to_peer(CUstream stream, CUdeviceptr to, CUcontext to_context, CUd
 CUresult fill1(CUstream stream, CUdeviceptr to, unsigned char value, size_t count);
 CUresult fill2(CUstream stream, CUdeviceptr to, unsigned short value, size_t count);
 CUresult fill4(CUstream stream, CUdeviceptr to, unsigned value, size_t count);
+CUresult copy_2d_now(CUstream stream, const struct copy_params_2d *params);
+CUresult copy_2d_unaligned(CUstream stream, const struct copy_params_2d *params);
+CUresult copy_3d_now(CUstream stream, const struct copy_params *params);
+CUresult fill_2d1(CUstream stream, CUdeviceptr to, size_t pitch, unsigned char value, size_t count, size_t height);
+CUresult fill_2d2(CUstream stream, CUdeviceptr to, size_t pitch, unsigned short value, size_t count, size_t height);
+CUresult fill_2d4(CUstream stream, CUdeviceptr to, size_t pitch, unsigned value, size_t count, size_t height);
 
 /* perthread.c */
 EXPORT CUresult cuStreamGetPriority_ptsz(CUstream handle, int *out);
@@ -384,5 +462,23 @@ EXPORT CUresult cuStreamBatchMemOp_v2_ptsz(CUstream handle, unsigned count, cons
 EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec handle, CUstream stream_handle);
 EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec handle, CUstream stream_handle);
 EXPORT CUresult cuLaunchHostFunc_v2_ptsz(CUstream handle, CUhostFn function, void *user_data, unsigned sync_mode);
+EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph_handle, struct instantiate_params
+    *params);
+EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream);
+EXPORT CUresult cuMemcpy2D_v2_ptds(const struct copy_params_2d *params);
+EXPORT CUresult cuMemcpy2DUnaligned_v2_ptds(const struct copy_params_2d *params);
+EXPORT CUresult cuMemcpy3D_v2_ptds(const struct copy_params *params);
+EXPORT CUresult cuMemcpy2DAsync_v2_ptsz(const struct copy_params_2d *params, CUstream stream);
+EXPORT CUresult cuMemcpy3DAsync_v2_ptsz(const struct copy_params *params, CUstream stream);
+EXPORT CUresult cuMemsetD2D8_v2_ptds(CUdeviceptr to, size_t pitch, unsigned char value, size_t count, size_t height);
+EXPORT CUresult cuMemsetD2D8Async_ptsz(CUdeviceptr to, size_t pitch, unsigned char value, size_t count, size_t height,
+    CUstream stream);
+EXPORT CUresult cuMemsetD2D16_v2_ptds(CUdeviceptr to, size_t pitch, unsigned short value, size_t count, size_t
+    height);
+EXPORT CUresult cuMemsetD2D16Async_ptsz(CUdeviceptr to, size_t pitch, unsigned short value, size_t count, size_t
+    height, CUstream stream);
+EXPORT CUresult cuMemsetD2D32_v2_ptds(CUdeviceptr to, size_t pitch, unsigned value, size_t count, size_t height);
+EXPORT CUresult cuMemsetD2D32Async_ptsz(CUdeviceptr to, size_t pitch, unsigned value, size_t count, size_t height,
+    CUstream stream);
 
 #endif

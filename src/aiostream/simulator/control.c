@@ -28,7 +28,7 @@ static void in_child(void)
     pthread_mutex_init(&faults_lock, NULL);
 }
 
-/* CUDA_DEVICE_MAX_CONNECTIONS is read here, at cuInit, as the real driver does. */
+/* The environment is read here, at cuInit, as the real driver does. */
 CUresult initialise(void)
 {
     pthread_mutex_lock(&sim.lock);
@@ -37,6 +37,9 @@ CUresult initialise(void)
         long queues = connections != NULL ? strtol(connections, NULL, 10) : 8;
         if (sim.queues != 0)
             sim.queues = queues < 1 || queues > 32 ? 8 : (unsigned)queues;
+        const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
+        sim.launch_blocking = blocking != NULL && strtol(blocking, NULL, 10) != 0;
+        devices_choose(getenv("CUDA_VISIBLE_DEVICES"));
         for (int i = 0; i < sim.device_count; i++)
             sim.devices[i].total = memory;
         pthread_atfork(NULL, NULL, in_child);

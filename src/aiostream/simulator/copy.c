@@ -7,12 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HOST_SIDE = 1, DEVICE_SIDE = 2, EITHER = 3 };
+enum { HOST_SIDE, DEVICE_SIDE, EITHER, PEER_SIDE };
 
-static CUresult check(const void *address, size_t bytes, int side)
+/* Memory of a pool is reached by the devices that the pool gives access; between peers the driver carries it itself. */
+static CUresult check(const struct stream *stream, const void *address, size_t bytes, int side)
 {
     const struct allocation *found = find_allocation(address);
-    if (found != NULL || side == DEVICE_SIDE)
+    if (found != NULL && found->pool != NULL && side != PEER_SIDE && !pool_lets(found->pool, stream->context->device))
+        return INVALID_VALUE;
+    if (found != NULL || side == DEVICE_SIDE || side == PEER_SIDE)
         return check_device_memory((uintptr_t)address, bytes);
     return address != NULL ? OK : INVALID_VALUE; /* pageable memory: to be trusted, as the driver does */
 }
@@ -41,9 +44,9 @@ static CUresult copy(CUstream handle, void *to, int to_side, const void *from, i
     if (code == OK && bytes == 0)
         return leave(OK);
     if (code == OK)
-        code = check(to, bytes, to_side);
+        code = check(stream, to, bytes, to_side);
     if (code == OK)
-        code = check(from, bytes, from_side);
+        code = check(stream, from, bytes, from_side);
     if (code != OK)
         return leave(code);
     bool captured = stream->capture != NULL;
@@ -94,7 +97,7 @@ CUresult copy_to_peer(CUstream stream, CUdeviceptr to, CUcontext to_context, CUd
         code = find_context(from_context, &context);
     if (code != OK)
         return leave(code);
-    return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
+    return copy(stream, DEVICE(to), PEER_SIDE, DEVICE(from), PEER_SIDE, bytes, true);
 }
 
 EXPORT CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes)
@@ -156,7 +159,7 @@ EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdevice
         code = find_context(from_context, &context);
     if (code != OK)
         return leave(code);
-    return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, false);
+    return copy(stream, DEVICE(to), PEER_SIDE, DEVICE(from), PEER_SIDE, bytes, false);
 }
 
 /* --- fills --- */
@@ -172,7 +175,7 @@ static CUresult fill(CUstream handle, CUdeviceptr to, uint32_t value, unsigned w
     if (code == OK && (to % width != 0 || count > SIZE_MAX / width))
         code = INVALID_VALUE;
     if (code == OK)
-        code = check_device_memory(to, count * width);
+        code = check(stream, DEVICE(to), count * width, DEVICE_SIDE);
     if (code != OK)
         return leave(code);
     struct op *op = op_new(OP_FILL, 0);

@@ -23,8 +23,81 @@ static const struct { int attribute, value; } attributes[] = {
     {97, 232448}, {99, 1}, {106, 32}, {111, 1024}, {113, 1},
     {122, 1}, {123, 1}, /* stream memory operations: 64 bit, NOR */
     {109, 134217728}, /* MAX_ACCESS_POLICY_WINDOW_SIZE */
+    {115, 1}, {142, 1}, {144, 1}, /* MEMORY_POOLS_SUPPORTED, on nodes of the host, on the host */
     {126, 4},         /* MEM_SYNC_DOMAIN_COUNT */
 };
+
+/* --- which there are --- */
+
+static void uuid_of(int number, char *bytes)
+{
+    memcpy(bytes, "aiostream sim \0", 15);
+    bytes[15] = (char)number;
+}
+
+/* GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx, as nvidia-smi prints it. */
+static void uuid_text(int number, char *out, size_t space)
+{
+    char bytes[16];
+    uuid_of(number, bytes);
+    size_t at = (size_t)snprintf(out, space, "GPU");
+    for (int i = 0; i < 16; i++)
+        at += (size_t)snprintf(out + at, space - at, "%s%02x", i == 0 || (i >= 4 && i <= 10 && i % 2 == 0) ? "-" : "",
+                               (unsigned char)bytes[i]);
+}
+
+/* The device that one entry of CUDA_VISIBLE_DEVICES names by its number or by the beginning of its UUID, or -1. */
+static int named(const char *entry, size_t length, int installed)
+{
+    char text[48], *end;
+    if (length == 0 || length >= sizeof text)
+        return -1;
+    memcpy(text, entry, length);
+    text[length] = 0;
+    long number = strtol(text, &end, 10);
+    if (end != text)
+        return *end == 0 && number >= 0 && number < installed ? (int)number : -1;
+    int found = -1;
+    for (int i = 0; i < installed && length > strlen("GPU-"); i++) {
+        char uuid[48];
+        uuid_text(i, uuid, sizeof uuid);
+        if (strncmp(uuid, text, length) != 0)
+            continue;
+        if (found >= 0)
+            return -1; /* the abbreviation fits several */
+        found = i;
+    }
+    return found;
+}
+
+/* The visible devices in the order in which they are named, up to the first entry that names none, or one again. */
+void devices_choose(const char *visible)
+{
+    int installed = sim.device_count, count = 0;
+    bool taken[MAX_DEVICES] = {false};
+    for (int i = 0; i < installed; i++)
+        sim.devices[i].number = i;
+    if (visible == NULL)
+        return;
+    for (const char *entry = visible;; entry++) {
+        entry += strspn(entry, " \t");
+        size_t length = strcspn(entry, ",");
+        size_t trimmed = length;
+        while (trimmed > 0 && (entry[trimmed - 1] == ' ' || entry[trimmed - 1] == '\t'))
+            trimmed--;
+        int number = named(entry, trimmed, installed);
+        if (number < 0 || taken[number])
+            break;
+        taken[number] = true;
+        sim.devices[count++].number = number;
+        entry += length;
+        if (*entry == 0)
+            break;
+    }
+    sim.device_count = count;
+}
+
+/* --- the calls --- */
 
 static CUresult check(CUdevice device)
 {
@@ -61,10 +134,8 @@ EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device)
 {
     ENTER(cuDeviceGetUuid, DEAD_OK);
     CUresult code = out == NULL ? INVALID_VALUE : check(device);
-    if (code == OK) {
-        memcpy(out->bytes, "aiostream sim \0", 15);
-        out->bytes[15] = (char)device;
-    }
+    if (code == OK)
+        uuid_of(sim.devices[device].number, out->bytes);
     return leave(code);
 }
 
@@ -88,7 +159,7 @@ EXPORT CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device)
     CUresult code = out == NULL || attribute < 1 || attribute > 200 ? INVALID_VALUE : check(device);
     if (code != OK)
         return leave(code);
-    *out = attribute == 33 ? device + 1 : 0; /* PCI_BUS_ID */
+    *out = attribute == 33 ? sim.devices[device].number + 1 : 0; /* PCI_BUS_ID */
     for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++)
         if (attributes[i].attribute == attribute)
             *out = attributes[i].value;
@@ -111,7 +182,7 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *out, int length, CUdevice device)
     ENTER(cuDeviceGetPCIBusId, DEAD_OK);
     CUresult code = out == NULL || length < 13 ? INVALID_VALUE : check(device);
     if (code == OK)
-        snprintf(out, (size_t)length, "0000:%02x:00.0", (unsigned)device + 1);
+        snprintf(out, (size_t)length, "0000:%02x:00.0", (unsigned)sim.devices[device].number + 1);
     return leave(code);
 }
 
@@ -121,18 +192,67 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *id)
     unsigned bus;
     if (out == NULL || id == NULL)
         return leave(INVALID_VALUE);
-    if (sscanf(id, "0000:%x:00.0", &bus) != 1 || bus == 0 || check((int)bus - 1) != OK)
+    if (sscanf(id, "0000:%x:00.0", &bus) != 1)
         return leave(INVALID_DEVICE);
-    *out = (int)bus - 1;
-    return leave(OK);
+    for (int device = 0; device < sim.device_count; device++)
+        if (sim.devices[device].number + 1 == (int)bus) {
+            *out = device;
+            return leave(OK);
+        }
+    return leave(INVALID_DEVICE);
 }
 
-/* All devices share the host's memory, but peer access is a promise about GPUs, and enabling it is not simulated. */
+/* --- peers: every device here reaches all memory; what was enabled is kept, and checked by nothing --- */
+
 EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer)
 {
     ENTER(cuDeviceCanAccessPeer, DEAD_OK);
     CUresult code = out == NULL ? INVALID_VALUE : check(device) != OK ? INVALID_DEVICE : check(peer);
     if (code == OK)
-        *out = 0;
+        *out = device != peer;
+    return leave(code);
+}
+
+EXPORT CUresult cuDeviceGetP2PAttribute(int *out, int which, CUdevice device, CUdevice peer)
+{
+    enum { PERFORMANCE_RANK = 1, ACCESS = 2, NATIVE_ATOMICS = 3, ARRAYS = 4, PARTIAL_ATOMICS = 5 };
+    ENTER(cuDeviceGetP2PAttribute, DEAD_OK);
+    CUresult code = out == NULL || which < PERFORMANCE_RANK || which > PARTIAL_ATOMICS ? INVALID_VALUE : check(device);
+    if (code == OK)
+        code = device != peer ? check(peer) : INVALID_DEVICE;
+    if (code == OK)
+        *out = which == ACCESS || which == NATIVE_ATOMICS;
+    return leave(code);
+}
+
+static CUresult find_peer(CUcontext handle, struct context **current, struct context **peer)
+{
+    CUresult code = current_context(current);
+    if (code == OK)
+        code = find_context(handle, peer);
+    return code == OK && (*current)->device == (*peer)->device ? PEER_ACCESS_UNSUPPORTED : code;
+}
+
+EXPORT CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags)
+{
+    ENTER(cuCtxEnablePeerAccess, 0);
+    struct context *current, *peer;
+    CUresult code = flags != 0 ? INVALID_VALUE : find_peer(handle, &current, &peer);
+    if (code == OK && current->peers[peer->device])
+        code = PEER_ACCESS_ALREADY_ENABLED;
+    if (code == OK)
+        current->peers[peer->device] = true;
+    return leave(code);
+}
+
+EXPORT CUresult cuCtxDisablePeerAccess(CUcontext handle)
+{
+    ENTER(cuCtxDisablePeerAccess, 0);
+    struct context *current, *peer;
+    CUresult code = find_peer(handle, &current, &peer);
+    if (code == PEER_ACCESS_UNSUPPORTED || (code == OK && !current->peers[peer->device]))
+        code = PEER_ACCESS_NOT_ENABLED;
+    if (code == OK)
+        current->peers[peer->device] = false;
     return leave(code);
 }

@@ -21,7 +21,7 @@ typedef int CUresult;
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef void *CUcontext, *CUstream, *CUevent, *CUmodule, *CUfunction, *CUlibrary, *CUkernel, *CUgraph, *CUgraphNode;
-typedef void *CUgraphExec, *CUuserObject, *CUgreenCtx;
+typedef void *CUgraphExec, *CUuserObject, *CUgreenCtx, *CUmemoryPool;
 typedef CUresult (*CUrecaptureFn)(void *user_data, CUgraphNode node, const void *before, const void *now, int status);
 typedef struct { char bytes[16]; } CUuuid;
 typedef void (*CUhostFn)(void *user_data);
@@ -37,7 +37,8 @@ typedef struct {
 
 enum {
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, FILE_NOT_FOUND = 301, INVALID_HANDLE = 400,
+    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_PTX = 218, UNSUPPORTED_PTX_VERSION = 222, PEER_ACCESS_UNSUPPORTED = 217, FILE_NOT_FOUND = 301,
+    PEER_ACCESS_ALREADY_ENABLED = 704, PEER_ACCESS_NOT_ENABLED = 705, INVALID_HANDLE = 400,
     ILLEGAL_STATE = 401, LOSSY_QUERY = 402, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
     CONTEXT_IS_DESTROYED = 709, HOST_ALREADY_REGISTERED = 712, HOST_NOT_REGISTERED = 713, LAUNCH_FAILED = 719,
     NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
@@ -54,7 +55,7 @@ enum {
 
 enum object_kind {
     OBJECT_STREAM = 1, OBJECT_EVENT, OBJECT_MODULE, OBJECT_LIBRARY, OBJECT_FUNCTION, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXECUTABLE,
-    OBJECT_USER,
+    OBJECT_USER, OBJECT_POOL,
 };
 
 /* A thread blocked in the driver. Lives on that thread's stack; whoever wakes it takes it off its list. */
@@ -112,6 +113,19 @@ struct op {
     size_t payload_bytes;
     _Alignas(16) unsigned char payload[]; /* kernel arguments, or the snapshot of a pageable source */
 };
+
+/* As in the ABI. */
+struct location { int type, id; };
+struct access { struct location location; int flags; };
+struct pool_props {
+    int allocation, handles;
+    struct location location;
+    void *security;
+    size_t most;
+    unsigned short usage;
+    unsigned char reserved[54];
+};
+_Static_assert(sizeof(struct pool_props) == 88, "this crosses the ABI");
 
 /* As in the ABI: zeros for an ordinary edge. */
 struct edge { unsigned char from_port, to_port, type, reserved[5]; };
@@ -181,9 +195,12 @@ struct context {
     pthread_cond_t host_work;
     struct waiter *host_idle; /* waiting for the running host function to return */
     size_t limits[3];
+    bool peers[MAX_DEVICES]; /* whose memory its kernels were allowed to reach */
 };
 
+struct pools { struct pool *first, *now; }; /* the default, and what cuMemAllocAsync takes from; NULL: not asked for yet */
 struct device {
+    int number; /* among those that were installed, of which CUDA_VISIBLE_DEVICES may hide some and reorder the others */
     size_t total, used;
     struct context *primary;
     /* Streams with pending host functions or memory operations, by the sequence number of the first of them. The first
@@ -191,6 +208,7 @@ struct device {
     struct stream **requests;
     size_t request_count, request_space;
     unsigned primary_flags;
+    struct pools pools;
 };
 
 struct kernel {
@@ -199,17 +217,26 @@ struct kernel {
     int builtin;
     unsigned parameter_count;
     unsigned sizes[MAX_PARAMETERS];
+    unsigned aligns[MAX_PARAMETERS]; /* 0: as its size has it */
     struct kernel *next;
 };
 
-struct function { struct module *module; const struct kernel *kernel; };
+/* By CUfunction_attribute: what was set, as the launch of a kernel checks it. */
+enum { MAX_THREADS = 0, STATIC_SHARED = 1, MAX_DYNAMIC_SHARED = 8, CARVEOUT = 9, FUNCTION_ATTRIBUTES = 16 };
+struct function {
+    struct module *module;
+    const struct kernel *kernel;
+    int attributes[FUNCTION_ATTRIBUTES];
+};
+struct variable { char *name; void *memory; size_t bytes; struct variable *next; }; /* of a module; memory of its device */
 struct module {
     struct context *context; /* NULL: a library */
     uint64_t generation;     /* the context's */
-    char *image;             /* the PTX text */
+    char *image;             /* the PTX text, without comments */
     struct function **functions;
     size_t function_count;
     struct module *loaded; /* a library's module, made on request */
+    struct variable *variables; /* those that were asked for */
 };
 
 struct capture {
@@ -232,7 +259,9 @@ struct allocation {
     size_t bytes;
     int device;
     struct context *context;
-    enum { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED } kind;
+    struct pool *pool; /* NULL: none */
+    struct graph_memory *graph_memory; /* whose memory it is; NULL: not a graph's */
+    enum memory_kind { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED } kind;
     unsigned flags;
     uint64_t id;
 };
@@ -240,7 +269,8 @@ struct allocation {
 struct simulator {
     pthread_mutex_t lock;
     bool initialised;
-    int driver_version, device_count;
+    int driver_version, device_count; /* how many are visible, once initialised */
+    bool launch_blocking;             /* CUDA_LAUNCH_BLOCKING, read at cuInit */
     unsigned queues; /* hardware queues per device; 0: unlimited */
     struct device devices[MAX_DEVICES];
     struct context **contexts;
@@ -281,14 +311,12 @@ enum {
     ENQUEUES = 16,
     UNSAFE = 32,        /* potentially unsafe during a stream capture */
 };
-#define CALL(name) CALL_##name,
-#define LACK(name) CALL_##name,
+#define CALL(name, version, symbol, forms) CALL_##name,
+#define LACK CALL
 enum call_id {
-#include "calls.h"
+#include "functions.h"
     CALL_COUNT
 };
-#undef CALL
-#undef LACK
 CUresult enter(enum call_id id, unsigned rules); /* OK: the lock is held (unless PURE) */
 CUresult leave(CUresult code);
 CUresult initialise(void);
@@ -364,20 +392,42 @@ void event_unregister_capture(struct event *event);
 struct event *find_event(CUevent handle);
 void event_release(struct event *event);
 struct op *event_record_op(struct event *event);
-struct op *event_wait_op(const struct event *event); /* NULL: there is nothing to wait for */
+/* NULL: there is nothing to wait for. On the legacy stream a wait for a complete event is still a barrier between blocking streams. */
+struct op *event_wait_op(const struct event *event, bool on_legacy);
+
+/* --- device.c --- */
+void devices_choose(const char *visible); /* CUDA_VISIBLE_DEVICES; NULL: all */
 
 /* --- memory.c --- */
 struct allocation *find_allocation(const void *address);
 CUresult check_device_memory(CUdeviceptr address, size_t bytes);
 void memory_free_device(void *base);
+CUresult memory_make_device(struct context *context, size_t bytes, void **out);
+CUresult memory_make_from(struct pool *pool, struct context *context, size_t bytes, void **out);
+
+/* --- pool.c --- */
+int pool_device(const struct pool *pool); /* -1: none */
+int pool_kind(const struct pool *pool);
+bool pool_lets(const struct pool *pool, int device);
+CUresult pool_take(struct pool *pool, size_t bytes);
+void pool_give(struct pool *pool, size_t bytes); /* may free it */
 void memory_release_context(struct context *context);
 
-/* --- kernels.c, module.c --- */
+/* --- ptx.c --- */
+char *ptx_copy(const char *text); /* without comments; the caller's to free */
+CUresult ptx_check(const char *text);
+bool ptx_has_entry(const char *text, const char *name);
+size_t ptx_variable(const char *text, const char *name, unsigned char **initial); /* the caller's to free */
+
+/* --- kernels.c, module.c, function.c --- */
 const struct kernel *find_kernel(const char *name, size_t length);
 void kernel_run(struct op *op);                  /* without the lock */
 bool kernel_is_timed(const struct op *op, uint64_t *duration);
 CUresult kernel_fault(const struct op *op);      /* the sticky error that it raises, or OK */
 void kernel_unpack(struct op *op, void **parameters);
+size_t kernel_alignment(const struct kernel *kernel, unsigned parameter);
+void function_start(struct function *function);
+bool function_can_launch(const struct function *function, unsigned shared_bytes, uint64_t threads);
 
 /* --- capture.c --- */
 CUresult capture_forbids_unsafe(void);

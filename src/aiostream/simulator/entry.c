@@ -6,13 +6,11 @@
 #include <string.h>
 #include <time.h>
 
-#define CALL(name) {#name, false, 0, 0},
-#define LACK(name) {#name, true, 0, 0},
+#define CALL(name, version, symbol, forms) {#name, false, 0, 0},
+#define LACK(name, version, symbol, forms) {#name, true, 0, 0},
 struct call calls[] = {
-#include "calls.h"
+#include "functions.h"
 };
-#undef CALL
-#undef LACK
 
 _Thread_local struct thread_state me;
 
@@ -78,6 +76,8 @@ EXPORT CUresult cuInit(unsigned flags)
     CUresult code = enter(CALL_cuInit, PURE);
     if (code != OK)
         return code;
+    if (atomic_load(&sim.forked))
+        return NOT_INITIALIZED; /* as every other call of a child whose parent used the driver */
     if (flags != 0)
         return INVALID_VALUE;
     if (me.in_host_function)

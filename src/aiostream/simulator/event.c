@@ -55,8 +55,8 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags)
     ENTER(cuEventCreate, 0);
     struct context *context;
     CUresult code = out == NULL || flags > 7 ? INVALID_VALUE : current_context(&context);
-    if (code == OK && (flags & 4))
-        code = NOT_SUPPORTED; /* between processes */
+    if (code == OK && (flags & 4)) /* between processes, where no event has a time */
+        code = flags & 2 ? NOT_SUPPORTED : INVALID_VALUE;
     if (code == OK) {
         struct event *event = object_new(OBJECT_EVENT, sizeof *event);
         event->references = 1;
@@ -111,10 +111,12 @@ struct op *event_record_op(struct event *event)
     return op;
 }
 
-struct op *event_wait_op(const struct event *event)
+struct op *event_wait_op(const struct event *event, bool on_legacy)
 {
-    if (event->marker == NULL || event->marker->done)
+    if (event->marker == NULL)
         return NULL;
+    if (event->marker->done)
+        return on_legacy ? op_new(OP_EMPTY, 0) : NULL;
     struct op *op = op_new(OP_WAIT_EVENT, 0);
     op->u.mark.marker = event->marker;
     event->marker->references++;
@@ -174,7 +176,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsign
         return leave(ILLEGAL_STATE);
     if (event->capture != NULL || stream->capture != NULL)
         return leave(capture_wait(stream, event));
-    struct op *op = event_wait_op(event);
+    struct op *op = event_wait_op(event, stream->legacy);
     return leave(op != NULL ? enqueue(stream, op) : OK);
 }
 

@@ -49,6 +49,8 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, uint64_t flags, in
         return INVALID_VALUE;
     if ((flags & DEVICE_LAUNCH) && (flags & AUTO_FREE))
         return INVALID_VALUE;
+    if (graph_memory_instantiated(graph))
+        return NOT_SUPPORTED; /* what allocates has one executable at a time */
     if ((flags & DEVICE_LAUNCH) && not_for_devices(graph) != NULL) {
         *result = OPERATION_NOT_SUPPORTED;
         return NOT_SUPPORTED;
@@ -198,6 +200,10 @@ CUresult node_can_become(const struct node *old, const struct node *new, int *re
     case NODE_WORDS:
         *result = words_can_become(old, new) ? UPDATED : PARAMETERS_CHANGED;
         break;
+    case NODE_ALLOC:
+    case NODE_FREE:
+        *result = old->memory == new->memory ? UPDATED : PARAMETERS_CHANGED;
+        break;
     default:
         *result = UPDATED;
     }
@@ -320,6 +326,8 @@ static bool update(struct pairing *pairing, bool apply)
 
 static void refresh(struct node *old, const struct node *with)
 {
+    if (with->memory != NULL)
+        return; /* it is the same */
     struct node *copy = node_copy(with, true);
     old->attributes = with->attributes;
     node_refill(old, copy);

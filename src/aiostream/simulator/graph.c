@@ -35,6 +35,10 @@ static void drop_work(struct node *node)
     free(node->parameters);
     if (node->event != NULL)
         event_release(node->event);
+    if (node->memory != NULL) {
+        node->memory->executables -= node->type == NODE_ALLOC && node->graph != NULL && node->graph->hidden;
+        graph_memory_release(node->memory);
+    }
     if (node->child != NULL)
         graph_free(node->child);
 }
@@ -55,6 +59,7 @@ static void take_work(struct node *node, struct node *from)
     node->context = from->context;
     node->event = from->event;
     node->child = from->child;
+    node->memory = from->memory;
     node->copy = from->copy;
     node->fill = from->fill;
     node->words = from->words;
@@ -65,6 +70,7 @@ static void take_work(struct node *node, struct node *from)
     from->op_count = 0;
     from->event = NULL;
     from->child = NULL;
+    from->memory = NULL;
     from->words = NULL;
     from->parameters = NULL;
 }
@@ -90,6 +96,11 @@ struct node *node_copy(const struct node *node, bool hidden)
     if (node->event != NULL) {
         copy->event = node->event;
         copy->event->references++;
+    }
+    if (node->memory != NULL) {
+        copy->memory = node->memory;
+        copy->memory->references++;
+        copy->memory->executables += hidden && node->type == NODE_ALLOC;
     }
     if (node->child != NULL) {
         copy->child = graph_copy(node->child, hidden);
@@ -141,8 +152,20 @@ static void take_in(struct graph *graph, struct node *node)
     graph->nodes[graph->node_count++] = node;
 }
 
+static bool is_freed(const struct graph *graph, const struct graph_memory *memory)
+{
+    for (size_t i = 0; i < graph->node_count; i++)
+        if (graph->nodes[i]->type == NODE_FREE && graph->nodes[i]->memory == memory)
+            return true;
+    return false;
+}
+
 CUresult graph_link(struct graph *graph, struct node *node, const struct dependencies *before)
 {
+    if (node->type == NODE_FREE && is_freed(graph, node->memory)) {
+        node_free(node);
+        return INVALID_VALUE;
+    }
     for (size_t i = 0; i < before->count; i++)
         if (!edge_fits(&before->edges[i], before->nodes[i], node)) {
             node_free(node);
@@ -244,6 +267,8 @@ EXPORT CUresult cuGraphClone(CUgraph *out, CUgraph handle)
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (out == NULL || graph == NULL)
         return leave(INVALID_VALUE);
+    if (graph_has_memory(graph))
+        return leave(NOT_SUPPORTED);
     *out = graph_copy(graph, false);
     return leave(OK);
 }
@@ -271,6 +296,8 @@ EXPORT CUresult cuGraphDestroyNode(CUgraphNode handle)
     if (capture_into(node->graph) != NULL || (node->child != NULL && capture_inside(node->child) != NULL))
         return leave(ILLEGAL_STATE); /* of a graph that is captured into, no node may go */
     struct graph *graph = node->graph;
+    if (graph_has_memory(graph))
+        return leave(NOT_SUPPORTED); /* of a graph that allocates, neither nodes nor edges may go */
     size_t kept = 0;
     for (size_t i = 0; i < graph->node_count; i++) {
         struct node *other = graph->nodes[i];
@@ -367,7 +394,8 @@ EXPORT CUresult cuGraphNodeGetContainingGraph(CUgraphNode handle, CUgraph *out)
 /* --- a drawing --- */
 
 static const char *const labels[NODE_TYPES] = {
-    "KERNEL", "MEMCPY", "MEMSET", "HOST", "GRAPH", "EMPTY", "WAIT_EVENT", "EVENT_RECORD", NULL, NULL, NULL, NULL, "BATCH_MEM_OP",
+    "KERNEL", "MEMCPY", "MEMSET", "HOST", "GRAPH", "EMPTY", "WAIT_EVENT", "EVENT_RECORD", NULL, NULL, "MEM_ALLOC", "MEM_FREE",
+    "BATCH_MEM_OP",
 };
 
 static void draw(FILE *file, const struct graph *graph)

@@ -6,7 +6,7 @@
 
 enum node_type {
     NODE_KERNEL = 0, NODE_COPY = 1, NODE_FILL = 2, NODE_HOST = 3, NODE_CHILD = 4, NODE_EMPTY = 5, NODE_WAIT_EVENT = 6,
-    NODE_RECORD_EVENT = 7, NODE_WORDS = 12, NODE_TYPES,
+    NODE_RECORD_EVENT = 7, NODE_ALLOC = 10, NODE_FREE = 11, NODE_WORDS = 12, NODE_TYPES,
 };
 
 /* --- as in the ABI --- */
@@ -26,6 +26,8 @@ struct copy_end { /* one end of a CUDA_MEMCPY3D */
     size_t pitch, height;
 };
 struct copy_params { struct copy_end from, to; size_t width, height, depth; };
+struct copy_end_2d { size_t x, y; int type; void *host; CUdeviceptr device; void *array; size_t pitch; };
+struct copy_params_2d { struct copy_end_2d from, to; size_t width, height; }; /* a CUDA_MEMCPY2D */
 struct fill_params { CUdeviceptr to; size_t pitch; unsigned value, width; size_t count, height; CUcontext context; };
 struct host_params { CUhostFn function; void *user_data; unsigned sync_mode; CUcontext context; CUgreenCtx green; };
 union word_params {
@@ -35,6 +37,12 @@ union word_params {
     uint64_t pad[6];
 };
 struct words_params { CUcontext context; unsigned count; union word_params *words; unsigned flags; };
+struct alloc_params {
+    struct pool_props props;
+    const struct access *access;
+    size_t access_count, bytes;
+    CUdeviceptr address; /* out */
+};
 struct node_params {
     int type, reserved0[3];
     union {
@@ -45,18 +53,29 @@ struct node_params {
         struct { CUgraph graph; int ownership; } child;
         struct { CUevent event; CUcontext context; CUgreenCtx green; } event; /* a wait node's ends after the event */
         struct words_params words;
+        struct alloc_params alloc;
+        CUdeviceptr free;
         char bytes[232];
     } u;
     long long reserved2;
 };
 struct instantiate_params { uint64_t flags; CUstream upload; CUgraphNode error; int result; };
 struct update_info { int result; CUgraphNode error, error_from; };
-_Static_assert(sizeof(struct copy_params) == 200 && sizeof(union word_params) == 48 && sizeof(struct node_params) == 256,
+_Static_assert(sizeof(struct copy_params) == 200 && sizeof(struct copy_params_2d) == 128 && sizeof(union word_params) == 48 && sizeof(struct node_params) == 256,
                "these cross the ABI");
 
 /* --- ours --- */
 
 #define MOST_WORDS 256 /* a batch of memory operations has fewer */
+
+/* Shared by the nodes that allocate and free it, in all copies of their graph. */
+struct graph_memory {
+    int references, device;
+    int executables; /* that allocate it */
+    void *base;      /* NULL: it went with its context */
+    size_t bytes;
+    bool live;
+};
 
 /* Belongs to its graph. Handles of nodes in an executable's private copy are never given out. */
 struct node {
@@ -69,6 +88,7 @@ struct node {
     size_t op_count;
     struct context *context; /* where it runs; NULL: where the stream is that the graph is launched into */
     struct event *event;     /* a reference */
+    struct graph_memory *memory; /* of a node that allocates or frees: a reference */
     struct graph *child;     /* the node's own */
     struct attributes attributes; /* of a kernel */
     bool disabled;           /* in an executable */
@@ -164,6 +184,20 @@ CUresult node_can_become(const struct node *old, const struct node *new, int *re
 void flight_renew(struct executable *executable);
 void launch_refs_release(struct launch_refs *launch_refs); /* by a call */
 void launch_refs_drop(struct launch_refs *launch_refs);    /* by an op that is gone */
+
+/* --- graphmemory.c --- */
+CUresult graph_memory_new(struct context *context, size_t bytes, struct graph_memory **out);
+void graph_memory_release(struct graph_memory *memory);
+CUresult graph_memory_end(struct graph_memory *memory);
+bool graph_has_memory(const struct graph *graph);
+bool graph_memory_instantiated(const struct graph *graph);
+CUresult graph_memory_can_launch(const struct executable *executable, bool frees_first);
+void graph_memory_launch(const struct executable *executable);
+CUresult make_alloc(struct node *node, const struct alloc_params *params);
+CUresult make_free(struct node *node, CUdeviceptr address);
+void describe_memory(const struct node *node, struct alloc_params *out);
+CUresult graph_memory_capture(struct stream *stream, size_t bytes, CUdeviceptr *out);
+CUresult graph_memory_capture_free(struct stream *stream, CUdeviceptr address);
 
 /* --- recapture.c --- */
 struct recapture *recapture_new(CUrecaptureFn function, void *user_data);

@@ -28,23 +28,46 @@ const struct kernel *find_kernel(const char *name, size_t length)
     return NULL;
 }
 
-/* A later registration of a name hides the earlier one, except for functions that were already looked up. */
-EXPORT CUresult aiostream_sim_register_kernel(const char *name, void (*function)(void **), const unsigned *sizes, unsigned count)
+/* Whether there is a kernel of this name, built in or registered. */
+EXPORT int aiostream_sim_has_kernel(const char *name)
 {
-    if (name == NULL || function == NULL || count > MAX_PARAMETERS)
+    pthread_mutex_lock(&sim.lock);
+    bool found = find_kernel(name, strlen(name)) != NULL;
+    leave(OK);
+    return found;
+}
+
+/* A later registration of a name hides the earlier one, except for functions that were already looked up. Without a function it
+ * does nothing when it runs. */
+EXPORT CUresult aiostream_sim_register_kernel(const char *name, void (*function)(void **), const unsigned *sizes,
+                                             const unsigned *aligns, unsigned count)
+{
+    if (name == NULL || count > MAX_PARAMETERS)
         return INVALID_VALUE;
     struct kernel *kernel = calloc(1, sizeof *kernel);
     if (kernel == NULL)
         return OUT_OF_MEMORY;
     kernel->name = strdup(name);
     kernel->function = function;
+    kernel->builtin = function == NULL ? EMPTY : 0;
     kernel->parameter_count = count;
-    for (unsigned i = 0; i < count; i++)
+    for (unsigned i = 0; i < count; i++) {
         kernel->sizes[i] = sizes[i];
+        kernel->aligns[i] = aligns != NULL ? aligns[i] : 0;
+    }
     pthread_mutex_lock(&sim.lock);
     kernel->next = registered;
     registered = kernel;
     return leave(OK);
+}
+
+/* In the driver's argument buffer. */
+size_t kernel_alignment(const struct kernel *kernel, unsigned parameter)
+{
+    size_t bytes = kernel->sizes[parameter], align = bytes & (~bytes + 1);
+    if (kernel->aligns[parameter] != 0)
+        return kernel->aligns[parameter];
+    return align > 16 ? 16 : align;
 }
 
 /* The payload holds the parameters one after another, each aligned to 16. */

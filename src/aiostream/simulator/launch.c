@@ -222,7 +222,7 @@ static void put_work(const struct launch *launch, struct stream *stream, const s
     if (node == NULL || node->disabled)
         return;
     struct op *event_op = node->type == NODE_RECORD_EVENT ? event_record_op(node->event)
-                        : node->type == NODE_WAIT_EVENT   ? event_wait_op(node->event)
+                        : node->type == NODE_WAIT_EVENT   ? event_wait_op(node->event, false)
                                                           : NULL;
     if (event_op != NULL)
         put(launch, stream, event_op);
@@ -322,7 +322,11 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
     if (code == OK && !contexts_live(executable))
         code = CONTEXT_IS_DESTROYED;
     if (code == OK)
+        code = graph_memory_can_launch(executable, executable->flags & 1 /* AUTO_FREE_ON_LAUNCH */);
+    if (code == OK) {
+        graph_memory_launch(executable);
         launch_on(executable, stream);
+    }
     return leave(code);
 }
 

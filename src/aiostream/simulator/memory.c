@@ -2,9 +2,11 @@
 #include "driver.h"
 
 #include "api.h"
+#include "graph.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* Sorted by base, under sim.lock. */
 static struct allocation *allocations;
@@ -49,7 +51,7 @@ static struct allocation *add(void *base, size_t bytes, struct context *context,
     size_t i = position((uintptr_t)base);
     memmove(&allocations[i + 1], &allocations[i], (allocation_count - i) * sizeof *allocations);
     allocation_count++;
-    allocations[i] = (struct allocation){(uintptr_t)base, bytes, context->device, context, kind, flags, ++sim.next_id};
+    allocations[i] = (struct allocation){(uintptr_t)base, bytes, context->device, context, NULL, NULL, kind, flags, ++sim.next_id};
     return &allocations[i];
 }
 
@@ -58,12 +60,29 @@ static bool on_device(const struct allocation *allocation)
     return allocation->kind == MEMORY_DEVICE || allocation->kind == MEMORY_MANAGED;
 }
 
+/* Pages of their own, because programs register whole pages around memory of the heap: what they share with ours would be
+ * registered already. 0: there is no such number of bytes. */
+static size_t whole_pages(size_t bytes)
+{
+    return bytes > SIZE_MAX - 4095 ? 0 : (bytes + 4095) / 4096 * 4096;
+}
+
+/* By cuMemFree and cuMemFreeAsync: what is of a pool, wherever it is. */
+static bool is_freed_as_device(const struct allocation *allocation)
+{
+    return on_device(allocation) || allocation->pool != NULL;
+}
+
 static void take_out(struct allocation *allocation)
 {
-    if (on_device(allocation))
+    if (allocation->graph_memory != NULL)
+        allocation->graph_memory->base = NULL;
+    if (allocation->pool != NULL)
+        pool_give(allocation->pool, allocation->bytes);
+    else if (on_device(allocation))
         sim.devices[allocation->device].used -= allocation->bytes;
     if (allocation->kind != MEMORY_REGISTERED)
-        free((void *)allocation->base);
+        munmap((void *)allocation->base, whole_pages(allocation->bytes));
     size_t i = (size_t)(allocation - allocations);
     allocation_count--;
     memmove(allocation, allocation + 1, (allocation_count - i) * sizeof *allocations);
@@ -72,7 +91,9 @@ static void take_out(struct allocation *allocation)
 void memory_free_device(void *base)
 {
     struct allocation *found = find_allocation(base);
-    if (found != NULL)
+    if (found != NULL && found->graph_memory != NULL)
+        graph_memory_release(found->graph_memory); /* a life has ended */
+    else if (found != NULL)
         take_out(found);
 }
 
@@ -83,17 +104,25 @@ void memory_release_context(struct context *context)
             take_out(&allocations[i - 1]);
 }
 
+static CUresult map_memory(size_t bytes, void **out)
+{
+    size_t pages = whole_pages(bytes);
+    *out = pages == 0 ? MAP_FAILED : mmap(NULL, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return *out == MAP_FAILED ? OUT_OF_MEMORY : OK;
+}
+
 static CUresult allocate(struct context *context, size_t bytes, int kind, unsigned flags, void **out)
 {
     struct device *device = &sim.devices[context->device];
+    void *memory;
     if (bytes == 0 || out == NULL)
         return INVALID_VALUE;
     bool counts = kind == MEMORY_DEVICE || kind == MEMORY_MANAGED;
     if (counts && bytes > device->total - device->used)
         return OUT_OF_MEMORY;
-    void *memory = bytes > SIZE_MAX - 512 ? NULL : aligned_alloc(512, (bytes + 511) / 512 * 512);
-    if (memory == NULL)
-        return OUT_OF_MEMORY;
+    CUresult code = map_memory(bytes, &memory);
+    if (code != OK)
+        return code;
     if (counts)
         device->used += bytes;
     add(memory, bytes, context, kind, flags);
@@ -101,11 +130,35 @@ static CUresult allocate(struct context *context, size_t bytes, int kind, unsign
     return OK;
 }
 
+CUresult memory_make_from(struct pool *pool, struct context *context, size_t bytes, void **out)
+{
+    if (bytes == 0)
+        return INVALID_VALUE;
+    CUresult code = pool_take(pool, bytes);
+    if (code != OK)
+        return code;
+    code = map_memory(bytes, out);
+    if (code != OK) {
+        pool_give(pool, bytes);
+        return code;
+    }
+    struct allocation *made = add(*out, bytes, context, pool_kind(pool), 0);
+    made->pool = pool;
+    if (pool_device(pool) >= 0)
+        made->device = pool_device(pool);
+    return OK;
+}
+
+CUresult memory_make_device(struct context *context, size_t bytes, void **out)
+{
+    return allocate(context, bytes, MEMORY_DEVICE, 0, out);
+}
+
 /* Freeing waits for the work of the memory's context, as cuMemFree does: an op may still be using it. */
 static CUresult free_now(void *base, bool host)
 {
     struct allocation *found = find_allocation(base);
-    if (found == NULL || found->base != (uintptr_t)base || (host ? found->kind != MEMORY_HOST : !on_device(found)))
+    if (found == NULL || found->base != (uintptr_t)base || (host ? found->kind != MEMORY_HOST || found->pool != NULL : !is_freed_as_device(found)))
         return INVALID_VALUE;
     uint64_t id = found->id;
     CUresult code = context_drain(found->context);
@@ -114,7 +167,12 @@ static CUresult free_now(void *base, bool host)
     found = find_allocation(base); /* the table may have moved, or another thread may have freed it */
     if (found == NULL || found->id != id)
         return INVALID_VALUE;
-    take_out(found);
+    if (found->graph_memory == NULL)
+        take_out(found);
+    else if (graph_memory_end(found->graph_memory) == OK)
+        graph_memory_release(found->graph_memory);
+    else
+        return INVALID_VALUE;
     return OK;
 }
 
@@ -141,6 +199,24 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
     if (code == OK)
         *out = (uintptr_t)memory;
     return leave(code);
+}
+
+/* Rows begin at multiples of 512 bytes, as on an H200. */
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+    ENTER(cuMemAllocPitch, UNSAFE);
+    struct context *context;
+    void *memory;
+    bool valid = out != NULL && pitch != NULL && width > 0 && height > 0 && (element == 4 || element == 8 || element == 16);
+    CUresult code = !valid || width > SIZE_MAX / 2 / height - 512 ? INVALID_VALUE : current_context(&context);
+    size_t row = (width + 511) / 512 * 512;
+    if (code == OK)
+        code = allocate(context, row * height, MEMORY_DEVICE, 0, &memory);
+    if (code != OK)
+        return leave(code);
+    *out = (uintptr_t)memory;
+    *pitch = row;
+    return leave(OK);
 }
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags)
@@ -175,24 +251,6 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
     return leave(OK);
 }
 
-/* The memory is there at once, for use in stream order; cuMemFreeAsync gives it back in stream order. */
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle)
-{
-    ENTER(cuMemAllocAsync, ENQUEUES);
-    struct stream *stream;
-    void *memory;
-    CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
-    if (code == OK)
-        code = capture_forbids_legacy(stream);
-    if (code == OK && stream->capture != NULL)
-        code = NOT_SUPPORTED; /* would be a memory-allocation node */
-    if (code == OK)
-        code = allocate(stream->context, bytes, MEMORY_DEVICE, 0, &memory);
-    if (code == OK)
-        *out = (uintptr_t)memory;
-    return leave(code);
-}
-
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
 {
     ENTER(cuMemFreeAsync, ENQUEUES);
@@ -201,12 +259,15 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
     CUresult code = find_stream(handle, &stream);
     if (code == OK && address == 0)
         return leave(OK);
-    if (code == OK && (found == NULL || found->base != address || found->kind != MEMORY_DEVICE))
+    bool freed_here = found != NULL && found->base == address && (found->kind == MEMORY_DEVICE || found->pool != NULL);
+    if (code == OK && !freed_here)
         code = INVALID_VALUE;
     if (code == OK)
         code = capture_forbids_legacy(stream);
     if (code == OK && stream->capture != NULL)
-        code = NOT_SUPPORTED;
+        return leave(graph_memory_capture_free(stream, address));
+    if (code == OK && found->graph_memory != NULL)
+        code = graph_memory_end(found->graph_memory);
     if (code != OK)
         return leave(code);
     struct op *op = op_new(OP_FREE, 0);
@@ -321,6 +382,9 @@ static CUresult attribute(void *out, int which, CUdeviceptr address, const struc
         return OK;
     case 12:
         *(size_t *)out = found->bytes;
+        return OK;
+    case 17:
+        *(CUmemoryPool *)out = found->pool;
         return OK;
     default:
         return NOT_SUPPORTED;

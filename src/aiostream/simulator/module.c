@@ -4,7 +4,6 @@
 #include "api.h"
 #include "graph.h"
 
-#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +11,7 @@
 static struct module *module_new(enum object_kind kind, const char *image)
 {
     struct module *module = object_new(kind, sizeof *module);
-    module->image = strdup(image);
+    module->image = ptx_copy(image);
     return module;
 }
 
@@ -25,7 +24,10 @@ static CUresult check_image(const void *image)
     for (size_t i = 0; i < 64 && bytes[i] != 0; i++)
         if (bytes[i] < 9)
             return INVALID_IMAGE;
-    return strstr(image, ".version") != NULL && strstr(image, ".entry") != NULL ? OK : INVALID_IMAGE;
+    char *text = ptx_copy(image);
+    CUresult code = ptx_check(text);
+    free(text);
+    return code;
 }
 
 static char *read_file(const char *path)
@@ -98,6 +100,14 @@ static void unload(struct module *module)
     }
     if (module->loaded != NULL)
         unload(module->loaded);
+    while (module->variables != NULL) {
+        struct variable *variable = module->variables;
+        module->variables = variable->next;
+        if (module->context->active && module->generation == module->context->generation) /* else it went with its context */
+            memory_free_device(variable->memory);
+        free(variable->name);
+        free(variable);
+    }
     free(module->functions);
     free(module->image);
     free(module);
@@ -122,23 +132,9 @@ EXPORT CUresult cuModuleGetLoadingMode(int *out)
     return leave(OK);
 }
 
-/* Whether the text declares `.entry NAME`. */
-static bool declares(const char *text, const char *name)
-{
-    size_t length = strlen(name);
-    while ((text = strstr(text, ".entry")) != NULL) {
-        text += strlen(".entry");
-        while (isspace((unsigned char)*text))
-            text++;
-        if (strncmp(text, name, length) == 0 && !isalnum((unsigned char)text[length]) && text[length] != '_' && text[length] != '$')
-            return true;
-    }
-    return false;
-}
-
 static CUresult get_function(struct module *module, const char *name, void **out)
 {
-    const struct kernel *kernel = declares(module->image, name) ? find_kernel(name, strlen(name)) : NULL;
+    const struct kernel *kernel = ptx_has_entry(module->image, name) ? find_kernel(name, strlen(name)) : NULL;
     if (kernel == NULL)
         return NOT_FOUND;
     for (size_t i = 0; i < module->function_count; i++)
@@ -149,6 +145,7 @@ static CUresult get_function(struct module *module, const char *name, void **out
     struct function *function = object_new(OBJECT_FUNCTION, sizeof *function);
     function->module = module;
     function->kernel = kernel;
+    function_start(function);
     module->functions = realloc(module->functions, (module->function_count + 1) * sizeof *module->functions);
     module->functions[module->function_count++] = function;
     *out = function;
@@ -162,6 +159,49 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule handle, const char
     if (module == NULL)
         return leave(INVALID_HANDLE);
     return leave(out == NULL || name == NULL ? INVALID_VALUE : get_function(module, name, out));
+}
+
+/* --- global variables --- */
+
+/* Made and filled when it is first asked for: kernels here do not know of it. */
+static CUresult get_variable(struct module *module, const char *name, CUdeviceptr *out, size_t *bytes)
+{
+    struct variable *variable = module->variables;
+    while (variable != NULL && strcmp(variable->name, name) != 0)
+        variable = variable->next;
+    if (variable == NULL) {
+        unsigned char *initial;
+        void *memory;
+        size_t size = ptx_variable(module->image, name, &initial);
+        CUresult code = size == 0 ? NOT_FOUND : memory_make_device(module->context, size, &memory);
+        if (code == OK)
+            memcpy(memory, initial, size);
+        if (size > 0)
+            free(initial);
+        if (code != OK)
+            return code;
+        variable = malloc(sizeof *variable);
+        *variable = (struct variable){strdup(name), memory, size, module->variables};
+        module->variables = variable;
+    }
+    if (out != NULL)
+        *out = (uintptr_t)variable->memory;
+    if (bytes != NULL)
+        *bytes = variable->bytes;
+    return OK;
+}
+
+EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule handle, const char *name)
+{
+    ENTER(cuModuleGetGlobal, 0);
+    struct module *module = object_find(handle, OBJECT_MODULE);
+    if (module == NULL)
+        return leave(INVALID_HANDLE);
+    if (name == NULL || (out == NULL && bytes == NULL))
+        return leave(INVALID_VALUE);
+    if (!module->context->active || module->generation != module->context->generation)
+        return leave(CONTEXT_IS_DESTROYED);
+    return leave(get_variable(module, name, out, bytes));
 }
 
 /* --- libraries: modules without a context --- */
@@ -214,6 +254,18 @@ EXPORT CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary handle, const char *
     return leave(out == NULL || name == NULL ? INVALID_VALUE : get_function(library, name, out));
 }
 
+static CUresult load_into(struct module *library, struct context *context)
+{
+    if (library->loaded != NULL && library->loaded->context != context)
+        return NOT_SUPPORTED; /* one context per library */
+    if (library->loaded == NULL) {
+        library->loaded = module_new(OBJECT_MODULE, library->image);
+        library->loaded->context = context;
+        library->loaded->generation = context->generation;
+    }
+    return OK;
+}
+
 EXPORT CUresult cuLibraryGetModule(CUmodule *out, CUlibrary handle)
 {
     ENTER(cuLibraryGetModule, 0);
@@ -222,15 +274,23 @@ EXPORT CUresult cuLibraryGetModule(CUmodule *out, CUlibrary handle)
     CUresult code = library == NULL ? INVALID_HANDLE : out == NULL ? INVALID_VALUE : current_context(&context);
     if (code != OK)
         return leave(code);
-    if (library->loaded != NULL && library->loaded->context != context)
-        return leave(NOT_SUPPORTED); /* one context per library */
-    if (library->loaded == NULL) {
-        library->loaded = module_new(OBJECT_MODULE, library->image);
-        library->loaded->context = context;
-        library->loaded->generation = context->generation;
-    }
-    *out = library->loaded;
-    return leave(OK);
+    code = load_into(library, context);
+    if (code == OK)
+        *out = library->loaded;
+    return leave(code);
+}
+
+EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *out, size_t *bytes, CUlibrary handle, const char *name)
+{
+    ENTER(cuLibraryGetGlobal, 0);
+    struct module *library = object_find(handle, OBJECT_LIBRARY);
+    struct context *context;
+    CUresult code = library == NULL                                         ? INVALID_HANDLE
+                    : name == NULL || (out == NULL && bytes == NULL) ? INVALID_VALUE
+                                                                            : current_context(&context);
+    if (code == OK)
+        code = load_into(library, context);
+    return leave(code == OK ? get_variable(library->loaded, name, out, bytes) : code);
 }
 
 /* A kernel of a library serves as its function too, as the manual allows for launches. */
@@ -240,110 +300,6 @@ EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel)
     if (object_find(kernel, OBJECT_FUNCTION) == NULL)
         return leave(INVALID_HANDLE);
     *out = kernel;
-    return leave(OK);
-}
-
-/* --- what is asked of functions --- */
-
-static CUresult name_of(const char **out, void *handle)
-{
-    const struct function *function = object_find(handle, OBJECT_FUNCTION);
-    if (function == NULL || out == NULL)
-        return leave(function == NULL ? INVALID_HANDLE : INVALID_VALUE);
-    *out = function->kernel->name;
-    return leave(OK);
-}
-
-EXPORT CUresult cuFuncGetName(const char **out, CUfunction handle)
-{
-    ENTER(cuFuncGetName, 0);
-    return name_of(out, handle);
-}
-
-EXPORT CUresult cuKernelGetName(const char **out, CUkernel handle)
-{
-    ENTER(cuKernelGetName, 0);
-    return name_of(out, handle);
-}
-
-static CUresult attribute_of(int *out, int which, void *handle)
-{
-    static const int values[] = {1024, 0, 0, 0, 16, 90, 90, 0, 49152, -1};
-    if (object_find(handle, OBJECT_FUNCTION) == NULL)
-        return leave(INVALID_HANDLE);
-    if (out == NULL || which < 0 || (size_t)which >= sizeof values / sizeof values[0])
-        return leave(INVALID_VALUE);
-    *out = values[which];
-    return leave(OK);
-}
-
-EXPORT CUresult cuFuncGetAttribute(int *out, int which, CUfunction handle)
-{
-    ENTER(cuFuncGetAttribute, 0);
-    return attribute_of(out, which, handle);
-}
-
-EXPORT CUresult cuKernelGetAttribute(int *out, int which, CUkernel handle, CUdevice device)
-{
-    ENTER(cuKernelGetAttribute, 0);
-    if (device < 0 || device >= sim.device_count)
-        return leave(INVALID_DEVICE);
-    return attribute_of(out, which, handle);
-}
-
-EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle)
-{
-    ENTER(cuFuncGetModule, 0);
-    const struct function *function = object_find(handle, OBJECT_FUNCTION);
-    if (function == NULL || function->module->context == NULL)
-        return leave(INVALID_HANDLE);
-    *out = function->module;
-    return leave(OK);
-}
-
-static CUresult parameter_of(void *handle, size_t index, size_t *offset, size_t *bytes)
-{
-    const struct function *function = object_find(handle, OBJECT_FUNCTION);
-    if (function == NULL)
-        return leave(INVALID_HANDLE);
-    if (index >= function->kernel->parameter_count || offset == NULL)
-        return leave(INVALID_VALUE);
-    size_t at = 0;
-    for (size_t i = 0; i <= index; i++) {
-        size_t align = function->kernel->sizes[i];
-        at = i == 0 ? 0 : (at + align - 1) / align * align;
-        *offset = at;
-        at += function->kernel->sizes[i];
-    }
-    if (bytes != NULL)
-        *bytes = function->kernel->sizes[index];
-    return leave(OK);
-}
-
-EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *bytes)
-{
-    ENTER(cuFuncGetParamInfo, 0);
-    return parameter_of(handle, index, offset, bytes);
-}
-
-EXPORT CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *bytes)
-{
-    ENTER(cuKernelGetParamInfo, 0);
-    return parameter_of(handle, index, offset, bytes);
-}
-
-EXPORT CUresult cuFuncLoad(CUfunction handle)
-{
-    ENTER(cuFuncLoad, 0);
-    return leave(object_find(handle, OBJECT_FUNCTION) != NULL ? OK : INVALID_HANDLE);
-}
-
-EXPORT CUresult cuFuncIsLoaded(int *state, CUfunction handle)
-{
-    ENTER(cuFuncIsLoaded, 0);
-    if (state == NULL || object_find(handle, OBJECT_FUNCTION) == NULL)
-        return leave(state == NULL ? INVALID_VALUE : INVALID_HANDLE);
-    *state = 1;
     return leave(OK);
 }
 
@@ -378,10 +334,8 @@ static struct op *pack(const struct kernel *kernel, void **parameters, void **ex
     unsigned char *next = op->payload;
     op->u.kernel.kernel = kernel;
     for (unsigned i = 0; i < kernel->parameter_count; i++) {
-        size_t bytes = kernel->sizes[i], align = bytes & (~bytes + 1);
-        if (align > 16)
-            align = 16;
-        at = align > 0 ? (at + align - 1) / align * align : at;
+        size_t bytes = kernel->sizes[i], align = kernel_alignment(kernel, i);
+        at = (at + align - 1) / align * align;
         const void *from = parameters != NULL ? parameters[i] : at + bytes <= buffer_bytes ? buffer + at : NULL;
         if (from == NULL) {
             op_free(op);
@@ -406,6 +360,8 @@ static bool valid_shape(const unsigned *grid, const unsigned *block)
 struct op *kernel_op(const struct kernel_params *params, const struct function *function)
 {
     if (!valid_shape(params->grid, params->block) || (params->parameters != NULL && params->extra != NULL))
+        return NULL;
+    if (!function_can_launch(function, params->shared_bytes, (uint64_t)params->block[0] * params->block[1] * params->block[2]))
         return NULL;
     struct op *op = pack(function->kernel, params->parameters, params->extra);
     if (op == NULL)
@@ -457,7 +413,10 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **p
         op_free(op);
     if (code != OK)
         return leave(code);
-    return leave(stream->capture != NULL ? capture_add(stream, op, NODE_KERNEL) : enqueue(stream, op));
+    if (stream->capture != NULL)
+        return leave(capture_add(stream, op, NODE_KERNEL));
+    code = enqueue(stream, op);
+    return leave(code == OK && sim.launch_blocking ? stream_wait(stream, op->sequence) : code);
 }
 
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,

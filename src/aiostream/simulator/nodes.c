@@ -128,6 +128,8 @@ static CUresult make_child(struct node *node, CUgraph handle, int ownership)
         return INVALID_VALUE;
     if (ownership == 1 && (graph->owner != NULL || capture_inside(graph) != NULL))
         return INVALID_VALUE;
+    if (ownership == 0 && graph_has_memory(graph))
+        return NOT_SUPPORTED; /* a graph that allocates cannot be copied */
     node->child = ownership == 1 ? graph : graph_copy(graph, false);
     node->child->owner = node;
     return OK;
@@ -166,7 +168,9 @@ CUresult node_make(int type, const struct node_params *params, struct node **out
     case NODE_WAIT_EVENT: code = make_event(node, params->u.event.event, NULL); break;
     case NODE_RECORD_EVENT: code = make_event(node, params->u.event.event, params->u.event.green); break;
     case NODE_WORDS: code = make_words(node, &params->u.words); break;
-    default: code = type < 0 || type > 18 ? INVALID_VALUE : NOT_SUPPORTED; break; /* semaphores, allocations, conditions */
+    case NODE_ALLOC: code = make_alloc(node, &params->u.alloc); break;
+    case NODE_FREE: code = make_free(node, params->u.free); break;
+    default: code = type < 0 || type > 18 ? INVALID_VALUE : NOT_SUPPORTED; break; /* semaphores, conditions */
     }
     if (code != OK)
         node_free(node);
@@ -212,6 +216,12 @@ void node_describe(struct node *node, struct node_params *out)
     case NODE_WORDS:
         out->u.words = (struct words_params){node->context, (unsigned)node->op_count, node->words, 0};
         break;
+    case NODE_ALLOC:
+        describe_memory(node, &out->u.alloc);
+        break;
+    case NODE_FREE:
+        out->u.free = (uintptr_t)node->memory->base;
+        break;
     }
 }
 
@@ -242,6 +252,8 @@ static CUresult add_with(CUgraphNode *out, CUgraph handle, const CUgraphNode *be
     dependencies_clear(&dependencies);
     if (code == OK)
         *out = node;
+    if (code == OK && params->type == NODE_ALLOC) /* the one field that is told and not given */
+        ((struct node_params *)params)->u.alloc.address = (uintptr_t)node->memory->base;
     return leave(code);
 }
 
@@ -346,6 +358,25 @@ EXPORT CUresult cuGraphAddBatchMemOpNode(CUgraphNode *out, CUgraph graph, const 
                           : add(out, graph, before, count, &(struct node_params){.type = NODE_WORDS, .u.words = *params});
 }
 
+EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                                       struct alloc_params *params)
+{
+    ENTER(cuGraphAddMemAllocNode, 0);
+    if (params == NULL)
+        return leave(INVALID_VALUE);
+    struct node_params node = {.type = NODE_ALLOC, .u.alloc = *params};
+    CUresult code = add(out, graph, before, count, &node);
+    if (code == OK)
+        params->address = node.u.alloc.address;
+    return code;
+}
+
+EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr address)
+{
+    ENTER(cuGraphAddMemFreeNode, 0);
+    return add(out, graph, before, count, &(struct node_params){.type = NODE_FREE, .u.free = address});
+}
+
 bool node_params_valid(const struct node_params *params)
 {
     return params != NULL && params->reserved0[0] == 0 && params->reserved0[1] == 0 && params->reserved0[2] == 0 &&
@@ -393,6 +424,8 @@ GETTERS(cuGraphHostNodeGetParams, struct host_params, NODE_HOST, host, offsetof(
 GETTERS(cuGraphChildGraphNodeGetGraph, CUgraph, NODE_CHILD, child.graph, sizeof *out)
 GETTERS(cuGraphEventRecordNodeGetEvent, CUevent, NODE_RECORD_EVENT, event.event, sizeof *out)
 GETTERS(cuGraphEventWaitNodeGetEvent, CUevent, NODE_WAIT_EVENT, event.event, sizeof *out)
+GETTERS(cuGraphMemAllocNodeGetParams, struct alloc_params, NODE_ALLOC, alloc, sizeof *out)
+GETTERS(cuGraphMemFreeNodeGetParams, CUdeviceptr, NODE_FREE, free, sizeof *out)
 GETTERS(cuGraphBatchMemOpNodeGetParams, struct words_params, NODE_WORDS, words, sizeof *out)
 
 EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, struct kernel_params *out)
@@ -420,7 +453,7 @@ EXPORT CUresult cuGraphNodeGetParams(CUgraphNode node, struct node_params *out)
 static CUresult set(CUgraphNode handle, const struct node_params *params)
 {
     struct node *node = object_find(handle, OBJECT_NODE), *with;
-    if (node == NULL || node->type != params->type || (node->child != NULL && capture_inside(node->child) != NULL))
+    if (node == NULL || node->type != params->type || node->memory != NULL || (node->child != NULL && capture_inside(node->child) != NULL))
         return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
     CUresult code = node_make(params->type, params, &with);
     if (code == OK)

@@ -301,3 +301,52 @@ EXPORT CUresult cuLaunchHostFunc_v2_ptsz(CUstream handle, CUhostFn function, voi
 {
     return cuLaunchHostFunc_v2(or_mine(handle), function, user_data, sync_mode);
 }
+
+/* The stream is one to upload to, and nothing is carried anywhere here. */
+EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph_handle, struct instantiate_params *params)
+{
+    return cuGraphInstantiateWithParams(out, graph_handle, params);
+}
+
+EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    return cuMemAllocFromPoolAsync(out, bytes, pool, or_mine(stream));
+}
+
+EXPORT CUresult cuMemcpy2D_v2_ptds(const struct copy_params_2d *params)
+{
+    return copy_2d_now(STREAM_PER_THREAD, params);
+}
+
+EXPORT CUresult cuMemcpy2DUnaligned_v2_ptds(const struct copy_params_2d *params)
+{
+    return copy_2d_unaligned(STREAM_PER_THREAD, params);
+}
+
+EXPORT CUresult cuMemcpy3D_v2_ptds(const struct copy_params *params)
+{
+    return copy_3d_now(STREAM_PER_THREAD, params);
+}
+
+EXPORT CUresult cuMemcpy2DAsync_v2_ptsz(const struct copy_params_2d *params, CUstream stream)
+{
+    return cuMemcpy2DAsync_v2(params, or_mine(stream));
+}
+
+EXPORT CUresult cuMemcpy3DAsync_v2_ptsz(const struct copy_params *params, CUstream stream)
+{
+    return cuMemcpy3DAsync_v2(params, or_mine(stream));
+}
+
+#define FILLS(name, type, width) \
+    EXPORT CUresult name##_v2_ptds(CUdeviceptr to, size_t pitch, type value, size_t count, size_t height) \
+    { \
+        return fill_2d##width(STREAM_PER_THREAD, to, pitch, value, count, height); \
+    } \
+    EXPORT CUresult name##Async_ptsz(CUdeviceptr to, size_t pitch, type value, size_t count, size_t height, CUstream stream) \
+    { \
+        return name##Async(to, pitch, value, count, height, or_mine(stream)); \
+    }
+FILLS(cuMemsetD2D8, unsigned char, 1)
+FILLS(cuMemsetD2D16, unsigned short, 2)
+FILLS(cuMemsetD2D32, unsigned, 4)
