@@ -238,9 +238,10 @@ def test_signals_go_to_the_applications_threads(driver_kind: str) -> None:
             await stream.completion_future()
         asyncio.run(use())
         run_on("trio", use)  # whose end begins the dispatcher
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        os.kill(os.getpid(), signal.SIGTERM)
-        print(signal.sigtimedwait({signal.SIGTERM}, 20).si_signo == signal.SIGTERM)
+        if os.environ["AIOSTREAM_SIMULATOR"]:  # a GPU's driver has threads of its own, which take signals
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signal.sigtimedwait({signal.SIGTERM}, 20).si_signo == signal.SIGTERM
         main = str(os.getpid())
         def takes_signals(task):
             with open(f"/proc/self/task/{task}/status") as status:
@@ -250,7 +251,7 @@ def test_signals_go_to_the_applications_threads(driver_kind: str) -> None:
         print(len(ours), [task for task in ours if takes_signals(task)])
     """
     done = run_script(driver_kind, script)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n3 []\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3 []\n", "")
 
 
 @pytest.mark.simulator_only("on a GPU the driver has threads of its own, which take signals")

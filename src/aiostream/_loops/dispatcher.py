@@ -7,6 +7,7 @@ import contextvars
 import select
 import threading
 import weakref
+from typing import Any
 
 from aiostream import _process
 from aiostream._loops.bridge import Bridge
@@ -34,13 +35,20 @@ class Dispatcher:
 
     def add(self, bridge: Bridge) -> None:
         """From now on, has `bridge` drain whenever its queue was empty and something arrives."""
+        descriptor = bridge.descriptor
+
+        # The thread may never see an arrival for the descriptor's next owner, who can be faster: so the bridge's end is noticed too.
+        # The names are bound here, because at the interpreter's end those of the module may be gone.
+        def gone(reference: weakref.ref[Bridge], forget: Any = self._forget, run: Any = _process.run_in_janitor) -> None:
+            run(lambda: forget(descriptor, reference))
+
         with self._lock:
-            self._bridges[bridge.descriptor] = weakref.ref(bridge)
+            self._bridges[descriptor] = weakref.ref(bridge, gone)
             # Edge-triggered: native code writes to the descriptor once per batch, and only the loop reads it.
             try:
-                self._epoll.register(bridge.descriptor, select.EPOLLIN | select.EPOLLET)
+                self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLET)
             except FileExistsError:
-                self._epoll.modify(bridge.descriptor, select.EPOLLIN | select.EPOLLET)
+                self._epoll.modify(descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _run(self) -> None:
         _process.block_signals()  # they are for the program's threads
