@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import ctypes
 import math
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -226,6 +227,7 @@ def main() -> None:
     if options.simulator:
         from aiostream import simulator
 
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # what hides this machine's GPUs would hide the simulated one
         simulator.install()
     try:
         print(f"driver: {aiostream.Device(0).name}; {options.server} on http://127.0.0.1:{options.port}", flush=True)

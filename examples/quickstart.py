@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import sys
 import time
 from typing import Any
@@ -90,6 +91,7 @@ if __name__ == "__main__":
     if "--simulator" in sys.argv[1:]:
         from aiostream import simulator
 
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # what hides this machine's GPUs would hide the simulated one
         simulator.install()
     try:
         asyncio.run(main())

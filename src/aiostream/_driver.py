@@ -102,7 +102,8 @@ _FORKED = (
 )
 _NO_DEVICE_SEEN = (
     "cuInit reported CUDA_ERROR_NO_DEVICE (100): the driver sees no GPU, and the environment variable CUDA_VISIBLE_DEVICES is "
-    "{visible!r}, which hides those that it does not name. Unset it, or name a GPU. Without a GPU, set AIOSTREAM_SIMULATOR=1"
+    "{visible!r}, which hides those that it does not name, simulated ones too. Unset it, or name a GPU. Without a GPU, set "
+    "AIOSTREAM_SIMULATOR=1"
 )
 
 

@@ -37,7 +37,7 @@ class Dispatcher:
         """From now on, has `bridge` drain whenever its queue was empty and something arrives."""
         descriptor = bridge.descriptor
 
-        # The thread may never see an arrival for the descriptor's next owner, who can be faster: so the bridge's end is noticed too.
+        # The thread may never see an arrival for the descriptor's next owner, who can be faster. So the bridge's end counts too.
         # The names are bound here, because at the interpreter's end those of the module may be gone.
         def gone(reference: weakref.ref[Bridge], forget: Any = self._forget, run: Any = _process.run_in_janitor) -> None:
             run(lambda: forget(descriptor, reference))
