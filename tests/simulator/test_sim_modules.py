@@ -62,9 +62,10 @@ def empty(kernels):
     [
         (COMPILED, 0),
         (HEAD + ".visible .global .u32 x;\n", 0),  # no kernel, and legal
-        ("hello world", 218),
-        (".target sm_70\n.visible .entry empty(){ret;}", 218),  # no version
-        ("// .version 7.0\n.target sm_70\n.visible .entry empty(){ret;}", 218),
+        ("hello world", 200),
+        ("", 200),
+        (".target sm_70\n.visible .entry empty(){ret;}", 200),  # no version
+        ("// .version 7.0\n.target sm_70\n.visible .entry empty(){ret;}", 200),
         (".version 7.0\n.visible .entry empty(){ret;}", 218),  # no target
         (HEAD + ".visible .entry empty(){ this is not ptx; }", 218),
         (HEAD + ".visible .entry empty(){ garbage; }", 218),
@@ -73,6 +74,8 @@ def empty(kernels):
         (HEAD + "}", 218),
         (HEAD.replace("7.0", "99.0") + ".visible .entry empty(){ret;}", 222),
         (HEAD.replace("7.0", "9.1") + ".visible .entry empty(){ret;}", 222),  # of CUDA 13.1
+        (HEAD.replace("7.0", "8.6").replace("sm_70", "sm_100") + ".visible .entry empty(){ret;}", 218),  # a newer GPU
+        (HEAD.replace("7.0", "8.0").replace("sm_70", "sm_90a") + ".visible .entry empty(){ret;}", 0),
         (HEAD.replace("7.0", "9.0") + ".visible .entry empty(){ret;}", 0),
     ],
 )
