@@ -150,6 +150,8 @@ def test_registered_memory():
     there = ctypes.addressof(buffer)
     ok(cu.cuMemHostRegister(there, 4096, 0))
     assert code(cu.cuMemHostRegister(there + 100, 8, 0)) == 712
+    assert code(cu.cuMemHostUnregister(there + 100)) == 1, "inside of it"
+    assert code(cu.cuMemHostRegister(ok(cu.cuMemHostAlloc(64, 0)), 64, 0)) == 1, "pinned already"
     ok(cu.cuMemHostUnregister(there))
     assert code(cu.cuMemHostUnregister(there)) == 713
 
