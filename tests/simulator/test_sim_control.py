@@ -23,7 +23,7 @@ from aiostream import simulator
         ("cuLaunchHostFunc", 10000, 0),
         ("cuLaunchHostFunc", 13000, 0),
         ("cuLaunchHostFunc", 13020, 1),  # newer than the driver
-        ("cuLaunchHostFunc", 9000, 500),  # older than the function
+        ("cuLaunchHostFunc", 9000, 0),  # older than the function: no address, and the status says why
         ("cuGraphExecGetId", 13000, 500),  # came with 13.1
         ("cuNonsense", 12000, 500),
     ],
@@ -109,7 +109,7 @@ def test_why_a_function_was_not_found():
 
     assert ask(b"cuStreamQuery", 12000) == (0, 0)
     assert pointer.value
-    assert ask(b"cuLaunchHostFunc", 9000) == (500, 2)
+    assert ask(b"cuLaunchHostFunc", 9000) == (0, 2)
     assert pointer.value is None
     assert ask(b"cuNonsense", 12000) == (500, 1)
     assert ask(b"cuLaunchHostFunc", 13020)[0] == 1
@@ -177,8 +177,21 @@ def test_device_attributes():
         names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: 9,
         names.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS: 1,
         names.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: 1,
+        names.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: 0,
     }.items():
         assert ok(cu.cuDeviceGetAttribute(attribute, 0)) == value
+    value, ask = ctypes.c_int(), raw("cuDeviceGetAttribute", 2000, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+    assert [ask(ctypes.addressof(value), attribute, 0) for attribute in (0, 1, 147, 148)] == [1, 0, 0, 1]
+
+
+def test_a_context_has_one_way_of_scheduling():
+    make = raw("cuCtxCreate", 3020, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
+    made, answers = ctypes.c_void_p(), []
+    for flags in (0, 1, 2, 3, 4, 5, 6, 7, 8, 128, 255, 256):
+        answers.append(make(ctypes.addressof(made), flags, 0))
+        if answers[-1] == 0:
+            ok(cu.cuCtxDestroy(cu.CUcontext(made.value)))
+    assert answers == [0, 0, 0, 1, 0, 1, 1, 1, 0, 0, 1, 1]
 
 
 # --- faults by call, counters

@@ -107,13 +107,16 @@ def test_a_forked_child_does_not_hang():
         + """
     import os, warnings
     warnings.simplefilter("ignore")
-    kernels.spin(stream, 0.2); host(stream, lambda: None)
+    event = ok(cu.cuEventCreate(0))
+    kernels.spin(stream, 0.2); host(stream, lambda: None); ok(cu.cuEventRecord(event, stream))
     child = os.fork()
     if child == 0:
-        answers = [code(cu.cuStreamQuery(stream)), code(cu.cuStreamSynchronize(stream)), code(cu.cuInit(0)),
-                   code(cu.cuDriverGetVersion())]
+        asked = [cu.cuStreamQuery(stream), cu.cuStreamSynchronize(stream), cu.cuEventQuery(event), cu.cuDriverGetVersion(),
+                 cu.cuGetErrorName(cu.CUresult(1)),
+                 cu.cuInit(0), cu.cuDeviceGetCount(), cu.cuMemAlloc(64), cu.cuCtxGetCurrent(), cu.cuStreamCreate(1),
+                 cu.cuCtxSynchronize(), cu.cuDevicePrimaryCtxRetain(0)]
         simulator.pending_work()
-        os._exit(0 if answers == [3, 3, 3, 0] else 1)
+        os._exit(0 if [code(each) for each in asked] == [0] * 5 + [3] * 7 else 1)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     ok(cu.cuStreamSynchronize(stream))
     """
@@ -131,6 +134,14 @@ def test_a_forked_child_does_not_hang():
         (" 1 , 0 ", "0 [1, 0]"),
         ("0,5,1", "0 [0]"),
         ("0,-1,1", "0 [0]"),
+        ("0,,1", "0 [0]"),
+        (",0", "100 []"),
+        ("0abc", "0 [0]"),
+        ("1.5", "0 [1]"),
+        ("0x1", "0 [0]"),
+        ("1,0,1", "101 []"),
+        ("GPU-61696f73-7472-6561-6d20-73696d200001,GPU-61696f73-7472-6561-6d20-73696d200001", "101 []"),
+        ("1,GPU-61696f73-7472-6561-6d20-73696d200001,2", "0 [1]"),
         ("GPU-61696f73-7472-6561-6d20-73696d200002,0", "0 [2, 0]"),
         ("GPU-61696f73-7472-6561-6d20-73696d200001", "0 [1]"),
         ("GPU-61696f73,0", "100 []"),  # fits all of them
@@ -151,14 +162,16 @@ def test_visible_devices(visible, answer):
         from simdriver import *
         os.environ |= {environment!r}
         answer, found = code(cu.cuInit(0)), []
-        for device in range(ok(cu.cuDeviceGetCount())):
+        assert code(cu.cuInit(0)) == answer
+        assert answer == 0 or (code(cu.cuDeviceGetCount()), code(cu.cuDeviceGet(0))) == (3, 3)
+        for device in range(ok(cu.cuDeviceGetCount()) if answer == 0 else 0):
             number = ok(cu.cuDeviceGetUuid(device)).bytes[15]
             bus = ok(cu.cuDeviceGetPCIBusId(13, device))
             assert bus.startswith(b"0000:%02x" % (number + 1)), bus
             assert int(ok(cu.cuDeviceGetByPCIBusId(bus))) == device
             found.append(number)
         print(answer, found)
-        assert code(cu.cuDevicePrimaryCtxRetain(len(found))) == 101
+        assert code(cu.cuDevicePrimaryCtxRetain(len(found))) == (101 if found else 3)
     """
     done = run_python(program)
     assert done.stdout == answer + "\n", done.stderr

@@ -103,6 +103,7 @@ def test_fills_of_three_widths(rows, stream):
     assert ctypes.string_at(memory, 9) == b"\x09\x03\x02\x01" + b"\x04\x03\x02\x01\0"
     assert ctypes.string_at(memory + pitch, 9) == b"\xcd\xab\x02\x01" + b"\x04\x03\x02\x01\0"
     assert code(cu.cuMemsetD2D32(memory + 2, pitch, 1, 1, 1)) == 1, "not aligned"
+    assert code(cu.cuMemsetD2D32(memory, 6, 1, 1, 2)) == 1, "the second row is not aligned"
     assert code(cu.cuMemsetD2D8(memory, 8, 1, 16, 2)) == 1, "the pitch is less than a row"
     assert code(cu.cuMemsetD2D8(memory, pitch, 1, pitch, 5)) == 1, "more than there is"
     ok(cu.cuMemsetD2D8(memory, pitch, 1, 0, 5))
@@ -115,6 +116,10 @@ def test_rows_that_are_refused(rows):
     narrow = upload(rows, source)
     narrow.srcPitch = 8
     assert code(cu.cuMemcpy2D(narrow)) == 1
+    narrow.Height = 1
+    assert code(cu.cuMemcpy2D(narrow)) == 1, "the pitch is looked at for one row too"
+    narrow.srcPitch = 0
+    ok(cu.cuMemcpy2D(narrow))
     ok(cu.cuMemcpy2D(upload(rows, source, height=0)))
     for arguments in ((64, 4, 3), (0, 4, 4), (64, 0, 4)):
         assert code(cu.cuMemAllocPitch(*arguments)) == 1, arguments

@@ -165,7 +165,9 @@ static void push(struct context *context)
 static CUresult create(CUcontext *out, unsigned flags, CUdevice ordinal)
 {
     struct device *device;
-    CUresult code = out == NULL || flags > 0xff ? INVALID_VALUE : find_device(ordinal, &device);
+    unsigned scheduling = flags & 7;
+    bool two_ways = (scheduling & (scheduling - 1)) != 0;
+    CUresult code = out == NULL || flags > 0xff || two_ways ? INVALID_VALUE : find_device(ordinal, &device);
     if (code != OK)
         return leave(code);
     struct context *context = context_make(ordinal);

@@ -38,15 +38,17 @@ CUresult initialise(void)
         if (sim.queues != 0)
             sim.queues = queues < 1 || queues > 32 ? 8 : (unsigned)queues;
         const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
-        sim.launch_blocking = blocking != NULL && strtol(blocking, NULL, 10) != 0;
-        devices_choose(getenv("CUDA_VISIBLE_DEVICES"));
+        sim.launch_blocking = blocking != NULL && strtol(blocking, NULL, 10) == 1; /* 2 is off on the H200 */
+        CUresult code = devices_choose(getenv("CUDA_VISIBLE_DEVICES"));
+        if (code != OK)
+            return leave(code); /* and every other call answers 3 */
         for (int i = 0; i < sim.device_count; i++)
             sim.devices[i].total = memory;
         pthread_atfork(NULL, NULL, in_child);
         engine_start();
         sim.initialised = true;
     }
-    return leave(sim.device_count > 0 ? OK : NO_DEVICE);
+    return leave(OK);
 }
 
 /* Once, before cuInit. */

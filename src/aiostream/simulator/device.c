@@ -9,17 +9,18 @@
 
 static const char NAME[] = "aiostream simulator";
 
+enum { LAST_ATTRIBUTE = 147 }; /* of CUDA 13.0; the H200 refuses those above */
+
 /* As an H200 answers, where a library may ask and the answer has a meaning here; what is not simulated is 0. */
 static const struct { int attribute, value; } attributes[] = {
     {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, /* launch shape */
     {8, 49152}, {9, 65536}, {10, 32}, {11, 2147483647}, {12, 65536}, {13, 1980000}, {14, 512},
-    {15, 1}, {16, 132}, {19, 1}, {31, 1}, {32, 1}, {36, 3201000}, {37, 6144}, {38, 62914560}, {39, 2048}, {40, 3},
+    {15, 1}, {16, 132}, {19, 1}, {31, 1}, {32, 1}, {36, 3201000}, {37, 6016}, {38, 62914560}, {39, 2048}, {40, 3},
     {41, 1},  /* UNIFIED_ADDRESSING */
     {51, 32}, {75, 9}, {76, 0}, /* COMPUTE_CAPABILITY */
     {78, 1},  /* STREAM_PRIORITIES_SUPPORTED */
     {81, 233472}, {82, 65536}, {83, 1}, /* MANAGED_MEMORY */
-    {87, 2}, {88, 1}, {89, 1}, {90, 1}, {91, 1}, /* PAGEABLE_MEMORY_ACCESS ... CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
-    {92, 1}, {93, 1}, {94, 1}, /* stream memory operations, first form */
+    {87, 2}, {89, 1}, {90, 1}, {91, 1}, /* CONCURRENT_MANAGED_ACCESS ... CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
     {97, 232448}, {99, 1}, {106, 32}, {111, 1024}, {113, 1},
     {122, 1}, {123, 1}, /* stream memory operations: 64 bit, NOR */
     {109, 134217728}, /* MAX_ACCESS_POLICY_WINDOW_SIZE */
@@ -55,8 +56,8 @@ static int named(const char *entry, size_t length, int installed)
     memcpy(text, entry, length);
     text[length] = 0;
     long number = strtol(text, &end, 10);
-    if (end != text)
-        return *end == 0 && number >= 0 && number < installed ? (int)number : -1;
+    if (end != text) /* whatever comes behind it: "0abc", "0x0" and "0.5" are 0, as on the H200 */
+        return number >= 0 && number < installed ? (int)number : -1;
     int found = -1;
     for (int i = 0; i < installed && length > strlen("GPU-"); i++) {
         char uuid[48];
@@ -70,15 +71,17 @@ static int named(const char *entry, size_t length, int installed)
     return found;
 }
 
-/* The visible devices in the order in which they are named, up to the first entry that names none, or one again. */
-void devices_choose(const char *visible)
+/* The visible devices in the order in which they are named, up to the first entry that names none. One that is named twice in the
+ * same way makes the list invalid; by its number and by its UUID, it ends the list. */
+CUresult devices_choose(const char *visible)
 {
+    enum { UNNAMED, BY_NUMBER, BY_UUID };
     int installed = sim.device_count, count = 0;
-    bool taken[MAX_DEVICES] = {false};
+    char taken[MAX_DEVICES] = {UNNAMED};
     for (int i = 0; i < installed; i++)
         sim.devices[i].number = i;
     if (visible == NULL)
-        return;
+        return installed > 0 ? OK : NO_DEVICE;
     for (const char *entry = visible;; entry++) {
         entry += strspn(entry, " \t");
         size_t length = strcspn(entry, ",");
@@ -86,15 +89,21 @@ void devices_choose(const char *visible)
         while (trimmed > 0 && (entry[trimmed - 1] == ' ' || entry[trimmed - 1] == '\t'))
             trimmed--;
         int number = named(entry, trimmed, installed);
-        if (number < 0 || taken[number])
+        char way = *entry == 'G' ? BY_UUID : BY_NUMBER;
+        if (number >= 0 && taken[number] == way)
+            return INVALID_DEVICE;
+        if (number < 0 || taken[number] != UNNAMED)
             break;
-        taken[number] = true;
+        taken[number] = way;
         sim.devices[count++].number = number;
         entry += length;
         if (*entry == 0)
             break;
     }
+    if (count == 0)
+        return NO_DEVICE;
     sim.device_count = count;
+    return OK;
 }
 
 /* --- the calls --- */
@@ -156,7 +165,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *out, CUdevice device)
 EXPORT CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device)
 {
     ENTER(cuDeviceGetAttribute, DEAD_OK);
-    CUresult code = out == NULL || attribute < 1 || attribute > 200 ? INVALID_VALUE : check(device);
+    CUresult code = out == NULL || attribute < 1 || attribute > LAST_ATTRIBUTE ? INVALID_VALUE : check(device);
     if (code != OK)
         return leave(code);
     *out = attribute == 33 ? sim.devices[device].number + 1 : 0; /* PCI_BUS_ID */

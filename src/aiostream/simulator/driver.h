@@ -396,7 +396,7 @@ struct op *event_record_op(struct event *event);
 struct op *event_wait_op(const struct event *event, bool on_legacy);
 
 /* --- device.c --- */
-void devices_choose(const char *visible); /* CUDA_VISIBLE_DEVICES; NULL: all */
+CUresult devices_choose(const char *visible); /* CUDA_VISIBLE_DEVICES; NULL: all. Changes nothing if it fails */
 
 /* --- memory.c --- */
 struct allocation *find_allocation(const void *address);

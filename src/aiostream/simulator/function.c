@@ -211,6 +211,8 @@ static CUresult parameter_of(void *handle, size_t index, size_t *offset, size_t 
 EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *bytes)
 {
     ENTER(cuFuncGetParamInfo, 0);
+    if (handle == NULL)
+        return leave(INVALID_VALUE);
     return parameter_of(handle, index, offset, bytes);
 }
 
@@ -256,15 +258,23 @@ static int blocks_that_fit(const struct function *function, int block_size, size
 {
     int warps = (block_size + WARP - 1) / WARP;
     size_t shared = shared_bytes + (size_t)function->attributes[STATIC_SHARED] + RESERVED_SHARED;
-    if (block_size > function->attributes[MAX_THREADS] || shared_bytes > BLOCK_SHARED)
+    if (block_size > function->attributes[MAX_THREADS] || shared_bytes > (size_t)function->attributes[MAX_DYNAMIC_SHARED])
         return 0;
     return least(least(PROCESSOR_BLOCKS, PROCESSOR_THREADS / (warps * WARP)), (int)(PROCESSOR_SHARED / shared));
+}
+
+/* The device that is asked about is that of the current context. */
+static CUresult find_here(void *handle, struct function **out)
+{
+    struct context *context;
+    CUresult code = current_context(&context);
+    return code == OK ? find(handle, out) : code;
 }
 
 static CUresult occupancy(int *out, CUfunction handle, int block_size, size_t shared_bytes, unsigned flags)
 {
     struct function *function;
-    CUresult code = out == NULL || block_size < 1 || flags > 1 ? INVALID_VALUE : find(handle, &function);
+    CUresult code = out == NULL || block_size < 1 || flags > 1 ? INVALID_VALUE : find_here(handle, &function);
     if (code == OK)
         *out = blocks_that_fit(function, block_size, shared_bytes);
     return leave(code);
@@ -288,7 +298,7 @@ static CUresult best_block(int *grid, int *block, CUfunction handle, size_t (*sh
                            unsigned flags)
 {
     struct function *function;
-    CUresult code = grid == NULL || block == NULL || limit < 0 || flags > 1 ? INVALID_VALUE : find(handle, &function);
+    CUresult code = grid == NULL || block == NULL || limit < 0 || flags > 1 ? INVALID_VALUE : find_here(handle, &function);
     const struct function copy = code == OK ? *function : (struct function){0};
     if (leave(code) != OK) /* without the lock from here on: `shared_of` is the program's */
         return code;
@@ -325,12 +335,13 @@ EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *out, CUfunction 
 {
     ENTER(cuOccupancyAvailableDynamicSMemPerBlock, 0);
     struct function *function;
-    CUresult code = out == NULL || blocks < 1 || block_size < 1 ? INVALID_VALUE : find(handle, &function);
+    CUresult code = out == NULL || blocks < 1 || block_size < 1 ? INVALID_VALUE : find_here(handle, &function);
     if (code == OK && blocks > blocks_that_fit(function, block_size, 0))
         code = INVALID_VALUE;
     if (code != OK)
         return leave(code);
-    size_t each = (size_t)(PROCESSOR_SHARED / blocks) - RESERVED_SHARED - (size_t)function->attributes[STATIC_SHARED];
+    /* As the H200 has it: without the share that is reserved, so that a block may fit once less with what this answers. */
+    size_t each = (size_t)(PROCESSOR_SHARED / blocks) - (size_t)function->attributes[STATIC_SHARED];
     *out = (size_t)least((int)each, function->attributes[MAX_DYNAMIC_SHARED]);
     return leave(OK);
 }

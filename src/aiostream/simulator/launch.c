@@ -326,6 +326,8 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
     if (code == OK) {
         graph_memory_launch(executable);
         launch_on(executable, stream);
+        if (sim.launch_blocking && stream->tail != NULL)
+            code = stream_wait(stream, stream->tail->sequence);
     }
     return leave(code);
 }

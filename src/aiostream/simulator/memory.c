@@ -332,7 +332,8 @@ EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags
     if (code == OK) {
         size_t i = position((uintptr_t)address + bytes - 1);
         bool overlaps = i > 0 && allocations[i - 1].base + allocations[i - 1].bytes > (uintptr_t)address;
-        code = overlaps ? HOST_ALREADY_REGISTERED : OK;
+        if (overlaps)
+            code = allocations[i - 1].kind == MEMORY_REGISTERED ? HOST_ALREADY_REGISTERED : INVALID_VALUE;
     }
     if (code == OK)
         add(address, bytes, context, MEMORY_REGISTERED, flags);
@@ -343,8 +344,10 @@ EXPORT CUresult cuMemHostUnregister(void *address)
 {
     ENTER(cuMemHostUnregister, UNSAFE);
     struct allocation *found = find_allocation(address);
-    if (found == NULL || found->kind != MEMORY_REGISTERED || found->base != (uintptr_t)address)
+    if (found == NULL || found->kind != MEMORY_REGISTERED)
         return leave(HOST_NOT_REGISTERED);
+    if (found->base != (uintptr_t)address)
+        return leave(INVALID_VALUE);
     take_out(found);
     return leave(OK);
 }

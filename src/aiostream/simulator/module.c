@@ -173,7 +173,8 @@ static CUresult get_variable(struct module *module, const char *name, CUdevicept
         unsigned char *initial;
         void *memory;
         size_t size = ptx_variable(module->image, name, &initial);
-        CUresult code = size == 0 ? NOT_FOUND : memory_make_device(module->context, size, &memory);
+        CUresult none = ptx_has_entry(module->image, name) ? INVALID_VALUE : NOT_FOUND;
+        CUresult code = size == 0 ? none : memory_make_device(module->context, size, &memory);
         if (code == OK)
             memcpy(memory, initial, size);
         if (size > 0)

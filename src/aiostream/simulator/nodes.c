@@ -45,7 +45,7 @@ static CUresult end_of(const struct copy_end *end, const struct copy_params *par
         return NOT_SUPPORTED;
     if (end->type != 1 && end->type != 2 && end->type != 4)
         return INVALID_VALUE;
-    if ((rows && end->pitch < params->width) || (params->depth > 1 && end->height < params->height))
+    if (((rows || end->pitch != 0) && end->pitch < params->width) || (params->depth > 1 && end->height < params->height))
         return INVALID_VALUE;
     char *base = end->type == 1 ? end->host : (char *)(uintptr_t)end->device;
     *out = base + end->x + end->y * end->pitch + end->z * end->pitch * end->height;
@@ -91,7 +91,8 @@ static CUresult make_fill(struct node *node, const struct fill_params *params)
     unsigned width = params->width;
     CUresult code = chosen_context(params->context, &node->context);
     bool valid = (width == 1 || width == 2 || width == 4) && params->to % width == 0 && params->count > 0 && params->height > 0 &&
-                 params->count <= SIZE_MAX / width && (params->height == 1 || params->pitch >= params->count * width);
+                 params->count <= SIZE_MAX / width &&
+                 (params->height == 1 || (params->pitch >= params->count * width && params->pitch % width == 0));
     if (code == OK && !valid)
         code = INVALID_VALUE;
     for (size_t y = 0; code == OK && y < params->height; y++) {

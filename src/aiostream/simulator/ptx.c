@@ -138,13 +138,17 @@ static int newest_version(int driver)
 
 CUresult ptx_check(const char *text)
 {
+    enum { OWN_ARCHITECTURE = 90 };
     unsigned major, minor;
     const char *version = strstr(text, ".version");
     if (version == NULL || sscanf(version, ".version %u.%u", &major, &minor) != 2)
-        return INVALID_PTX;
+        return INVALID_IMAGE; /* it is not taken for PTX */
     if (major * 10 + minor > (unsigned)newest_version(sim.driver_version))
         return UNSUPPORTED_PTX_VERSION;
-    return strstr(text, ".target") != NULL && bodies_fit(text) ? OK : INVALID_PTX;
+    unsigned architecture;
+    const char *target = strstr(text, ".target");
+    bool fits = target != NULL && (sscanf(target, ".target sm_%u", &architecture) != 1 || architecture <= OWN_ARCHITECTURE);
+    return fits && bodies_fit(text) ? OK : INVALID_PTX;
 }
 
 /* --- what it declares --- */
