@@ -38,8 +38,12 @@ def places_of(code: CodeType) -> frozenset[int]:
         def looks(step: dis.Instruction) -> bool:
             return step.opname in LOOKS or (step.opname == "RESUME" and (step.arg or 0) < AFTER_AWAIT)
 
-        pairs = itertools.pairwise(steps)
-        _places[code] = frozenset(then.offset for step, then in pairs if looks(step) and handler_of(step) == handler_of(then))
+        def comes_after(step: dis.Instruction, then: dis.Instruction) -> dis.Instruction:
+            return by_offset[step.argval] if step.opname == "JUMP_BACKWARD" else then
+
+        by_offset = {step.offset: step for step in steps}
+        pairs = [(step, comes_after(step, then)) for step, then in itertools.pairwise(steps) if looks(step)]
+        _places[code] = frozenset(then.offset for step, then in pairs if handler_of(step) == handler_of(then))
     return _places[code]
 
 
