@@ -109,6 +109,12 @@ def driver_kind(pytestconfig: pytest.Config) -> str:
     return pytestconfig.stash[DRIVER]
 
 
+def pytest_collection_finish() -> None:
+    """Leaves what the imports have made out of the collections after each test."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whatever a test began must have ended when it is over: points, futures, handles, threads."""

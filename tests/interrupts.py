@@ -50,7 +50,7 @@ def places_of(code: CodeType) -> frozenset[int]:
 def is_finalizer(frame: FrameType | None) -> bool:
     """Whether this is called by a finalizer, in which Python reports an interrupt and forgets it."""
     while frame is not None:
-        if frame.f_code.co_name == "__del__":
+        if frame.f_code.co_name in ("__del__", "gone"):  # gone: of a weak reference
             return True
         frame = frame.f_back
     return False
