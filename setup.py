@@ -5,8 +5,8 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-# One abi3 wheel serves every ordinary Python >= 3.11. The free-threaded builds have no limited API (Python.h says #error),
-# so their wheels are version-specific.
+# One abi3 wheel serves every ordinary Python >= 3.11. The free-threaded builds have no limited API
+# (Python.h says #error), so their wheels are version-specific.
 limited = not sysconfig.get_config_var("Py_GIL_DISABLED")
 compile_args = ["-std=c11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 
@@ -20,7 +20,8 @@ native = Extension(
     py_limited_api=limited,
 )
 
-# Not a Python module but a CUDA driver: its SONAME is what makes cuda-bindings take it for the real one once it is loaded.
+# Not a Python module but a CUDA driver: its SONAME is what makes cuda-bindings take it for the real
+# one once it is loaded.
 simulator = Extension(
     "aiostream.simulator._libcuda",
     sources=sorted(glob("src/aiostream/simulator/*.c")),

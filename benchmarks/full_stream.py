@@ -82,7 +82,9 @@ CALLS: dict[str, Callable[[Stream, Event], Any]] = {
 
 async def main() -> None:
     """Prints the table."""
-    print(f"{Device(0).name}, CUDA {_driver.driver_version()}; {DEPTH} launches queued, behind a kernel of {HELD * 1e3:.0f} ms")
+    print(
+        f"{Device(0).name}, CUDA {_driver.driver_version()}; {DEPTH} launches queued, behind a kernel of {HELD * 1e3:.0f} ms"
+    )
     async with Stream() as stream:
         _kernels.spin(stream, 0)  # the kernels' module is loaded before anything is timed
         await stream.synchronize_async()

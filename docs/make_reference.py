@@ -32,10 +32,15 @@ class Row(NamedTuple):
 
 def row(theirs: str, ours: str, tests: str) -> Row:
     """A row from text: names and tests are separated by commas."""
-    return Row(theirs, [name.strip() for name in ours.split(",")], [test.strip() for test in tests.split(",")])
+    return Row(
+        theirs,
+        [name.strip() for name in ours.split(",")],
+        [test.strip() for test in tests.split(",")],
+    )
 
 
-# The chapter "Stream Management" of the driver's manual, from CUDA 7 to 13, and what newer headers add to it.
+# The chapter "Stream Management" of the driver's manual, from CUDA 7 to 13, and what newer headers
+# add to it.
 DRIVER = [
     row("cuStreamCreate", "Stream", "stream: properties"),
     row("cuStreamCreateWithPriority", "Stream", "attributes: priorities_are_clamped"),
@@ -51,33 +56,61 @@ DRIVER = [
         "stream: query_and_synchronize, waits: synchronize_async_waits_for_the_work",
     ),
     row("cuStreamQuery", "Stream.query", "stream: query_and_synchronize"),
-    row("cuStreamWaitEvent", "Stream.wait_event", "stream: wait_event_orders_streams, interop: events_of_other_libraries"),
-    row("cuStreamAddCallback", "Stream.add_callback", "hostfunc: host_functions_run_in_order_with_their_arguments"),
+    row(
+        "cuStreamWaitEvent",
+        "Stream.wait_event",
+        "stream: wait_event_orders_streams, interop: events_of_other_libraries",
+    ),
+    row(
+        "cuStreamAddCallback",
+        "Stream.add_callback",
+        "hostfunc: host_functions_run_in_order_with_their_arguments",
+    ),
     row(
         "cuLaunchHostFunc",
         "Stream.launch_host_func",
         "hostfunc: host_functions_run_in_order_with_their_arguments, graph_hostfunc: ten_thousand_replays, "
         "hostfunc: native_functions_are_called_with_their_data",
     ),
-    row("cuLaunchHostFunc_v2", "Stream.launch_host_func, HostFunctionSync", "attributes: what_newer_drivers_can"),
+    row(
+        "cuLaunchHostFunc_v2",
+        "Stream.launch_host_func, HostFunctionSync",
+        "attributes: what_newer_drivers_can",
+    ),
     row("cuStreamGetFlags", "Stream.flags", "stream: properties"),
-    row("cuStreamGetPriority", "Stream.priority", "stream: properties, attributes: priorities_are_clamped"),
+    row(
+        "cuStreamGetPriority",
+        "Stream.priority",
+        "stream: properties, attributes: priorities_are_clamped",
+    ),
     row("cuStreamGetId", "Stream.id", "stream: properties"),
     row("cuStreamGetDevice", "Stream.device", "stream: properties"),
-    row("cuStreamGetCtx", "Stream.context", "stream: a_stream_lives_in_the_current_context_or_on_the_device_asked_for"),
+    row(
+        "cuStreamGetCtx",
+        "Stream.context",
+        "stream: a_stream_lives_in_the_current_context_or_on_the_device_asked_for",
+    ),
     row(
         "cuStreamGetCtx_v2",
         "Stream.green_context",
         "attributes: an_ordinary_stream_has_no_green_context, attributes: a_green_contexts_stream_tells_of_it",
     ),
-    row("cuStreamGetAttribute", "Stream.get_attribute, StreamAttribute", "attributes: each_attribute_can_be_set"),
+    row(
+        "cuStreamGetAttribute",
+        "Stream.get_attribute, StreamAttribute",
+        "attributes: each_attribute_can_be_set",
+    ),
     row(
         "cuStreamSetAttribute",
         "Stream.set_attribute, AccessPolicyWindow, SynchronizationPolicy, MemSyncDomainMap",
         "attributes: each_attribute_can_be_set",
     ),
     row("cuStreamCopyAttributes", "Stream.copy_attributes", "attributes: attributes_are_copied"),
-    row("cuStreamAttachMemAsync", "Stream.attach_mem_async, MemAttach", "memory: managed_memory_is_attached"),
+    row(
+        "cuStreamAttachMemAsync",
+        "Stream.attach_mem_async, MemAttach",
+        "memory: managed_memory_is_attached",
+    ),
     row(
         "cuStreamBeginCapture",
         "Stream.begin_capture, CaptureMode",
@@ -104,8 +137,14 @@ DRIVER = [
         "Stream.capture_info, CaptureInfo",
         "capture_scopes: capture_info_lends_the_graph_until_the_end",
     ),
-    row("cuStreamGetCaptureInfo_v2", "Stream.capture_info", "capture_scopes: a_joined_stream_tells_of_the_same_capture"),
-    row("cuStreamGetCaptureInfo_v3", "Stream.capture_info", "capture_scopes: annotated_dependencies"),
+    row(
+        "cuStreamGetCaptureInfo_v2",
+        "Stream.capture_info",
+        "capture_scopes: a_joined_stream_tells_of_the_same_capture",
+    ),
+    row(
+        "cuStreamGetCaptureInfo_v3", "Stream.capture_info", "capture_scopes: annotated_dependencies"
+    ),
     row(
         "cuStreamUpdateCaptureDependencies",
         "Stream.update_capture_dependencies, DependencyUpdate",
@@ -128,11 +167,25 @@ DRIVER = [
         "capture_scopes: a_threads_mode_is_pushed_and_popped",
     ),
     row("cuCtxGetStreamPriorityRange", "Device.stream_priority_range", "stream: properties"),
-    row("cuStreamGetDevResource", "Stream.dev_resource, DevResourceType", "memory: a_streams_share_of_the_device"),
-    row("cuStreamBeginRecaptureToGraph", "Stream.begin_recapture_to_graph", "attributes: what_newer_drivers_can"),
-    row("cuStreamWaitValue32", "Stream.wait_value, WaitValueFlags", "memory: work_waits_for_a_value"),
+    row(
+        "cuStreamGetDevResource",
+        "Stream.dev_resource, DevResourceType",
+        "memory: a_streams_share_of_the_device",
+    ),
+    row(
+        "cuStreamBeginRecaptureToGraph",
+        "Stream.begin_recapture_to_graph",
+        "attributes: what_newer_drivers_can",
+    ),
+    row(
+        "cuStreamWaitValue32", "Stream.wait_value, WaitValueFlags", "memory: work_waits_for_a_value"
+    ),
     row("cuStreamWaitValue64", "Stream.wait_value", "memory: work_waits_for_a_value"),
-    row("cuStreamWriteValue32", "Stream.write_value, WriteValueFlags", "memory: values_are_written_in_order"),
+    row(
+        "cuStreamWriteValue32",
+        "Stream.write_value, WriteValueFlags",
+        "memory: values_are_written_in_order",
+    ),
     row("cuStreamWriteValue64", "Stream.write_value", "memory: values_are_written_in_order"),
     row(
         "cuStreamBatchMemOp",
@@ -149,7 +202,11 @@ RUST = [
         "Stream.checked_completion_future",
         "capture: other_streams_and_events_serve_during_a_capture",
     ),
-    row("synchronize_async", "Stream.synchronize_async", "waits: synchronize_async_waits_for_the_work"),
+    row(
+        "synchronize_async",
+        "Stream.synchronize_async",
+        "waits: synchronize_async_waits_for_the_work",
+    ),
     row(
         "enqueue_async",
         "Stream.enqueue_async",
@@ -158,17 +215,37 @@ RUST = [
     row("from_raw", "Stream.from_raw", "stream: raw_handles_come_and_go"),
     row("into_raw", "Stream.into_raw", "stream: raw_handles_come_and_go"),
     row("as_raw", "Stream.handle", "stream: raw_handles_come_and_go"),
-    row("to_borrowed, BorrowedStream", "Stream.to_borrowed", "stream: a_borrowed_stream_of_ours_ends_with_its_owner"),
-    row("BorrowedStream of other libraries", "Stream.borrow, Stream.core", "interop: streams_of_cuda_core"),
+    row(
+        "to_borrowed, BorrowedStream",
+        "Stream.to_borrowed",
+        "stream: a_borrowed_stream_of_ours_ends_with_its_owner",
+    ),
+    row(
+        "BorrowedStream of other libraries",
+        "Stream.borrow, Stream.core",
+        "interop: streams_of_cuda_core",
+    ),
     row("sync_scope", "Stream.sync_scope", "stream: sync_scope_synchronizes_on_every_way_out"),
     row("synchronize", "Stream.synchronize", "stream: query_and_synchronize"),
     row("query", "Stream.query", "stream: query_and_synchronize"),
     row("shutdown", "Stream.shutdown", "stream: shutdown_synchronizes_first"),
     row("wait_event", "Stream.wait_event", "stream: wait_event_orders_streams"),
-    row("wait_event_with_flags", "Stream.wait_event, WaitEventFlags", "capture_scopes: external_events_become_nodes"),
+    row(
+        "wait_event_with_flags",
+        "Stream.wait_event, WaitEventFlags",
+        "capture_scopes: external_events_become_nodes",
+    ),
     row("begin_capture", "Stream.begin_capture", "capture_scopes: what_cannot_begin_or_end"),
-    row("end_capture", "Stream.end_capture", "capture_scopes: another_thread_may_end_a_relaxed_capture_only"),
-    row("capture_status", "Stream.capture_status", "capture_scopes: an_invalidated_capture_is_told_and_must_be_ended"),
+    row(
+        "end_capture",
+        "Stream.end_capture",
+        "capture_scopes: another_thread_may_end_a_relaxed_capture_only",
+    ),
+    row(
+        "capture_status",
+        "Stream.capture_status",
+        "capture_scopes: an_invalidated_capture_is_told_and_must_be_ended",
+    ),
     row(
         "capture_info, StreamCaptureInfo",
         "Stream.capture_info, CaptureInfo",
@@ -204,7 +281,11 @@ RUST = [
         "Stream.capture_executable, CaptureScope.executable, InstantiateFlags",
         "capture_scopes: the_scopes",
     ),
-    row("add_callback", "Stream.add_callback", "hostfunc: host_functions_run_in_order_with_their_arguments"),
+    row(
+        "add_callback",
+        "Stream.add_callback",
+        "hostfunc: host_functions_run_in_order_with_their_arguments",
+    ),
     row(
         "launch_host_func",
         "Stream.launch_host_func",
@@ -215,10 +296,22 @@ RUST = [
     row("priority", "Stream.priority", "stream: properties"),
     row("id", "Stream.id", "stream: properties"),
     row("device", "Stream.device", "stream: properties"),
-    row("context", "Stream.context", "stream: a_stream_lives_in_the_current_context_or_on_the_device_asked_for"),
+    row(
+        "context",
+        "Stream.context",
+        "stream: a_stream_lives_in_the_current_context_or_on_the_device_asked_for",
+    ),
     row("Context::create_stream_with_flags, _with_priority", "Stream", "stream: properties"),
-    row("Device::stream_priority_range", "Device.stream_priority_range", "attributes: priorities_are_clamped"),
-    row("Event::record", "Event.record", "event: a_record_is_a_snapshot_and_a_second_one_replaces_it"),
+    row(
+        "Device::stream_priority_range",
+        "Device.stream_priority_range",
+        "attributes: priorities_are_clamped",
+    ),
+    row(
+        "Event::record",
+        "Event.record",
+        "event: a_record_is_a_snapshot_and_a_second_one_replaces_it",
+    ),
     row(
         "Event::query, synchronize",
         "Event.query, Event.synchronize",
@@ -231,13 +324,35 @@ RUST = [
         "Event.completion_future_on, Event.checked_completion_future_on",
         "event: waiting_for_an_event_on_a_stream",
     ),
-    row("Graph", "Graph, Graph.nodes, Graph.clone", "graph: nodes_know_their_neighbours, graph: a_clone_is_a_graph_of_its_own"),
+    row(
+        "Graph",
+        "Graph, Graph.nodes, Graph.clone",
+        "graph: nodes_know_their_neighbours, graph: a_clone_is_a_graph_of_its_own",
+    ),
     row("Graph::debug_dot", "Graph.debug_dot, DebugDotFlags", "graph: debug_dot"),
-    row("Graph::instantiate, GraphInstantiateFlags", "Graph.instantiate, InstantiateFlags", "graph: instantiate_flags"),
-    row("ExecutableGraph::launch", "ExecutableGraph.launch", "graph: an_empty_graph_can_be_launched"),
-    row("ExecutableGraph::launch_async", "ExecutableGraph.launch_async", "graph: many_launches_in_flight"),
-    row("ExecutableGraph::launch_and_wait", "ExecutableGraph.launch_and_wait", "graph: an_awaited_launch"),
-    row("ExecutableGraph::upload", "ExecutableGraph.upload", "graph: launches_from_a_thread_without_a_context"),
+    row(
+        "Graph::instantiate, GraphInstantiateFlags",
+        "Graph.instantiate, InstantiateFlags",
+        "graph: instantiate_flags",
+    ),
+    row(
+        "ExecutableGraph::launch", "ExecutableGraph.launch", "graph: an_empty_graph_can_be_launched"
+    ),
+    row(
+        "ExecutableGraph::launch_async",
+        "ExecutableGraph.launch_async",
+        "graph: many_launches_in_flight",
+    ),
+    row(
+        "ExecutableGraph::launch_and_wait",
+        "ExecutableGraph.launch_and_wait",
+        "graph: an_awaited_launch",
+    ),
+    row(
+        "ExecutableGraph::upload",
+        "ExecutableGraph.upload",
+        "graph: launches_from_a_thread_without_a_context",
+    ),
     row(
         "ExecutableGraph::upload_async, upload_and_wait",
         "ExecutableGraph.upload_async, ExecutableGraph.upload_and_wait",
@@ -253,11 +368,27 @@ RUST = [
         "GraphNode.type, GraphNode.dependencies, GraphNode.dependents, GraphNodeType",
         "graph: nodes_know_their_neighbours",
     ),
-    row("GraphEdgeData", "GraphEdgeData, GraphDependencyType", "capture_scopes: annotated_dependencies"),
+    row(
+        "GraphEdgeData",
+        "GraphEdgeData, GraphDependencyType",
+        "capture_scopes: annotated_dependencies",
+    ),
     row("GraphDependency", "GraphDependency", "capture_scopes: annotated_dependencies"),
-    row("StreamCaptureMode", "CaptureMode", "capture_scopes: another_thread_may_end_a_relaxed_capture_only"),
-    row("StreamCaptureStatus", "CaptureStatus", "capture_scopes: an_invalidated_capture_is_told_and_must_be_ended"),
-    row("StreamCaptureDependencyUpdate", "DependencyUpdate", "capture_scopes: dependencies_can_be_added_and_replaced"),
+    row(
+        "StreamCaptureMode",
+        "CaptureMode",
+        "capture_scopes: another_thread_may_end_a_relaxed_capture_only",
+    ),
+    row(
+        "StreamCaptureStatus",
+        "CaptureStatus",
+        "capture_scopes: an_invalidated_capture_is_told_and_must_be_ended",
+    ),
+    row(
+        "StreamCaptureDependencyUpdate",
+        "DependencyUpdate",
+        "capture_scopes: dependencies_can_be_added_and_replaced",
+    ),
     row("Status", "CudaError", "attributes: what_the_driver_refuses"),
 ]
 
@@ -268,14 +399,28 @@ BEYOND = [
         "on_context_failed",
         "service: listeners_are_told_once, lost_context: fault_that_nobody_awaits_is_told_within_a_second",
     ),
-    row("", "Stream.torch, Stream.cupy, Stream.numba", "shared_streams: stream_of_another_library_is_on_the_same_handle"),
+    row(
+        "",
+        "Stream.torch, Stream.cupy, Stream.numba",
+        "shared_streams: stream_of_another_library_is_on_the_same_handle",
+    ),
     row("", "health", "lost_context: health_is_none_or_the_error"),
-    row("", "exit_on_context_failed", "lost_context: process_ends_wherever_the_error_first_appears"),
+    row(
+        "", "exit_on_context_failed", "lost_context: process_ends_wherever_the_error_first_appears"
+    ),
     row("", "wait", "service: waiting_for_all, service: waiting_for_the_first"),
     row("", "StreamPool, StreamPool.stream", "pool: streams_are_lent_in_turn_and_come_back"),
-    row("", "Stream.legacy, Stream.per_thread", "stream: the_special_streams_can_be_awaited_without_a_current_context"),
+    row(
+        "",
+        "Stream.legacy, Stream.per_thread",
+        "stream: the_special_streams_can_be_awaited_without_a_current_context",
+    ),
     row("", "Graph.borrow, ExecutableGraph.borrow", "graph: graphs_of_other_libraries"),
-    row("", "Graph.from_raw, Graph.into_raw, ExecutableGraph.from_raw, ExecutableGraph.into_raw", "graph: whose_a_graph_is"),
+    row(
+        "",
+        "Graph.from_raw, Graph.into_raw, ExecutableGraph.from_raw, ExecutableGraph.into_raw",
+        "graph: whose_a_graph_is",
+    ),
     row("", "statistics", "graph_hostfunc: a_graph_that_is_never_launched"),
 ]
 
@@ -306,7 +451,11 @@ def needed_driver(each: Row) -> int:
     """The oldest driver with which it works: of the function itself, or of those that the names' docstrings speak of."""
     if each.theirs in _driver.MINIMUM:
         return _driver.MINIMUM[each.theirs]
-    mentioned = {call for name in each.ours for call in re.findall(r"`(cu[A-Z]\w+)`", inspect.getdoc(find(name)) or "")}
+    mentioned = {
+        call
+        for name in each.ours
+        for call in re.findall(r"`(cu[A-Z]\w+)`", inspect.getdoc(find(name)) or "")
+    }
     return max([OLDEST, *(_driver.MINIMUM[call] for call in mentioned if call in _driver.MINIMUM)])
 
 
@@ -317,7 +466,9 @@ def _table(rows: list[Row], head: str) -> list[str]:
         what = summary(each.ours[0]).replace("|", "\\|")
         names = ", ".join(f"`{name}`" for name in each.ours)
         tests = ", ".join(f"`{test}`" for test in each.tests)
-        lines.append(f"| {each.theirs} | {names} | {what} | {needed // 1000}.{needed % 1000 // 10} | {tests} |")
+        lines.append(
+            f"| {each.theirs} | {names} | {what} | {needed // 1000}.{needed % 1000 // 10} | {tests} |"
+        )
     return lines
 
 
@@ -336,7 +487,9 @@ def page() -> str:
 def main() -> None:
     """Writes the page, or checks it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if the page is stale"
+    )
     if not parser.parse_args().check:
         PAGE.write_text(page())
     elif PAGE.read_text() != page():

@@ -18,7 +18,9 @@ HEAD = "| functions | simulated | answer 801 |\n|---|---|---|\n"
 def functions() -> dict[str, tuple[list[str], list[str]]]:
     """The names of the simulated functions and of the lacking ones, by the first word of the name."""
     groups: dict[str, tuple[list[str], list[str]]] = {}
-    for kind, name in sorted(re.findall(r"^(CALL|LACK)\((\w+),", TABLE.read_text(), re.MULTILINE), key=lambda row: row[1]):
+    for kind, name in sorted(
+        re.findall(r"^(CALL|LACK)\((\w+),", TABLE.read_text(), re.MULTILINE), key=lambda row: row[1]
+    ):
         word = re.match(r"cu(?:[A-Z]+(?![a-z])|[A-Z][a-z]*)", name)
         assert word is not None
         simulated, lacking = groups.setdefault(word[0], ([], []))

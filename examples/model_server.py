@@ -32,8 +32,8 @@ import aiostream
 LONGEST = 4096  # numbers in a request
 BLOCK = 2 * 4 * LONGEST  # bytes of its two vectors
 
-# The model: y = a * x + y, and a wait on the GPU in place of the layers that a real one has. The simulator knows both
-# kernels by their names.
+# The model: y = a * x + y, and a wait on the GPU in place of the layers that a real one has. The
+# simulator knows both kernels by their names.
 PTX = b"""
 .version 7.0
 .target sm_70
@@ -122,7 +122,9 @@ class Model:
             await stream.enqueue_async(self.enqueue, 0.0, [0.0], [0.0], 0.0)
             self._pool.release(stream)
 
-    def enqueue(self, stream: aiostream.Stream, a: float, x: list[Any], y: list[Any], milliseconds: float) -> Block:
+    def enqueue(
+        self, stream: aiostream.Stream, a: float, x: list[Any], y: list[Any], milliseconds: float
+    ) -> Block:
         """Puts one request's kernels on the stream and returns at once. `enqueue_async` calls it with the context current."""
         block, count = self._blocks[stream.handle], len(x)
         block.x[:count], block.y[:count] = x, y
@@ -130,7 +132,11 @@ class Model:
         types = (ctypes.c_float, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
         saxpy = ((a, block.address, block.address + 4 * LONGEST, count), types)
         check(cuda.cuLaunchKernel(self._spin, 1, 1, 1, 1, 1, 1, 0, stream.handle, spin, 0))
-        check(cuda.cuLaunchKernel(self._saxpy, -(-count // 256), 1, 1, 256, 1, 1, 0, stream.handle, saxpy, 0))
+        check(
+            cuda.cuLaunchKernel(
+                self._saxpy, -(-count // 256), 1, 1, 256, 1, 1, 0, stream.handle, saxpy, 0
+            )
+        )
         return block
 
     async def infer(self, a: float, x: list[Any], y: list[Any], milliseconds: float) -> list[float]:
@@ -153,18 +159,26 @@ async def infer(request: Request) -> Response:
     """Reads `{"a": 2, "x": [...], "y": [...], "milliseconds": 5}`, answers `{"y": [...]}`."""
     try:
         body = await request.json()
-        a, x, y = float(body.get("a", 1)), [float(n) for n in body["x"]], [float(n) for n in body["y"]]
+        a, x, y = (
+            float(body.get("a", 1)),
+            [float(n) for n in body["x"]],
+            [float(n) for n in body["y"]],
+        )
         milliseconds = float(body.get("milliseconds", 1))
         if not (0 < len(x) == len(y) <= LONGEST and 0 <= milliseconds <= 60_000):
-            raise ValueError(f"x and y must have the same length, 1 to {LONGEST}, and milliseconds lie in 0 to 60000")
+            raise ValueError(
+                f"x and y must have the same length, 1 to {LONGEST}, and milliseconds lie in 0 to 60000"
+            )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return JSONResponse({"error": f"bad request: {error}"}, status_code=400)
     try:
-        # On a timeout the request is answered; the GPU finishes what it was given, and the stream comes back after that.
+        # On a timeout the request is answered; the GPU finishes what it was given, and the stream
+        # comes back after that.
         with anyio.fail_after(request.app.state.timeout):
             result = await request.app.state.model.infer(a, x, y, milliseconds)
     except aiostream.PoolFullError:
-        # Better refused at once than answered too late: a queue that is longer than the timeout serves nobody.
+        # Better refused at once than answered too late: a queue that is longer than the timeout
+        # serves nobody.
         return JSONResponse({"error": "too many requests wait"}, status_code=503)
     except TimeoutError:
         return JSONResponse({"error": "the GPU did not finish in time"}, status_code=504)
@@ -176,7 +190,8 @@ def application(*, streams: int = 8, waiting: int = 64, timeout: float = 1.0) ->
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        # After a sticky error no CUDA call of this process succeeds again: it ends, and its supervisor starts another.
+        # After a sticky error no CUDA call of this process succeeds again: it ends, and its
+        # supervisor starts another.
         stop_watching = aiostream.exit_on_context_failed()
         async with aiostream.StreamPool(streams, 0, max_waiting=waiting) as pool:
             app.state.model = Model(pool)
@@ -187,13 +202,16 @@ def application(*, streams: int = 8, waiting: int = 64, timeout: float = 1.0) ->
         app.state.model.close()
         stop_watching()
 
-    return Starlette(routes=[Route("/ping", ping), Route("/infer", infer, methods=["POST"])], lifespan=lifespan)
+    return Starlette(
+        routes=[Route("/ping", ping), Route("/infer", infer, methods=["POST"])], lifespan=lifespan
+    )
 
 
 def serve_uvicorn(app: Any, port: int) -> None:
     import uvicorn
 
-    # After its graceful shutdown uvicorn raises the signal again, for whoever handled it before: an orderly end here.
+    # After its graceful shutdown uvicorn raises the signal again, for whoever handled it before: an
+    # orderly end here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
@@ -217,20 +235,35 @@ def serve_hypercorn(app: Any, port: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A model server on CUDA streams.")
-    parser.add_argument("--server", choices=["uvicorn", "hypercorn"], default="uvicorn", help="default: uvicorn")
+    parser.add_argument(
+        "--server", choices=["uvicorn", "hypercorn"], default="uvicorn", help="default: uvicorn"
+    )
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")
-    parser.add_argument("--timeout", type=float, default=1.0, help="seconds for one request (default: 1)")
-    parser.add_argument("--streams", type=int, default=8, help="requests that the GPU may have at once (default: 8)")
-    parser.add_argument("--waiting", type=int, default=64, help="requests that may wait for a stream (default: 64)")
-    parser.add_argument("--simulator", action="store_true", help="run on aiostream's simulator of a CUDA driver")
+    parser.add_argument(
+        "--timeout", type=float, default=1.0, help="seconds for one request (default: 1)"
+    )
+    parser.add_argument(
+        "--streams", type=int, default=8, help="requests that the GPU may have at once (default: 8)"
+    )
+    parser.add_argument(
+        "--waiting", type=int, default=64, help="requests that may wait for a stream (default: 64)"
+    )
+    parser.add_argument(
+        "--simulator", action="store_true", help="run on aiostream's simulator of a CUDA driver"
+    )
     options = parser.parse_args()
     if options.simulator:
         from aiostream import simulator
 
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # what hides this machine's GPUs would hide the simulated one
+        os.environ.pop(
+            "CUDA_VISIBLE_DEVICES", None
+        )  # what hides this machine's GPUs would hide the simulated one
         simulator.install()
     try:
-        print(f"driver: {aiostream.Device(0).name}; {options.server} on http://127.0.0.1:{options.port}", flush=True)
+        print(
+            f"driver: {aiostream.Device(0).name}; {options.server} on http://127.0.0.1:{options.port}",
+            flush=True,
+        )
     except aiostream.NoDriverError as error:
         raise SystemExit(str(error)) from None
     app = application(streams=options.streams, waiting=options.waiting, timeout=options.timeout)

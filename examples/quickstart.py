@@ -17,7 +17,8 @@ from cuda.bindings import driver as cuda
 
 import aiostream
 
-# Your framework's kernels in real life. This one keeps its stream busy for a while; the simulator knows it by its name.
+# Your framework's kernels in real life. This one keeps its stream busy for a while; the simulator
+# knows it by its name.
 SPIN = b"""
 .version 7.0
 .target sm_70
@@ -78,7 +79,9 @@ async def main() -> None:
     async def one(milliseconds: float) -> None:
         async with aiostream.Stream() as stream:
             launch(kernel, stream, milliseconds)
-        print(f"the stream with {milliseconds} ms is done")  # leaving the block has awaited the work
+        print(
+            f"the stream with {milliseconds} ms is done"
+        )  # leaving the block has awaited the work
 
     began = time.perf_counter()
     async with anyio.create_task_group() as group:
@@ -91,7 +94,9 @@ if __name__ == "__main__":
     if "--simulator" in sys.argv[1:]:
         from aiostream import simulator
 
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # what hides this machine's GPUs would hide the simulated one
+        os.environ.pop(
+            "CUDA_VISIBLE_DEVICES", None
+        )  # what hides this machine's GPUs would hide the simulated one
         simulator.install()
     try:
         asyncio.run(main())

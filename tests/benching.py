@@ -15,13 +15,21 @@ __all__ = ["OLDER", "command", "pack_wheel"]
 OLDER = {"older auto", "older event"}
 
 
-def command(driver_kind: str, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+def command(
+    driver_kind: str, *arguments: str, path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Runs `python -m aiostream bench`, with a folder that comes first among those of modules if one is given."""
     variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
     if path is not None:
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path), os.environ.get("PYTHONPATH"))))
+        variables["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(path), os.environ.get("PYTHONPATH")))
+        )
     return subprocess.run(
-        [sys.executable, "-m", "aiostream", "bench", *arguments], capture_output=True, text=True, env=variables, check=False
+        [sys.executable, "-m", "aiostream", "bench", *arguments],
+        capture_output=True,
+        text=True,
+        env=variables,
+        check=False,
     )
 
 

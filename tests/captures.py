@@ -16,7 +16,9 @@ MODE_NAMES = ["global", "thread-local", "relaxed"]
 def begin(stream: Stream, mode: int) -> None:
     """Begins a capture by the driver's own call."""
     driver = bindings()
-    driver_call("cuStreamBeginCapture", driver.CUstream(stream.handle), driver.CUstreamCaptureMode(mode))
+    driver_call(
+        "cuStreamBeginCapture", driver.CUstream(stream.handle), driver.CUstreamCaptureMode(mode)
+    )
 
 
 def end(stream: Stream) -> int:
@@ -45,7 +47,9 @@ class ElsewhereCapture:
     def __init__(self, stream: Stream, mode: int) -> None:
         self._begun, self._to_end = threading.Event(), threading.Event()
         self._outcome: int | BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(stream, mode), name="aiostream-test-capture")
+        self._thread = threading.Thread(
+            target=self._run, args=(stream, mode), name="aiostream-test-capture"
+        )
         self._thread.start()
         assert self._begun.wait(30)
         if self._outcome is not None:
@@ -73,4 +77,7 @@ class ElsewhereCapture:
 
 
 # Where a test captures: in its own thread, or in another one.
-CAPTURES: dict[str, Callable[[Stream, int], Any]] = {"here": HereCapture, "elsewhere": ElsewhereCapture}
+CAPTURES: dict[str, Callable[[Stream, int], Any]] = {
+    "here": HereCapture,
+    "elsewhere": ElsewhereCapture,
+}

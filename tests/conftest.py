@@ -22,16 +22,28 @@ PROBE = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--driver", choices=["auto", "simulator", "gpu"], default="auto", help="which CUDA driver to test on")
+    parser.addoption(
+        "--driver",
+        choices=["auto", "simulator", "gpu"],
+        default="auto",
+        help="which CUDA driver to test on",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "simulator_only(reason): needs what a GPU cannot do on command")
+    config.addinivalue_line(
+        "markers", "simulator_only(reason): needs what a GPU cannot do on command"
+    )
     config.addinivalue_line("markers", "gpu_only(reason): needs what the simulator refuses")
     config.addinivalue_line("markers", "leaks(n): leaves n points leaked, as the driver made it")
     driver = config.getoption("--driver")
     if driver == "auto":
-        there = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=False).returncode == 0
+        there = (
+            subprocess.run(
+                [sys.executable, "-c", PROBE], capture_output=True, check=False
+            ).returncode
+            == 0
+        )
         driver = "gpu" if there else "simulator"
     config.stash[DRIVER] = driver
     from aiostream import simulator
@@ -39,7 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if driver == "simulator":
         simulator.install(devices=2)
     else:
-        # Now, before any test can install the simulator: the first driver that is loaded is the process's for good.
+        # Now, before any test can install the simulator: the first driver that is loaded is the
+        # process's for good.
         internals.bindings()
         assert not simulator.installed()
 
@@ -66,7 +79,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    chosen = any("loop_kind" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize"))
+    chosen = any(
+        "loop_kind" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize")
+    )
     if "loop_kind" in metafunc.fixturenames and not chosen:
         metafunc.parametrize("loop_kind", LOOPS)
 
@@ -115,6 +130,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Shows them again: hypothesis, which may be imported only now, asks who refers to what."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whatever a test began must have ended when it is over: points, futures, handles, threads."""
@@ -139,8 +160,14 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
 
     assert settle(ended), f"the ledger does not balance: {before} -> {aiostream.statistics()}"
     left = {thread.name for thread in threading.enumerate()} - threads
-    cached = ("aiostream-", "Trio thread", "AnyIO worker")  # ours stay for the process; the loops' own end when they idle
-    assert not {name for name in left if not name.startswith(cached)}, f"threads left behind: {left}"
+    cached = (
+        "aiostream-",
+        "Trio thread",
+        "AnyIO worker",
+    )  # ours stay for the process; the loops' own end when they idle
+    assert not {name for name in left if not name.startswith(cached)}, (
+        f"threads left behind: {left}"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ what a test changes

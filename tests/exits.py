@@ -26,16 +26,34 @@ from collections.abc import Callable
 from traceback import format_exception
 from typing import Any
 
-# Nothing here imports aiostream before `run` does: handlers that a program registers first must come before the library's.
+# Nothing here imports aiostream before `run` does: handlers that a program registers first must
+# come before the library's.
 
 LOOPS = ["asyncio", "asyncio", "uvloop", "trio", "left open"]
-ENDS = ["return", "exit in task", "exit after", "error", "_exit", "_exit in thread", "_exit in host function"]
+ENDS = [
+    "return",
+    "exit in task",
+    "exit after",
+    "error",
+    "_exit",
+    "_exit in thread",
+    "_exit in host function",
+]
 ENDS += ["SIGTERM", "SIGTERM in loop", "SIGINT"]
 if os.environ.get("AIOSTREAM_EXITS_RAISING_HANDLERS") == "1":
-    # Open: a few in a hundred hang, because a task does not end when it is cancelled. The handler's `SystemExit` may have struck
-    # asyncio, anyio or the library, between any two steps.
+    # Open: a few in a hundred hang, because a task does not end when it is cancelled. The handler's
+    # `SystemExit` may have struck asyncio, anyio or the library, between any two steps.
     ENDS.append("SIGTERM handled")
-PENDING = ["waits", "futures", "events", "host functions", "running host function", "threads", "graphs", "pool"]
+PENDING = [
+    "waits",
+    "futures",
+    "events",
+    "host functions",
+    "running host function",
+    "threads",
+    "graphs",
+    "pool",
+]
 THREADS = ["loop", "trio", "synchronize", "queries", "host functions", "not a daemon"]
 HANDLERS = ["open", "use", "close", "collect", "await", "await on trio", "drain"]
 AWAITING = {"await", "await on trio", "drain"}
@@ -83,7 +101,8 @@ def program(seed: int, early_awaits: bool = True) -> Program:
     loop, early = rng.choice(LOOPS), some(HANDLERS, 2)
     end, pending = rng.choice(ENDS), some(PENDING, len(PENDING))
     if loop == "left open" or end == "SIGTERM handled":
-        # anyio's worker threads end with their loop's main task, and Python waits for them: they would keep the process.
+        # anyio's worker threads end with their loop's main task, and Python waits for them: they
+        # would keep the process.
         pending = tuple(each for each in pending if each != "threads")
     if loop == "trio" and end == "SIGTERM handled":
         end = "SIGTERM in loop"  # trio does not survive an error that a signal's handler raises in its own code
@@ -111,11 +130,17 @@ class Running:
 
     def run(self) -> None:
         """Begins everything, and ends the process as the program says."""
-        warnings.simplefilter("ignore", ResourceWarning)  # asyncio's, about a loop that is left open
-        warnings.simplefilter("ignore", RuntimeWarning)  # Python's, about coroutines that such a loop has never begun
+        warnings.simplefilter(
+            "ignore", ResourceWarning
+        )  # asyncio's, about a loop that is left open
+        warnings.simplefilter(
+            "ignore", RuntimeWarning
+        )  # Python's, about coroutines that such a loop has never begun
         logging.getLogger("asyncio").disabled = True
         sys.excepthook = hide_own_error
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background would ignore it
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a job in a shell's background would ignore it
         faulthandler.dump_traceback_later(30, exit=True)
         for name in self.plan.early:
             atexit.register(self.handler, name)
@@ -123,7 +148,9 @@ class Running:
         for name in self.plan.late:
             atexit.register(self.handler, name)
         for name in self.plan.threads:
-            threading.Thread(target=self.thread, args=(name,), daemon=name != "not a daemon").start()
+            threading.Thread(
+                target=self.thread, args=(name,), daemon=name != "not a daemon"
+            ).start()
         if self.plan.end == "SIGTERM handled":
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(self.plan.code))
         try:
@@ -131,7 +158,10 @@ class Running:
         except KeyboardInterrupt:
             sys.exit(self.plan.code)
         except BaseExceptionGroup as group:
-            if group.split(SystemExit)[0] is not None or group.split(KeyboardInterrupt)[0] is not None:
+            if (
+                group.split(SystemExit)[0] is not None
+                or group.split(KeyboardInterrupt)[0] is not None
+            ):
                 sys.exit(self.plan.code)
             raise
         if self.plan.end in ("exit after", "SIGTERM in loop"):
@@ -184,7 +214,8 @@ class Running:
         import anyio
 
         if self.plan.end == "SIGTERM handled":
-            # A task group of anyio cancels its tasks for ever if the handler's SystemExit has come in the wrong place.
+            # A task group of anyio cancels its tasks for ever if the handler's SystemExit has come
+            # in the wrong place.
             self.begin_all(lambda function: self.kept.append(asyncio.ensure_future(function())))
             await self.end()
             return
@@ -205,7 +236,9 @@ class Running:
                     start(stream.synchronize_async)
             elif name == "futures":
                 self.kept += [stream.completion_future(), stream.checked_completion_future()]
-                self.kept += [stream.enqueue_async(lambda _, kept: kept, bytearray(1000)) for _ in range(3)]
+                self.kept += [
+                    stream.enqueue_async(lambda _, kept: kept, bytearray(1000)) for _ in range(3)
+                ]
             elif name == "host functions":
                 for number in range(5):
                     stream.launch_host_func(self.kept.append, number)
@@ -284,7 +317,9 @@ class Running:
             os._exit(code)
 
         def send() -> None:
-            time.sleep(0.02)  # asyncio's plain loop misses a signal that comes when it is about to sleep in its poll
+            time.sleep(
+                0.02
+            )  # asyncio's plain loop misses a signal that comes when it is about to sleep in its poll
             self.note_end()
             os.kill(os.getpid(), signal.SIGINT if name == "SIGINT" else signal.SIGTERM)
 
@@ -296,7 +331,9 @@ class Running:
         if name == "_exit in host function":
             self.free.launch_host_func(end_here)
         else:
-            threading.Thread(target=end_here if name == "_exit in thread" else send, daemon=True).start()
+            threading.Thread(
+                target=end_here if name == "_exit in thread" else send, daemon=True
+            ).start()
         await anyio.sleep(60)
 
     # ------------------------------------------------------------------------------------------- threads and handlers

@@ -32,9 +32,22 @@ from aiostream import CudaError, NoDriverError, Statistics, simulator, statistic
 from internals import bindings, simulated_calls, simulated_objects
 
 CODE = 304  # CUDA_ERROR_OPERATING_SYSTEM: it comes and goes, and no part of the library treats it specially
-LIBC = ["allocation", "eventfd", "epoll_create1", "epoll_ctl", "timerfd_create", "pthread_create"]  # as in faulty_libc.c
+LIBC = [
+    "allocation",
+    "eventfd",
+    "epoll_create1",
+    "epoll_ctl",
+    "timerfd_create",
+    "pthread_create",
+]  # as in faulty_libc.c
 ERRNOS = {"allocation": errno.ENOMEM, "epoll_ctl": errno.ENOSPC, "pthread_create": errno.EAGAIN}
-DESTROYERS = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy", "cuGraphExecDestroy", "cuUserObjectRelease"}
+DESTROYERS = {
+    "cuStreamDestroy",
+    "cuEventDestroy",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuUserObjectRelease",
+}
 COMPLETIONS = {"cuLaunchHostFunc", "cuStreamAddCallback", "cuEventQuery"}
 MAY_BE_OVERCOME = {
     "allocation": "nothing is predicted, or a stream of a pool is looked at again",
@@ -72,7 +85,9 @@ PRELOADED = hasattr(_libc, "faulty_fail")
 
 def watch_allocations() -> None:
     """From now on the allocations of the native part can fail."""
-    if PRELOADED and not (_libc.faulty_watch(b"/aiostream/_native.") and _libc.faulty_spare(b"/aiostream/simulator/")):
+    if PRELOADED and not (
+        _libc.faulty_watch(b"/aiostream/_native.") and _libc.faulty_spare(b"/aiostream/simulator/")
+    ):
         raise RuntimeError("the native part, or the simulator, is not loaded")
 
 
@@ -117,7 +132,9 @@ class Faults:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         self.reached = _disarm()
-        self.counted = {name: count - self._before.get(name, 0) for name, count in _counts().items()}
+        self.counted = {
+            name: count - self._before.get(name, 0) for name, count in _counts().items()
+        }
         self.counted = {name: count for name, count in self.counted.items() if count}
         if self.point is None:
             return False
@@ -138,19 +155,29 @@ def is_right(error: BaseException, point: Point) -> bool:
     if point.name == "allocation" and isinstance(error, MemoryError):
         return True
     if point.name in LIBC:
-        if point.name == "pthread_create" and isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        if (
+            point.name == "pthread_create"
+            and isinstance(error, RuntimeError)
+            and "can't start new thread" in str(error)
+        ):
             return True
         return isinstance(error, OSError) and error.errno == ERRNOS.get(point.name, errno.EMFILE)
     if point.name in ("cuInit", "cuDeviceGetCount") and isinstance(error, NoDriverError):
         return point.name in str(error)
     if not isinstance(error, CudaError) or error.code != CODE:
         return False
-    # A completion reads its context's health (cuStreamQuery), and says which call it is the completion of.
-    return _is_call(error.call, point.name) or (point.name == "cuStreamQuery" and error.call in COMPLETIONS)
+    # A completion reads its context's health (cuStreamQuery), and says which call it is the
+    # completion of.
+    return _is_call(error.call, point.name) or (
+        point.name == "cuStreamQuery" and error.call in COMPLETIONS
+    )
 
 
 # What the library calls in place of what it says: another form of the same function.
-_OTHER_FORMS = {"cuEventRecord": "cuEventRecordWithFlags", "cuLaunchHostFunc_v2": "cuLaunchHostFunc"}
+_OTHER_FORMS = {
+    "cuEventRecord": "cuEventRecordWithFlags",
+    "cuLaunchHostFunc_v2": "cuLaunchHostFunc",
+}
 
 
 def _is_call(said: str, name: str) -> bool:
@@ -183,18 +210,28 @@ def _pop_contexts() -> int:
 
 def _has_ended() -> bool:
     now = statistics()
-    return now.balanced and now.points.pending == now.points.captured and now.futures.pending == 0 and now.waits.pending == 0
+    return (
+        now.balanced
+        and now.points.pending == now.points.captured
+        and now.futures.pending == 0
+        and now.waits.pending == 0
+    )
 
 
 def _differences(before: Statistics, now: Statistics) -> str:
-    groups = [(name, getattr(before, name), getattr(now, name)) for name in ("points", "futures", "handles", "waits")]
+    groups = [
+        (name, getattr(before, name), getattr(now, name))
+        for name in ("points", "futures", "handles", "waits")
+    ]
     fields = [(f"{name}.{field.name}", getattr(then, field.name), getattr(since, field.name))
               for name, then, since in groups for field in dataclasses.fields(then)]  # fmt: skip
     return ", ".join(f"{name} {then} -> {since}" for name, then, since in fields if then != since)
 
 
 def _growth(before: dict[str, int]) -> dict[str, int]:
-    return {name: count - before[name] for name, count in resources().items() if count > before[name]}
+    return {
+        name: count - before[name] for name, count in resources().items() if count > before[name]
+    }
 
 
 # ------------------------------------------------------------------------------------------------ scenarios
@@ -261,7 +298,9 @@ class Explorer:
                     try:
                         points = await self._points(scenario, kept)
                     except Exception as error:
-                        self.findings.violations.append(f"{scenario.name}: without a fault: {type(error).__name__}: {error}")
+                        self.findings.violations.append(
+                            f"{scenario.name}: without a fault: {type(error).__name__}: {error}"
+                        )
                         return
                 while points:
                     point = points.pop(0)
@@ -271,11 +310,17 @@ class Explorer:
 
     async def _points(self, scenario: Scenario, kept: Any) -> list[Point]:
         most: Counter[str] = Counter()
-        for _ in range(3):  # what is made at the first use is made then; and counts vary where threads poll
+        for _ in range(
+            3
+        ):  # what is made at the first use is made then; and counts vary where threads poll
             await self._run(scenario, kept, None)
             most |= Counter(self.faults.counted)
             await self._until(_has_ended)
-        return points_of({name: most[name] for name in most if name not in scenario.spares}, self._most, self._random)
+        return points_of(
+            {name: most[name] for name in most if name not in scenario.spares},
+            self._most,
+            self._random,
+        )
 
     async def _try(self, scenario: Scenario, kept: Any, point: Point) -> bool:
         """False: something was wrong."""
@@ -284,11 +329,15 @@ class Explorer:
         growing = set(resources())
         if point.name in DESTROYERS:  # what the driver refuses to destroy is still there
             growing -= set(simulated_objects())
-        for attempt in range(4):  # what is kept for later, such as a record in a pool, does not grow each time
+        for attempt in range(
+            4
+        ):  # what is kept for later, such as a record in a pool, does not grow each time
             before = resources()
             wrong += await self._look(scenario, kept, point, attempt == 0)
             if not wrong:
-                await self._until(lambda before=before, growing=growing: not growing & _growth(before).keys(), 0.5)
+                await self._until(
+                    lambda before=before, growing=growing: not growing & _growth(before).keys(), 0.5
+                )
             growing &= _growth(before).keys()
             if wrong or not growing:
                 break
@@ -309,13 +358,24 @@ class Explorer:
                 import traceback
 
                 traceback.print_exc()
-            return [f"cannot go on: {type(error).__name__}: {error} (raised first: {self.faults.error!r})"]
+            return [
+                f"cannot go on: {type(error).__name__}: {error} (raised first: {self.faults.error!r})"
+            ]
         faults, wrong = self.faults, []
         errors = [faults.error] if faults.error is not None else []
-        wrong += [f"the wrong error: {error!r}" for error in [*errors, *faults.reports] if not is_right(error, point)]
+        wrong += [
+            f"the wrong error: {error!r}"
+            for error in [*errors, *faults.reports]
+            if not is_right(error, point)
+        ]
         if errors and not faults.reached:
             wrong.append(f"an error without a fault: {errors[0]!r}")
-        if faults.reached and not errors and not faults.reports and point.name not in MAY_BE_OVERCOME:
+        if (
+            faults.reached
+            and not errors
+            and not faults.reports
+            and point.name not in MAY_BE_OVERCOME
+        ):
             wrong.append("nothing was raised or reported")
         what = "raised" if errors else "reported" if faults.reports else "overcome"
         faults.error = None  # its traceback keeps objects alive
@@ -324,12 +384,16 @@ class Explorer:
         if _pop_contexts() and point.name != "cuCtxPopCurrent":
             wrong.append("leaves a context current")
         refused = point.name in DESTROYERS  # then the object is still there
-        if not await self._until(lambda: _has_ended() and (refused or statistics().handles.open == before.handles.open)):
+        if not await self._until(
+            lambda: _has_ended() and (refused or statistics().handles.open == before.handles.open)
+        ):
             wrong.append(f"the ledger: {_differences(before, statistics())}")
         leaked = statistics().points.leaked - before.points.leaked
         if count and faults.reached:
             self.findings.reached += 1
-            self.findings.outcomes[scenario.name, point.name, what + (f", {leaked} leaked" if leaked else "")] += 1
+            self.findings.outcomes[
+                scenario.name, point.name, what + (f", {leaked} leaked" if leaked else "")
+            ] += 1
         return wrong
 
     async def _run(self, scenario: Scenario, kept: Any, point: Point | None) -> None:
@@ -337,7 +401,11 @@ class Explorer:
         self.faults.reports.clear()
         faulthandler.dump_traceback_later(3 * HANG_SECONDS, exit=True)
         try:
-            with anyio.fail_after(HANG_SECONDS) if self._pause is not sleepless else contextlib.nullcontext():
+            with (
+                anyio.fail_after(HANG_SECONDS)
+                if self._pause is not sleepless
+                else contextlib.nullcontext()
+            ):
                 await scenario.act(self.faults, kept)
         finally:
             faulthandler.cancel_dump_traceback_later()
@@ -360,7 +428,9 @@ class Explorer:
 # ------------------------------------------------------------------------------------------------ first uses
 
 
-def explore_starts(uses: dict[str, Callable[[Faults], None]], most: int, seed: int, sample: int) -> Findings:
+def explore_starts(
+    uses: dict[str, Callable[[Faults], None]], most: int, seed: int, sample: int
+) -> Findings:
     """Each first use of the library, in a child of its own for each fault; the driver must not have been used here.
 
     Of the first use's points all are tried, of each other's `sample`, because they begin alike.
@@ -371,7 +441,9 @@ def explore_starts(uses: dict[str, Callable[[Faults], None]], most: int, seed: i
         if counted is None:
             findings.violations.append(f"first use, {name}: without a fault: {sound}")
             continue
-        counted.pop("cuGetProcAddress", None)  # the bindings keep a look-up that has failed for the life of the process
+        counted.pop(
+            "cuGetProcAddress", None
+        )  # the bindings keep a look-up that has failed for the life of the process
         points = points_of(counted, most, chosen)
         if name != next(iter(uses)):
             points = chosen.sample(points, min(sample, len(points)))
@@ -387,7 +459,9 @@ def explore_starts(uses: dict[str, Callable[[Faults], None]], most: int, seed: i
     return findings
 
 
-def _in_child(use: Callable[[Faults], None], point: Point | None, sound: Any = None) -> tuple[Any, Any]:
+def _in_child(
+    use: Callable[[Faults], None], point: Point | None, sound: Any = None
+) -> tuple[Any, Any]:
     """Runs a first use in a forked child: the counts and what it leaves, or whether the fault was reached and its outcome."""
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -414,9 +488,18 @@ def _first_use(use: Callable[[Faults], None], point: Point | None, sound: Any) -
     sys.unraisablehook = lambda report: faults.report(report.exc_value)
     use(faults)
     errors = [*([faults.error] if faults.error is not None else []), *faults.reports]
-    wrong = [f"the wrong error: {error!r}" for error in errors if point is None or not is_right(error, point)]
+    wrong = [
+        f"the wrong error: {error!r}"
+        for error in errors
+        if point is None or not is_right(error, point)
+    ]
     outcome = "raised" if faults.error is not None else "reported" if faults.reports else "overcome"
-    if faults.reached and outcome == "overcome" and point is not None and point.name not in MAY_BE_OVERCOME:
+    if (
+        faults.reached
+        and outcome == "overcome"
+        and point is not None
+        and point.name not in MAY_BE_OVERCOME
+    ):
         wrong.append("nothing was raised or reported")
     faults.error = None
     errors.clear()
@@ -427,14 +510,20 @@ def _first_use(use: Callable[[Faults], None], point: Point | None, sound: Any) -
     use(faults)
     gc.collect()
     began = time.monotonic()
-    while not _has_ended() or statistics().handles.open or (sound is not None and not _is_as_sound(resources(), sound)):
+    while (
+        not _has_ended()
+        or statistics().handles.open
+        or (sound is not None and not _is_as_sound(resources(), sound))
+    ):
         if time.monotonic() - began > 3:
             wrong.append(f"leaves {resources()} in place of {sound}, {statistics()}")
             break
         time.sleep(0.001)
     if point is None:
         return counted, resources()
-    return reached, "WRONG " + "; ".join(wrong) if wrong and point.name not in DESTROYERS else outcome
+    return reached, "WRONG " + "; ".join(
+        wrong
+    ) if wrong and point.name not in DESTROYERS else outcome
 
 
 def _is_as_sound(now: dict[str, int], sound: dict[str, int]) -> bool:
@@ -445,7 +534,10 @@ def _is_as_sound(now: dict[str, int], sound: dict[str, int]) -> bool:
     return (
         queues_only
         and more["events"] <= most_records
-        and all(more[name] <= 0 for name in ("threads", "streams", "graphs", "executables", "user objects"))
+        and all(
+            more[name] <= 0
+            for name in ("threads", "streams", "graphs", "executables", "user objects")
+        )
     )
 
 
@@ -477,5 +569,7 @@ def show(findings: Findings) -> None:
         print(f"  {scenario}: {name}: {outcome} ({count})")
     for violation in findings.violations:
         print("WRONG", violation)
-    print(f"{findings.tried} fault points, of which {findings.reached} were reached; {len(findings.violations)} wrong")
+    print(
+        f"{findings.tried} fault points, of which {findings.reached} were reached; {len(findings.violations)} wrong"
+    )
     sys.stdout.flush()

@@ -33,7 +33,10 @@ def _runs() -> dict[str, Callable[[Callable[[], Any]], None]]:
         return run
 
     asyncio_loops = {"asyncio": None, "uvloop": uvloop.new_event_loop, "blind loop": Blind}
-    return {**{name: on(factory) for name, factory in asyncio_loops.items()}, "trio": lambda main: trio.run(main)}
+    return {
+        **{name: on(factory) for name, factory in asyncio_loops.items()},
+        "trio": lambda main: trio.run(main),
+    }
 
 
 def _first_use(name: str, run: Callable[[Callable[[], Any]], None], awaited: str) -> None:
@@ -50,7 +53,8 @@ def _first_use(name: str, run: Callable[[Callable[[], Any]], None], awaited: str
         use(stream)
 
     path.__name__ = f"first use in {name}, {awaited}"
-    # A refusal of what trio's own start asks for ends trio. See `test_trio_whose_epoll_is_full` for what the library asks for.
+    # A refusal of what trio's own start asks for ends trio. See `test_trio_whose_epoll_is_full` for
+    # what the library asks for.
     without_loop(a_stream, spares={"epoll_ctl"} if name == "trio" else set())(path)
 
 
@@ -76,7 +80,12 @@ async def _first_waits(strategy: str) -> None:
 
 
 def _first_without_loop(faults: Faults) -> None:
-    with faults, contextlib.closing(StreamPool(1)), contextlib.closing(Stream()) as stream, contextlib.closing(Event()) as event:
+    with (
+        faults,
+        contextlib.closing(StreamPool(1)),
+        contextlib.closing(Stream()) as stream,
+        contextlib.closing(Event()) as event,
+    ):
         event.record(stream)
         stream.launch_host_func(int)
         stream.synchronize()

@@ -32,7 +32,9 @@ def explore(kind: str, most: int, seed: int, wanted: str) -> fault_engine.Findin
 
     async def main() -> None:
         if kind not in ("none", "trio"):
-            asyncio.get_running_loop().set_exception_handler(lambda loop, what: explorer.faults.report(what.get("exception")))
+            asyncio.get_running_loop().set_exception_handler(
+                lambda loop, what: explorer.faults.report(what.get("exception"))
+            )
         for scenario in scenarios:
             if wanted in scenario.name:
                 await explorer.explore(scenario)
@@ -49,7 +51,10 @@ def main(kind: str, most: str, seed: str, wanted: str = "") -> int:
     fault_engine.watch_allocations()
     if kind == "start":
         findings = fault_engine.explore_starts(
-            {name: use for name, use in fault_loops.FIRST_USES.items() if wanted in name}, int(most), int(seed), 4 * int(most)
+            {name: use for name, use in fault_loops.FIRST_USES.items() if wanted in name},
+            int(most),
+            int(seed),
+            4 * int(most),
         )
     else:
         findings = explore(kind, int(most), int(seed), wanted)

@@ -23,7 +23,9 @@ from support import settle, spin
 WITHOUT_LOOP: list[Scenario] = []
 
 
-def without_loop(keep: Callable[[], Any] | None = None, spares: Set[str] = frozenset()) -> Callable[..., None]:
+def without_loop(
+    keep: Callable[[], Any] | None = None, spares: Set[str] = frozenset()
+) -> Callable[..., None]:
     """Registers `def path(faults, kept)`; `keep` makes what serves all its runs. The functions in `spares` do not fail."""
 
     def register(path: Callable[[Faults, Any], None]) -> None:
@@ -213,7 +215,10 @@ def host_function(faults: Faults, stream: Stream) -> None:
 @without_loop(a_stream)
 def attributes(faults: Faults, stream: Stream) -> None:
     with faults, contextlib.closing(Stream()) as other:
-        stream.set_attribute(aiostream.StreamAttribute.PRIORITY, stream.get_attribute(aiostream.StreamAttribute.PRIORITY))
+        stream.set_attribute(
+            aiostream.StreamAttribute.PRIORITY,
+            stream.get_attribute(aiostream.StreamAttribute.PRIORITY),
+        )
         other.copy_attributes(stream)
     use(stream)
 
@@ -328,7 +333,11 @@ def capture_to_a_graph(faults: Faults, stream: Stream) -> None:
 @without_loop(a_graph)
 def graph(faults: Faults, kept: tuple[Stream, Graph, ExecutableGraph]) -> None:
     stream, source, _ = kept
-    with faults, contextlib.closing(source.clone()) as copy, contextlib.closing(copy.instantiate(upload_stream=stream)) as made:
+    with (
+        faults,
+        contextlib.closing(source.clone()) as copy,
+        contextlib.closing(copy.instantiate(upload_stream=stream)) as made,
+    ):
         assert len(copy.nodes) == len(copy.root_nodes) == 1
         assert not copy.nodes[0].dependencies
         assert copy.nodes[0].type is aiostream.GraphNodeType.KERNEL

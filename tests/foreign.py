@@ -57,7 +57,10 @@ class TheirDevice:
         self.type, self.index = kind, index
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TheirDevice) and (self.type, self.index) == (other.type, other.index)
+        return isinstance(other, TheirDevice) and (self.type, self.index) == (
+            other.type,
+            other.index,
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -74,7 +77,10 @@ def torch_stream_block(stream: Any) -> Iterator[None]:
 
 def current_handles() -> dict[str, int | None]:
     """The handles of the current streams of this thread."""
-    return {name: stack[-1].handle if stack else None for name, stack in (("torch", currents.torch), ("cupy", currents.cupy))}
+    return {
+        name: stack[-1].handle if stack else None
+        for name, stack in (("torch", currents.torch), ("cupy", currents.cupy))
+    }
 
 
 def install_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

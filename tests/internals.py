@@ -75,7 +75,9 @@ def create_context() -> Any:
     return handle
 
 
-def driver_error(code: int, call: str, stream: str | None = None, hint: str | None = None) -> CudaError:
+def driver_error(
+    code: int, call: str, stream: str | None = None, hint: str | None = None
+) -> CudaError:
     """Makes the exception for an error code of the driver."""
     return _driver.error(code, call, stream)
 
@@ -96,7 +98,9 @@ def driver_version() -> int:
 
 
 @contextlib.contextmanager
-def native_call_replaced(name: str, signature: Any, replace: Callable[[Any], Callable[..., int]]) -> Iterator[None]:
+def native_call_replaced(
+    name: str, signature: Any, replace: Callable[[Any], Callable[..., int]]
+) -> Iterator[None]:
     """Binds the native part to `replace(original)` in place of one driver function, until the block ends."""
     addresses = _driver.native_addresses()
     replacement = signature(replace(signature(addresses[name])))
@@ -123,7 +127,9 @@ def simulated_calls() -> dict[str, int]:
     name, lacking, count = ctypes.c_char_p(), ctypes.c_int(), ctypes.c_ulong()
     found: dict[str, int] = {}
     index = 0
-    while driver.aiostream_sim_known(index, ctypes.byref(name), ctypes.byref(lacking), ctypes.byref(count)):
+    while driver.aiostream_sim_known(
+        index, ctypes.byref(name), ctypes.byref(lacking), ctypes.byref(count)
+    ):
         if not lacking.value and name.value is not None:
             found[name.value.decode()] = count.value
         index += 1
@@ -134,7 +140,13 @@ def simulated_objects() -> dict[str, int]:
     """Returns how many of the driver's objects there are that a program has to destroy."""
     driver = simulator._driver()
     driver.aiostream_sim_objects.restype = ctypes.c_size_t
-    kinds = {"streams": 1, "events": 2, "graphs": 6, "executables": 8, "user objects": 9}  # `enum object_kind`
+    kinds = {
+        "streams": 1,
+        "events": 2,
+        "graphs": 6,
+        "executables": 8,
+        "user objects": 9,
+    }  # `enum object_kind`
     return {name: driver.aiostream_sim_objects(kind) for name, kind in kinds.items()}
 
 
@@ -189,7 +201,9 @@ ENQUEUE_STEPS = {
 }
 """The code of all that Python does for a future of `enqueue_async`, in asyncio."""
 
-START_STEPS = {function.__code__ for function in (_process.start, _process._start, _process._start_serving)}
+START_STEPS = {
+    function.__code__ for function in (_process.start, _process._start, _process._start_serving)
+}
 """The code of all that Python does for the library's first use, once the driver is loaded."""
 
 STEPS_WITH_LOCKS = START_STEPS | {
@@ -208,11 +222,16 @@ STEPS_WITH_LOCKS = START_STEPS | {
 }
 """The code that makes what there is once in a process, a context or a loop."""
 
-QUEUE_STEPS = {function.__code__ for function in (_loops.Bridge.__init__, hostfunc.arm_completion, hostfunc._arm)}
+QUEUE_STEPS = {
+    function.__code__
+    for function in (_loops.Bridge.__init__, hostfunc.arm_completion, hostfunc._arm)
+}
 """The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there."""
 
 
-def interrupted_at_bytecode(number: int, codes: set[CodeType], function: Callable[[], object]) -> bool:
+def interrupted_at_bytecode(
+    number: int, codes: set[CodeType], function: Callable[[], object]
+) -> bool:
     """Calls `function`, with a KeyboardInterrupt before one bytecode of `codes`; False if there are not so many."""
     left = number
 
@@ -227,7 +246,9 @@ def interrupted_at_bytecode(number: int, codes: set[CodeType], function: Callabl
                 raise KeyboardInterrupt
         return trace
 
-    sys._getframe().f_trace_opcodes = True  # before settrace: Python 3.12 looks then whether there is any such frame
+    sys._getframe().f_trace_opcodes = (
+        True  # before settrace: Python 3.12 looks then whether there is any such frame
+    )
     sys.settrace(trace)
     try:
         function()
@@ -328,7 +349,9 @@ def stop_watcher() -> None:
     _native.watcher_stop()
 
 
-def intercept_hand_back(patch: pytest.MonkeyPatch, act: Callable[[Any, Callable[[], None]], None]) -> None:
+def intercept_hand_back(
+    patch: pytest.MonkeyPatch, act: Callable[[Any, Callable[[], None]], None]
+) -> None:
     """Calls `act(wait, hand_back)` in place of each hand-back of a wait to its task; `hand_back()` carries it out."""
     original = waiting._Watched.handed_back
 
@@ -425,7 +448,9 @@ def janitor_is_idle() -> bool:
     return not _process._tasks
 
 
-def intercept_delivery(patch: pytest.MonkeyPatch, act: Callable[[list[Any], bool, Callable[[], None]], None]) -> None:
+def intercept_delivery(
+    patch: pytest.MonkeyPatch, act: Callable[[list[Any], bool, Callable[[], None]], None]
+) -> None:
     """Calls `act(backlog, orphaned, deliver)` in place of each delivery of a drain; `deliver()` carries it out."""
     original = _points.deliver
 
@@ -448,7 +473,8 @@ def point_registry() -> dict[int, Any]:
 def describe(point: Any) -> str:
     """Says what a ticket stands for."""
     fields = {
-        name: getattr(point, name, None) for name in ("state", "stream", "call", "future", "in_order", "spinning", "unstarted")
+        name: getattr(point, name, None)
+        for name in ("state", "stream", "call", "future", "in_order", "spinning", "unstarted")
     }
     return f"{type(point).__name__} {fields}"
 
@@ -480,7 +506,9 @@ async def next_turn() -> None:
     await (_loops.current_bridge().checkpoint or _loops.yield_turn)()
 
 
-def intercept_set_state(patch: pytest.MonkeyPatch, act: Callable[[Callable[[], None]], None]) -> None:
+def intercept_set_state(
+    patch: pytest.MonkeyPatch, act: Callable[[Callable[[], None]], None]
+) -> None:
     """Calls `act(set_state)` in place of each change of a completion's state; `set_state()` carries it out."""
     original = _native.set_state
     patch.setattr(_native, "set_state", lambda *args: act(lambda: original(*args)))

@@ -14,7 +14,12 @@ from typing import Any
 import aiostream
 
 PACKAGE = str(Path(aiostream.__file__).parent)
-LOOKS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")  # after these Python looks for signals
+LOOKS = (
+    "CALL",
+    "CALL_KW",
+    "CALL_FUNCTION_EX",
+    "JUMP_BACKWARD",
+)  # after these Python looks for signals
 AFTER_AWAIT = 2  # the arguments of RESUME from here on: there it does not
 PATIENCE = 10.0
 """Seconds in which what was interrupted must have ended."""
@@ -36,14 +41,22 @@ def places_of(code: CodeType) -> frozenset[int]:
             return [entry.target for entry in tries if entry.start <= step.offset < entry.end]
 
         def looks(step: dis.Instruction) -> bool:
-            return step.opname in LOOKS or (step.opname == "RESUME" and (step.arg or 0) < AFTER_AWAIT)
+            return step.opname in LOOKS or (
+                step.opname == "RESUME" and (step.arg or 0) < AFTER_AWAIT
+            )
 
         def comes_after(step: dis.Instruction, then: dis.Instruction) -> dis.Instruction:
             return by_offset[step.argval] if step.opname == "JUMP_BACKWARD" else then
 
         by_offset = {step.offset: step for step in steps}
-        pairs = [(step, comes_after(step, then)) for step, then in itertools.pairwise(steps) if looks(step)]
-        _places[code] = frozenset(then.offset for step, then in pairs if handler_of(step) == handler_of(then))
+        pairs = [
+            (step, comes_after(step, then))
+            for step, then in itertools.pairwise(steps)
+            if looks(step)
+        ]
+        _places[code] = frozenset(
+            then.offset for step, then in pairs if handler_of(step) == handler_of(then)
+        )
     return _places[code]
 
 
@@ -83,13 +96,22 @@ class Striker:
         sys.settrace(self._former)
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
-        if self.number < 0 or not frame.f_code.co_filename.startswith(PACKAGE) or is_finalizer(frame):
+        if (
+            self.number < 0
+            or not frame.f_code.co_filename.startswith(PACKAGE)
+            or is_finalizer(frame)
+        ):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
 
     def _step(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "opcode" and self.number >= 0 and frame.f_lasti in places_of(frame.f_code) and not self._is_protected():
+        if (
+            event == "opcode"
+            and self.number >= 0
+            and frame.f_lasti in places_of(frame.f_code)
+            and not self._is_protected()
+        ):
             self.passed += 1
             if self.passed == self.number:
                 self.number = -1
@@ -105,7 +127,9 @@ class StuckError(Exception):
     """What was interrupted never ended, or what came after it."""
 
 
-def run_interrupted(kind: str, number: int, function: Function, later: Function, *, cancels: bool) -> Striker:
+def run_interrupted(
+    kind: str, number: int, function: Function, later: Function, *, cancels: bool
+) -> Striker:
     """Runs `function` on a loop with an interrupt at that place, and `later` on the same loop after it.
 
     On trio `later` has a run of its own, because an interrupt ends the run.

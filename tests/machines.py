@@ -126,7 +126,9 @@ class OnLoop(RuleBasedStateMachine):
                 self.after_opening()
                 self.finish()
         finally:
-            ended_early = sys.exc_info()[0] is not None  # a step has failed, or hypothesis ends the example
+            ended_early = (
+                sys.exc_info()[0] is not None
+            )  # a step has failed, or hypothesis ends the example
             self.manager.__exit__(*sys.exc_info())  # cancels what is left then
         if ended_early:
             self.__dict__.clear()  # the traceback keeps this object, and it would keep its streams
@@ -147,7 +149,11 @@ class OnLoop(RuleBasedStateMachine):
 
 
 def check(machine: type[OnLoop], backend: str, examples: int, steps: int) -> None:
-    chosen = type(f"{machine.__name__}On{backend.title()}", (machine,), {"backend": backend, "before": statistics()})
+    chosen = type(
+        f"{machine.__name__}On{backend.title()}",
+        (machine,),
+        {"backend": backend, "before": statistics()},
+    )
     run_state_machine_as_test(
         seed(chosen_seed())(chosen) if chosen_seed() != 1 else chosen,
         settings=settings(
@@ -158,13 +164,17 @@ def check(machine: type[OnLoop], backend: str, examples: int, steps: int) -> Non
             derandomize=chosen_seed() == 1,
             print_blob=False,
             report_multiple_bugs=False,
-            phases=[Phase.generate],  # to shrink takes minutes, when each failure is something that does not come
+            phases=[
+                Phase.generate
+            ],  # to shrink takes minutes, when each failure is something that does not come
             suppress_health_check=list(HealthCheck),
         ),
     )
 
 
-only_simulated = pytest.mark.simulator_only("hundreds of streams in steps: on a GPU it would take minutes")
+only_simulated = pytest.mark.simulator_only(
+    "hundreds of streams in steps: on a GPU it would take minutes"
+)
 
 
 class Thing:

@@ -27,7 +27,16 @@ import anyio
 
 import aiostream
 import internals
-from aiostream import Device, Event, PoolFullError, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
+from aiostream import (
+    Device,
+    Event,
+    PoolFullError,
+    Stream,
+    StreamClosedError,
+    StreamPool,
+    WaitStrategy,
+    statistics,
+)
 from support import Gate, run_on, settle, spin
 
 LOOPS = ["asyncio", "uvloop", "trio", "asyncio", "uvloop", "trio", "asyncio-debug"]
@@ -61,14 +70,26 @@ class Sample:
     """Slots of points."""
 
 
-ALLOWED = Sample(memory=4096, descriptors=12, threads=8, handles=0, registry=0, leaked=0, histories=64, records=256, slots=1024)
+ALLOWED = Sample(
+    memory=4096,
+    descriptors=12,
+    threads=8,
+    handles=0,
+    registry=0,
+    leaked=0,
+    histories=64,
+    records=256,
+    slots=1024,
+)
 """How far the median of the last third of a soak may lie above that of the middle third."""
 
 
 def sample() -> Sample:
     """Measures the process now, with nothing pending."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps says nothing of what the program keeps
+    ctypes.CDLL(None).malloc_trim(
+        0
+    )  # what the allocator keeps says nothing of what the program keeps
     counters = internals.native_counters()
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])
@@ -113,12 +134,16 @@ class Soak:
         self.contexts = 0
         self.gate = Gate()
         self.devices = [Device(number) for number in range(Device.count())]
-        self.streams = [Stream(device=device, wait=wait) for device in self.devices for wait in STRATEGIES]
+        self.streams = [
+            Stream(device=device, wait=wait) for device in self.devices for wait in STRATEGIES
+        ]
         self.events = [Event(device=device) for device in self.devices]
         for device in self.devices:
             internals.load_kernels(device.primary_context)
             for number in range(WAIT_LISTS):
-                internals.use_wait_list(device.primary_context, -1 - number)  # what would grow until then has grown
+                internals.use_wait_list(
+                    device.primary_context, -1 - number
+                )  # what would grow until then has grown
 
     # ------------------------------------------------------------------------------------------- what is done
 
@@ -154,7 +179,9 @@ class Soak:
 
     async def await_many(self) -> None:
         stream = self.some_stream()
-        futures: list[Any] = [stream.enqueue_async(lambda _, value: value, number) for number in range(100)]
+        futures: list[Any] = [
+            stream.enqueue_async(lambda _, value: value, number) for number in range(100)
+        ]
         for number, future in enumerate(futures):
             assert await future == number
         self.completions += 100
@@ -183,7 +210,9 @@ class Soak:
         future.cancel()
 
     async def run_in_thread(self) -> None:
-        assert await self.some_stream().enqueue_in_thread(lambda given: spin(given, 0.0002) or 5) == 5
+        assert (
+            await self.some_stream().enqueue_in_thread(lambda given: spin(given, 0.0002) or 5) == 5
+        )
         self.completions += 1
 
     async def call_host_functions(self) -> None:
@@ -196,7 +225,10 @@ class Soak:
         self.completions += 21
 
     async def use_a_pool(self) -> None:
-        async with StreamPool(2, max_waiting=4, wait=self.rng.choice(STRATEGIES)) as pool, anyio.create_task_group() as group:
+        async with (
+            StreamPool(2, max_waiting=4, wait=self.rng.choice(STRATEGIES)) as pool,
+            anyio.create_task_group() as group,
+        ):
             for _ in range(8):
                 group.start_soon(self.one_request, pool)
 
@@ -313,8 +345,22 @@ class Soak:
 
     def activities(self) -> list[Callable[[], Awaitable[None]]]:
         often = [self.wave] * 3
-        waits = [self.wait_each_way, self.await_many, self.wait_steadily, self.wait_for_any, self.run_in_thread, self.cancel]
-        others = [self.call_host_functions, self.use_a_pool, self.capture, self.borrow, self.end_streams, self.leave_pending]
+        waits = [
+            self.wait_each_way,
+            self.await_many,
+            self.wait_steadily,
+            self.wait_for_any,
+            self.run_in_thread,
+            self.cancel,
+        ]
+        others = [
+            self.call_host_functions,
+            self.use_a_pool,
+            self.capture,
+            self.borrow,
+            self.end_streams,
+            self.leave_pending,
+        ]
         return often + waits + others
 
     async def one_loop(self, number: int) -> None:
@@ -374,12 +420,17 @@ class Soak:
 
         def ended() -> bool:
             now = statistics()
-            return now.balanced and now.points.pending == now.futures.pending == now.waits.pending == 0
+            return (
+                now.balanced and now.points.pending == now.futures.pending == now.waits.pending == 0
+            )
 
         if not settle(ended, 5):
             gc.collect()  # what a dead loop had may be in a cycle
             if not settle(ended, 60):
-                left = {ticket: internals.describe(point) for ticket, point in internals.point_registry().items()}
+                left = {
+                    ticket: internals.describe(point)
+                    for ticket, point in internals.point_registry().items()
+                }
                 raise HangError(f"the ledger does not come to rest: {statistics()}, {left}")
 
     def run(self, seconds: float, tell: Callable[[str], None] | None = None) -> list[Sample]:
@@ -414,7 +465,9 @@ def _nothing(_: Stream) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--for", dest="seconds", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--driver", choices=["simulator", "gpu"], default="simulator")
@@ -424,13 +477,19 @@ def main() -> int:
 
         simulator.install(devices=2)
     warnings.simplefilter("error")
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # debug mode warns of slow callbacks, which a busy machine makes
-    print(f"seed {options.seed}, {options.driver}, {Device.count()} devices ({Device(0).name}), Python {sys.version.split()[0]}")
+    logging.getLogger("asyncio").setLevel(
+        logging.ERROR
+    )  # debug mode warns of slow callbacks, which a busy machine makes
+    print(
+        f"seed {options.seed}, {options.driver}, {Device.count()} devices ({Device(0).name}), Python {sys.version.split()[0]}"
+    )
     soak = Soak(options.seed)
     samples = soak.run(options.seconds, lambda line: print(line, flush=True))
     grown = growth(samples)
     soak.close()
-    print(f"{soak.completions} completions in {options.seconds:.0f} s; {soak.did}, contexts: {soak.contexts}")
+    print(
+        f"{soak.completions} completions in {options.seconds:.0f} s; {soak.did}, contexts: {soak.contexts}"
+    )
     print(f"{statistics()}")
     print(f"first {samples[0]}\nlast  {samples[-1]}")
     print(f"GREW: {grown}" if grown else "nothing grew")

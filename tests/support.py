@@ -17,7 +17,15 @@ from typing import Any
 import pytest
 
 from aiostream import Device, Stream, interop
-from internals import bindings, driver_call, is_drain, load_kernels, spin, start_watcher, stop_watcher
+from internals import (
+    bindings,
+    driver_call,
+    is_drain,
+    load_kernels,
+    spin,
+    start_watcher,
+    stop_watcher,
+)
 
 __all__ = [
     "LIMIT",
@@ -88,7 +96,9 @@ def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
         return runner.run(function(*args))
 
 
-def run_together(kinds: list[str], function: Callable[..., Any], together: threading.Barrier) -> None:
+def run_together(
+    kinds: list[str], function: Callable[..., Any], together: threading.Barrier
+) -> None:
     """Runs a coroutine function on loops of these kinds, each in a thread of its own; one that fails breaks the barrier."""
     errors: list[tuple[str, BaseException]] = []
 
@@ -99,7 +109,9 @@ def run_together(kinds: list[str], function: Callable[..., Any], together: threa
             errors.append((kind, error))
             together.abort()
 
-    threads = [threading.Thread(target=run, args=(kind,), name=f"aiostream-test-{kind}") for kind in kinds]
+    threads = [
+        threading.Thread(target=run, args=(kind,), name=f"aiostream-test-{kind}") for kind in kinds
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -161,7 +173,12 @@ class Gate:
     def __enter__(self) -> Gate:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.open()
 
 
@@ -173,13 +190,23 @@ def held_stream(gate: Gate, **options: Any) -> Stream:
 
 
 def run_script(
-    driver_kind: str, script: str, *, timeout: float = 60.0, warnings: str = "error", **environment: str
+    driver_kind: str,
+    script: str,
+    *,
+    timeout: float = 60.0,
+    warnings: str = "error",
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python text in a process of its own, on the driver that is under test.
 
     Failed contexts, exits and forks cannot be tested in the process that tests. The modules of `tests/` can be imported there.
     """
-    variables = {**os.environ, "PYTHONPATH": os.path.dirname(__file__), "PYTHONFAULTHANDLER": "1", **environment}
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.path.dirname(__file__),
+        "PYTHONFAULTHANDLER": "1",
+        **environment,
+    }
     variables["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
     variables["AIOSTREAM_SIMULATOR"] = "1" if driver_kind == "simulator" else ""
     return subprocess.run(

@@ -74,9 +74,14 @@ def test_our_own_objects_of_another_kind_are_no_streams(things: dict[str, Any]) 
     before = statistics().handles
     for place in places_for_a_stream(things):
         for kind in ("event", "graph", "executable", "context", "device", "scope"):
-            with pytest.raises(TypeError, match=rf"a CUDA stream is needed.*not {type(things[kind]).__name__}"):
+            with pytest.raises(
+                TypeError, match=rf"a CUDA stream is needed.*not {type(things[kind]).__name__}"
+            ):
                 place(things[kind])
-        with pytest.raises(TypeError, match=r"of another kind: Event\.record\(stream\) and Stream\.wait_event\(event\) connect"):
+        with pytest.raises(
+            TypeError,
+            match=r"of another kind: Event\.record\(stream\) and Stream\.wait_event\(event\) connect",
+        ):
             place(things["event"])
         with pytest.raises(TypeError, match="a CUDA stream is needed, not the class Stream"):
             place(Stream)
@@ -87,8 +92,15 @@ def test_a_stream_is_no_event(things: dict[str, Any]) -> None:
     """What people write who know cuda.core's `Stream.wait`."""
     consumer = Stream()
     driver = internals.bindings()
-    for stream in (things["stream"], driver.CUstream(things["stream"].handle), CupyLikeStream(ptr=things["stream"].handle)):
-        with pytest.raises(TypeError, match=r"a CUDA event is needed, .*: record an event on the stream, and wait for that"):
+    for stream in (
+        things["stream"],
+        driver.CUstream(things["stream"].handle),
+        CupyLikeStream(ptr=things["stream"].handle),
+    ):
+        with pytest.raises(
+            TypeError,
+            match=r"a CUDA event is needed, .*: record an event on the stream, and wait for that",
+        ):
             consumer.wait_event(stream)
     for kind in ("graph", "executable", "context", "device"):
         with pytest.raises(TypeError, match=r"a CUDA event is needed.*, not"):
@@ -99,7 +111,11 @@ def test_a_stream_is_no_event(things: dict[str, Any]) -> None:
 def test_other_libraries_objects_of_another_kind(things: dict[str, Any]) -> None:
     driver = internals.bindings()
     handle = things["event"].handle
-    for event in (driver.CUevent(handle), Fake(handle=driver.CUevent(handle)), CupyLikeEvent(ptr=handle)):
+    for event in (
+        driver.CUevent(handle),
+        Fake(handle=driver.CUevent(handle)),
+        CupyLikeEvent(ptr=handle),
+    ):
         for place in places_for_a_stream(things):
             with pytest.raises(TypeError, match="a CUDA stream is needed"):
                 place(event)
@@ -115,7 +131,9 @@ def test_objects_of_cuda_core_of_another_kind() -> None:
         device.set_current()
         theirs = device.create_stream()
         their_event = theirs.record()
-    with pytest.raises(TypeError, match=r"a CUDA event is needed, not Stream.*: record an event on the stream"):
+    with pytest.raises(
+        TypeError, match=r"a CUDA event is needed, not Stream.*: record an event on the stream"
+    ):
         mine.wait_event(theirs)
     for place in (Stream.borrow, event.record, mine.copy_attributes):
         with pytest.raises(TypeError, match="a CUDA stream is needed, not Event"):
@@ -152,7 +170,9 @@ def test_a_completion_is_on_a_stream_of_ours(things: dict[str, Any]) -> None:
     event = things["event"]
     for wrong in (None, event, things["stream"].handle):
         for method in (event.completion_future_on, event.checked_completion_future_on):
-            with pytest.raises(TypeError, match=r"an aiostream\.Stream is needed, not .*; Stream\.borrow makes one"):
+            with pytest.raises(
+                TypeError, match=r"an aiostream\.Stream is needed, not .*; Stream\.borrow makes one"
+            ):
                 method(wrong)
 
 
@@ -179,7 +199,10 @@ def test_impossible_handles(things: dict[str, Any]) -> None:
     before = statistics().handles
     for taker in takers:
         for wrong in (-1, -5, 2**64, 2**70):
-            with pytest.raises(ValueError, match=f"{wrong} is no handle of (a|an) .*: a handle is a number from 0 to"):
+            with pytest.raises(
+                ValueError,
+                match=f"{wrong} is no handle of (a|an) .*: a handle is a number from 0 to",
+            ):
                 taker(wrong)
         for wrong in (True, 1.5, "5", None, b"5", [5]):
             with pytest.raises(TypeError):
@@ -187,7 +210,10 @@ def test_impossible_handles(things: dict[str, Any]) -> None:
     assert statistics().handles == before
 
 
-@pytest.mark.parametrize("answer", [None, (), (0,), (0, 1, 2), 5, "abc", (0, None), (0, "x"), (0, 1.5), (0, True), (1, 5)])
+@pytest.mark.parametrize(
+    "answer",
+    [None, (), (0,), (0, 1, 2), 5, "abc", (0, None), (0, "x"), (0, 1.5), (0, True), (1, 5)],
+)
 def test_a_protocol_that_gives_no_stream(answer: Any) -> None:
     """`(0, 1.5)` and `(0, True)` were the legacy stream."""
     for protocol in (lambda: answer, answer if answer is not None else ()):
@@ -204,7 +230,10 @@ def test_a_protocol_that_gives_an_impossible_handle() -> None:
 def test_attributes_that_are_no_handles() -> None:
     for wrong in ("foo", 1.5, True, object()):
         for attribute in ("cuda_stream", "ptr", "handle"):
-            with pytest.raises(TypeError, match=f"a CUDA stream is needed, and Fake.{attribute} is no handle of one"):
+            with pytest.raises(
+                TypeError,
+                match=f"a CUDA stream is needed, and Fake.{attribute} is no handle of one",
+            ):
                 Stream.borrow(Fake(**{attribute: wrong}))
 
 
@@ -230,7 +259,9 @@ def test_a_raw_stream_with_a_context_that_is_none() -> None:
     for wrong in ("x", 0, stream.context.handle, Device(0)):
         with pytest.raises(TypeError, match=r"the context is an aiostream\.Context, not"):
             Stream.from_raw(stream.handle, context=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"0 is no handle of a CUDA context: Context\.get_current\(\)"):
+    with pytest.raises(
+        ValueError, match=r"0 is no handle of a CUDA context: Context\.get_current\(\)"
+    ):
         Context.from_handle(0)
     stream.close()
 
@@ -269,21 +300,51 @@ def test_members_of_enumerations_are_named(things: dict[str, Any]) -> None:
     stream, graph = things["stream"], things["graph"]
     memory = 64
     calls: list[tuple[str, Callable[[Any], Any]]] = [
-        (r"mode is one of CaptureMode\.GLOBAL, CaptureMode\.THREAD_LOCAL, CaptureMode\.RELAXED", stream.begin_capture),
+        (
+            r"mode is one of CaptureMode\.GLOBAL, CaptureMode\.THREAD_LOCAL, CaptureMode\.RELAXED",
+            stream.begin_capture,
+        ),
         (r"mode is one of CaptureMode\.GLOBAL", stream.capture),
         (r"mode is one of CaptureMode\.GLOBAL", aiostream.exchange_capture_mode),
-        (r"flags is one of InstantiateFlags\.DEFAULT", lambda wrong: stream.capture_executable(flags=wrong)),
-        (r"flags is one of InstantiateFlags\.DEFAULT, InstantiateFlags\.AUTO_FREE_ON_LAUNCH", graph.instantiate),
+        (
+            r"flags is one of InstantiateFlags\.DEFAULT",
+            lambda wrong: stream.capture_executable(flags=wrong),
+        ),
+        (
+            r"flags is one of InstantiateFlags\.DEFAULT, InstantiateFlags\.AUTO_FREE_ON_LAUNCH",
+            graph.instantiate,
+        ),
         (r"flags is one of DebugDotFlags\.DEFAULT", lambda wrong: graph.debug_dot(flags=wrong)),
-        (r"mode is one of DependencyUpdate\.ADD", lambda wrong: stream.update_capture_dependencies([], mode=wrong)),
-        (r"flags is one of WaitEventFlags\.DEFAULT", lambda wrong: stream.wait_event(things["event"], wrong)),
-        (r"sync_mode is one of HostFunctionSync\.BLOCKING", lambda wrong: stream.launch_host_func(print, sync_mode=wrong)),
+        (
+            r"mode is one of DependencyUpdate\.ADD",
+            lambda wrong: stream.update_capture_dependencies([], mode=wrong),
+        ),
+        (
+            r"flags is one of WaitEventFlags\.DEFAULT",
+            lambda wrong: stream.wait_event(things["event"], wrong),
+        ),
+        (
+            r"sync_mode is one of HostFunctionSync\.BLOCKING",
+            lambda wrong: stream.launch_host_func(print, sync_mode=wrong),
+        ),
         (r"attribute is one of StreamAttribute\.", stream.get_attribute),
         (r"flags is one of WaitValueFlags\.GEQ", lambda wrong: stream.wait_value(memory, 1, wrong)),
-        (r"flags is one of WriteValueFlags\.DEFAULT", lambda wrong: stream.write_value(memory, 1, wrong)),
-        (r"flags is one of WaitValueFlags\.GEQ", lambda wrong: stream.batch_mem_op([aiostream.WaitValue(memory, 1, wrong)])),
-        (r"kind is one of MemoryBarrierType\.SYS", lambda wrong: stream.batch_mem_op([aiostream.MemoryBarrier(wrong)])),
-        (r"flags is one of MemAttach\.GLOBAL", lambda wrong: stream.attach_mem_async(memory, 0, wrong)),
+        (
+            r"flags is one of WriteValueFlags\.DEFAULT",
+            lambda wrong: stream.write_value(memory, 1, wrong),
+        ),
+        (
+            r"flags is one of WaitValueFlags\.GEQ",
+            lambda wrong: stream.batch_mem_op([aiostream.WaitValue(memory, 1, wrong)]),
+        ),
+        (
+            r"kind is one of MemoryBarrierType\.SYS",
+            lambda wrong: stream.batch_mem_op([aiostream.MemoryBarrier(wrong)]),
+        ),
+        (
+            r"flags is one of MemAttach\.GLOBAL",
+            lambda wrong: stream.attach_mem_async(memory, 0, wrong),
+        ),
         (r"kind is one of DevResourceType\.SM", stream.dev_resource),
         ("wait is one of 'auto', 'hostfunc', 'event', 'spin'", aiostream.set_default_wait),
     ]
@@ -375,13 +436,26 @@ NOT_PLAIN = [
 async def test_functions_whose_body_would_never_run() -> None:
     stream, before = Stream(), statistics()
     for fn in NOT_PLAIN:
-        for call in (stream.enqueue_async, stream.launch_host_func, stream.add_callback, aiostream.on_context_failed):
-            with pytest.raises(TypeError, match=r"takes a plain function, not an? .*function, whose body would never run"):
+        for call in (
+            stream.enqueue_async,
+            stream.launch_host_func,
+            stream.add_callback,
+            aiostream.on_context_failed,
+        ):
+            with pytest.raises(
+                TypeError,
+                match=r"takes a plain function, not an? .*function, whose body would never run",
+            ):
                 call(fn)  # type: ignore[operator]
         with pytest.raises(TypeError, match="takes a plain function"):
             await stream.enqueue_in_thread(fn)  # type: ignore[arg-type]
     for wrong in (None, 5, "text"):
-        for call in (stream.enqueue_async, stream.launch_host_func, stream.add_callback, aiostream.on_context_failed):
+        for call in (
+            stream.enqueue_async,
+            stream.launch_host_func,
+            stream.add_callback,
+            aiostream.on_context_failed,
+        ):
             with pytest.raises(TypeError, match="takes a callable, not"):
                 call(wrong)  # type: ignore[operator]
     assert statistics().points.armed == before.points.armed
@@ -395,8 +469,15 @@ async def test_functions_whose_body_would_never_run() -> None:
 
 async def test_a_block_without_async(things: dict[str, Any]) -> None:
     pool = StreamPool(1)
-    for thing, name in ((things["stream"], "Stream"), (pool, "StreamPool"), (pool.stream(), "Lending")):
-        with pytest.raises(TypeError, match=f"{name} has no `with` block: write `async with`"), thing:
+    for thing, name in (
+        (things["stream"], "Stream"),
+        (pool, "StreamPool"),
+        (pool.stream(), "Lending"),
+    ):
+        with (
+            pytest.raises(TypeError, match=f"{name} has no `with` block: write `async with`"),
+            thing,
+        ):
             pass
     assert pool.idle == 1
     await pool.aclose()
@@ -408,8 +489,13 @@ def test_an_event_has_a_block() -> None:
     assert event.closed
 
 
-@pytest.mark.parametrize("make", [lambda kind, stream: kind.borrow(stream), lambda kind, stream: kind.borrow(stream.handle)])
-def test_subclasses_get_instances_of_their_own(make: Callable[[type[Stream], Stream], Stream]) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [lambda kind, stream: kind.borrow(stream), lambda kind, stream: kind.borrow(stream.handle)],
+)
+def test_subclasses_get_instances_of_their_own(
+    make: Callable[[type[Stream], Stream], Stream],
+) -> None:
     """Also of a plain `Stream`; `__init__` is not called."""
 
     class Mine(Stream):
@@ -418,7 +504,13 @@ def test_subclasses_get_instances_of_their_own(make: Callable[[type[Stream], Str
 
     stream = Stream()
     mine = make(Mine, stream)
-    assert type(mine) is type(mine.to_borrowed()) is type(Mine.legacy()) is type(Mine.per_thread()) is Mine
+    assert (
+        type(mine)
+        is type(mine.to_borrowed())
+        is type(Mine.legacy())
+        is type(Mine.per_thread())
+        is Mine
+    )
     assert mine == stream
     assert type(Stream.borrow(mine)) is Stream
     mine.close()
@@ -433,7 +525,9 @@ def test_subclasses_get_instances_of_their_own(make: Callable[[type[Stream], Str
     [("1", True), ("true", True), ("YES", True), (" on ", True)]
     + [(said, False) for said in ("", "0", "false", "No", "off", " ")],
 )
-def test_the_simulator_is_asked_for_in_words(monkeypatch: pytest.MonkeyPatch, said: str, wanted: bool) -> None:
+def test_the_simulator_is_asked_for_in_words(
+    monkeypatch: pytest.MonkeyPatch, said: str, wanted: bool
+) -> None:
     monkeypatch.setenv("AIOSTREAM_SIMULATOR", said)
     assert internals.simulator_is_wanted() is wanted
 
@@ -458,8 +552,13 @@ def test_the_simulator_is_never_installed_unasked(said: str) -> None:
 
 @pytest.mark.parametrize("variable", ["AIOSTREAM_SIMULATOR_DEVICES", "AIOSTREAM_SIMULATOR_SEED"])
 def test_numbers_in_the_environment(variable: str) -> None:
-    done = run_script("none", "from aiostream import simulator; simulator.install()", **{variable: "two"})
-    assert f"ValueError: the environment variable {variable} is a whole number, not 'two'" in done.stderr
+    done = run_script(
+        "none", "from aiostream import simulator; simulator.install()", **{variable: "two"}
+    )
+    assert (
+        f"ValueError: the environment variable {variable} is a whole number, not 'two'"
+        in done.stderr
+    )
     script = "from aiostream import simulator; simulator.install(); print('ok')"
     assert succeed("none", script, **{variable: " "}) == "ok\n"
 

@@ -53,7 +53,10 @@ def test_enumerations_have_the_drivers_values() -> None:
         "CaptureMode": ("CUstreamCaptureMode", "CU_STREAM_CAPTURE_MODE_"),
         "CaptureStatus": ("CUstreamCaptureStatus", "CU_STREAM_CAPTURE_STATUS_"),
         "DebugDotFlags": ("CUgraphDebugDot_flags", "CU_GRAPH_DEBUG_DOT_FLAGS_"),
-        "DependencyUpdate": ("CUstreamUpdateCaptureDependencies_flags", "CU_STREAM_{}_CAPTURE_DEPENDENCIES"),
+        "DependencyUpdate": (
+            "CUstreamUpdateCaptureDependencies_flags",
+            "CU_STREAM_{}_CAPTURE_DEPENDENCIES",
+        ),
         "DevResourceType": ("CUdevResourceType", "CU_DEV_RESOURCE_TYPE_"),
         "GraphDependencyType": ("CUgraphDependencyType", "CU_GRAPH_DEPENDENCY_TYPE_"),
         "GraphInstantiateResult": ("CUgraphInstantiateResult", "CUDA_GRAPH_INSTANTIATE_"),
@@ -92,7 +95,10 @@ def test_enumerations_have_the_drivers_values() -> None:
 
 
 def test_what_a_new_stream_has(stream: Stream) -> None:
-    assert stream.get_attribute(StreamAttribute.SYNCHRONIZATION_POLICY) in (None, SynchronizationPolicy.AUTO)
+    assert stream.get_attribute(StreamAttribute.SYNCHRONIZATION_POLICY) in (
+        None,
+        SynchronizationPolicy.AUTO,
+    )
     assert stream.get_attribute(StreamAttribute.PRIORITY) == stream.priority == 0
     assert stream.get_attribute(StreamAttribute.MEM_SYNC_DOMAIN) is MemSyncDomain.DEFAULT
     assert stream.get_attribute(StreamAttribute.MEM_SYNC_DOMAIN_MAP) == MemSyncDomainMap(0, 1)
@@ -107,7 +113,9 @@ def test_each_attribute_can_be_set(stream: Stream, memory: int) -> None:
         StreamAttribute.MEM_SYNC_DOMAIN: list(MemSyncDomain),
         StreamAttribute.MEM_SYNC_DOMAIN_MAP: [MemSyncDomainMap(1, 0), MemSyncDomainMap(0, 1)],
         WINDOW: [
-            AccessPolicyWindow(memory, 4096, 0.5, AccessProperty.PERSISTING, AccessProperty.STREAMING),
+            AccessPolicyWindow(
+                memory, 4096, 0.5, AccessProperty.PERSISTING, AccessProperty.STREAMING
+            ),
             AccessPolicyWindow(memory, 0),
         ],
     }
@@ -118,7 +126,11 @@ def test_each_attribute_can_be_set(stream: Stream, memory: int) -> None:
             got = stream.get_attribute(attribute)
             assert type(got) is type(value)
             if attribute is WINDOW:  # the driver may align it, and need not keep one of no size
-                assert value.size == 0 or (got.hit_ratio, got.hit, got.miss) == (value.hit_ratio, value.hit, value.miss)
+                assert value.size == 0 or (got.hit_ratio, got.hit, got.miss) == (
+                    value.hit_ratio,
+                    value.hit,
+                    value.miss,
+                )
             else:
                 assert got == value
 
@@ -163,12 +175,19 @@ def test_what_the_driver_refuses(stream: Stream) -> None:
 
 def test_attributes_are_copied(stream: Stream) -> None:
     source = Stream()
-    source.set_attribute(StreamAttribute.SYNCHRONIZATION_POLICY, SynchronizationPolicy.BLOCKING_SYNC)
+    source.set_attribute(
+        StreamAttribute.SYNCHRONIZATION_POLICY, SynchronizationPolicy.BLOCKING_SYNC
+    )
     stream.copy_attributes(source)
-    assert stream.get_attribute(StreamAttribute.SYNCHRONIZATION_POLICY) is SynchronizationPolicy.BLOCKING_SYNC
+    assert (
+        stream.get_attribute(StreamAttribute.SYNCHRONIZATION_POLICY)
+        is SynchronizationPolicy.BLOCKING_SYNC
+    )
     source.set_attribute(StreamAttribute.SYNCHRONIZATION_POLICY, SynchronizationPolicy.YIELD)
     stream.copy_attributes(source.handle)
-    assert stream.get_attribute(StreamAttribute.SYNCHRONIZATION_POLICY) is SynchronizationPolicy.YIELD
+    assert (
+        stream.get_attribute(StreamAttribute.SYNCHRONIZATION_POLICY) is SynchronizationPolicy.YIELD
+    )
     source.close()
     with pytest.raises(StreamClosedError):
         stream.copy_attributes(source)
@@ -199,7 +218,11 @@ def test_an_ordinary_stream_has_no_green_context(stream: Stream) -> None:
     assert Stream.legacy().green_context is None
     closed = Stream()
     closed.close()
-    for ask in (lambda: closed.green_context, lambda: closed.get_attribute(WINDOW), lambda: closed.dev_resource()):
+    for ask in (
+        lambda: closed.green_context,
+        lambda: closed.get_attribute(WINDOW),
+        lambda: closed.dev_resource(),
+    ):
         with pytest.raises((StreamClosedError, NotSupportedError)):
             ask()
 
@@ -208,7 +231,9 @@ def test_a_green_contexts_stream_tells_of_it() -> None:
     driver = internals.bindings()
     device = internals.driver_call("cuDeviceGet", 0)
     try:
-        resource = internals.driver_call("cuDeviceGetDevResource", device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+        resource = internals.driver_call(
+            "cuDeviceGetDevResource", device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        )
         groups = internals.driver_call("cuDevSmResourceSplitByCount", 1, resource, 0, 8)[0]
     except NotSupportedError as error:
         pytest.skip(f"this driver has no green contexts: {error}")

@@ -37,7 +37,9 @@ async def turns(number: int = 20) -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def test_task_goes_on_before_anything_is_delivered(monkeypatch: pytest.MonkeyPatch, polled_stream: Stream) -> None:
+async def test_task_goes_on_before_anything_is_delivered(
+    monkeypatch: pytest.MonkeyPatch, polled_stream: Stream
+) -> None:
     """It sees the end itself. A delivery could only have it resumed in the loop's next turn."""
     delivered: list[int] = []
     internals.note_deliveries(monkeypatch, delivered)
@@ -60,7 +62,9 @@ async def test_task_goes_on_before_anything_is_delivered(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-async def test_task_is_woken_when_the_end_is_near(monkeypatch: pytest.MonkeyPatch, loop_kind: str) -> None:
+async def test_task_is_woken_when_the_end_is_near(
+    monkeypatch: pytest.MonkeyPatch, loop_kind: str
+) -> None:
     """By the loop's timer; then it polls, and sees the end itself. (In debug mode a turn takes as long as it is woken before.)"""
     delivered: list[int] = []
     waiter = Waiter("by timer", "future")
@@ -79,7 +83,9 @@ async def test_task_is_woken_when_the_end_is_near(monkeypatch: pytest.MonkeyPatc
     waiter.close()
 
 
-async def test_cancelled_future_ends_the_task_that_polls_it(polled_stream: Stream, loop_kind: str) -> None:
+async def test_cancelled_future_ends_the_task_that_polls_it(
+    polled_stream: Stream, loop_kind: str
+) -> None:
     thing = Kept()
     watched = weakref.ref(thing)
     with Gate() as gate:
@@ -151,7 +157,9 @@ async def test_several_tasks_await_one_future(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("loop_kind", ["trio"])
-async def test_another_task_polls_when_the_first_has_gone(polled_stream: Stream, loop_kind: str) -> None:
+async def test_another_task_polls_when_the_first_has_gone(
+    polled_stream: Stream, loop_kind: str
+) -> None:
     results: list[int] = []
 
     async def wait() -> None:
@@ -274,7 +282,9 @@ async def test_future_of_another_loop_is_refused(polled_stream: Stream, loop_kin
 
 @pytest.mark.parametrize("collected", ["at once", "when the GPU has passed"])
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
-def test_loop_that_is_closed_while_its_task_polls(collected: str, loop_kind: str, polled_stream: Stream) -> None:
+def test_loop_that_is_closed_while_its_task_polls(
+    collected: str, loop_kind: str, polled_stream: Stream
+) -> None:
     """The task is dropped with its loop, without being cancelled. Its objects are released when the GPU has passed them."""
     import uvloop
 
@@ -306,7 +316,9 @@ def test_loop_that_is_closed_while_its_task_polls(collected: str, loop_kind: str
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("set_by", ["set_result", "set_exception"])
-async def test_result_that_somebody_else_sets_ends_the_polling(loop_kind: str, set_by: str, polled_stream: Stream) -> None:
+async def test_result_that_somebody_else_sets_ends_the_polling(
+    loop_kind: str, set_by: str, polled_stream: Stream
+) -> None:
     """The GPU may be waiting for just that task."""
     with Gate() as gate:
         gate.hold(polled_stream)
@@ -319,7 +331,9 @@ async def test_result_that_somebody_else_sets_ends_the_polling(loop_kind: str, s
         assert str(task.exception() or task.result()) == "theirs"
 
 
-def test_drain_that_an_interrupt_took_is_made_up_for(monkeypatch: pytest.MonkeyPatch, polled_stream: Stream) -> None:
+def test_drain_that_an_interrupt_took_is_made_up_for(
+    monkeypatch: pytest.MonkeyPatch, polled_stream: Stream
+) -> None:
     """The loop's callback was lost: later ends are settled in the loop's next turn all the same."""
     loop = asyncio.new_event_loop()
 
@@ -413,7 +427,9 @@ def test_exception_that_is_kept_does_not_keep_a_dead_loop_s_futures(loop_kind: s
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
-async def test_coroutine_that_nobody_steps_does_not_hold_up_the_others(polled_stream: Stream, loop_kind: str) -> None:
+async def test_coroutine_that_nobody_steps_does_not_hold_up_the_others(
+    polled_stream: Stream, loop_kind: str
+) -> None:
     """It has taken the wait, as if to poll it in each turn, and never does."""
     with Gate() as gate:
         gate.hold(polled_stream)

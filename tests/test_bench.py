@@ -32,12 +32,16 @@ def quick_run(driver_kind: str, tmp_path_factory: pytest.TempPathFactory) -> tup
     path = tmp_path_factory.mktemp("bench") / "results.json"
     measures = "goals,latency,idle,lag,pending,import"
     chosen = "aiostream auto,blocking,polling,to_thread bindings,ctypes,cupy"
-    done = command(driver_kind, "--quick", "--measures", measures, "--peers", chosen, "--output", str(path))
+    done = command(
+        driver_kind, "--quick", "--measures", measures, "--peers", chosen, "--output", str(path)
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, path
 
 
-def test_a_quick_run_writes_cells_of_every_measure(quick_run: tuple[str, Path], driver_kind: str) -> None:
+def test_a_quick_run_writes_cells_of_every_measure(
+    quick_run: tuple[str, Path], driver_kind: str
+) -> None:
     results = report.read(quick_run[1])
     assert results["simulator"] == (driver_kind == "simulator")
     assert results["environment"]["gpu"] == aiostream.Device(0).name
@@ -55,7 +59,8 @@ def test_the_figures_of_a_quick_run_are_sane(quick_run: tuple[str, Path]) -> Non
         by_set.setdefault(row["measure"], []).append(row)
     for row in by_set["latency"]:
         assert len(row["latency_ns"]) == len(row["cpu_ns"]) == row["samples"]
-        # A wait that resumes before the kernel's end waits for nothing; the clocks of GPU and host may differ by a microsecond.
+        # A wait that resumes before the kernel's end waits for nothing; the clocks of GPU and host
+        # may differ by a microsecond.
         assert min(row["latency_ns"]) > -2_000
         assert row["low_us"] <= row["median_us"] <= row["high_us"] < 1e6
     for row in by_set["throughput"]:
@@ -94,11 +99,22 @@ def test_a_quick_run_prints_progress_tables_and_goals(quick_run: tuple[str, Path
     assert f"Results: {path}" in out
 
 
-def test_a_run_is_added_to_a_file_and_shown(quick_run: tuple[str, Path], driver_kind: str, tmp_path: Path) -> None:
+def test_a_run_is_added_to_a_file_and_shown(
+    quick_run: tuple[str, Path], driver_kind: str, tmp_path: Path
+) -> None:
     path = tmp_path / "more.json"
     path.write_bytes(quick_run[1].read_bytes())
     before = report.read(path)["rows"]
-    arguments = ("--quick", "--measures", "import", "--output", str(path), "--append", "--loops", "asyncio")
+    arguments = (
+        "--quick",
+        "--measures",
+        "import",
+        "--output",
+        str(path),
+        "--append",
+        "--loops",
+        "asyncio",
+    )
     assert command(driver_kind, *arguments, "--peers", "blocking").returncode == 0
     after = report.read(path)["rows"]
     assert len(after) == len(before)  # replaced, not doubled
@@ -107,9 +123,22 @@ def test_a_run_is_added_to_a_file_and_shown(quick_run: tuple[str, Path], driver_
     assert "\nGoals\n" in shown.stdout
 
 
-def test_time_that_is_up_is_said_and_what_was_not_measured_is_named(driver_kind: str, tmp_path: Path) -> None:
+def test_time_that_is_up_is_said_and_what_was_not_measured_is_named(
+    driver_kind: str, tmp_path: Path
+) -> None:
     path = tmp_path / "none.json"
-    done = command(driver_kind, "--quick", "--measures", "latency", "--loops", "asyncio", "--for", "0", "--output", str(path))
+    done = command(
+        driver_kind,
+        "--quick",
+        "--measures",
+        "latency",
+        "--loops",
+        "asyncio",
+        "--for",
+        "0",
+        "--output",
+        str(path),
+    )
     assert done.returncode == 0, done.stderr
     assert report.read(path)["rows"] == []
     assert "latency, 5 us steady: --for 0 was over" in done.stdout
@@ -135,9 +164,13 @@ def test_what_cannot_be_is_refused(driver_kind: str, arguments: list[str]) -> No
 
 
 def test_the_list_needs_no_driver() -> None:
-    program = "import sys; from aiostream import bench; bench.main(['--list', '--older', 'any.whl'])"
+    program = (
+        "import sys; from aiostream import bench; bench.main(['--list', '--older', 'any.whl'])"
+    )
     program += "; assert 'cuda.bindings.driver' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     for measure in (*plan.MEASURES, *plan.ON_REQUEST):
         assert f"\n{measure:12}about " in done.stdout
@@ -147,12 +180,27 @@ def test_the_list_needs_no_driver() -> None:
 def test_without_uvloop_asyncio_is_measured(
     driver_kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
-    monkeypatch.setattr(loops, "missing", lambda loop: f"{loop} is not installed" if loop == "uvloop" else None)
+    monkeypatch.setattr(
+        loops, "missing", lambda loop: f"{loop} is not installed" if loop == "uvloop" else None
+    )
     path = tmp_path / "results.json"
-    options = ["--quick", "--measures", "patterns", "--patterns", "steady 1", "--peers", "polling", "--output", str(path)]
+    options = [
+        "--quick",
+        "--measures",
+        "patterns",
+        "--patterns",
+        "steady 1",
+        "--peers",
+        "polling",
+        "--output",
+        str(path),
+    ]
     assert bench.main(options) == 0
     assert {row["loop"] for row in report.read(path)["rows"]} == {"asyncio"}
-    assert "uvloop is not installed. asyncio's own loop is measured instead." in capsys.readouterr().out
+    assert (
+        "uvloop is not installed. asyncio's own loop is measured instead."
+        in capsys.readouterr().out
+    )
 
 
 # ------------------------------------------------------------------------------------------------ late ends, starved loops
@@ -164,18 +212,33 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tail_run(driver_kind: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+def tail_run(
+    driver_kind: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, Any]]:
     path = tmp_path_factory.mktemp("tails") / "results.json"
-    arguments = ("--quick", "--measures", ",".join(plan.TAILS), "--older", str(wheel), "--output", str(path))
+    arguments = (
+        "--quick",
+        "--measures",
+        ",".join(plan.TAILS),
+        "--older",
+        str(wheel),
+        "--output",
+        str(path),
+    )
     done = command(driver_kind, *arguments, "--loops", "asyncio")
     assert done.returncode == 0, done.stderr
     return done.stdout, report.read(path)
 
 
 @pytest.mark.parametrize("measure", plan.TAILS)
-def test_each_measure_of_late_ends_has_rows_of_its_peers(tail_run: tuple[str, dict[str, Any]], measure: str) -> None:
+def test_each_measure_of_late_ends_has_rows_of_its_peers(
+    tail_run: tuple[str, dict[str, Any]], measure: str
+) -> None:
     rows = [row for row in tail_run[1]["rows"] if row["set"] == measure]
-    assert {row["peer"] for row in rows} == {*plan.TAIL_PEERS, *(OLDER if measure != "one-core" else ())}
+    assert {row["peer"] for row in rows} == {
+        *plan.TAIL_PEERS,
+        *(OLDER if measure != "one-core" else ()),
+    }
     of_patterns = [row for row in rows if row["measure"] == "patterns"]
     if measure in ("patterns", "one-core"):
         assert {row["pattern"] for row in of_patterns} == turns.patterns(0, 1).keys()
@@ -186,7 +249,15 @@ def test_each_measure_of_late_ends_has_rows_of_its_peers(tail_run: tuple[str, di
             assert row["ratio"] >= 1
             assert row["timer"]["p50_us"] <= row["timer"]["p99_us"] <= row["timer"]["max_us"]
         else:
-            assert -2 < row["p50_us"] <= row["p90_us"] <= row["p99_us"] <= row["p999_us"] <= row["max_us"] < 5e6
+            assert (
+                -2
+                < row["p50_us"]
+                <= row["p90_us"]
+                <= row["p99_us"]
+                <= row["p999_us"]
+                <= row["max_us"]
+                < 5e6
+            )
         if row["measure"] == "patterns":
             assert len(row["latency_ns"]) == row["samples"]
             assert row["cpu_percent"] >= 0
@@ -198,15 +269,26 @@ def test_each_measure_of_late_ends_has_rows_of_its_peers(tail_run: tuple[str, di
 def test_late_ends_are_printed_and_judged(tail_run: tuple[str, dict[str, Any]]) -> None:
     out, results = tail_run
     assert results["runs"][0]["older"].endswith(".whl")
-    for words in ("Lateness in us by pattern of work", "8 streams", "Completions of a task in a window", "all on one core"):
+    for words in (
+        "Lateness in us by pattern of work",
+        "8 streams",
+        "Completions of a task in a window",
+        "all on one core",
+    ):
         assert words in out
-    assert {goal["group"] for goal in results["goals"]} == {"patterns", "fairness", "one core"}  # --quick has no 16 streams
+    assert {goal["group"] for goal in results["goals"]} == {
+        "patterns",
+        "fairness",
+        "one core",
+    }  # --quick has no 16 streams
     assert all(goal["verdict"] in ("met", "missed") for goal in results["goals"])
 
 
 def test_all_that_is_late_is_measured_on_trio(driver_kind: str) -> None:
     names = ("aiostream auto", "sleep 1 ms", "blocking")
-    bench_runner = runner.Runner(["trio"], names, simulator=driver_kind == "simulator", say=lambda line: None)
+    bench_runner = runner.Runner(
+        ["trio"], names, simulator=driver_kind == "simulator", say=lambda line: None
+    )
     try:
         bench_runner.try_out()
         jobs = [
@@ -231,16 +313,22 @@ def test_an_older_library_that_cannot_be_used_is_named(driver_kind: str, tmp_pat
 
 def test_an_older_library_that_fails_is_left_out(driver_kind: str, wheel: Path) -> None:
     said: list[str] = []
-    bench_runner = runner.Runner(["asyncio"], ["polling"], simulator=driver_kind == "simulator", say=said.append)
+    bench_runner = runner.Runner(
+        ["asyncio"], ["polling"], simulator=driver_kind == "simulator", say=said.append
+    )
     companion = Companion(wheel, simulator=driver_kind == "simulator")
     bench_runner.add(companion)
     try:
         bench_runner.try_out()
         assert said == []
         with pytest.raises(RuntimeError, match="KeyError: 'dance'"):
-            companion.ask({"turn": "dance", "pool": "", "wait": "auto", "streams": 1, "loop": "asyncio"}, 10)
+            companion.ask(
+                {"turn": "dance", "pool": "", "wait": "auto", "streams": 1, "loop": "asyncio"}, 10
+            )
         companion.kill()
-        rows = Patterns(("asyncio",), ("polling", *sorted(OLDER)), ("steady",), waits=2, rounds=2).run(bench_runner)
+        rows = Patterns(
+            ("asyncio",), ("polling", *sorted(OLDER)), ("steady",), waits=2, rounds=2
+        ).run(bench_runner)
     finally:
         bench_runner.close()
     assert {row["peer"] for row in rows} == {"polling"}
@@ -262,12 +350,21 @@ def test_a_window_shows_a_task_that_keeps_the_others_waiting() -> None:
         await asyncio.sleep(0)
 
     lanes: list[turns.Lane] = [(lambda length: None, wait) for wait in (greedy, modest, modest)]
-    settings = {"turn": "window", "warm": 0.0, "window": 0.3, "seed": 0, "log_normal": False, "timer": True}
+    settings = {
+        "turn": "window",
+        "warm": 0.0,
+        "window": 0.3,
+        "seed": 0,
+        "log_normal": False,
+        "timer": True,
+    }
     found = loops.run("asyncio", turns.take, lanes, settings)
     window = internals.fairness_of(found)
     assert window["most"] == found["counts"][0]
     assert 10 < window["ratio"] < 40
-    assert max(found["timer_ns"]) > 2_000_000  # the greedy task's 20 turns, less the timer's own millisecond
+    assert (
+        max(found["timer_ns"]) > 2_000_000
+    )  # the greedy task's 20 turns, less the timer's own millisecond
     assert max(found["latency_ns"]) >= 200_000
     assert len(found["latency_ns"]) == sum(found["counts"])
 
@@ -278,7 +375,12 @@ def test_waits_are_late_by_what_is_beyond_the_kernel() -> None:
     async def late() -> None:
         time.sleep(0.003)
 
-    settings = {"turn": "waits", "warm": [5], "seed": 0, "lengths": [["a", [1_000_000] * 3], ["b", [2_000_000]]]}
+    settings = {
+        "turn": "waits",
+        "warm": [5],
+        "seed": 0,
+        "lengths": [["a", [1_000_000] * 3], ["b", [2_000_000]]],
+    }
     found = loops.run("asyncio", turns.take, [(launched.append, late)], settings)
     assert launched == [5, *[1_000_000] * 3, 2_000_000]
     assert len(found["a"]["latency_ns"]) == 3
@@ -292,15 +394,31 @@ def test_patterns_are_as_they_are_named_and_enough_for_a_percentile() -> None:
     assert patterns == turns.patterns(3, 100) != turns.patterns(4, 100)
     assert all(len(lengths) >= 100 for lengths in patterns.values())
     assert len(patterns["prefill and decode"]) % 13 == 0
-    assert (patterns["drifting from 1 to 4 ms"][0], patterns["drifting from 1 to 4 ms"][-1]) == (1_000_000, 4_000_000)
+    assert (patterns["drifting from 1 to 4 ms"][0], patterns["drifting from 1 to 4 ms"][-1]) == (
+        1_000_000,
+        4_000_000,
+    )
     (job,) = plan.jobs("patterns", ("uvloop",), plan.TAIL_PEERS, quick=False)
     assert isinstance(job, Patterns)
     assert job.rounds >= 10
     assert job.waits * job.rounds >= 1_000
-    (fewer,) = plan.jobs("patterns", ("uvloop",), plan.TAIL_PEERS, quick=False, rounds=2, words=("bimodal", "prefill"))
+    (fewer,) = plan.jobs(
+        "patterns",
+        ("uvloop",),
+        plan.TAIL_PEERS,
+        quick=False,
+        rounds=2,
+        words=("bimodal", "prefill"),
+    )
     assert fewer.seconds() < job.seconds() / 10
     for measure in plan.TAILS:
-        assert sum(one.seconds() for one in plan.jobs(measure, ("uvloop",), (*plan.TAIL_PEERS, *OLDER), quick=False)) < 300
+        assert (
+            sum(
+                one.seconds()
+                for one in plan.jobs(measure, ("uvloop",), (*plan.TAIL_PEERS, *OLDER), quick=False)
+            )
+            < 300
+        )
 
 
 # ------------------------------------------------------------------------------------------------ on every loop
@@ -309,22 +427,33 @@ def test_patterns_are_as_they_are_named_and_enough_for_a_percentile() -> None:
 @pytest.mark.parametrize("loop", loops.LOOPS)
 def test_peers_wait_on_every_loop(driver_kind: str, loop: str) -> None:
     names = ["aiostream auto", "polling", "to_thread bindings", "blocking event", "ctypes"]
-    bench_runner = runner.Runner([loop], names, simulator=driver_kind == "simulator", say=lambda line: None)
+    bench_runner = runner.Runner(
+        [loop], names, simulator=driver_kind == "simulator", say=lambda line: None
+    )
     try:
         bench_runner.try_out()
         assert bench_runner.not_run == []
-        latency = Latency((loop,), tuple(names), 0, "unpredictable", samples=3, rounds=1, warm=1).run(bench_runner)
+        latency = Latency(
+            (loop,), tuple(names), 0, "unpredictable", samples=3, rounds=1, warm=1
+        ).run(bench_runner)
         assert {row["peer"] for row in latency} == set(names)
-        throughput = Throughput((loop,), tuple(names), 4, 500_000, rounds=1, window=0.02, warm=0.0).run(bench_runner)
+        throughput = Throughput(
+            (loop,), tuple(names), 4, 500_000, rounds=1, window=0.02, warm=0.0
+        ).run(bench_runner)
         assert all(row["per_second"] > 0 for row in throughput)
     finally:
         bench_runner.close()
 
 
-def test_a_peer_that_fails_is_left_out_and_named(driver_kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_fails_is_left_out_and_named(
+    driver_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     bench_runner = runner.Runner(
-        ["asyncio"], ["blocking", "polling", "ctypes"], simulator=driver_kind == "simulator", say=said.append
+        ["asyncio"],
+        ["blocking", "polling", "ctypes"],
+        simulator=driver_kind == "simulator",
+        say=said.append,
     )
 
     def cannot() -> None:
@@ -345,7 +474,9 @@ def test_a_peer_that_fails_is_left_out_and_named(driver_kind: str, monkeypatch: 
         return wait
 
     monkeypatch.setattr(bench_runner.peers["ctypes"], "waiter", fails_later)
-    rows = Latency(("asyncio",), ("blocking", "polling", "ctypes"), 5_000, samples=4, rounds=2, warm=1).run(bench_runner)
+    rows = Latency(
+        ("asyncio",), ("blocking", "polling", "ctypes"), 5_000, samples=4, rounds=2, warm=1
+    ).run(bench_runner)
     bench_runner.close()
     # What it measured before it failed is kept: it is as good as any.
     assert {row["peer"]: row["samples"] for row in rows}["blocking"] == 4
@@ -364,36 +495,66 @@ def canned() -> list[dict[str, Any]]:
     us = 1_000
 
     def latency(peer: str, median: int, cpu: int) -> dict[str, Any]:
-        row = {"set": "goals", "measure": "latency", "loop": "uvloop", "peer": peer, "load": "steady", "length_ns": 100 * us}
+        row = {
+            "set": "goals",
+            "measure": "latency",
+            "loop": "uvloop",
+            "peer": peer,
+            "load": "steady",
+            "length_ns": 100 * us,
+        }
         figures = {"latency_ns": [median - 1, median, median + 1] * 10, "cpu_ns": [cpu] * 30}
         return {**row, **figures, "samples": 30, "wall_ns": 30 * (100 * us + median)}
 
-    windows = [{"per_second": rate, "cpu_us": 40.0, "cores": 1.2} for rate in (24_000.0, 24_500.0, 25_000.0)]
+    windows = [
+        {"per_second": rate, "cpu_us": 40.0, "cores": 1.2}
+        for rate in (24_000.0, 24_500.0, 25_000.0)
+    ]
     slow = [{"per_second": 1_600.0, "cpu_us": 90.0, "cores": 0.2}] * 3
-    busy = {"set": "goals", "measure": "throughput", "loop": "uvloop", "streams": 128, "length_ns": 5_000_000, "neighbours": 0}
+    busy = {
+        "set": "goals",
+        "measure": "throughput",
+        "loop": "uvloop",
+        "streams": 128,
+        "length_ns": 5_000_000,
+        "neighbours": 0,
+    }
     return [
         latency("aiostream auto", 22 * us, 60 * us),
         latency("to_thread", 44 * us, 144 * us),
         {**busy, "peer": "aiostream auto", "windows": windows},
         {**busy, "peer": "aiostream hostfunc", "windows": slow},
-        {"set": "latency", "measure": "latency", "loop": "uvloop", "peer": "cupy", "length_ns": 20 * us, "load": "steady"},
+        {
+            "set": "latency",
+            "measure": "latency",
+            "loop": "uvloop",
+            "peer": "cupy",
+            "length_ns": 20 * us,
+            "load": "steady",
+        },
     ]
 
 
 def test_goals_are_judged_from_cells() -> None:
-    judged = {(row["group"], row["what"]): row for row in goals.judge(json.loads(json.dumps(canned())))}
+    judged = {
+        (row["group"], row["what"]): row for row in goals.judge(json.loads(json.dumps(canned())))
+    }
     latency = judged["steady work", "latency, 100 us / to_thread"]
     assert (latency["measured"], latency["bound"], latency["verdict"]) == (0.5, 0.55, "met")
     assert latency["low"] <= 0.5 <= latency["high"]
     assert latency["sure"]
     assert latency["samples"] == 30
     cpu = judged["steady work", "CPU, 100 us / to_thread"]
-    assert cpu["measured"] == pytest.approx(60 / 122 / (144 / 144), abs=1e-3)  # shares of a core, and not of each other's time
+    assert cpu["measured"] == pytest.approx(
+        60 / 122 / (144 / 144), abs=1e-3
+    )  # shares of a core, and not of each other's time
     assert cpu["verdict"] == "met"
     rate = judged["128 streams x 5 ms", "completions per second / aiostream hostfunc"]
     assert (rate["measured"], rate["verdict"]) == (pytest.approx(15.3125), "met")
     assert judged["128 streams x 5 ms", "cores busy"]["verdict"] == "missed"
-    assert judged["20 us kernel", "latency / cupy"]["verdict"] == "not measured"  # a table's row is none of the goals'
+    assert (
+        judged["20 us kernel", "latency / cupy"]["verdict"] == "not measured"
+    )  # a table's row is none of the goals'
     assert {row["verdict"] for row in judged.values()} == {"met", "missed", "not measured"}
 
 
@@ -401,14 +562,30 @@ def test_every_goal_has_a_setting_that_measures_it() -> None:
     names = list(peers.all_peers())
     rows = []
     for job in plan.jobs("goals", loops.LOOPS, names, quick=False):
-        settings = {key: value for key, value in vars(job).items() if key in ("length", "load", "streams", "neighbours", "busy")}
+        settings = {
+            key: value
+            for key, value in vars(job).items()
+            if key in ("length", "load", "streams", "neighbours", "busy")
+        }
         for loop in getattr(job, "loops", ("asyncio",)):
             for peer in getattr(job, "peers", ("aiostream auto",)):
                 rows.append((type(job).__name__, loop, peer, settings))
     assert len(goals.judge([])) == len(goals.judge(canned())) == 67
-    assert ("Latency", "uvloop", "to_thread", {"length": 100_000_000, "load": "varying", "busy": False}) in rows
-    assert ("Throughput", "trio", "aiostream auto", {"length": 5_000_000, "streams": 256, "neighbours": 0}) in rows
-    assert sum(job.seconds() for job in plan.jobs("goals", loops.LOOPS, names, quick=False)) < 8 * 60
+    assert (
+        "Latency",
+        "uvloop",
+        "to_thread",
+        {"length": 100_000_000, "load": "varying", "busy": False},
+    ) in rows
+    assert (
+        "Throughput",
+        "trio",
+        "aiostream auto",
+        {"length": 5_000_000, "streams": 256, "neighbours": 0},
+    ) in rows
+    assert (
+        sum(job.seconds() for job in plan.jobs("goals", loops.LOOPS, names, quick=False)) < 8 * 60
+    )
 
 
 def test_statistics() -> None:
@@ -437,7 +614,14 @@ def canned_tails() -> list[dict[str, Any]]:
     ms = 1_000_000
 
     def row(measure: str, peer: str, **figures: Any) -> dict[str, Any]:
-        return {"set": measure, "measure": measure, "loop": "uvloop", "peer": peer, "samples": 100, **figures}
+        return {
+            "set": measure,
+            "measure": measure,
+            "loop": "uvloop",
+            "peer": peer,
+            "samples": 100,
+            **figures,
+        }
 
     def pattern(peer: str, tail: int, share: float) -> dict[str, Any]:
         latency = [50_000] * 85 + [tail] * 15
@@ -451,7 +635,9 @@ def canned_tails() -> list[dict[str, Any]]:
 
     def fairness(peer: str, ratio: float, late: int) -> dict[str, Any]:
         windows = [{"ratio": ratio}] * 10
-        return row("fairness", peer, windows=windows, timer={"p99_us": late / 1e3}, timer_ns=[late] * 100)
+        return row(
+            "fairness", peer, windows=windows, timer={"p99_us": late / 1e3}, timer_ns=[late] * 100
+        )
 
     return [
         pattern("aiostream auto", 4 * ms, 0.05),
@@ -471,7 +657,9 @@ def test_late_ends_are_judged_against_the_peers() -> None:
     pattern = "alternating 9 and 0.4 ms"
     tail = judged["patterns", f"p99, {pattern}, bound by to_thread bindings"]
     assert (tail["measured"], tail["bound"], tail["verdict"]) == (4.0, 0.3, "missed")
-    assert judged["patterns", f"CPU, {pattern} / to_thread bindings"]["measured"] == pytest.approx(0.1)
+    assert judged["patterns", f"CPU, {pattern} / to_thread bindings"]["measured"] == pytest.approx(
+        0.1
+    )
     assert judged["patterns", f"median, {pattern} / to_thread bindings"]["verdict"] == "missed"
     enqueued = judged["patterns", f"median of enqueue_async, {pattern} / synchronize_async"]
     assert (enqueued["measured"], enqueued["bound"], enqueued["verdict"]) == (1.0, 1.3, "met")
@@ -479,7 +667,10 @@ def test_late_ends_are_judged_against_the_peers() -> None:
     older = judged["mixed, 16 streams", "p99, bound by older event"]
     assert (older["measured"], older["bound"], older["verdict"]) == (0.9, 0.88, "missed")
     assert judged["mixed, 16 streams", "p99.9"]["verdict"] == "met"
-    assert judged["mixed, 16 streams", "completions per second / polling, upper end"]["verdict"] == "met"
+    assert (
+        judged["mixed, 16 streams", "completions per second / polling, upper end"]["verdict"]
+        == "met"
+    )
     assert judged["fairness", "most / fewest completions of a task"]["verdict"] == "missed"
     timer = judged["fairness", "p99 of a 1 ms timer, bound by polling"]
     assert (timer["measured"], timer["bound"], timer["verdict"]) == (83.0, 2.4, "missed")
@@ -488,14 +679,26 @@ def test_late_ends_are_judged_against_the_peers() -> None:
 
 def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> None:
     latency = [
-        {"set": "latency", "measure": "latency", "loop": "uvloop", "peer": peer, "length_ns": length, "python_busy": False}
+        {
+            "set": "latency",
+            "measure": "latency",
+            "loop": "uvloop",
+            "peer": peer,
+            "length_ns": length,
+            "python_busy": False,
+        }
         | {"median_us": 20.0, "low_us": 19.0, "high_us": 21.0, "cpu_percent": 50.0}
         for peer in ("aiostream auto", "to_thread")
         for length in plan.LENGTHS
     ]
-    results = {"environment": dict.fromkeys(("gpu", "driver", "cuda", "cores", "python")), "date": "2026-11-21T00:00:00+00:00"}
+    results = {
+        "environment": dict.fromkeys(("gpu", "driver", "cuda", "cores", "python")),
+        "date": "2026-11-21T00:00:00+00:00",
+    }
     results |= {"simulator": False, "rows": latency}
-    if subprocess.run([sys.executable, "-c", "import matplotlib"], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        [sys.executable, "-c", "import matplotlib"], capture_output=True, check=False
+    ).returncode:
         with pytest.raises(plot.UnavailableError, match="matplotlib is not installed"):
             plot.draw(results, tmp_path / "results.json")
         return
@@ -513,7 +716,9 @@ def test_the_command_line_knows_every_measure_and_loop() -> None:
     assert bench.LOOPS == loops.LOOPS
 
 
-def test_a_setting_that_fails_costs_no_other(driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_fails_costs_no_other(
+    driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(self: Latency, on: runner.Runner) -> list[runner.Row]:
         if self.length == 20_000:
             raise RuntimeError("a clock stands still")
@@ -522,8 +727,20 @@ def test_a_setting_that_fails_costs_no_other(driver_kind: str, tmp_path: Path, m
     original = Latency.run
     monkeypatch.setattr(Latency, "run", fails)
     path = tmp_path / "results.json"
-    options = ["--quick", "--measures", "latency", "--loops", "asyncio", "--peers", "blocking", "--output", str(path)]
+    options = [
+        "--quick",
+        "--measures",
+        "latency",
+        "--loops",
+        "asyncio",
+        "--peers",
+        "blocking",
+        "--output",
+        str(path),
+    ]
     assert bench.main(options) == 0
     results = report.read(path)
     assert {row["length_ns"] for row in results["rows"]} == {5_000, 100_000, 300_000, 1_000_000}
-    assert [entry["reason"] for entry in results["not_run"]] == ["RuntimeError: a clock stands still"]
+    assert [entry["reason"] for entry in results["not_run"]] == [
+        "RuntimeError: a clock stands still"
+    ]

@@ -24,17 +24,29 @@ KNOWN = ("aiostream auto", "polling")
 
 
 @pytest.fixture(scope="module")
-def server_run(driver_kind: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
+def server_run(
+    driver_kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, Any], Path]:
     folder = tmp_path_factory.mktemp("server")
     path = folder / "results.json"
-    arguments = ("--quick", "--measures", "server", "--older", str(pack_wheel(folder)), "--output", str(path))
+    arguments = (
+        "--quick",
+        "--measures",
+        "server",
+        "--older",
+        str(pack_wheel(folder)),
+        "--output",
+        str(path),
+    )
     done = command(driver_kind, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout, report.read(path), path
 
 
 @pytest.mark.parametrize("name", [each.name for each in server.USUAL[:3]])
-def test_each_load_has_rows_of_every_peer(server_run: tuple[str, dict[str, Any], Path], name: str) -> None:
+def test_each_load_has_rows_of_every_peer(
+    server_run: tuple[str, dict[str, Any], Path], name: str
+) -> None:
     results = server_run[1]
     assert results["not_run"] == []
     rows = [row for row in results["rows"] if row["load"] == name]
@@ -45,7 +57,9 @@ def test_each_load_has_rows_of_every_peer(server_run: tuple[str, dict[str, Any],
         assert shortest < row["p50_us"] <= row["p99_us"] <= row["max_us"] < 10e6
         assert -100 < row["beyond"]["p50_us"] <= row["beyond"]["p99_us"]
         assert row["samples"] > 0
-        assert 0 <= row["low"] <= row["per_second"] <= row["high"] > 0  # a window of --quick may be too short for a busy machine
+        assert (
+            0 <= row["low"] <= row["per_second"] <= row["high"] > 0
+        )  # a window of --quick may be too short for a busy machine
         assert row["cpu_us"] is None or row["cpu_us"] > 0
         assert row["peer"] == "blocking" or row["ping"]["samples"] > 0
         assert (row["client_late"] is None) == name.startswith("closed")
@@ -54,14 +68,24 @@ def test_each_load_has_rows_of_every_peer(server_run: tuple[str, dict[str, Any],
 
 def test_a_server_is_printed_and_judged(server_run: tuple[str, dict[str, Any], Path]) -> None:
     out, results, path = server_run
-    for words in ("A server's requests", "\nclosed 128 x 5 ms\n", "\nopen 2000/s x log-normal\n", "  pool enqueue_async"):
+    for words in (
+        "A server's requests",
+        "\nclosed 128 x 5 ms\n",
+        "\nopen 2000/s x log-normal\n",
+        "  pool enqueue_async",
+    ):
         assert words in out
     assert len(results["goals"]) == 6 + 8
     # On a busy machine a window of --quick may serve too little to tell the CPU of a request.
     some_unknown = any(row["cpu_us"] is None for row in results["rows"])
     for goal in results["goals"]:
-        assert goal["verdict"] in ("met", "missed") or (some_unknown and goal["what"].startswith("CPU")), goal
-    assert "No plot: matplotlib" in out or path.with_stem("results-server").with_suffix(".png").exists()
+        assert goal["verdict"] in ("met", "missed") or (
+            some_unknown and goal["what"].startswith("CPU")
+        ), goal
+    assert (
+        "No plot: matplotlib" in out
+        or path.with_stem("results-server").with_suffix(".png").exists()
+    )
 
 
 # ------------------------------------------------------------------------------------------------ the load generator
@@ -92,7 +116,12 @@ class Slow:
         if path.startswith("/bad"):
             return "500 Internal Server Error", b"ValueError: no more"
         if path == "/usage":
-            usage = {"cpu_ns": time.process_time_ns(), "wall_ns": time.perf_counter_ns(), "served": self.served, "pings": 0}
+            usage = {
+                "cpu_ns": time.process_time_ns(),
+                "wall_ns": time.perf_counter_ns(),
+                "served": self.served,
+                "pings": 0,
+            }
             return "200 OK", json.dumps(usage).encode()
         if path.startswith("/wait"):
             await asyncio.sleep(0.02)
@@ -112,8 +141,22 @@ async def listening() -> AsyncIterator[int]:
             await asyncio.wait(slow.tasks, timeout=5)
 
 
-def window(path: str = "/wait", *, connections: int = 1, rate: int = 0, warm: float = 0.0, limit: float = 10) -> dict[str, Any]:
-    settings = {"path": path, "connections": connections, "rate": rate, "lengths": [5 * MS], "seed": 1, "limit": limit}
+def window(
+    path: str = "/wait",
+    *,
+    connections: int = 1,
+    rate: int = 0,
+    warm: float = 0.0,
+    limit: float = 10,
+) -> dict[str, Any]:
+    settings = {
+        "path": path,
+        "connections": connections,
+        "rate": rate,
+        "lengths": [5 * MS],
+        "seed": 1,
+        "limit": limit,
+    }
 
     async def run() -> dict[str, Any]:
         async with listening() as port:
@@ -149,7 +192,9 @@ def test_an_open_loop_counts_from_the_scheduled_arrival() -> None:
     """100 arrivals per second, of which one connection serves 50: the k-th waits for all before it."""
     found = window(rate=100)
     assert 0 < found["count"] <= 20
-    assert max(found["latency_ns"][: found["count"]]) > 100 * MS  # half of the time that has passed, and not 20 ms
+    assert (
+        max(found["latency_ns"][: found["count"]]) > 100 * MS
+    )  # half of the time that has passed, and not 20 ms
     assert found["unserved"] > 5
     assert len(found["latency_ns"]) == len(found["beyond_ns"]) >= found["count"] + found["unserved"]
 
@@ -184,7 +229,10 @@ def test_a_window_that_takes_too_long_is_given_up() -> None:
 def test_pings_that_were_due_meanwhile_count() -> None:
     # Asked at 10 ms and answered 17 ms later: those of 15, 20 and 25 ms would have waited too.
     assert load.ping_times(10 * MS, 27 * MS, 0, 100 * MS) == [17 * MS, 12 * MS, 7 * MS, 2 * MS]
-    assert load.ping_times(10 * MS, 27 * MS, 12 * MS, 22 * MS) == [12 * MS, 7 * MS]  # due in the window only
+    assert load.ping_times(10 * MS, 27 * MS, 12 * MS, 22 * MS) == [
+        12 * MS,
+        7 * MS,
+    ]  # due in the window only
     assert load.ping_times(10 * MS, 11 * MS, 0, 100 * MS) == [1 * MS]
     assert load.ping_times(10 * MS, 11 * MS, 11 * MS, 100 * MS) == []
 
@@ -213,7 +261,15 @@ def measured(
     bench_runner = runner.Runner(["asyncio"], [], simulator=simulator, say=lambda line: None)
     bench_runner.add(Companion(pack_wheel(folder, lines), simulator=simulator))
     try:
-        job = server.Server(("asyncio",), peers, server.Load(4, length=MS), rounds=2, window=0.05, warm=0.0, trial=0.05)
+        job = server.Server(
+            ("asyncio",),
+            peers,
+            server.Load(4, length=MS),
+            rounds=2,
+            window=0.05,
+            warm=0.0,
+            trial=0.05,
+        )
         rows = job.run(bench_runner)
     finally:
         bench_runner.close()
@@ -228,8 +284,12 @@ Stream.synchronize_async = broken
 """
 
 
-def test_a_peer_that_answers_500_is_left_out_with_its_reason(driver_kind: str, tmp_path: Path) -> None:
-    rows, not_run = measured(driver_kind, tmp_path, BROKEN.format(line="raise ValueError('no more')"))
+def test_a_peer_that_answers_500_is_left_out_with_its_reason(
+    driver_kind: str, tmp_path: Path
+) -> None:
+    rows, not_run = measured(
+        driver_kind, tmp_path, BROKEN.format(line="raise ValueError('no more')")
+    )
     assert {row["peer"] for row in rows} == {server.PING, *KNOWN}
     assert all(len(row["windows"]) == 2 for row in rows if row["peer"] != server.PING)
     assert not_run.keys() == {"older event as a server"}
@@ -245,9 +305,13 @@ def test_peers_whose_server_has_died_are_left_out(driver_kind: str, tmp_path: Pa
     assert "exit code 3" in not_run["a server's orderly end"]
 
 
-def test_a_server_that_hangs_is_ended(driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_is_ended(
+    driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "SLOW", 1.5)
-    rows, not_run = measured(driver_kind, tmp_path, BROKEN.format(line="__import__('time').sleep(600)"))
+    rows, not_run = measured(
+        driver_kind, tmp_path, BROKEN.format(line="__import__('time').sleep(600)")
+    )
     assert {row["peer"] for row in rows} == {server.PING, *KNOWN}
     assert load.TOO_LONG in not_run["older event as a server"]
     assert "exit code -9" in not_run["a server's orderly end"]
@@ -265,22 +329,38 @@ def test_without_uvicorn_the_measure_is_named_and_the_rest_runs(
 ) -> None:
     monkeypatch.setattr(server, "missing", lambda: "uvicorn is not installed")
     path = tmp_path / "results.json"
-    arguments = ["--quick", "--measures", "import,server", "--loops", "asyncio", "--peers", "polling,pool", "--output", str(path)]
+    arguments = [
+        "--quick",
+        "--measures",
+        "import,server",
+        "--loops",
+        "asyncio",
+        "--peers",
+        "polling,pool",
+        "--output",
+        str(path),
+    ]
     assert bench.main(arguments) == 0
     results = report.read(path)
     assert {row["set"] for row in results["rows"]} == {"import"}
-    assert {entry["reason"] for entry in results["not_run"]} == {"RuntimeError: uvicorn is not installed"}
+    assert {entry["reason"] for entry in results["not_run"]} == {
+        "RuntimeError: uvicorn is not installed"
+    }
     assert bench.main(["--list"]) == 0
     assert "not here: uvicorn is not installed" in capsys.readouterr().out
 
 
 def test_there_is_no_server_on_trio(driver_kind: str) -> None:
-    bench_runner = runner.Runner(["trio"], [], simulator=driver_kind == "simulator", say=lambda line: None)
+    bench_runner = runner.Runner(
+        ["trio"], [], simulator=driver_kind == "simulator", say=lambda line: None
+    )
     try:
         assert server.Server(("trio",), KNOWN, server.BUSY).run(bench_runner) == []
     finally:
         bench_runner.close()
-    assert [entry["reason"] for entry in bench_runner.not_run] == ["uvicorn serves on asyncio and uvloop only"]
+    assert [entry["reason"] for entry in bench_runner.not_run] == [
+        "uvicorn serves on asyncio and uvloop only"
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ plan, goals, figure
@@ -309,9 +389,24 @@ def canned() -> list[dict[str, Any]]:
         if peer == "older event":  # one window by chance twice as fast, and one that was not taken
             each[3]["per_second"] *= 2
             del each[7]
-        known = {"set": "server", "measure": "server", "loop": "uvloop", "peer": peer, "load": of.name, "server": "uvicorn"}
+        known = {
+            "set": "server",
+            "measure": "server",
+            "loop": "uvloop",
+            "peer": peer,
+            "load": of.name,
+            "server": "uvicorn",
+        }
         tails = {"p50_us": 6_000.0, "p99_us": 8_000.0, "beyond": {"p99_us": beyond}, "cpu_us": cpu}
-        return {**known, **tails, "per_second": rate, "low": rate, "high": rate, "samples": 10_000, "windows": each}
+        return {
+            **known,
+            **tails,
+            "per_second": rate,
+            "low": rate,
+            "high": rate,
+            "samples": 10_000,
+            "windows": each,
+        }
 
     busy, late = server.BUSY, server.OPEN
     return [
@@ -328,27 +423,44 @@ def canned() -> list[dict[str, Any]]:
 
 
 def test_the_server_is_judged_against_the_better_rival() -> None:
-    judged = {(goal["group"], goal["what"]): goal for goal in goals.judge(json.loads(json.dumps(canned())))}
+    judged = {
+        (goal["group"], goal["what"]): goal
+        for goal in goals.judge(json.loads(json.dumps(canned())))
+    }
     assert len(judged) == 6 + 8  # none of the other goals, because nothing was measured for them
     busy, late = f"server, {server.BUSY.name}", f"server, {server.OPEN.name}"
     rate = judged[busy, "requests per second / older event, the better, lower end"]
     assert (rate["verdict"], rate["samples"]) == ("met", 9)
     # Rounds drift by 90 %, but within a round the ratio is always the same.
-    assert rate["measured"] == rate["low"] == rate["high"] == pytest.approx(20_000 / 20_100, abs=1e-4)
-    assert judged[busy, "requests per second / to_thread bindings"]["measured"] == pytest.approx(4.0)
+    assert (
+        rate["measured"] == rate["low"] == rate["high"] == pytest.approx(20_000 / 20_100, abs=1e-4)
+    )
+    assert judged[busy, "requests per second / to_thread bindings"]["measured"] == pytest.approx(
+        4.0
+    )
     assert judged[busy, "CPU per request / older event"]["verdict"] == "missed"
-    assert judged[busy, "requests per second, enqueue_async / synchronize_async"]["verdict"] == "met"
+    assert (
+        judged[busy, "requests per second, enqueue_async / synchronize_async"]["verdict"] == "met"
+    )
     assert judged[busy, "requests per second, pool / synchronize_async"]["verdict"] == "missed"
-    assert judged[busy, "requests per second, pool enqueue_async / synchronize_async"]["verdict"] == "not measured"
+    assert (
+        judged[busy, "requests per second, pool enqueue_async / synchronize_async"]["verdict"]
+        == "not measured"
+    )
     assert judged[late, "p99 beyond the kernel, synchronize_async / polling"]["verdict"] == "met"
     assert judged[late, "p99 beyond the kernel, enqueue_async / polling"]["verdict"] == "missed"
-    assert judged[late, "CPU per request, synchronize_async / polling"]["measured"] == pytest.approx(0.6)
+    assert judged[late, "CPU per request, synchronize_async / polling"][
+        "measured"
+    ] == pytest.approx(0.6)
     assert judged[late, "CPU per request, pool / polling"]["verdict"] == "not measured"
 
 
 def test_the_server_has_a_figure_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    results = {"environment": dict.fromkeys(("gpu", "driver", "cuda", "cores", "python")), "date": "2026-11-21T00:00:00+00:00"}
+    results = {
+        "environment": dict.fromkeys(("gpu", "driver", "cuda", "cores", "python")),
+        "date": "2026-11-21T00:00:00+00:00",
+    }
     results |= {"simulator": True, "rows": canned()}
     pictures = plot.draw(results, tmp_path / "results.json")
     assert [picture.name for picture in pictures] == ["results-server.png", "results-server.svg"]

@@ -15,13 +15,17 @@ from aiostream.bench import goals, plan, report, runner, server, serving, torch_
 from benching import command
 
 STAND_INS = Path(__file__).parent / "stand_ins"
-LATER = set() if hasattr(Stream, "enqueue_in_thread") else {torch_ways.THREADS}  # what this version has not
+LATER = (
+    set() if hasattr(Stream, "enqueue_in_thread") else {torch_ways.THREADS}
+)  # what this version has not
 
 # ------------------------------------------------------------------------------------------------ a run
 
 
 @pytest.fixture(scope="module")
-def torch_run(driver_kind: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+def torch_run(
+    driver_kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, Any]]:
     there = driver_kind == "gpu" and importlib.util.find_spec("torch") is not None
     path = tmp_path_factory.mktemp("torch") / "results.json"
     arguments = ("--quick", "--measures", "torch", "--output", str(path))
@@ -32,10 +36,16 @@ def torch_run(driver_kind: str, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 def test_each_way_is_served(torch_run: tuple[str, dict[str, Any]]) -> None:
     rows = torch_run[1]["rows"]
-    assert {entry["peer"] for entry in torch_run[1]["not_run"]} == {f"{name} as a torch server" for name in LATER}
+    assert {entry["peer"] for entry in torch_run[1]["not_run"]} == {
+        f"{name} as a torch server" for name in LATER
+    }
     assert {row["peer"] for row in rows} == {*torch_server.PEERS, server.PING} - LATER
     for row in rows:
-        assert (row["set"], row["measure"], row["load"]) == ("torch", "torch", torch_server.MAIN.name)
+        assert (row["set"], row["measure"], row["load"]) == (
+            "torch",
+            "torch",
+            torch_server.MAIN.name,
+        )
         assert 0 < row["p50_us"] <= row["p99_us"] <= row["max_us"] < 10e6
         assert row["beyond"]["p99_us"] == row["p99_us"]
         assert row["samples"] > 0
@@ -45,7 +55,12 @@ def test_each_way_is_served(torch_run: tuple[str, dict[str, Any]]) -> None:
 
 def test_a_torch_server_is_printed_and_judged(torch_run: tuple[str, dict[str, Any]]) -> None:
     out, results = torch_run
-    for words in ("A torch server's requests", "\nclosed 16 x model\n", "\n  launch + to_thread  ", "  aiostream graph  "):
+    for words in (
+        "A torch server's requests",
+        "\nclosed 16 x model\n",
+        "\n  launch + to_thread  ",
+        "  aiostream graph  ",
+    ):
         assert words in out
     assert len(results["goals"]) == 3
     assert all(goal["verdict"] in ("met", "missed") for goal in results["goals"])
@@ -56,29 +71,45 @@ def test_a_torch_server_is_printed_and_judged(torch_run: tuple[str, dict[str, An
 # ------------------------------------------------------------------------------------------------ failures
 
 
-def served(driver_kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> tuple[set[str], dict[str, str]]:
+def served(
+    driver_kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, more: str
+) -> tuple[set[str], dict[str, str]]:
     """The peers that had a window with a stand-in that has more lines, and the reasons of what was not run."""
     (folder / "torch.py").write_text(f"{(STAND_INS / 'torch.py').read_text()}\n{more}\n")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
-    bench_runner = runner.Runner(["asyncio"], [], simulator=driver_kind == "simulator", say=lambda line: None)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    )
+    bench_runner = runner.Runner(
+        ["asyncio"], [], simulator=driver_kind == "simulator", say=lambda line: None
+    )
     try:
         peers = (torch_ways.LAUNCH, "launch + query")
-        job = torch_server.TorchServer(("asyncio",), peers, torch_server.MAIN, rounds=1, window=0.3, warm=0.0, trial=0.0)
+        job = torch_server.TorchServer(
+            ("asyncio",), peers, torch_server.MAIN, rounds=1, window=0.3, warm=0.0, trial=0.0
+        )
         rows = job.run(bench_runner)
     finally:
         bench_runner.close()
-    return {row["peer"] for row in rows}, {entry["peer"]: entry["reason"] for entry in bench_runner.not_run}
+    return {row["peer"] for row in rows}, {
+        entry["peer"]: entry["reason"] for entry in bench_runner.not_run
+    }
 
 
-def test_a_way_that_answers_too_early_is_left_out(driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peers, not_run = served(driver_kind, tmp_path, monkeypatch, "KERNEL = 5_000\nEvent.query = lambda self: True")
+def test_a_way_that_answers_too_early_is_left_out(
+    driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers, not_run = served(
+        driver_kind, tmp_path, monkeypatch, "KERNEL = 5_000\nEvent.query = lambda self: True"
+    )
     assert peers == {server.PING, torch_ways.LAUNCH}, not_run
     assert not_run.keys() == {"launch + query as a torch server"}
     assert "are wrong: read too early" in not_run["launch + query as a torch server"]
 
 
-def test_a_torch_that_sees_no_gpu_is_named(driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_sees_no_gpu_is_named(
+    driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peers, not_run = served(driver_kind, tmp_path, monkeypatch, "cuda.is_available = lambda: False")
     assert peers == set()
     assert {"the server: RuntimeError: torch sees no GPU"} == set(not_run.values())
@@ -86,10 +117,14 @@ def test_a_torch_that_sees_no_gpu_is_named(driver_kind: str, tmp_path: Path, mon
 
 def test_what_is_not_installed_is_named(driver_kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_server, "NEEDED", ("uvicorn", "no_such_library"))
-    bench_runner = runner.Runner(["asyncio"], [], simulator=driver_kind == "simulator", say=lambda line: None)
+    bench_runner = runner.Runner(
+        ["asyncio"], [], simulator=driver_kind == "simulator", say=lambda line: None
+    )
     job = torch_server.TorchServer(("asyncio",), torch_server.PEERS, torch_server.MAIN)
     try:
-        with pytest.raises(RuntimeError, match=r"^no_such_library is not installed: pip install torch"):
+        with pytest.raises(
+            RuntimeError, match=r"^no_such_library is not installed: pip install torch"
+        ):
             job.run(bench_runner)
     finally:
         bench_runner.close()
@@ -103,7 +138,9 @@ def test_the_torch_server_takes_three_minutes_and_only_on_request() -> None:
     jobs = plan.jobs("torch", ("uvloop",), torch_server.PEERS, quick=False)
     assert [job.title for job in jobs] == ["torch, closed 16 x model", "torch, closed 64 x model"]
     assert 150 < sum(job.seconds() for job in jobs) < 210
-    (one,) = plan.jobs("torch", ("uvloop",), torch_server.PEERS, quick=False, rounds=2, loads=("closed 64",))
+    (one,) = plan.jobs(
+        "torch", ("uvloop",), torch_server.PEERS, quick=False, rounds=2, loads=("closed 64",)
+    )
     assert one.seconds() < jobs[1].seconds() / 2
     (quick,) = plan.jobs("torch", ("uvloop",), torch_server.PEERS, quick=True)
     assert quick.title == jobs[0].title
@@ -111,9 +148,14 @@ def test_the_torch_server_takes_three_minutes_and_only_on_request() -> None:
 
 
 def test_the_torch_server_is_judged_at_16_connections() -> None:
-    def row(peer: str, rate: float, p99: float, ping: float, load: str = torch_server.MAIN.name) -> dict[str, Any]:
+    def row(
+        peer: str, rate: float, p99: float, ping: float, load: str = torch_server.MAIN.name
+    ) -> dict[str, Any]:
         figures = {"per_second": rate, "p99_us": p99, "ping_p99_us": ping}
-        each = [{"round": k, **{name: figure * (1 + k / 10) for name, figure in figures.items()}} for k in range(10)]
+        each = [
+            {"round": k, **{name: figure * (1 + k / 10) for name, figure in figures.items()}}
+            for k in range(10)
+        ]
         known = {"set": "torch", "measure": "torch", "loop": "uvloop", "peer": peer, "load": load}
         return {**known, "windows": each, "ping": {"p99_us": ping, "samples": 1_000}}
 
@@ -125,6 +167,11 @@ def test_the_torch_server_is_judged_at_16_connections() -> None:
     rate, tail, ping = goals.judge(json.loads(json.dumps(rows)))
     assert (rate["measured"], rate["verdict"]) == (pytest.approx(2.25), "met")
     assert (tail["measured"], tail["verdict"]) == (pytest.approx(0.4), "met")
-    assert (ping["measured"], ping["unit"], ping["verdict"], ping["samples"]) == (2.5, "ms", "missed", 1_000)
+    assert (ping["measured"], ping["unit"], ping["verdict"], ping["samples"]) == (
+        2.5,
+        "ms",
+        "missed",
+        1_000,
+    )
     assert [goal["verdict"] for goal in goals.judge(rows[:1])] == ["not measured"] * 3
     assert goals.judge([row(torch_ways.LAUNCH, 900, 20_000, 9_000, "closed 64 x model")]) == []

@@ -97,7 +97,9 @@ def test_queues_are_used_again_while_a_destructor_blocks(loop_kind: str) -> None
 
 
 @pytest.mark.parametrize("cleared", [False, True])
-def test_what_an_interrupt_left_on_a_closed_loop_is_the_orphans(monkeypatch: pytest.MonkeyPatch, cleared: bool) -> None:
+def test_what_an_interrupt_left_on_a_closed_loop_is_the_orphans(
+    monkeypatch: pytest.MonkeyPatch, cleared: bool
+) -> None:
     """Ctrl-C strikes a delivery, and the loop is closed before it comes again. With `cleared` it also dies."""
 
     class Buffer:
@@ -165,8 +167,12 @@ async def wait_for_a_completion() -> None:
             await asyncio.wait_for(future, 10)
 
 
-@pytest.mark.parametrize("error", [ValueError("torn"), RuntimeError("not running"), SystemExit(3), KeyboardInterrupt()])
-def test_a_loop_that_cannot_be_told_holds_up_no_other(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError("torn"), RuntimeError("not running"), SystemExit(3), KeyboardInterrupt()]
+)
+def test_a_loop_that_cannot_be_told_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     reported: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda what: reported.append(what.exc_value))
 
@@ -182,7 +188,9 @@ def test_a_loop_that_cannot_be_told_holds_up_no_other(monkeypatch: pytest.Monkey
                 gate.open()
                 assert await asyncio.to_thread(settle, lambda: faulty.refused > 0)
                 await asyncio.to_thread(serve_another)
-                assert await asyncio.to_thread(settle, lambda: faulty.refused > 2)  # it is tried again
+                assert await asyncio.to_thread(
+                    settle, lambda: faulty.refused > 2
+                )  # it is tried again
                 faulty.error = None
                 await asyncio.wait_for(future, 10)
 
@@ -224,15 +232,30 @@ def test_the_dispatcher_leaves_signals_to_the_program() -> None:
     with open(f"/proc/self/task/{thread.native_id}/status") as status:
         [mask] = [int(line.split()[1], 16) for line in status if line.startswith("SigBlk")]
     open_to = {each for each in signal.valid_signals() if not mask >> (each - 1) & 1}
-    faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT}
+    faults = {
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+        signal.SIGABRT,
+    }
     assert open_to <= {signal.SIGKILL, signal.SIGSTOP} | faults
 
 
-@pytest.mark.parametrize("runner", ["with asyncio.Runner(loop_factory=Blind) as runner: runner.run(main())", "trio.run(main)"])
+@pytest.mark.parametrize(
+    "runner",
+    ["with asyncio.Runner(loop_factory=Blind) as runner: runner.run(main())", "trio.run(main)"],
+)
 @pytest.mark.parametrize("used_before", [True, False])
-def test_loops_that_cannot_watch_work_in_a_late_exit_handler(driver_kind: str, runner: str, used_before: bool) -> None:
+def test_loops_that_cannot_watch_work_in_a_late_exit_handler(
+    driver_kind: str, runner: str, used_before: bool
+) -> None:
     """One that was registered before the library's own runs after it."""
-    assert succeed(driver_kind, LATE.format(runner=runner, used_before=used_before)).split() == ["done"] * (1 + used_before)
+    assert succeed(driver_kind, LATE.format(runner=runner, used_before=used_before)).split() == [
+        "done"
+    ] * (1 + used_before)
 
 
 LATE = """

@@ -51,7 +51,9 @@ async def require_refusals(stream: Stream, code: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
-async def test_a_capturing_stream_is_refused_and_the_capture_goes_on(capture: Any, mode: int) -> None:
+async def test_a_capturing_stream_is_refused_and_the_capture_goes_on(
+    capture: Any, mode: int
+) -> None:
     stream = Stream()
     spin(stream, 0)  # loads the kernel's module, which no capture would survive
     before = statistics()
@@ -61,7 +63,10 @@ async def test_a_capturing_stream_is_refused_and_the_capture_goes_on(capture: An
     await require_refusals(stream, 900)
     assert capturing.end() == 1
     after = statistics()
-    assert (after.points.armed, after.points.quarantined) == (before.points.armed, before.points.quarantined)
+    assert (after.points.armed, after.points.quarantined) == (
+        before.points.armed,
+        before.points.quarantined,
+    )
     assert stream.query() in (True, False)  # and the stream serves as before
     await stream.synchronize_async()
     stream.synchronize()  # the point's own host function may not have returned yet
@@ -70,7 +75,9 @@ async def test_a_capturing_stream_is_refused_and_the_capture_goes_on(capture: An
 
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
-async def test_the_legacy_stream_is_refused_while_a_blocking_stream_captures(capture: Any, mode: int) -> None:
+async def test_the_legacy_stream_is_refused_while_a_blocking_stream_captures(
+    capture: Any, mode: int
+) -> None:
     stream, legacy = Stream(non_blocking=False), Stream.legacy()
     spin(stream, 0)
     await legacy.synchronize_async()
@@ -109,7 +116,11 @@ async def test_what_was_pending_when_the_capture_began_arrives_during_it(capture
         with Gate() as gate:
             stream = held_stream(gate)
             spin(stream, 0)
-            futures = [stream.completion_future(), stream.checked_completion_future(), stream.completion_future()]
+            futures = [
+                stream.completion_future(),
+                stream.checked_completion_future(),
+                stream.completion_future(),
+            ]
             capturing = capture(stream, mode)
             gate.open()
             for future in futures:
@@ -248,7 +259,9 @@ async def test_fifty_captures_in_the_middle_of_the_traffic(where: str) -> None:
             spin(captured, 0)
             wanted = traffic.arrivals + 3
             # The watcher looks at least once into every tenth capture: `held` keeps it looking.
-            while traffic.arrivals < wanted or (number % 10 == 0 and statistics().watcher_passes < passes + 2):
+            while traffic.arrivals < wanted or (
+                number % 10 == 0 and statistics().watcher_passes < passes + 2
+            ):
                 await streams[0].synchronize_async()
                 await anyio.lowlevel.checkpoint()
             nodes.append(end(captured))
@@ -265,7 +278,10 @@ async def test_fifty_captures_in_the_middle_of_the_traffic(where: str) -> None:
     with Gate() as gate:
         gate.hold(held)
         pending = held.completion_future()
-        tasks: list[Callable[[], Any]] = [lambda: traffic.waits(streams[1]), lambda: traffic.completions(streams[2])]
+        tasks: list[Callable[[], Any]] = [
+            lambda: traffic.waits(streams[1]),
+            lambda: traffic.completions(streams[2]),
+        ]
         if where == "here":
             await together(*tasks, capture_here)
         else:
@@ -334,20 +350,28 @@ def capture_begins_after_check(stream: Stream, mode: int, *, check: int = 1) -> 
 
 def quarantined_by(call: Callable[[], Any], stream: Stream, mode: int, check: int = 1) -> int:
     before = statistics()
-    with capture_begins_after_check(stream, mode, check=check), pytest.raises(StreamCaptureError) as caught:
+    with (
+        capture_begins_after_check(stream, mode, check=check),
+        pytest.raises(StreamCaptureError) as caught,
+    ):
         call()
     assert caught.value.code == 900
     end(stream)  # what we enqueued may be a node of it, but it was not invalidated
     after = statistics()
     assert after.balanced, after
     assert after.futures.pending == before.futures.pending
-    assert after.futures.created - before.futures.created == after.futures.cancelled - before.futures.cancelled
+    assert (
+        after.futures.created - before.futures.created
+        == after.futures.cancelled - before.futures.cancelled
+    )
     return after.points.quarantined - before.points.quarantined
 
 
 @pytest.mark.leaks(3)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-async def test_a_capture_that_begins_between_check_and_enqueue_quarantines_a_completion(loop_kind: str) -> None:
+async def test_a_capture_that_begins_between_check_and_enqueue_quarantines_a_completion(
+    loop_kind: str,
+) -> None:
     for mode in MODES:
         stream = Stream()
         assert quarantined_by(stream.completion_future, stream, mode) == 1
@@ -368,7 +392,9 @@ def test_a_capture_that_begins_between_check_and_enqueue_quarantines_a_host_func
 
 @pytest.mark.leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-async def test_a_capture_that_fn_begins_refuses_enqueue_async_and_keeps_its_work(loop_kind: str) -> None:
+async def test_a_capture_that_fn_begins_refuses_enqueue_async_and_keeps_its_work(
+    loop_kind: str,
+) -> None:
     stream = Stream()
     before = statistics()
     with pytest.raises(StreamCaptureError):
@@ -384,7 +410,9 @@ async def test_a_capture_that_fn_begins_refuses_enqueue_async_and_keeps_its_work
 async def test_a_capture_that_begins_behind_fn_is_counted_once(loop_kind: str) -> None:
     stream = Stream(wait="hostfunc")
     # The first check is enqueue_async's own, the second arms the completion of what fn enqueued.
-    assert quarantined_by(lambda: stream.enqueue_async(lambda _: None), stream, GLOBAL, check=2) == 1
+    assert (
+        quarantined_by(lambda: stream.enqueue_async(lambda _: None), stream, GLOBAL, check=2) == 1
+    )
     stream.close()
 
 

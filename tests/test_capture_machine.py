@@ -33,11 +33,15 @@ class Recording:
     def __init__(self, origin: int) -> None:
         self.origin = origin
         self.nodes = self.host_functions = 0
-        self.members = {origin: True}  # of each stream that has joined: whether it has been joined back since its last operation
+        self.members = {
+            origin: True
+        }  # of each stream that has joined: whether it has been joined back since its last operation
         self.invalidated = False
 
     def ends_well(self) -> bool:
-        return not self.invalidated and all(joined for number, joined in self.members.items() if number != self.origin)
+        return not self.invalidated and all(
+            joined for number, joined in self.members.items() if number != self.origin
+        )
 
 
 class Captures(OnLoop):
@@ -60,7 +64,11 @@ class Captures(OnLoop):
             self.streams[self.made] = Stream()
 
     def a_stream(self, data: st.DataObject, capturing: bool | None = None) -> int | None:
-        numbers = [n for n in sorted(self.streams) if capturing is None or (n in self.recordings) is capturing]
+        numbers = [
+            n
+            for n in sorted(self.streams)
+            if capturing is None or (n in self.recordings) is capturing
+        ]
         return data.draw(st.sampled_from(numbers)) if numbers else None
 
     def end(self, recording: Recording) -> None:
@@ -115,7 +123,11 @@ class Captures(OnLoop):
     @rule(data=st.data())
     def join(self, data: st.DataObject) -> None:
         number = self.a_stream(data, capturing=True)
-        if number is None or self.recordings[number].invalidated or number == self.recordings[number].origin:
+        if (
+            number is None
+            or self.recordings[number].invalidated
+            or number == self.recordings[number].origin
+        ):
             return
         recording = self.recordings[number]
         if recording.origin in self.streams:
@@ -155,7 +167,12 @@ class Captures(OnLoop):
             return
         stream, thing = self.streams[number], Thing()
         reference = weakref.ref(thing)
-        for refused in (stream.completion_future, stream.checked_completion_future, stream.query, stream.synchronize):
+        for refused in (
+            stream.completion_future,
+            stream.checked_completion_future,
+            stream.query,
+            stream.synchronize,
+        ):
             with pytest.raises(StreamCaptureError):
                 self.call(refused)
         with pytest.raises(StreamCaptureError):
@@ -194,7 +211,9 @@ class Captures(OnLoop):
     @rule(data=st.data(), drop=st.booleans())
     def close_a_graph(self, data: st.DataObject, drop: bool) -> None:
         """Also while it runs."""
-        which = data.draw(st.sampled_from([things for things in (self.graphs, self.executables) if things]))
+        which = data.draw(
+            st.sampled_from([things for things in (self.graphs, self.executables) if things])
+        )
         thing, _ = which.pop(data.draw(st.integers(0, len(which) - 1)))
         if not drop:
             self.call(thing.close)
@@ -238,7 +257,11 @@ class Captures(OnLoop):
 
     def finish(self) -> None:
         for recording in set(self.recordings.values()):
-            with pytest.raises(StreamCaptureError) if not recording.ends_well() else contextlib.nullcontext():
+            with (
+                pytest.raises(StreamCaptureError)
+                if not recording.ends_well()
+                else contextlib.nullcontext()
+            ):
                 self.call(self.streams[recording.origin].end_capture)
         self.until(lambda: len(self.ran) == self.expected, "a host function did not run")
         for things in (self.graphs, self.executables, list(self.streams.items())):
@@ -247,7 +270,8 @@ class Captures(OnLoop):
         self.streams.clear()
         gc.collect()
         self.until(
-            lambda: statistics().points.captured == self.before.points.captured, "a graph's host function is not let go of"
+            lambda: statistics().points.captured == self.before.points.captured,
+            "a graph's host function is not let go of",
         )
 
 

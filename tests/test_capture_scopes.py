@@ -69,7 +69,9 @@ def in_thread(function: Any, stream: Stream) -> Any:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_capture_collects_work_that_then_runs_any_number_of_times(stream: Stream, mode: CaptureMode) -> None:
+def test_a_capture_collects_work_that_then_runs_any_number_of_times(
+    stream: Stream, mode: CaptureMode
+) -> None:
     calls: list[int] = []
     stream.begin_capture(mode)
     assert stream.capture_status() is CaptureStatus.ACTIVE
@@ -78,7 +80,11 @@ def test_a_capture_collects_work_that_then_runs_any_number_of_times(stream: Stre
     spin(stream, 0)
     with stream.end_capture() as graph:
         assert stream.capture_status() is CaptureStatus.NONE
-        assert sorted(node.type for node in graph.nodes) == [GraphNodeType.KERNEL, GraphNodeType.KERNEL, GraphNodeType.HOST]
+        assert sorted(node.type for node in graph.nodes) == [
+            GraphNodeType.KERNEL,
+            GraphNodeType.KERNEL,
+            GraphNodeType.HOST,
+        ]
         assert calls == []
         with graph.instantiate() as executable:
             for _ in range(3):
@@ -183,7 +189,11 @@ def code_of(function: Any, *args: Any, **options: Any) -> tuple[type[CudaError],
 
 def test_what_cannot_begin_or_end(stream: Stream) -> None:
     assert code_of(stream.end_capture) == (CudaError, 401, "cuStreamEndCapture")
-    assert code_of(Stream.legacy().begin_capture) == (StreamCaptureError, 900, "cuStreamBeginCapture")
+    assert code_of(Stream.legacy().begin_capture) == (
+        StreamCaptureError,
+        900,
+        "cuStreamBeginCapture",
+    )
     assert code_of(Stream.legacy().begin_capture_to_graph, Graph())[:2] == (StreamCaptureError, 900)
     stream.begin_capture()
     assert code_of(stream.begin_capture) == (CudaError, 401, "cuStreamBeginCapture")
@@ -249,7 +259,12 @@ def test_an_invalidated_capture_is_told_and_must_be_ended(stream: Stream) -> Non
     driver.cuStreamQuery(driver.CUstream(stream.handle))  # what aiostream never does
     assert stream.capture_status() is CaptureStatus.INVALIDATED
     info = stream.capture_info()
-    assert (info.status, info.id, info.graph, info.dependencies) == (CaptureStatus.INVALIDATED, None, None, ())
+    assert (info.status, info.id, info.graph, info.dependencies) == (
+        CaptureStatus.INVALIDATED,
+        None,
+        None,
+        (),
+    )
     assert code_of(stream.launch_host_func, print)[:2] == (StreamCaptureError, 901)
     assert code_of(stream.end_capture) == (StreamCaptureError, 901, "cuStreamEndCapture")
     assert stream.capture_info().status is CaptureStatus.NONE
@@ -293,7 +308,11 @@ def test_capture_info_lends_the_graph_until_the_end(stream: Stream) -> None:
     graph = stream.end_capture()
     assert graph.handle == handle
     assert info.graph.closed
-    for stale in (lambda: info.graph.nodes, lambda: dependency.node.type, lambda: dependency.node.handle):
+    for stale in (
+        lambda: info.graph.nodes,
+        lambda: dependency.node.type,
+        lambda: dependency.node.handle,
+    ):
         with pytest.raises(StreamClosedError):
             stale()
     assert len(graph.nodes) == 1
@@ -329,7 +348,11 @@ def test_a_joined_stream_tells_of_the_same_capture(stream: Stream) -> None:
         event.record(stream)
         other.wait_event(event)
         mine, others = stream.capture_info(), other.capture_info()
-        assert (mine.id, mine.graph, mine.dependencies) == (others.id, others.graph, others.dependencies)
+        assert (mine.id, mine.graph, mine.dependencies) == (
+            others.id,
+            others.graph,
+            others.dependencies,
+        )
         event.record(other)
         stream.wait_event(event)
     assert others.graph is not None
@@ -368,7 +391,9 @@ def test_annotated_dependencies(stream: Stream) -> None:
     with stream.capture() as capture:
         spin(stream, 0)
         (plain,) = stream.capture_info().dependencies
-        stream.update_capture_dependencies([GraphDependency(plain.node, PROGRAMMATIC)], mode=DependencyUpdate.SET)
+        stream.update_capture_dependencies(
+            [GraphDependency(plain.node, PROGRAMMATIC)], mode=DependencyUpdate.SET
+        )
         assert stream.capture_info().dependencies == (GraphDependency(plain.node, PROGRAMMATIC),)
         stream.update_capture_dependencies([plain], mode=DependencyUpdate.SET)
         assert stream.capture_info().dependencies == (plain,)
@@ -403,7 +428,9 @@ def test_external_events_become_nodes(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_capture_into_a_graph_gives_that_very_graph_back(stream: Stream, mode: CaptureMode) -> None:
+def test_a_capture_into_a_graph_gives_that_very_graph_back(
+    stream: Stream, mode: CaptureMode
+) -> None:
     graph = Graph()
     for number in range(3):
         before = statistics().handles.created
@@ -436,7 +463,9 @@ def test_capture_into_a_graph_with_annotated_dependencies(stream: Stream) -> Non
     graph.close()
 
 
-def test_a_graph_that_is_closed_while_it_is_captured_into_lives_until_the_end(stream: Stream) -> None:
+def test_a_graph_that_is_closed_while_it_is_captured_into_lives_until_the_end(
+    stream: Stream,
+) -> None:
     graph = Graph()
     open_before = statistics().handles.open
     stream.begin_capture_to_graph(graph)
@@ -486,7 +515,9 @@ def test_a_capture_that_fails_takes_its_graph_with_it(how: str, closed_before: b
     assert statistics().handles.open == open_before - 4
 
 
-def test_a_capture_that_is_ended_on_another_stream_is_to_be_ended_where_it_began(stream: Stream) -> None:
+def test_a_capture_that_is_ended_on_another_stream_is_to_be_ended_where_it_began(
+    stream: Stream,
+) -> None:
     other, event, graph = Stream(), Event(), Graph()
     stream.begin_capture_to_graph(graph)
     event.record(stream)
@@ -582,7 +613,12 @@ def test_a_scope_is_entered_once() -> None:
     scope = stream.capture()
     with scope:
         pass
-    with pytest.raises(RuntimeError, match=r"entered before: call stream\.capture\(\) for each block"), scope:
+    with (
+        pytest.raises(
+            RuntimeError, match=r"entered before: call stream\.capture\(\) for each block"
+        ),
+        scope,
+    ):
         pass
     assert stream.capture_status() is CaptureStatus.NONE
     scope.graph.close()

@@ -25,7 +25,9 @@ def test_it_is_found_by_what_lies_on_disk(other: Path) -> None:
     assert internals.other_distribution() == str(other)
 
 
-def test_our_own_metadata_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_metadata_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "aiostream_cuda-0.1.0.dist-info").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "missing")])
     assert internals.other_distribution() is None
@@ -34,7 +36,9 @@ def test_our_own_metadata_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytes
 def test_the_import_is_refused_and_names_both_and_the_way_out(other: Path) -> None:
     source = str(Path(aiostream.__file__).parents[1])
     script = f"import sys; sys.path[:0] = [{str(other.parent)!r}, {source!r}]; import aiostream"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     assert "ImportError" in done.stderr
     for words in ("aiostream-cuda", str(other), "pip uninstall aiostream aiostream-cuda"):

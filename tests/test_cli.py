@@ -17,9 +17,15 @@ SOURCE = Path(aiostream.__file__).parents[1]
 ANSI = re.compile(r"\x1b\[")
 
 
-def command(driver_kind: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def command(
+    driver_kind: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs `python -W error -m aiostream ...` on the driver under test; `driver_kind` "none" leaves the choice to it."""
-    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "", **environment}
+    variables = {
+        **os.environ,
+        "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "",
+        **environment,
+    }
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "aiostream", *arguments],
         capture_output=True,
@@ -48,7 +54,11 @@ def test_demo_draws_each_stream_and_the_heartbeat_and_balances(driver_kind: str,
     assert sum(" GPU  " in line and "█" in line for line in lines) == 6
     assert len(re.findall(r"^ +task +▲", out, re.MULTILINE)) == 6
     assert re.search(r"^heartbeat: every 5 ms, \d+ beats, worst gap \d+\.\d ms$", out, re.MULTILINE)
-    assert re.search(r"^from the work's end to resumption: median -?\d+ us, worst -?\d+ us, 29 awaits$", out, re.MULTILINE)
+    assert re.search(
+        r"^from the work's end to resumption: median -?\d+ us, worst -?\d+ us, 29 awaits$",
+        out,
+        re.MULTILINE,
+    )
     assert re.search(r"^ledger: .* 0 pending, 0 leaked; .* balanced$", out, re.MULTILINE)
     assert max(len(line) for line in lines) <= 100
     assert not ANSI.search(out), "colours, although this is no terminal"
@@ -57,7 +67,9 @@ def test_demo_draws_each_stream_and_the_heartbeat_and_balances(driver_kind: str,
 def test_the_drawing_puts_each_thing_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     ms = 1_000_000
     monkeypatch.setenv("COLUMNS", "100")
-    record = internals.DemoRecord(started=5 * ms, ended=85 * ms, beats=[5 * ms, 25 * ms, 75 * ms], uncertainty=2_000)
+    record = internals.DemoRecord(
+        started=5 * ms, ended=85 * ms, beats=[5 * ms, 25 * ms, 75 * ms], uncertainty=2_000
+    )
     record.steps["5 10 20 40 ms"] = [
         internals.DemoStep(5 * ms, 25 * ms, 25.25 * ms),
         internals.DemoStep(25 * ms, 45 * ms, 46.5 * ms),
@@ -91,7 +103,9 @@ def on_a_terminal(driver_kind: str, **environment: str) -> str:
     outer, inner = os.openpty()
     variables = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
     variables |= {"AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "", **environment}
-    with subprocess.Popen([sys.executable, "-m", "aiostream", "demo"], stdout=inner, env=variables) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "aiostream", "demo"], stdout=inner, env=variables
+    ) as process:
         os.close(inner)
         pieces = []
         while True:
@@ -119,8 +133,19 @@ def test_demo_takes_the_simulator_by_itself_where_there_is_no_gpu() -> None:
 def test_doctor_finds_what_is_in_use_and_measures(driver_kind: str) -> None:
     out = succeed(driver_kind, "doctor")
     assert f"aiostream-cuda              {aiostream.__version__}" in out
-    assert "the simulator, as AIOSTREAM_SIMULATOR asks" in out if driver_kind == "simulator" else "(the GPU's)" in out
-    for words in ("cuda-bindings", "native part", "uvloop", "trio", aiostream.Device(0).name, "No problems."):
+    assert (
+        "the simulator, as AIOSTREAM_SIMULATOR asks" in out
+        if driver_kind == "simulator"
+        else "(the GPU's)" in out
+    )
+    for words in (
+        "cuda-bindings",
+        "native part",
+        "uvloop",
+        "trio",
+        aiostream.Device(0).name,
+        "No problems.",
+    ):
         assert words in out
     assert re.search(r"measured await +-?\d+ us from the end of a 1 ms kernel to resumption", out)
 
@@ -140,13 +165,18 @@ def test_doctor_without_a_driver_says_how_to_get_the_simulator() -> None:
         ("64", "PROBLEM: '64' is no number from 1 to 32", 1),
     ],
 )
-def test_doctor_explains_the_hardware_queues(driver_kind: str, value: str, words: str, code: int) -> None:
+def test_doctor_explains_the_hardware_queues(
+    driver_kind: str, value: str, words: str, code: int
+) -> None:
     done = command(driver_kind, "doctor", CUDA_DEVICE_MAX_CONNECTIONS=value)
     assert done.returncode == code
     assert words in done.stdout
 
 
-@pytest.mark.parametrize(("value", "words", "code"), [("spin", "spin, unless", 0), ("fast", "PROBLEM: the environment", 1)])
+@pytest.mark.parametrize(
+    ("value", "words", "code"),
+    [("spin", "spin, unless", 0), ("fast", "PROBLEM: the environment", 1)],
+)
 def test_doctor_tells_how_streams_wait(driver_kind: str, value: str, words: str, code: int) -> None:
     done = command(driver_kind, "doctor", AIOSTREAM_WAIT=value)
     assert done.returncode == code
@@ -169,7 +199,9 @@ def test_with_the_other_aiostream_on_top_the_command_still_says_so(tmp_path: Pat
     (tmp_path / "aiostream-0.8.1.dist-info").mkdir()
     for name in ("__main__.py", "_clash.py"):
         (package / name).write_bytes((SOURCE / "aiostream" / name).read_bytes())
-    (package / "__init__.py").write_text("'''Generator-based operators for asynchronous iteration.'''\n__version__ = '0.8.1'\n")
+    (package / "__init__.py").write_text(
+        "'''Generator-based operators for asynchronous iteration.'''\n__version__ = '0.8.1'\n"
+    )
     done = command("none", "doctor", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     assert "pip uninstall aiostream aiostream-cuda" in done.stderr

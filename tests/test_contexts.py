@@ -72,7 +72,9 @@ UNDER_WAITS = """
 """
 
 
-@pytest.mark.simulator_only("a GPU's driver does not check an event whose context is gone, and may crash the process")
+@pytest.mark.simulator_only(
+    "a GPU's driver does not check an event whose context is gone, and may crash the process"
+)
 @pytest.mark.parametrize("how", ["destroy", "reset"])
 def test_a_context_that_ends_under_waits_in_each_stage(driver_kind: str, how: str) -> None:
     """Each wait ends: with its work, which the driver finishes first, or with the error that says what has happened."""

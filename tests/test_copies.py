@@ -17,7 +17,12 @@ import internals
 from aiostream import Device, Event, Graph, Stream, StreamClosedError, StreamPool, statistics
 from support import Gate, succeed
 
-COPIERS: list[Callable[[Any], Any]] = [copy.copy, copy.deepcopy, pickle.dumps, lambda thing: copy.deepcopy({"a": [thing]})]
+COPIERS: list[Callable[[Any], Any]] = [
+    copy.copy,
+    copy.deepcopy,
+    pickle.dumps,
+    lambda thing: copy.deepcopy({"a": [thing]}),
+]
 
 
 @pytest.fixture
@@ -38,7 +43,10 @@ def test_owners_are_not_copied(owners: list[Any], copier: Callable[[Any], Any]) 
     before = statistics().handles
     for thing in (*owners, Device(0).primary_context):
         name = type(thing).__name__
-        with pytest.raises(TypeError, match=rf"^{name} cannot be copied or pickled: .*; another process makes its own$"):
+        with pytest.raises(
+            TypeError,
+            match=rf"^{name} cannot be copied or pickled: .*; another process makes its own$",
+        ):
             copier(thing)
     gc.collect()
     assert not any(thing.closed for thing in owners)
@@ -156,9 +164,17 @@ class Detailed(aiostream.CudaError):
 
 def errors() -> list[BaseException]:
     lost = internals.driver_error(719, "cuStreamQuery", "stream 0x10")
-    refused = aiostream.GraphUpdateError(910, "NAME", "cuGraphExecUpdate", "g", "The driver's reason: ERROR_TOPOLOGY_CHANGED")
+    refused = aiostream.GraphUpdateError(
+        910, "NAME", "cuGraphExecUpdate", "g", "The driver's reason: ERROR_TOPOLOGY_CHANGED"
+    )
     refused.result = 2
-    made: list[BaseException] = [lost, refused, Detailed("more"), StreamClosedError("closed"), aiostream.PoolFullError("full")]
+    made: list[BaseException] = [
+        lost,
+        refused,
+        Detailed("more"),
+        StreamClosedError("closed"),
+        aiostream.PoolFullError("full"),
+    ]
     for error in made:
         error.add_note("a note")
     return made
@@ -168,7 +184,9 @@ def fail_with(error: BaseException) -> None:
     raise error
 
 
-@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+@pytest.mark.parametrize(
+    "copier", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))]
+)
 def test_errors_are_copied_with_all_that_they_say(copier: Callable[[Any], Any]) -> None:
     for error in errors():
         same = copier(error)
@@ -178,7 +196,9 @@ def test_errors_are_copied_with_all_that_they_say(copier: Callable[[Any], Any]) 
 
 
 def test_errors_come_back_from_worker_processes() -> None:
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as workers:
+    with concurrent.futures.ProcessPoolExecutor(
+        1, mp_context=multiprocessing.get_context("spawn")
+    ) as workers:
         for error in errors():
             with pytest.raises(type(error)) as caught:
                 workers.submit(fail_with, error).result(60)

@@ -12,7 +12,16 @@ import trio
 from anyio.lowlevel import checkpoint as one_turn
 
 import internals
-from aiostream import Context, ContextFailedError, Device, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
+from aiostream import (
+    Context,
+    ContextFailedError,
+    Device,
+    Stream,
+    StreamClosedError,
+    StreamPool,
+    WaitStrategy,
+    statistics,
+)
 from foreign import CupyStream, TheirStream, TorchStream, current_handles, install_libraries
 from support import spin
 
@@ -72,7 +81,9 @@ async def test_error_of_the_block_goes_first(context: Context) -> None:
 
 
 @pytest.mark.parametrize("ends", [(1, 2, 4), (4, 2, 1)], ids=str)
-async def test_blocks_of_tasks_that_await_leave_nothing_behind(driver_kind: str, ends: tuple[int, ...]) -> None:
+async def test_blocks_of_tasks_that_await_leave_nothing_behind(
+    driver_kind: str, ends: tuple[int, ...]
+) -> None:
     """Each ends while the others' contexts lie above or below its own."""
     before = Context.get_current()
     noticed = []
@@ -105,11 +116,16 @@ NOTHING = {"torch": None, "cupy": None}
 
 @pytest.mark.parametrize("strategy", list(WaitStrategy))
 @pytest.mark.parametrize("library", ["torch", "cupy"])
-async def test_shared_stream_is_current_in_fn(libraries: None, library: str, strategy: WaitStrategy) -> None:
+async def test_shared_stream_is_current_in_fn(
+    libraries: None, library: str, strategy: WaitStrategy
+) -> None:
     stream = Stream(wait=strategy)
     assert await stream.enqueue_async(lambda _: current_handles()) == NOTHING
     getattr(stream, library)()
-    assert await stream.enqueue_async(lambda _: current_handles()) == {**NOTHING, library: stream.handle}
+    assert await stream.enqueue_async(lambda _: current_handles()) == {
+        **NOTHING,
+        library: stream.handle,
+    }
     assert current_handles() == NOTHING
     with pytest.raises(KeyError, match="mine"):
         await stream.enqueue_async(raise_key_error)
@@ -137,7 +153,10 @@ async def test_stream_that_knows_two_libraries(libraries: None) -> None:
     stream = Stream()
     stream.torch()
     stream.cupy()
-    assert await stream.enqueue_async(lambda _: current_handles()) == {"torch": stream.handle, "cupy": stream.handle}
+    assert await stream.enqueue_async(lambda _: current_handles()) == {
+        "torch": stream.handle,
+        "cupy": stream.handle,
+    }
     stream.close()
 
 
@@ -146,7 +165,9 @@ async def test_stream_of_a_pool_is_shared_once_for_all(libraries: None) -> None:
         async with pool.stream() as lent:
             lent.torch()
         async with pool.stream() as lent:
-            assert await lent.enqueue_async(lambda stream: current_handles()["torch"] == stream.handle)
+            assert await lent.enqueue_async(
+                lambda stream: current_handles()["torch"] == stream.handle
+            )
 
 
 async def test_stream_is_current_for_a_block(libraries: None) -> None:
@@ -208,7 +229,9 @@ async def test_what_a_library_cannot_make_current_is_told_before_fn_runs(
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio-eager"])
-async def test_eager_child_that_awaits_in_a_block_leaves_nothing(loop_kind: str, context: Context) -> None:
+async def test_eager_child_that_awaits_in_a_block_leaves_nothing(
+    loop_kind: str, context: Context
+) -> None:
     """Its block begins within the parent's block, and ends after it."""
     before = Context.get_current()
     other = Device(Device.count() - 1).primary_context
@@ -240,7 +263,9 @@ def test_block_that_is_left_in_another_thread_is_noticed(context: Context) -> No
 
     def leave() -> None:
         with context.as_current():
-            with pytest.raises(RuntimeError, match="in another thread than it was entered in") as caught:
+            with pytest.raises(
+                RuntimeError, match="in another thread than it was entered in"
+            ) as caught:
                 block.__exit__(None, None, None)
             said.append(str(caught.value))
             assert Context.get_current() == context

@@ -23,12 +23,21 @@ from support import run_script
         (908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", aiostream.StreamCaptureError),
     ],
 )
-def test_a_code_has_its_name_and_class(code: int, name: str, kind: type[aiostream.CudaError]) -> None:
+def test_a_code_has_its_name_and_class(
+    code: int, name: str, kind: type[aiostream.CudaError]
+) -> None:
     error = internals.driver_error(code, "cuStreamQuery", "stream 0x10")
     assert type(error) is kind
-    assert (error.code, error.name, error.call, error.stream) == (code, name, "cuStreamQuery", "stream 0x10")
+    assert (error.code, error.name, error.call, error.stream) == (
+        code,
+        name,
+        "cuStreamQuery",
+        "stream 0x10",
+    )
     assert error.meaning
-    assert str(error).startswith(f"cuStreamQuery reported {name} ({code}) for stream 0x10: {error.meaning}")
+    assert str(error).startswith(
+        f"cuStreamQuery reported {name} ({code}) for stream 0x10: {error.meaning}"
+    )
     assert ("only in a new process" in str(error)) is (kind is aiostream.ContextFailedError)
 
 
@@ -52,7 +61,9 @@ def test_errors_cross_process_boundaries() -> None:
 
 
 def test_the_driver_s_refusal_is_raised_with_its_call() -> None:
-    with pytest.raises(aiostream.CudaError, match=r"cuCtxGetDevice reported CUDA_ERROR_INVALID_CONTEXT \(201\)") as caught:
+    with pytest.raises(
+        aiostream.CudaError, match=r"cuCtxGetDevice reported CUDA_ERROR_INVALID_CONTEXT \(201\)"
+    ) as caught:
         internals.driver_call("cuCtxGetDevice")
     assert caught.value.code == 201
 
@@ -81,7 +92,10 @@ def test_hidden_devices_are_named_by_the_error() -> None:
     assert "CUDA_VISIBLE_DEVICES is '7'" in hidden.stdout
     forked = run_script("none", script.replace("CODE", "3"))
     assert "RuntimeError" in forked.stdout
-    assert "forked from one that had used CUDA already, perhaps through another library" in forked.stdout
+    assert (
+        "forked from one that had used CUDA already, perhaps through another library"
+        in forked.stdout
+    )
     assert "forked from one" in str(internals.driver_error(3, "cuDeviceGetCount"))
 
 
@@ -106,8 +120,13 @@ def test_codes_after_which_only_a_new_process_helps_are_fatal() -> None:
     """The bindings' own texts say which: 721 and 810, for example."""
     for code in internals.bindings().CUresult:
         if "process must be terminated" in " ".join((code.__doc__ or "").split()):
-            assert type(internals.driver_error(int(code), "cuStreamQuery")) is aiostream.ContextFailedError, code
+            assert (
+                type(internals.driver_error(int(code), "cuStreamQuery"))
+                is aiostream.ContextFailedError
+            ), code
     for code in (700, 719, 721, 810):
         assert type(internals.driver_error(code, "cuStreamQuery")) is aiostream.ContextFailedError
     detached = internals.driver_error(917, "cuStreamQuery")
-    assert type(detached) is aiostream.CudaError, "it concerns one stream, whose green context was destroyed"
+    assert type(detached) is aiostream.CudaError, (
+        "it concerns one stream, whose green context was destroyed"
+    )

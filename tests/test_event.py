@@ -23,7 +23,12 @@ def test_an_event_that_was_never_recorded_is_done() -> None:
     event.close()
     event.close()
     assert repr(event).endswith("closed>")
-    for use in (event.query, event.synchronize, lambda: event.handle, lambda: event.record(Stream.legacy())):
+    for use in (
+        event.query,
+        event.synchronize,
+        lambda: event.handle,
+        lambda: event.record(Stream.legacy()),
+    ):
         with pytest.raises(StreamClosedError):
             use()
 
@@ -115,7 +120,10 @@ async def test_waiting_for_an_event_on_a_stream() -> None:
     with Gate() as gate:
         async with held_stream(gate) as producer, Stream() as consumer:
             event.record(producer)
-            futures = [event.completion_future_on(consumer), event.checked_completion_future_on(consumer)]
+            futures = [
+                event.completion_future_on(consumer),
+                event.checked_completion_future_on(consumer),
+            ]
             assert not any(future.done() for future in futures)
             gate.open()
             for future in futures:
@@ -187,7 +195,8 @@ def test_an_event_of_another_device_is_refused_by_name() -> None:
         pytest.skip("one device only")
     here, there = Event(), Stream(1)
     with pytest.raises(
-        aiostream.CudaError, match="The event lives on device 0: an event is recorded on streams of its own context"
+        aiostream.CudaError,
+        match="The event lives on device 0: an event is recorded on streams of its own context",
     ):
         here.record(there)
     there.wait_event(here)

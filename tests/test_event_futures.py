@@ -194,7 +194,9 @@ async def test_function_that_leaves_the_stream_capturing_is_refused(loop_kind: s
     with pytest.raises(StreamCaptureError) as caught:
         stream.enqueue_async(lambda own: own.begin_capture())
     assert leaked() == before + 1
-    assert statistics().waits.pending == 0, caught  # also while somebody keeps the error, and so its frames
+    assert statistics().waits.pending == 0, (
+        caught
+    )  # also while somebody keeps the error, and so its frames
     stream.end_capture().close()
     assert await stream.enqueue_async(lambda _: 1) == 1
     stream.close()
@@ -203,7 +205,9 @@ async def test_function_that_leaves_the_stream_capturing_is_refused(loop_kind: s
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-async def test_record_that_is_refused_after_the_function_leaks_its_objects(breakable: Any, loop_kind: str) -> None:
+async def test_record_that_is_refused_after_the_function_leaks_its_objects(
+    breakable: Any, loop_kind: str
+) -> None:
     stream = Stream()
     kept = Kept()
     watched = weakref.ref(kept)
@@ -245,7 +249,9 @@ async def test_event_that_cannot_be_made_is_refused_before_the_function(breakabl
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
 @pytest.mark.leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-async def test_lost_context_fails_the_future_and_leaks_its_objects(breakable: Any, loop_kind: str) -> None:
+async def test_lost_context_fails_the_future_and_leaks_its_objects(
+    breakable: Any, loop_kind: str
+) -> None:
     with Gate() as gate:
         stream = held_stream(gate)
         kept = Kept()
@@ -331,7 +337,9 @@ class Striker:
         if code not in self._places:
             steps = list(dis.get_instructions(code))
             looks = ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
-            self._places[code] = {then.offset for step, then in itertools.pairwise(steps) if step.opname in looks}
+            self._places[code] = {
+                then.offset for step, then in itertools.pairwise(steps) if step.opname in looks
+            }
         return self._places[code]
 
 
@@ -388,7 +396,9 @@ def test_interrupt_of_an_enqueue_loses_nothing(raises: bool) -> None:
         assert settle(lambda watched=watched: watched() is None)
         loop.close()
         stream.close()
-        assert settle(lambda: statistics().balanced and statistics().futures.pending == 0), statistics()
+        assert settle(lambda: statistics().balanced and statistics().futures.pending == 0), (
+            statistics()
+        )
 
 
 def test_interrupted_future_does_not_end_those_behind_it() -> None:

@@ -10,11 +10,28 @@ import anyio
 import pytest
 
 import aiostream
-from aiostream import CudaError, Event, OutOfMemoryError, Stream, StreamCaptureError, StreamClosedError, statistics
+from aiostream import (
+    CudaError,
+    Event,
+    OutOfMemoryError,
+    Stream,
+    StreamCaptureError,
+    StreamClosedError,
+    statistics,
+)
 from captures import MODE_NAMES, MODES
 from internals import EVENT_POLLS, helpers, native_counters
 from support import Gate, held_stream, spin
-from waiters import EVENT_STAGES, EVENT_STRATEGIES, Waiter, counts, default_wait, since, until, waiter_in
+from waiters import (
+    EVENT_STAGES,
+    EVENT_STRATEGIES,
+    Waiter,
+    counts,
+    default_wait,
+    since,
+    until,
+    waiter_in,
+)
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
@@ -32,7 +49,11 @@ def stream_creations(driver_kind: str) -> Callable[[], int]:
 
 def worker_threads() -> set[threading.Thread]:
     """The worker threads of anyio and trio."""
-    return {thread for thread in threading.enumerate() if thread.name.startswith(("AnyIO worker", "Trio thread"))}
+    return {
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith(("AnyIO worker", "Trio thread"))
+    }
 
 
 async def until_polled(times: int = 10) -> None:
@@ -57,8 +78,12 @@ class Ended:
 
 
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-@pytest.mark.parametrize(("tasks_each", "events"), [(1000, 1), (1, 200)], ids=["1000-tasks", "200-events"])
-async def test_many_waits_make_no_stream_and_no_thread(driver_kind: str, strategy: str, tasks_each: int, events: int) -> None:
+@pytest.mark.parametrize(
+    ("tasks_each", "events"), [(1000, 1), (1, 200)], ids=["1000-tasks", "200-events"]
+)
+async def test_many_waits_make_no_stream_and_no_thread(
+    driver_kind: str, strategy: str, tasks_each: int, events: int
+) -> None:
     made, ended = stream_creations(driver_kind), Ended()
     with Gate() as gate:
         stream = held_stream(gate)

@@ -27,7 +27,11 @@ TOO_LONG = 2000  # milliseconds on the GPU
 
 
 def environment(driver_kind: str) -> dict[str, str]:
-    return {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "", "PYTHONUNBUFFERED": "1"}
+    return {
+        **os.environ,
+        "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 # ------------------------------------------------------------------------------------------------ quickstart
@@ -46,18 +50,29 @@ def test_quickstart(driver_kind: str) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("driver: ")
     assert "timed out after 20 ms; is the GPU done? False" in lines
-    assert {line for line in lines if "is done" in line} == {f"the stream with {n} ms is done" for n in (20, 30, 40)}
+    assert {line for line in lines if "is done" in line} == {
+        f"the stream with {n} ms is done" for n in (20, 30, 40)
+    }
     assert lines[-1].startswith("all three: ")
 
 
 def test_quickstart_takes_the_simulator_only_when_asked() -> None:
     script = [sys.executable, "-W", "error", str(EXAMPLES / "quickstart.py")]
     variables = {**environment("none"), "CUDA_VISIBLE_DEVICES": "-1"}  # no GPU, or none to be seen
-    done = subprocess.run(script, capture_output=True, text=True, timeout=60, env=variables, check=False)
+    done = subprocess.run(
+        script, capture_output=True, text=True, timeout=60, env=variables, check=False
+    )
     assert done.returncode == 1
     assert "AIOSTREAM_SIMULATOR=1" in done.stderr
     assert "Traceback" not in done.stderr
-    done = subprocess.run([*script, "--simulator"], capture_output=True, text=True, timeout=60, env=variables, check=False)
+    done = subprocess.run(
+        [*script, "--simulator"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=variables,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -65,7 +80,9 @@ def test_quickstart_takes_the_simulator_only_when_asked() -> None:
 
 
 def readme_blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
 
 
 def test_the_readme_has_its_examples() -> None:
@@ -90,7 +107,9 @@ class Server:
 
     def infer(self, milliseconds: float = 1.0, n: int = 3) -> httpx.Response:
         x = [float(i) for i in range(n)]
-        return self.client.post("/infer", json={"a": 2.0, "x": x, "y": [10.0] * n, "milliseconds": milliseconds})
+        return self.client.post(
+            "/infer", json={"a": 2.0, "x": x, "y": [10.0] * n, "milliseconds": milliseconds}
+        )
 
     def answers(self) -> bool:
         assert self.process.poll() is None, "the server has ended"
@@ -111,7 +130,14 @@ def serving(kind: str, driver_kind: str, *options: str) -> Iterator[Server]:
     with socket.socket() as finder:
         finder.bind(("127.0.0.1", 0))
         port = finder.getsockname()[1]
-    program = [sys.executable, str(EXAMPLES / "model_server.py"), "--server", kind, "--port", str(port)]
+    program = [
+        sys.executable,
+        str(EXAMPLES / "model_server.py"),
+        "--server",
+        kind,
+        "--port",
+        str(port),
+    ]
     process = subprocess.Popen(
         [*program, "--timeout", str(TIMEOUT), *options],
         stdout=subprocess.PIPE,
@@ -120,7 +146,9 @@ def serving(kind: str, driver_kind: str, *options: str) -> Iterator[Server]:
         env=environment(driver_kind),
     )
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False
+        ) as client:
             server = Server(process, client)
             assert settle(server.answers, 30), "the server does not answer"
             yield server
@@ -181,7 +209,9 @@ def test_a_request_that_takes_too_long_gets_504_and_the_loop_goes_on(server: Ser
 
 
 @pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
-def test_stream_of_a_request_that_timed_out_comes_back_when_the_gpu_has_passed(kind: str, driver_kind: str) -> None:
+def test_stream_of_a_request_that_timed_out_comes_back_when_the_gpu_has_passed(
+    kind: str, driver_kind: str
+) -> None:
     with serving(kind, driver_kind, "--streams", "2", "--waiting", "0") as server:
         with ThreadPoolExecutor(2) as pool:
             answers = list(pool.map(server.infer, [TOO_LONG, TOO_LONG]))
@@ -205,7 +235,14 @@ def test_server_recovers_from_an_overload(driver_kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["", "[]", '{"x": [1], "y": []}', '{"x": ["a"], "y": [1]}', '{"x": [1], "y": [1], "milliseconds": -1}']
+    "body",
+    [
+        "",
+        "[]",
+        '{"x": [1], "y": []}',
+        '{"x": ["a"], "y": [1]}',
+        '{"x": [1], "y": [1], "milliseconds": -1}',
+    ],
 )
 def test_nonsense_is_a_bad_request(uvicorn_server: Server, body: str) -> None:
     answer = uvicorn_server.client.post("/infer", content=body)

@@ -51,7 +51,9 @@ def end_of(driver_kind: str, script: str, code: int = 0) -> str:
     """Runs a script that prints when its work would end, and holds what P9 says of the process's own end."""
     done = run_script(driver_kind, script)
     ended = time.monotonic()
-    assert (done.returncode, done.stderr) == (code, ""), f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert (done.returncode, done.stderr) == (code, ""), (
+        f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
     first, _, rest = done.stdout.partition("\n")
     print(f"the process ended {(ended - float(first)) * 1000:.0f} ms after its work would have")
     assert ended - float(first) < 1.0
@@ -60,7 +62,9 @@ def end_of(driver_kind: str, script: str, code: int = 0) -> str:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("work", ["spin", "gate-early", "gate-late"])
-def test_exit_with_completions_and_host_functions_pending(driver_kind: str, work: str, backend: str) -> None:
+def test_exit_with_completions_and_host_functions_pending(
+    driver_kind: str, work: str, backend: str
+) -> None:
     end_of(driver_kind, PENDING.format(work=work, backend=backend, leave="pass"))
 
 
@@ -270,10 +274,14 @@ LATE = """
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("late", ["all_waits", "drained"])
-def test_a_handler_that_was_registered_first_may_await(driver_kind: str, late: str, backend: str) -> None:
+def test_a_handler_that_was_registered_first_may_await(
+    driver_kind: str, late: str, backend: str
+) -> None:
     """An application registers its clean-up when it is imported, and Python calls that last."""
     done = run_script(driver_kind, LATE.format(early="begin", late=late, backend=backend))
-    expected = {"all_waits": "auto\nspin\nevent\nhostfunc\nok\nok\nok\n", "drained": "drained\n"}[late]
+    expected = {"all_waits": "auto\nspin\nevent\nhostfunc\nok\nok\nok\n", "drained": "drained\n"}[
+        late
+    ]
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
@@ -424,7 +432,9 @@ FORK = """
 @pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)"], ids=["exit", "_exit"])
 def test_a_forked_child_is_told_and_its_parent_goes_on(driver_kind: str, end: str) -> None:
     done = run_script(driver_kind, FORK.format(end=end))
-    assert (done.returncode, done.stderr) == (0, ""), f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert (done.returncode, done.stderr) == (0, ""), (
+        f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
     assert done.stdout == "child 37\nparent 0\nparent done\n"
 
 
@@ -458,7 +468,8 @@ CHILD_ON_THE_LOOP = """
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
-            # The child has the parent's loop, epoll and eventfd: it sees the wake-up that is the parent's, and leaves it.
+            # The child has the parent's loop, epoll and eventfd: it sees the wake-up that is the
+            # parent's, and leaves it.
             os.write(writing, b"x")
             turns = loop.create_future()  # asyncio.sleep finds no running loop in a child
             loop.call_later(0.2, turns.set_result, None)
@@ -476,6 +487,8 @@ CHILD_ON_THE_LOOP = """
 """
 
 
-def test_a_forked_child_that_goes_on_with_the_loop_takes_nothing_from_its_parent(driver_kind: str) -> None:
+def test_a_forked_child_that_goes_on_with_the_loop_takes_nothing_from_its_parent(
+    driver_kind: str,
+) -> None:
     done = run_script(driver_kind, CHILD_ON_THE_LOOP)
     assert (done.returncode, done.stdout, done.stderr) == (0, "parent 0\n", "")

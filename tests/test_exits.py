@@ -30,7 +30,9 @@ def end_of(seed: int, driver_kind: str) -> tuple[str | None, float]:
     command = [sys.executable, "-W", "error", "-X", "faulthandler", exits.__file__, str(seed)]
     command += [] if EARLY_AWAITS else ["--no-early-awaits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=40, env=variables, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=40, env=variables, check=False
+        )
     except subprocess.TimeoutExpired as hang:
         return f"{plan} did not end: {hang.stderr!r}", 40.0
     ended = time.monotonic()
@@ -48,12 +50,16 @@ def test_exits_at_random_moments(driver_kind: str) -> None:
     seeds = range(FIRST, FIRST + COUNT)
     with ThreadPoolExecutor(2) as two_at_a_time:
         answers = []
-        for number, answer in enumerate(two_at_a_time.map(lambda seed: end_of(seed, driver_kind), seeds), 1):
+        for number, answer in enumerate(
+            two_at_a_time.map(lambda seed: end_of(seed, driver_kind), seeds), 1
+        ):
             answers.append(answer)
             if answer[0] is not None or number % 50 == 0:  # with -s, a long run says how far it is
                 print(number, answer[0] or "programs have ended", flush=True)
     wrong = [problem for problem, _ in answers if problem is not None]
-    print(f"{COUNT} programs from seed {FIRST}: {len(wrong)} wrong, the slowest took {max(took for _, took in answers):.2f} s")
+    print(
+        f"{COUNT} programs from seed {FIRST}: {len(wrong)} wrong, the slowest took {max(took for _, took in answers):.2f} s"
+    )
     assert not wrong, "\n\n".join(wrong)
 
 
@@ -64,5 +70,7 @@ def test_programs_cover_every_end_and_every_handler() -> None:
     assert {name for plan in plans for name in plan.pending} == set(exits.PENDING)
     assert {name for plan in plans for name in plan.threads} == set(exits.THREADS)
     assert (
-        {name for plan in plans for name in plan.early} == {name for plan in plans for name in plan.late} == set(exits.HANDLERS)
+        {name for plan in plans for name in plan.early}
+        == {name for plan in plans for name in plan.late}
+        == set(exits.HANDLERS)
     )

@@ -53,7 +53,8 @@ FAULT = """
     watched = weakref.ref(kept)
 
     def poll():
-        # A user's own look at the driver: the moment at which it first says that the context has failed.
+        # A user's own look at the driver: the moment at which it first says that the context has
+        # failed.
         driver = internals.bindings()
         while True:
             (code,) = driver.cuStreamQuery(private)
@@ -95,7 +96,8 @@ FAULT = """
             gate.open()
             began = time.monotonic()
         poller.join()
-        # Also when the driver runs host functions although the context has failed: its health is read before a settlement.
+        # Also when the driver runs host functions although the context has failed: its health is
+        # read before a settlement.
         missing = set(range(33)) - set(errors)
         assert not missing, missing
         assert len({{id(error) for error in errors.values()}}) == len(errors)
@@ -127,7 +129,8 @@ FAULT = """
     anyio.run(main, backend={backend!r})
     del kept
     gc.collect()
-    # Callbacks still come, host functions never do (unless the adversary fires them): the janitor has those of the dead loop.
+    # Callbacks still come, host functions never do (unless the adversary fires them): the janitor
+    # has those of the dead loop.
     deadline = time.monotonic() + 10
     def settled():
         count = statistics()
@@ -150,18 +153,36 @@ FAULT = """
 
 
 def meet_fault(
-    driver_kind: str, kernel: str, backend: str, *, devices: int = 1, adversary: str = "", fires: bool = False
+    driver_kind: str,
+    kernel: str,
+    backend: str,
+    *,
+    devices: int = 1,
+    adversary: str = "",
+    fires: bool = False,
 ) -> None:
     code = {"illegal_address": 700, "trap": 719}[kernel]
-    script = FAULT.format(kernel=kernel, code=code, backend=backend, devices=devices, adversary=adversary, fires=fires, exit=7)
+    script = FAULT.format(
+        kernel=kernel,
+        code=code,
+        backend=backend,
+        devices=devices,
+        adversary=adversary,
+        fires=fires,
+        exit=7,
+    )
     done = run_script(driver_kind, script)
     print(done.stdout)
-    assert (done.returncode, done.stderr) == (7, ""), f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert (done.returncode, done.stderr) == (7, ""), (
+        f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("kernel", ["illegal_address", "trap"])
-def test_a_fault_in_one_of_32_streams_fails_every_waiter(driver_kind: str, kernel: str, backend: str) -> None:
+def test_a_fault_in_one_of_32_streams_fails_every_waiter(
+    driver_kind: str, kernel: str, backend: str
+) -> None:
     meet_fault(driver_kind, kernel, backend)
 
 
@@ -179,10 +200,14 @@ def test_a_fault_that_shows_late(driver_kind: str) -> None:
 @pytest.mark.simulator_only("an H200 never runs a host function after a fault")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_host_functions_that_run_after_a_fault(driver_kind: str, backend: str) -> None:
-    meet_fault(driver_kind, "illegal_address", backend, adversary="fire_after_fault=True", fires=True)
+    meet_fault(
+        driver_kind, "illegal_address", backend, adversary="fire_after_fault=True", fires=True
+    )
 
 
-def test_a_callback_is_called_with_the_fault_and_a_host_function_is_not_called(driver_kind: str) -> None:
+def test_a_callback_is_called_with_the_fault_and_a_host_function_is_not_called(
+    driver_kind: str,
+) -> None:
     script = """
         import threading
         from aiostream import Stream
@@ -249,9 +274,14 @@ class Kept:
 @pytest.mark.leaks(3)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 @pytest.mark.parametrize("code", [700, 719, 214])
-async def test_a_context_that_breaks_and_recovers(breakable: Any, code: int, loop_kind: str) -> None:
+async def test_a_context_that_breaks_and_recovers(
+    breakable: Any, code: int, loop_kind: str
+) -> None:
     with Gate() as gate:
-        streams = [held_stream(gate, wait="hostfunc"), held_stream(gate, device=1 if Device.count() > 1 else 0)]
+        streams = [
+            held_stream(gate, wait="hostfunc"),
+            held_stream(gate, device=1 if Device.count() > 1 else 0),
+        ]
         kept = Kept()
         watched = weakref.ref(kept)
         futures = [
@@ -299,8 +329,8 @@ async def test_host_functions_that_come_late_release_what_they_keep(breakable: A
         breakable.break_context(700)
         codes = []
         for future in futures:
-            # The host function says that the point was passed, the watcher that the context has failed: whichever comes
-            # first settles the future, and nothing settles it twice.
+            # The host function says that the point was passed, the watcher that the context has
+            # failed: whichever comes first settles the future, and nothing settles it twice.
             try:
                 await future
             except ContextFailedError as error:
@@ -338,7 +368,9 @@ async def test_callbacks_and_the_watcher_meet(breakable: Any, loop_kind: str) ->
     for _ in range(20):
         with Gate() as gate:
             streams = [held_stream(gate) for _ in range(5)]
-            futures = [make() for stream in streams for make in [stream.checked_completion_future] * 20]
+            futures = [
+                make() for stream in streams for make in [stream.checked_completion_future] * 20
+            ]
             lost = [make() for stream in streams for make in [stream.completion_future] * 2]
             breakable.break_context(719)
             for future in (*futures, *lost):
@@ -369,7 +401,9 @@ class Things:
 
 async def _pending_event(things: Things) -> None:
     """Waits for an event that the GPU has not passed yet."""
-    await _pending(things, lambda: things.event.record(things.stream), things.event.synchronize_async)
+    await _pending(
+        things, lambda: things.event.record(things.stream), things.event.synchronize_async
+    )
 
 
 async def _pending_stream(things: Things) -> None:
@@ -411,7 +445,10 @@ REFUSALS: dict[str, tuple[str, Callable[[Things], Any]]] = {
     "synchronize_async-record": ("cuEventRecordWithFlags", _pending_stream),
     "synchronize_async-look": ("cuEventQuery", _pending_stream),
     "synchronize_async-hostfunc": ("cuLaunchHostFunc", lambda t: t.plain.synchronize_async()),
-    "enqueue_async-check": ("cuStreamIsCapturing", lambda t: t.stream.enqueue_async(lambda _: None)),
+    "enqueue_async-check": (
+        "cuStreamIsCapturing",
+        lambda t: t.stream.enqueue_async(lambda _: None),
+    ),
     "enqueue_async-health": ("cuStreamQuery", lambda t: t.stream.enqueue_async(lambda _: None)),
     "host-function": ("cuLaunchHostFunc", lambda t: t.stream.launch_host_func(lambda: None)),
     "legacy-host-function": ("cuLaunchHostFunc", lambda t: t.legacy.completion_future()),
@@ -433,7 +470,9 @@ REFUSALS: dict[str, tuple[str, Callable[[Things], Any]]] = {
     "event-create-context": ("cuCtxPushCurrent", lambda t: _from_handle(Event())),
     "elapsed": (
         "cuEventElapsedTime",
-        lambda t: [t.timed.record(t.stream), t.stream.synchronize(), t.timed.elapsed_time(t.timed)][:0],
+        lambda t: [t.timed.record(t.stream), t.stream.synchronize(), t.timed.elapsed_time(t.timed)][
+            :0
+        ],
     ),
     "wait-event": ("cuStreamWaitEvent", lambda t: t.stream.wait_event(t.event)),
     "stream-create": ("cuStreamCreateWithPriority", lambda t: _from_handle(Stream())),
@@ -461,7 +500,9 @@ async def carry_out(action: Callable[[Things], Any], things: Things) -> None:
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 @pytest.mark.parametrize("case", REFUSALS)
-async def test_one_refusal_raises_and_harms_nobody(breakable: Any, case: str, loop_kind: str) -> None:
+async def test_one_refusal_raises_and_harms_nobody(
+    breakable: Any, case: str, loop_kind: str
+) -> None:
     call, action = REFUSALS[case]
     things = Things()
     await carry_out(action, things)  # it works, and what it makes once is made
@@ -486,7 +527,9 @@ async def test_one_refusal_raises_and_harms_nobody(breakable: Any, case: str, lo
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.parametrize("make", [Stream, Event], ids=["stream", "event"])
 @pytest.mark.parametrize("fails", ["the destruction", "the context"])
-def test_a_destruction_that_is_refused_closes_all_the_same(breakable: Any, make: Any, fails: str) -> None:
+def test_a_destruction_that_is_refused_closes_all_the_same(
+    breakable: Any, make: Any, fails: str
+) -> None:
     thing, before = make(), statistics()
     breakable.fail("cuCtxPushCurrent" if fails == "the context" else f"cu{make.__name__}Destroy", 2)
     if fails == "the context":
@@ -506,7 +549,9 @@ def test_a_destruction_that_is_refused_closes_all_the_same(breakable: Any, make:
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-async def test_enqueue_async_whose_completion_is_refused_keeps_the_work(breakable: Any, loop_kind: str) -> None:
+async def test_enqueue_async_whose_completion_is_refused_keeps_the_work(
+    breakable: Any, loop_kind: str
+) -> None:
     """Its `fn` has run, so the GPU may be using what it was given, and nothing will tell when it no longer is."""
     stream, kept, before = Stream(wait="hostfunc"), Kept(), statistics()
     watched = weakref.ref(kept)

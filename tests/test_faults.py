@@ -24,9 +24,17 @@ TESTS = Path(__file__).parent
 FULL = bool(os.environ.get("AIOSTREAM_TEST_FULL"))
 MOST, SEED = ("30", "1") if FULL else ("6", "1")
 KINDS = ["none", "asyncio", "trio", *(["uvloop", "asyncio-debug", "asyncio-eager"] if FULL else [])]
-ENOUGH = {"none": 350, "asyncio": 300, "trio": 250, "start": 150}  # points that must be reached at least
+ENOUGH = {
+    "none": 350,
+    "asyncio": 300,
+    "trio": 250,
+    "start": 150,
+}  # points that must be reached at least
 
-pytestmark = [pytest.mark.simulator_only("no GPU's driver fails on command"), pytest.mark.timeout(3600 if FULL else 900)]
+pytestmark = [
+    pytest.mark.simulator_only("no GPU's driver fails on command"),
+    pytest.mark.timeout(3600 if FULL else 900),
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +43,10 @@ def faulty_libc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("faults") / "faulty_libc.so"
     options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     try:
-        subprocess.run(["gcc", *options, str(TESTS / "native" / "faulty_libc.c"), "-o", str(library), "-ldl"], check=True)
+        subprocess.run(
+            ["gcc", *options, str(TESTS / "native" / "faulty_libc.c"), "-o", str(library), "-ldl"],
+            check=True,
+        )
     except FileNotFoundError:
         pytest.skip("there is no gcc here")
     return library
@@ -54,7 +65,9 @@ def run_program(kind: str, faulty_libc: Path) -> int:
         check=False,
     )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    found = re.search(r"^(\d+) fault points, of which (\d+) were reached; 0 wrong$", done.stdout, re.MULTILINE)
+    found = re.search(
+        r"^(\d+) fault points, of which (\d+) were reached; 0 wrong$", done.stdout, re.MULTILINE
+    )
     assert found, done.stdout
     print(f"{kind}: {found[0]}")
     return int(found[2])

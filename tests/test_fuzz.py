@@ -51,7 +51,9 @@ class Tasks:
         self.end = min(shared.end, time.monotonic() + self.dice.uniform(0.1, 1.5))
         self.pool = StreamPool(2)
         names = sorted(name for name in dir(self) if name.startswith("do_"))
-        self.operations: list[Callable[[Stream, float], Awaitable[None]]] = [getattr(self, name) for name in names]
+        self.operations: list[Callable[[Stream, float], Awaitable[None]]] = [
+            getattr(self, name) for name in names
+        ]
 
     async def do_synchronize(self, stream: Stream, seconds: float) -> None:
         spin(stream, seconds)
@@ -92,7 +94,9 @@ class Tasks:
         spin(own, seconds)
         futures = [own.completion_future() for _ in range(3)]
         own.close()
-        await aiostream.wait(futures, return_when=self.dice.choice(["ALL_COMPLETED", "FIRST_COMPLETED"]))
+        await aiostream.wait(
+            futures, return_when=self.dice.choice(["ALL_COMPLETED", "FIRST_COMPLETED"])
+        )
 
     async def do_host_function(self, stream: Stream, seconds: float) -> None:
         stream.launch_host_func(int)
@@ -182,7 +186,10 @@ def random_order(driver_kind: str) -> Iterator[None]:
 @pytest.mark.usefixtures("random_order")
 def test_fuzz_of_three_loops() -> None:
     shared = Shared()
-    threads = [threading.Thread(target=run_loops, args=(shared, kind), name=kind, daemon=True) for kind in KINDS]
+    threads = [
+        threading.Thread(target=run_loops, args=(shared, kind), name=kind, daemon=True)
+        for kind in KINDS
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -194,5 +201,9 @@ def test_fuzz_of_three_loops() -> None:
     assert not shared.errors, "\n".join(shared.errors)
     shared.close()
     assert len(shared.done) == 17, f"some operations never ended: {shared.done}"
-    assert min(shared.cancelled[name] for name in ("do_synchronize", "do_enqueue", "do_pool")) > 0, shared.cancelled
-    print(f"{sum(shared.done.values())} done, {sum(shared.cancelled.values())} cancelled: {shared.done}, {shared.cancelled}")
+    assert (
+        min(shared.cancelled[name] for name in ("do_synchronize", "do_enqueue", "do_pool")) > 0
+    ), shared.cancelled
+    print(
+        f"{sum(shared.done.values())} done, {sum(shared.cancelled.values())} cancelled: {shared.done}, {shared.cancelled}"
+    )

@@ -16,8 +16,9 @@ import internals
 from aiostream import Device, Stream, statistics
 from support import Gate, spin, succeed
 
-# A thread keeps the GIL while it waits for the whole context. With anything of ours that needed the GIL on a driver thread, or
-# in a driver call of another thread, this script would hang for ever, and `timeout` would end it.
+# A thread keeps the GIL while it waits for the whole context. With anything of ours that needed the
+# GIL on a driver thread, or in a driver call of another thread, this script would hang for ever,
+# and `timeout` would end it.
 KEEPS_THE_GIL = """
     import ctypes, os, threading, time
     import anyio
@@ -64,17 +65,27 @@ KEEPS_THE_GIL = """
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("where", ["in the loop's thread", "in another thread"])
-def test_a_thread_that_keeps_the_gil_across_a_blocking_call(driver_kind: str, where: str, backend: str) -> None:
-    call = "synchronize()" if where == "in the loop's thread" else "threading.Thread(target=synchronize).start()"
+def test_a_thread_that_keeps_the_gil_across_a_blocking_call(
+    driver_kind: str, where: str, backend: str
+) -> None:
+    call = (
+        "synchronize()"
+        if where == "in the loop's thread"
+        else "threading.Thread(target=synchronize).start()"
+    )
     print(succeed(driver_kind, KEEPS_THE_GIL.format(adversary="", where=call, backend=backend)))
 
 
 @pytest.mark.simulator_only("whether a driver holds a lock round host functions cannot be chosen")
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_thread_that_keeps_the_gil_with_a_driver_that_locks(driver_kind: str, backend: str) -> None:
+def test_a_thread_that_keeps_the_gil_with_a_driver_that_locks(
+    driver_kind: str, backend: str
+) -> None:
     adversary = "from aiostream import simulator; simulator.install(); simulator.adversary(driver_lock=True)"
     call = "threading.Thread(target=synchronize).start()"
-    print(succeed(driver_kind, KEEPS_THE_GIL.format(adversary=adversary, where=call, backend=backend)))
+    print(
+        succeed(driver_kind, KEEPS_THE_GIL.format(adversary=adversary, where=call, backend=backend))
+    )
 
 
 # ------------------------------------------------------------------------------------------------ what the GPU idles
@@ -110,7 +121,9 @@ async def idle_time(kind: str, repetitions: int = 20) -> list[float]:
     await stream.synchronize_async()
     gate = Gate()
     for _ in range(repetitions):
-        gate.hold(stream)  # all of it is enqueued before any of it runs, however long Python takes for that
+        gate.hold(
+            stream
+        )  # all of it is enqueued before any of it runs, however long Python takes for that
         spin(stream, 0.02)  # the driver's thread has gone to sleep by then, busy Python or not
         internals.stamp(stream, pointer)
         future = getattr(stream, kind)() if kind != "none" else None
@@ -133,7 +146,9 @@ async def test_busy_python_does_not_stall_the_gpu(kind: str, loop_kind: str) -> 
     rounds = 60 if os.environ.get("AIOSTREAM_TEST_FULL") else 15
     without = numbers.median(await idle_time("none"))
     quiet, busy = [], []
-    for _ in range(rounds):  # in turn, because the time that the driver's thread takes to wake up drifts
+    for _ in range(
+        rounds
+    ):  # in turn, because the time that the driver's thread takes to wake up drifts
         quiet += await idle_time(kind, 1)
         with computing_in_python():
             busy += await idle_time(kind, 1)
@@ -142,8 +157,8 @@ async def test_busy_python_does_not_stall_the_gpu(kind: str, loop_kind: str) -> 
         f"GPU idle between two kernels: {without:.1f} us; round a {kind} {still:.1f} us, with Python busy {computing:.1f} us "
         f"(medians of {rounds} in turn; ratio {computing / still:.2f})"
     )
-    # One that took the GIL would wait for it for Python's switch interval of 5 ms. The ratio is for a reader to judge: the
-    # driver's thread wakes up in 0.2 to 0.5 ms, at its own pleasure.
+    # One that took the GIL would wait for it for Python's switch interval of 5 ms. The ratio is for
+    # a reader to judge: the driver's thread wakes up in 0.2 to 0.5 ms, at its own pleasure.
     assert computing <= still + 2000
 
 
@@ -201,13 +216,19 @@ FULL_STREAM = """
 
 
 @pytest.mark.parametrize("call", ["completion_future", "checked_completion_future"])
-def test_an_enqueue_that_blocks_on_a_full_stream_lets_other_threads_go_on(driver_kind: str, call: str) -> None:
-    print(succeed(driver_kind, FULL_STREAM.format(call=call, must_block=driver_kind == "simulator")))
+def test_an_enqueue_that_blocks_on_a_full_stream_lets_other_threads_go_on(
+    driver_kind: str, call: str
+) -> None:
+    print(
+        succeed(driver_kind, FULL_STREAM.format(call=call, must_block=driver_kind == "simulator"))
+    )
 
 
 @pytest.mark.simulator_only("a GPU's enqueues do not block on command")
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-@pytest.mark.parametrize("call", ["completion_future", "checked_completion_future", "launch_host_func", "add_callback"])
+@pytest.mark.parametrize(
+    "call", ["completion_future", "checked_completion_future", "launch_host_func", "add_callback"]
+)
 async def test_enqueues_that_block_release_the_gil(call: str, loop_kind: str) -> None:
     from aiostream import simulator
 
@@ -236,7 +257,9 @@ async def test_enqueues_that_block_release_the_gil(call: str, loop_kind: str) ->
     if future is not None:
         await future
     await stream.synchronize_async()
-    print(f"{call} was blocked for {blocked * 1000:.0f} ms; another thread made {made} steps meanwhile")
+    print(
+        f"{call} was blocked for {blocked * 1000:.0f} ms; another thread made {made} steps meanwhile"
+    )
     assert blocked >= 0.1
     # With the GIL kept it would make none but in the switch intervals before and after the call.
     assert made > 20
@@ -261,7 +284,9 @@ async def test_very_many_completions(driver_kind: str, loop_kind: str) -> None:
             futures = []
             for index in mine[first : first + batch]:
                 future = stream.completion_future()
-                future.add_done_callback(lambda _, index=index: settled.__setitem__(index, settled[index] + 1))
+                future.add_done_callback(
+                    lambda _, index=index: settled.__setitem__(index, settled[index] + 1)
+                )
                 futures.append(future)
             for future in futures:
                 await future
@@ -271,7 +296,9 @@ async def test_very_many_completions(driver_kind: str, loop_kind: str) -> None:
         for number, stream in enumerate(streams):
             group.start_soon(work, number, stream)
     seconds = time.monotonic() - began
-    print(f"{total} completions over {len(streams)} streams on {loop_kind}: {total / seconds:,.0f} per second")
+    print(
+        f"{total} completions over {len(streams)} streams on {loop_kind}: {total / seconds:,.0f} per second"
+    )
     for stream in streams:
         await stream.synchronize_async()
         stream.close()
@@ -280,6 +307,8 @@ async def test_very_many_completions(driver_kind: str, loop_kind: str) -> None:
     assert settled == [1] * total
     after = statistics()
     assert after.futures.done - before.futures.done >= total
-    assert after.futures.done - before.futures.done == after.futures.created - before.futures.created
+    assert (
+        after.futures.done - before.futures.done == after.futures.created - before.futures.created
+    )
     assert after.points.fired - before.points.fired == after.points.armed - before.points.armed
     assert after.points.stale == before.points.stale

@@ -84,7 +84,13 @@ def test_nodes_know_their_neighbours(stream: Stream) -> None:
     assert int(root) == root.handle
     assert "GraphNode" in repr(root)
     graph.close()
-    for gone in (lambda: root.type, lambda: root.handle, lambda: root.dependencies, lambda: graph.nodes, lambda: graph.handle):
+    for gone in (
+        lambda: root.type,
+        lambda: root.handle,
+        lambda: root.dependencies,
+        lambda: graph.nodes,
+        lambda: graph.handle,
+    ):
         with pytest.raises(StreamClosedError):
             gone()
 
@@ -116,7 +122,10 @@ def test_debug_dot(stream: Stream, tmp_path: Path) -> None:
         text = graph.debug_dot()
         assert text.lstrip().startswith("digraph")
         assert "->" in text
-        assert graph.debug_dot(tmp_path / "graph.dot", DebugDotFlags.HANDLES) == (tmp_path / "graph.dot").read_text()
+        assert (
+            graph.debug_dot(tmp_path / "graph.dot", DebugDotFlags.HANDLES)
+            == (tmp_path / "graph.dot").read_text()
+        )
         with pytest.raises(CudaError):
             graph.debug_dot(tmp_path / "not" / "there.dot")
 
@@ -197,7 +206,10 @@ def test_instantiate_flags(stream: Stream) -> None:
                 driver = internals.bindings()
                 code, told = driver.cuGraphExecGetFlags(driver.CUgraphExec(int(executable)))
                 # Node priorities are not told, here or on an H200.
-                assert (int(code), int(told)) == (0, int(flags & InstantiateFlags.AUTO_FREE_ON_LAUNCH))
+                assert (int(code), int(told)) == (
+                    0,
+                    int(flags & InstantiateFlags.AUTO_FREE_ON_LAUNCH),
+                )
         with graph.instantiate(InstantiateFlags.UPLOAD, upload_stream=stream) as executable:
             executable.launch(stream)
             stream.synchronize()
@@ -230,7 +242,8 @@ async def test_many_launches_in_flight(stream: Stream) -> None:
         stream.launch_host_func(calls.append, 1)
     with Gate() as gate:
         gate.hold(stream)
-        # Few while it is held: with some dozens of launches with host nodes pending, an H200 blocked the next one.
+        # Few while it is held: with some dozens of launches with host nodes pending, an H200
+        # blocked the next one.
         futures = [capture.executable.launch_async(stream) for _ in range(5)]
         assert not any(future.done() for future in futures)
         assert calls == []
@@ -284,7 +297,9 @@ async def test_launches_are_refused_before_anything_is_enqueued(stream: Stream) 
     closed_stream.close()
     armed = statistics().points.armed
     calls: list[Any] = [
-        getattr(executable, name + ending) for name in ("launch", "upload") for ending in ("", "_async", "_and_wait")
+        getattr(executable, name + ending)
+        for name in ("launch", "upload")
+        for ending in ("", "_async", "_and_wait")
     ]
     for call in calls:
 
@@ -357,7 +372,11 @@ def test_an_update_takes_over_the_parameters(stream: Stream) -> None:
             stream.launch_host_func(calls.append, word)
         return capture.graph
 
-    with graph_that_says("old") as old, graph_that_says("new") as new, old.instantiate() as executable:
+    with (
+        graph_that_says("old") as old,
+        graph_that_says("new") as new,
+        old.instantiate() as executable,
+    ):
         executable.launch(stream)
         executable.update(new)
         executable.launch(stream)
@@ -373,7 +392,10 @@ def test_an_update_that_does_not_fit_says_why_and_changes_nothing(stream: Stream
         spin(stream, 0)
         stream.launch_host_func(calls.append, 1)
     executable = capture.executable
-    with captured(stream, 3) as longer, pytest.raises(GraphUpdateError, match="TOPOLOGY_CHANGED") as caught:
+    with (
+        captured(stream, 3) as longer,
+        pytest.raises(GraphUpdateError, match="TOPOLOGY_CHANGED") as caught,
+    ):
         executable.update(longer)
     assert caught.value.code == 910
     assert caught.value.call == "cuGraphExecUpdate"
@@ -488,7 +510,9 @@ def test_graphs_of_cuda_core(stream: Stream) -> None:
         with graph.instantiate() as executable:
             executable.launch(stream.core())
         stream.begin_capture_to_graph(definition, definition.nodes())
-        assert [dependency.node for dependency in stream.capture_info().dependencies] == list(graph.nodes)
+        assert [dependency.node for dependency in stream.capture_info().dependencies] == list(
+            graph.nodes
+        )
         spin(stream, 0)
         assert stream.end_capture() == graph
         assert len(graph.nodes) == 2

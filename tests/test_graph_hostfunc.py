@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from aiostream import CaptureMode, CudaError, Event, Graph, GraphNodeType, Stream, StreamCaptureError, simulator, statistics
+from aiostream import (
+    CaptureMode,
+    CudaError,
+    Event,
+    Graph,
+    GraphNodeType,
+    Stream,
+    StreamCaptureError,
+    simulator,
+    statistics,
+)
 from internals import bindings, native_call_replaced
 from support import Gate, settle, spin, succeed
 
@@ -46,7 +56,11 @@ def stream() -> Any:
 def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What went to `sys.unraisablehook`, as (exception's type, its text, object)."""
     seen: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: seen.append((args.exc_type, str(args.exc_value), args.object)))
+    monkeypatch.setattr(
+        sys,
+        "unraisablehook",
+        lambda args: seen.append((args.exc_type, str(args.exc_value), args.object)),
+    )
     return seen
 
 
@@ -97,7 +111,8 @@ def test_graphs_are_dropped_while_launches_are_in_flight(stream: Stream) -> None
     for number in range(100):
         with Gate() as gate:
             gate.hold(stream)
-            # Few at a time: with some dozens of launches with host nodes pending, an H200 blocked the next one.
+            # Few at a time: with some dozens of launches with host nodes pending, an H200 blocked
+            # the next one.
             for each in range(number * 2, number * 2 + 2):
                 with stream.capture() as capture:
                     stream.launch_host_func(Counting())
@@ -140,7 +155,9 @@ def test_it_lives_in_a_child_graph(stream: Stream) -> None:
     driver = bindings()
     child, owner = captured_owner(stream)
     with Graph() as parent:
-        (code, _) = driver.cuGraphAddChildGraphNode(driver.CUgraph(int(parent)), [], 0, driver.CUgraph(int(child)))
+        (code, _) = driver.cuGraphAddChildGraphNode(
+            driver.CUgraph(int(parent)), [], 0, driver.CUgraph(int(child))
+        )
         assert int(code) == 0
         child.close()
         assert [node.type for node in parent.nodes] == [GraphNodeType.GRAPH]
@@ -235,10 +252,14 @@ def test_it_is_released_by_a_thread_of_the_library(stream: Stream, mode: Capture
     stream.synchronize()
     capture.executable.close()
     assert settle(lambda: len(deaths) == 1)
-    assert set(deaths) == {thread.ident for thread in threading.enumerate() if thread.name == "aiostream-releaser"}
+    assert set(deaths) == {
+        thread.ident for thread in threading.enumerate() if thread.name == "aiostream-releaser"
+    }
 
 
-def test_an_exception_is_reported_at_each_launch_and_the_graph_goes_on(stream: Stream, unraisable: list[Any]) -> None:
+def test_an_exception_is_reported_at_each_launch_and_the_graph_goes_on(
+    stream: Stream, unraisable: list[Any]
+) -> None:
     after: list[int] = []
 
     def fail() -> None:
@@ -265,7 +286,9 @@ def test_native_functions_are_captured_raw(stream: Stream) -> None:
     with stream.capture() as capture:
         stream.launch_host_func(library.sem_post, semaphore)
     driver = bindings()
-    code, parameters = driver.cuGraphHostNodeGetParams(driver.CUgraphNode(int(capture.graph.nodes[0])))
+    code, parameters = driver.cuGraphHostNodeGetParams(
+        driver.CUgraphNode(int(capture.graph.nodes[0]))
+    )
     assert int(code) == 0
     assert int(parameters.fn) == ctypes.cast(library.sem_post, ctypes.c_void_p).value
     assert int(parameters.userData) == ctypes.addressof(semaphore)
@@ -282,7 +305,9 @@ def test_a_native_functions_data_is_kept_as_long_as_the_graph(stream: Stream) ->
         _fields_ = (("value", ctypes.c_int),)
 
     seen: list[int] = []
-    function = ctypes.CFUNCTYPE(None, ctypes.POINTER(Data))(lambda data: seen.append(data.contents.value))
+    function = ctypes.CFUNCTYPE(None, ctypes.POINTER(Data))(
+        lambda data: seen.append(data.contents.value)
+    )
     data = Data(42)
     kept = weakref.ref(data), weakref.ref(function)
     with stream.capture_executable() as capture:
@@ -460,9 +485,13 @@ async def test_two_hundred_global_captures_beside_ten_thousand_completions(where
             stream.launch_host_func(calls.append, number)
             seen = traffic.arrived
             if where == "elsewhere":
-                assert settle(lambda: traffic.arrived > seen or traffic.stopping), "nothing arrives during the capture"
+                assert settle(lambda: traffic.arrived > seen or traffic.stopping), (
+                    "nothing arrives during the capture"
+                )
         assert len(capture.graph.nodes) == 2
-        capture.graph.instantiate().launch(stream)  # both dropped here: the janitor destroys them during the next captures
+        capture.graph.instantiate().launch(
+            stream
+        )  # both dropped here: the janitor destroys them during the next captures
 
     async def capture_here() -> None:
         for number in range(200):

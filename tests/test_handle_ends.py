@@ -127,7 +127,9 @@ REFUSED = """
 
 
 @pytest.mark.simulator_only("a driver refuses no destruction on command")
-@pytest.mark.parametrize(("how", "count"), [("by_last_user", 1), ("by_finalizer", 2), ("by_close", 1)])
+@pytest.mark.parametrize(
+    ("how", "count"), [("by_last_user", 1), ("by_finalizer", 2), ("by_close", 1)]
+)
 def test_a_destruction_that_the_driver_refuses(driver_kind: str, how: str, count: int) -> None:
     """It is told, to `sys.unraisablehook` if no caller is there. What is still there counts as leaked."""
     done = run_script(driver_kind, REFUSED.format(how=how, count=count))

@@ -34,7 +34,11 @@ class Witness:
 def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What went to `sys.unraisablehook`, as (exception's type, its text, object)."""
     seen: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: seen.append((args.exc_type, str(args.exc_value), args.object)))
+    monkeypatch.setattr(
+        sys,
+        "unraisablehook",
+        lambda args: seen.append((args.exc_type, str(args.exc_value), args.object)),
+    )
     return seen
 
 
@@ -67,7 +71,9 @@ async def test_a_host_function_runs_between_the_points_round_it() -> None:
         gate.open()
         await first
         await second
-        while len(order) < 3:  # a future that is done already does not let its callbacks run before the await returns
+        while (
+            len(order) < 3
+        ):  # a future that is done already does not let its callbacks run before the await returns
             await anyio.lowlevel.checkpoint()
     assert sorted(order) == ["first", "function", "second"]
     assert order.index("first") < order.index("second")
@@ -86,8 +92,14 @@ def test_it_runs_on_the_drivers_thread_and_needs_no_loop() -> None:
     stream.close()
 
 
-@pytest.mark.parametrize("error", [ValueError("v"), SystemExit(3), KeyboardInterrupt("k")], ids=lambda e: type(e).__name__)
-async def test_an_exception_is_reported_and_the_stream_goes_on(unraisable: list[Any], error: BaseException) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("v"), SystemExit(3), KeyboardInterrupt("k")],
+    ids=lambda e: type(e).__name__,
+)
+async def test_an_exception_is_reported_and_the_stream_goes_on(
+    unraisable: list[Any], error: BaseException
+) -> None:
     def fail(*_: Any) -> None:
         raise error
 
@@ -135,7 +147,9 @@ async def test_what_was_given_is_released_by_a_thread_of_the_library() -> None:
         gate.open()
         await stream.completion_future()
     assert settle(lambda: len(deaths) == 3)
-    releasers = {thread.ident for thread in threading.enumerate() if thread.name == "aiostream-releaser"}
+    releasers = {
+        thread.ident for thread in threading.enumerate() if thread.name == "aiostream-releaser"
+    }
     assert set(deaths) == releasers
     assert threading.get_ident() not in deaths
     assert drivers[0] not in deaths
@@ -182,7 +196,9 @@ def test_a_native_functions_data_is_kept_until_it_has_run() -> None:
         _fields_ = (("value", ctypes.c_int),)
 
     seen: list[int] = []
-    function = ctypes.CFUNCTYPE(None, ctypes.POINTER(Data))(lambda data: seen.append(data.contents.value))
+    function = ctypes.CFUNCTYPE(None, ctypes.POINTER(Data))(
+        lambda data: seen.append(data.contents.value)
+    )
     with Gate() as gate:
         stream = held_stream(gate)
         data = Data(42)

@@ -49,7 +49,8 @@ LEVELS = {
     "_doctor": 12,
     "__main__": 13,
 }
-# What one level of the package holds in files of its own: `_loops` is a folder. It imports of itself only what is lower.
+# What one level of the package holds in files of its own: `_loops` is a folder. It imports of
+# itself only what is lower.
 LOOPS_LEVELS = {"bridge": 0, "dispatcher": 1, "on_asyncio": 2, "on_trio": 2, "__init__": 3}
 # The benchmark's own: it stands above everything but `__main__`, which alone imports it.
 BENCH_LEVELS = {
@@ -122,11 +123,19 @@ def runtime_imports(path: Path) -> set[str]:
     def visit(node: ast.AST) -> None:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             return
-        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.split(".")[0] == "aiostream":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module is not None
+            and node.module.split(".")[0] == "aiostream"
+        ):
             parts = node.module.split(".")
             found.update([parts[1]] if len(parts) > 1 else [alias.name for alias in node.names])
         elif isinstance(node, ast.Import):
-            found.update(alias.name.split(".")[1] for alias in node.names if alias.name.startswith("aiostream."))
+            found.update(
+                alias.name.split(".")[1]
+                for alias in node.names
+                if alias.name.startswith("aiostream.")
+            )
         for child in ast.iter_child_nodes(node):
             visit(child)
 
@@ -163,7 +172,9 @@ def test_folders_import_downwards_only(folder: str, levels: dict[str, int]) -> N
     wrong = []
     for name, path in modules.items():
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(f"aiostream.{folder}"):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+                f"aiostream.{folder}"
+            ):
                 continue
             parts = (node.module or "").split(".")
             for imported in parts[2:] or [alias.name for alias in node.names]:
@@ -176,7 +187,9 @@ def test_native_files_include_downwards_only() -> None:
     sources = list((TESTS.parent / "src" / "aiostream" / "native").glob("*.[ch]"))
     if not sources:
         pytest.skip("the sources are not here: the tests run on an installed package alone")
-    assert {path.stem for path in sources} == NATIVE_FLOORS.keys(), "a new native file needs its floor"
+    assert {path.stem for path in sources} == NATIVE_FLOORS.keys(), (
+        "a new native file needs its floor"
+    )
     wrong = []
     for path in sources:
         for included in re.findall(r'#include "(\w+)\.h"', path.read_text()):
@@ -203,7 +216,9 @@ def test_every_public_name_is_exported_and_documented() -> None:
         public = getattr(aiostream, name)
         assert public.__doc__, f"{name} has no docstring"
         for member, value in vars(public).items() if isinstance(public, type) else ():
-            if not member.startswith("_") and (callable(value) or isinstance(value, (property, classmethod, staticmethod))):
+            if not member.startswith("_") and (
+                callable(value) or isinstance(value, (property, classmethod, staticmethod))
+            ):
                 assert value.__doc__, f"{name}.{member} has no docstring"
     exported = {name for path in PACKAGE.glob("*.py") for name in module_exports(path)}
     assert exported == set(aiostream.__all__)
@@ -229,13 +244,22 @@ assert threading.active_count() == 1
 assert "libcuda" not in open("/proc/self/maps").read()
 assert aiostream.statistics().points.armed == 0
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_modules_stay_small() -> None:
-    files = [path for folder in (PACKAGE, TESTS) for path in folder.rglob("*") if path.suffix in {".py", ".c", ".h"}]
-    long = {path.name: lines for path in files if (lines := len(path.read_text().splitlines())) > 700}
+    files = [
+        path
+        for folder in (PACKAGE, TESTS)
+        for path in folder.rglob("*")
+        if path.suffix in {".py", ".c", ".h"}
+    ]
+    long = {
+        path.name: lines for path in files if (lines := len(path.read_text().splitlines())) > 700
+    }
     assert not long
 
 
@@ -245,7 +269,11 @@ def test_modules_stay_small() -> None:
 def test_no_test_imports_a_test_module() -> None:
     """What tests share lies in modules of its own. Scripts in strings count too."""
     importing = re.compile(r"^\s*(?:from|import) (?:\w+, )*(?:test_\w+|conftest)\b", re.MULTILINE)
-    wrong = [(path.name, line.strip()) for path in TESTS.rglob("*.py") for line in importing.findall(path.read_text())]
+    wrong = [
+        (path.name, line.strip())
+        for path in TESTS.rglob("*.py")
+        for line in importing.findall(path.read_text())
+    ]
     assert not wrong
 
 
@@ -263,7 +291,9 @@ def test_only_one_test_module_knows_private_names() -> None:
 def private_modules(text: str) -> list[str]:
     """Private modules of the library that a text names, also in scripts in strings."""
     found = re.findall(r"\baiostream(?:\.\w+)*?\._[a-z]\w*", text)
-    for names in re.findall(r"^\s*from aiostream(?:\.\w+)* import (\([^)]*\)|.*)", text, re.MULTILINE):
+    for names in re.findall(
+        r"^\s*from aiostream(?:\.\w+)* import (\([^)]*\)|.*)", text, re.MULTILINE
+    ):
         found += re.findall(r"\b_[a-z]\w*", re.sub(r" as \w+", "", names))
     return found
 
@@ -271,5 +301,13 @@ def private_modules(text: str) -> list[str]:
 def private_attributes(tree: ast.AST) -> list[str]:
     """Private attributes that code uses of other objects than `self`; a few of the standard library's are allowed."""
     allowed = {"os._exit", "asyncio._set_running_loop", "task._log_destroy_pending"}
-    used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)]
-    return [name for node in used if (name := ast.unparse(node)) not in allowed and not name.startswith("self.")]
+    used = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)
+    ]
+    return [
+        name
+        for node in used
+        if (name := ast.unparse(node)) not in allowed and not name.startswith("self.")
+    ]

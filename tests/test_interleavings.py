@@ -19,15 +19,17 @@ TESTS = Path(__file__).parent / "native"
 NATIVE = TESTS.parent.parent / "src" / "aiostream" / "native"
 INTERLEAVED = ["base", "points", "failures", "timer", "waker", "handles", "policy", "interleaved"]
 # Calls of the native files that the program answers itself.
-WRAPPED = (
-    "read write eventfd ppoll clock_gettime pthread_mutex_lock pthread_mutex_unlock pthread_cond_timedwait pthread_cond_broadcast"
-)
-WRAPPED += " queue_push queue_open"
+WRAPPED = "read write eventfd ppoll clock_gettime queue_push queue_open"
+WRAPPED += " pthread_mutex_lock pthread_mutex_unlock pthread_cond_timedwait pthread_cond_broadcast"
 
 
 def gcc(*arguments: object) -> None:
     done = subprocess.run(
-        ["gcc", "-std=gnu11", "-g", *map(str, arguments)], capture_output=True, text=True, timeout=100, check=False
+        ["gcc", "-std=gnu11", "-g", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -35,9 +37,21 @@ def gcc(*arguments: object) -> None:
 def compile_native(name: str, folder: Path, *include_first: Path) -> Path:
     """With calls at each access to memory. ThreadSanitizer's runtime is not linked: explore.h has these functions."""
     directories = [*include_first, NATIVE]
-    source = next(path for path in (directory / f"{name}.c" for directory in (*directories, TESTS)) if path.exists())
+    source = next(
+        path
+        for path in (directory / f"{name}.c" for directory in (*directories, TESTS))
+        if path.exists()
+    )
     target = folder / f"{name}.o"
-    gcc("-O1", "-fsanitize=thread", "-c", source, "-o", target, *(f"-I{directory}" for directory in directories))
+    gcc(
+        "-O1",
+        "-fsanitize=thread",
+        "-c",
+        source,
+        "-o",
+        target,
+        *(f"-I{directory}" for directory in directories),
+    )
     return target
 
 
@@ -47,7 +61,9 @@ def link(objects: list[Path], target: Path) -> None:
 
 
 def explore(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=LIMIT, check=False)
+    return subprocess.run(
+        [program, *arguments], capture_output=True, text=True, timeout=LIMIT, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +118,10 @@ def without_own_reference(text: str) -> str:
 TAKE = "    struct queue_entry *entry = reversed(atomic_exchange(&queue->head, NULL));\n"
 MISTAKES = {
     "no own reference": Mistake(
-        "points", without_own_reference, "fired and failed, the loop closes", "a queue was recycled while a thread pushes to it"
+        "points",
+        without_own_reference,
+        "fired and failed, the loop closes",
+        "a queue was recycled while a thread pushes to it",
     ),
     "the eventfd is read after the take": Mistake(
         "queues",
@@ -123,7 +142,10 @@ MISTAKES = {
         "a data race",
     ),
     "a slot keeps its generation": Mistake(
-        "points", replacing("(atomic_load(&slot->word) >> 8) + 1", "atomic_load(&slot->word) >> 8"), "one ticket", "after its end"
+        "points",
+        replacing("(atomic_load(&slot->word) >> 8) + 1", "atomic_load(&slot->word) >> 8"),
+        "one ticket",
+        "after its end",
     ),
     "the consumer owes nothing": Mistake(
         "points",
@@ -132,10 +154,16 @@ MISTAKES = {
         "did not come back",
     ),
     "nobody wakes who awaits a handle": Mistake(
-        "handles", replacing("word | RELEASED | AWAITED", "word | RELEASED"), "given away", "nothing wakes them"
+        "handles",
+        replacing("word | RELEASED | AWAITED", "word | RELEASED"),
+        "given away",
+        "nothing wakes them",
     ),
     "arming wakes nobody": Mistake(
-        "waker", replacing("if (atomic_load(&parked)) waker_wake();", "(void)parked;"), "the watcher parks", "nothing wakes them"
+        "waker",
+        replacing("if (atomic_load(&parked)) waker_wake();", "(void)parked;"),
+        "the watcher parks",
+        "nothing wakes them",
     ),
 }
 
@@ -146,7 +174,10 @@ def test_mistakes_are_found(mistake: str, objects: dict[str, Path], tmp_path: Pa
     file, change, scenario, complaint = MISTAKES[mistake]
     (tmp_path / f"{file}.c").write_text(change((NATIVE / f"{file}.c").read_text()))
     name = file if file in objects else "interleaved"
-    link([*({**objects, name: compile_native(name, tmp_path, tmp_path)}.values())], tmp_path / "interleavings")
+    link(
+        [*({**objects, name: compile_native(name, tmp_path, tmp_path)}.values())],
+        tmp_path / "interleavings",
+    )
     ran = explore(tmp_path / "interleavings", scenario)
     assert ran.returncode == 1, ran.stdout
     assert complaint in ran.stderr

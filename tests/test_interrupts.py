@@ -58,15 +58,23 @@ class Scene:
         assert await self.stream.enqueue_async(lambda given, kept: kept, 7) == 7
 
     async def enqueue_several(self) -> None:
-        futures: list[Any] = [self.stream.enqueue_async(lambda given, kept: spin(given, 0.0001), bytearray(9)) for _ in range(3)]
+        futures: list[Any] = [
+            self.stream.enqueue_async(lambda given, kept: spin(given, 0.0001), bytearray(9))
+            for _ in range(3)
+        ]
         for future in reversed(futures):
             await future
 
     async def enqueue_in_thread(self) -> None:
-        assert await self.stream.enqueue_in_thread(lambda given, kept: spin(given, 0.0001) or kept, 7) == 7
+        assert (
+            await self.stream.enqueue_in_thread(lambda given, kept: spin(given, 0.0001) or kept, 7)
+            == 7
+        )
 
     async def wait_for_all(self) -> None:
-        await aiostream.wait([self.stream.completion_future(), self.stream.enqueue_async(lambda given: None)])
+        await aiostream.wait(
+            [self.stream.completion_future(), self.stream.enqueue_async(lambda given: None)]
+        )
 
     async def drain(self) -> None:
         self.stream.completion_future()
@@ -125,9 +133,15 @@ class Scene:
 
 
 AWAITS: dict[str, tuple[str, Callable[[Scene], Any]]] = {
-    **{f"wait, {strategy}": (strategy, Scene.wait) for strategy in ("auto", "event", "spin", "hostfunc")},
+    **{
+        f"wait, {strategy}": (strategy, Scene.wait)
+        for strategy in ("auto", "event", "spin", "hostfunc")
+    },
     **{f"event, {strategy}": (strategy, Scene.wait_for_event) for strategy in ("auto", "event")},
-    **{f"enqueue, {strategy}": (strategy, Scene.enqueue) for strategy in ("auto", "event", "hostfunc")},
+    **{
+        f"enqueue, {strategy}": (strategy, Scene.enqueue)
+        for strategy in ("auto", "event", "hostfunc")
+    },
     "completion": ("auto", Scene.completion),
     "checked completion": ("auto", Scene.checked_completion),
     "event on stream": ("auto", Scene.event_on_stream),
@@ -168,14 +182,21 @@ def interrupt(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
 
     if not settle(ended, 0.2):
         gc.collect()
-        assert settle(ended, 3), f"{name} on {kind}, interrupted at place {number}, {striker.where}: {before} -> {statistics()}"
-    assert statistics().points.leaked == before.points.leaked, f"{name} on {kind} leaks if interrupted at {striker.where}"
+        assert settle(ended, 3), (
+            f"{name} on {kind}, interrupted at place {number}, {striker.where}: {before} -> {statistics()}"
+        )
+    assert statistics().points.leaked == before.points.leaked, (
+        f"{name} on {kind} leaks if interrupted at {striker.where}"
+    )
     return striker
 
 
 # Struck between the making of a coroutine and its first step.
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python 3.12 does not trace every instruction that it is asked to")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12),
+    reason="Python 3.12 does not trace every instruction that it is asked to",
+)
 @pytest.mark.timeout(1800 if PLACES == "all" else 120)
 @pytest.mark.parametrize("kind", LOOPS)
 @pytest.mark.parametrize("name", AWAITS)
@@ -183,11 +204,20 @@ def test_interrupt_at_any_place_of_an_await_loses_nothing(kind: str, name: str) 
     rng = random.Random(f"{SEED} {kind} {name}")
     count = interrupt(kind, name, 0, cancels=False).passed
     assert count > 5, "the striker does not see the library's code"
-    chosen = range(1, count + 1) if PLACES == "all" else rng.sample(range(1, count + 1), min(count, int(PLACES)))
+    chosen = (
+        range(1, count + 1)
+        if PLACES == "all"
+        else rng.sample(range(1, count + 1), min(count, int(PLACES)))
+    )
     struck = 0
     for number in chosen:
         for cancels in (True, False) if PLACES == "all" else (rng.random() < 0.5,):
-            # An interrupt in a done callback loses the callback: a task that goes on waits for ever, as in `asyncio.wait`.
-            struck += interrupt(kind, name, number, cancels=cancels or name == "aiostream.wait").has_struck
-    assert struck > 0, "no place was reached again"  # a task that polls comes to more places, or to fewer
+            # An interrupt in a done callback loses the callback: a task that goes on waits for
+            # ever, as in `asyncio.wait`.
+            struck += interrupt(
+                kind, name, number, cancels=cancels or name == "aiostream.wait"
+            ).has_struck
+    assert struck > 0, (
+        "no place was reached again"
+    )  # a task that polls comes to more places, or to fewer
     print(f"{struck} interrupts, {count} places")

@@ -74,7 +74,9 @@ def test_several_loops_in_several_threads_wait_on_one_stream() -> None:
 # ------------------------------------------------------------------------------------------------ loops that end
 
 
-def test_a_completion_whose_loop_has_closed_is_dropped_quietly(loop_kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_completion_whose_loop_has_closed_is_dropped_quietly(
+    loop_kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     class Buffer:
         pass
 
@@ -126,7 +128,11 @@ def test_what_arrived_before_the_loop_closed_and_was_not_read_is_dropped_too(new
     def ended() -> int:
         now = aiostream.statistics().futures
         # uvloop looks at its descriptors once more after stop(), and may have settled it.
-        return now.dropped - before.dropped + (now.done - before.done if new_loop is uvloop.new_event_loop else 0)
+        return (
+            now.dropped
+            - before.dropped
+            + (now.done - before.done if new_loop is uvloop.new_event_loop else 0)
+        )
 
     assert settle(lambda: ended() == 1)
 
@@ -213,7 +219,9 @@ def test_timer_waits_of_a_loop_without_add_reader() -> None:
             await asyncio.gather(*map(serve, streams))
             if statistics().waits.by_timer > before + 100:
                 break
-        assert statistics().waits.by_timer > before + 10  # few on a machine that is busy with other things
+        assert (
+            statistics().waits.by_timer > before + 10
+        )  # few on a machine that is busy with other things
         for stream in streams:
             stream.close()
 
@@ -278,7 +286,9 @@ def test_a_keyboard_interrupt_in_a_drain_loses_nothing(monkeypatch: pytest.Monke
     loop = asyncio.new_event_loop()
     interrupts = 0
 
-    def interrupt_and_deliver(backlog: list[Any], orphaned: bool, deliver: Callable[[], None]) -> None:
+    def interrupt_and_deliver(
+        backlog: list[Any], orphaned: bool, deliver: Callable[[], None]
+    ) -> None:
         nonlocal interrupts
         if not orphaned and len(backlog) > 2 and interrupts < 30:
             interrupts += 1
@@ -325,14 +335,18 @@ def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> Non
     registered = internals.point_registry()
     try:
         for broken in ("before", "change", "after"):
-            points = [internals.pending_completion(loop.create_future(), context_id) for _ in range(3)]
+            points = [
+                internals.pending_completion(loop.create_future(), context_id) for _ in range(3)
+            ]
             waiting = [point.future for point in points]
             registry = {-1 - n: point for n, point in enumerate(points)}
             registered.update(registry)
             backlog = [number for ticket in registry for number in (ticket, 0)]
             struck: list[int] = []
 
-            def strike(set_state: Callable[[], None], broken: str = broken, struck: list[int] = struck) -> None:
+            def strike(
+                set_state: Callable[[], None], broken: str = broken, struck: list[int] = struck
+            ) -> None:
                 if broken == "change" and not struck:
                     struck.append(1)
                     raise KeyboardInterrupt
@@ -358,7 +372,9 @@ def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> Non
 
 @pytest.mark.parametrize("has_lowlevel", [False, True])
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
-async def test_trio_that_another_thread_is_importing_runs_nothing(monkeypatch: pytest.MonkeyPatch, has_lowlevel: bool) -> None:
+async def test_trio_that_another_thread_is_importing_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch, has_lowlevel: bool
+) -> None:
     half = types.ModuleType("trio")
     if has_lowlevel:
         half.lowlevel = types.ModuleType("trio.lowlevel")  # type: ignore[attr-defined]
@@ -369,5 +385,7 @@ async def test_trio_that_another_thread_is_importing_runs_nothing(monkeypatch: p
         await stream.enqueue_async(lambda _: None)
     await stream.aclose()
     in_callback: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(lambda: in_callback.set_result(internals.current_bridge()))  # no task runs there
+    asyncio.get_running_loop().call_soon(
+        lambda: in_callback.set_result(internals.current_bridge())
+    )  # no task runs there
     assert await in_callback is internals.current_bridge()

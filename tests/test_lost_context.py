@@ -301,9 +301,14 @@ def test_process_ends_wherever_the_error_first_appears(driver_kind: str, place: 
     """Before any task or listener is told, with one line on stderr."""
     done = run_script(driver_kind, script(EXITING, PLACES[place]))
     told = place == "the call itself"  # which comes too late for the listener
-    assert (done.returncode, done.stdout.split()) == (71, ["ready"] + ["told"] * done.stdout.count("told") * told), done.stderr
+    assert (done.returncode, done.stdout.split()) == (
+        71,
+        ["ready"] + ["told"] * done.stdout.count("told") * told,
+    ), done.stderr
     line = r"aiostream: cu\w+ reported CUDA_ERROR_LAUNCH_FAILED \(719\): the CUDA context is lost\. Process \d+ ends now, with "
-    assert re.fullmatch(line + r"exit code 71 \(exit_on_context_failed\)\.\n", done.stderr), done.stderr
+    assert re.fullmatch(line + r"exit code 71 \(exit_on_context_failed\)\.\n", done.stderr), (
+        done.stderr
+    )
 
 
 def test_stderr_that_nobody_reads_does_not_keep_the_process(driver_kind: str) -> None:
@@ -343,7 +348,10 @@ GRACE = """
 
 def test_grace_lets_the_process_end_by_itself(driver_kind: str) -> None:
     done = run_script(driver_kind, script(GRACE.format(grace=30), "os._exit(3)"))
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (3, ["failed 719", "listened", "signal 10"]), done.stderr
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (
+        3,
+        ["failed 719", "listened", "signal 10"],
+    ), done.stderr
     assert "ends in 30 s at the latest, with exit code 72" in done.stderr
 
 
@@ -416,6 +424,8 @@ def test_ordinary_end_and_forked_child_are_left_alone(driver_kind: str) -> None:
         ({"grace": 1, "signal": 1000}, ValueError, "1000 is not a valid signal"),
     ],
 )
-def test_arguments_that_are_refused(arguments: dict[str, object], error: type[Exception], says: str) -> None:
+def test_arguments_that_are_refused(
+    arguments: dict[str, object], error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says):
         aiostream.exit_on_context_failed(**arguments)  # type: ignore[arg-type]

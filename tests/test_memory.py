@@ -70,7 +70,13 @@ def stream() -> Iterator[Stream]:
     ],
 )
 async def test_work_waits_for_a_value(
-    stream: Stream, words: Words, bits: int, flags: WaitValueFlags, wanted: int, before: int, after: int
+    stream: Stream,
+    words: Words,
+    bits: int,
+    flags: WaitValueFlags,
+    wanted: int,
+    before: int,
+    after: int,
 ) -> None:
     if flags is WaitValueFlags.NOR and bits == 32:
         wanted = 0xFFFFFFFE
@@ -121,7 +127,9 @@ def test_barriers_and_flushes(stream: Stream, words: Words) -> None:
     """Not every device can flush."""
     for kind in MemoryBarrierType:
         try:
-            stream.batch_mem_op([WriteValue(words.address, 1), MemoryBarrier(kind), WriteValue(words.address, 2)])
+            stream.batch_mem_op(
+                [WriteValue(words.address, 1), MemoryBarrier(kind), WriteValue(words.address, 2)]
+            )
         except CudaError as error:
             assert error.call == "cuStreamBatchMemOp"  # noqa: PT017
     try:

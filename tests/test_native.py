@@ -15,27 +15,54 @@ from support import LIMIT, chosen_seconds, chosen_seed
 
 TESTS = Path(__file__).parent
 NATIVE = TESTS.parent / "src" / "aiostream" / "native"
-# The compiled files of the library that are not Python's. module.c and its companions are the ones that are.
+# The compiled files of the library that are not Python's. module.c and its companions are the ones
+# that are.
 DRIVER_SIDE = sorted(path.name for path in NATIVE.glob("*.c") if not path.name.startswith("module"))
 SANITIZERS = {
-    "thread": (["-fsanitize=thread"], {"TSAN_OPTIONS": "halt_on_error=1:exitcode=66:second_deadlock_stack=1"}),
+    "thread": (
+        ["-fsanitize=thread"],
+        {"TSAN_OPTIONS": "halt_on_error=1:exitcode=66:second_deadlock_stack=1"},
+    ),
     "address": (
         ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
         # Queues and slots are never freed, by design; what else is left over is a leak.
-        {"ASAN_OPTIONS": "detect_stack_use_after_return=1:detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+        {
+            "ASAN_OPTIONS": "detect_stack_use_after_return=1:detect_leaks=0",
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+        },
     ),
 }
 
-# ThreadSanitizer knows one layout of memory; without this the kernel may choose another, and the program would not start.
+# ThreadSanitizer knows one layout of memory; without this the kernel may choose another, and the
+# program would not start.
 FIXED_LAYOUT = ["setarch", platform.machine(), "-R"] if shutil.which("setarch") else []
 
 
 def run_command(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env={**os.environ, **variables})
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+        env={**os.environ, **variables},
+    )
 
 
-def compile_c(sources: list[Path | str], target: Path, flags: list[str]) -> subprocess.CompletedProcess[str]:
-    options = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-error=tsan", "-pthread", f"-I{NATIVE}"]
+def compile_c(
+    sources: list[Path | str], target: Path, flags: list[str]
+) -> subprocess.CompletedProcess[str]:
+    options = [
+        "-std=gnu11",
+        "-O1",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-error=tsan",
+        "-pthread",
+        f"-I{NATIVE}",
+    ]
     return run_command(["gcc", *options, *flags, *map(str, sources), "-o", str(target)])
 
 
@@ -48,7 +75,9 @@ def sanitizer_or_skip(name: str, folder: Path) -> None:
     except FileNotFoundError:
         pytest.skip("there is no gcc here")
     if compiled.returncode != 0:
-        pytest.skip(f"gcc has no runtime for the {name} sanitizer here: {compiled.stderr.strip().splitlines()[-1]}")
+        pytest.skip(
+            f"gcc has no runtime for the {name} sanitizer here: {compiled.stderr.strip().splitlines()[-1]}"
+        )
     ran = run_command([*FIXED_LAYOUT, str(folder / "nothing")])
     if ran.returncode != 0:
         pytest.skip(f"the {name} sanitizer does not run on this kernel: {ran.stderr.strip()[:200]}")
@@ -58,7 +87,11 @@ def build_and_run(name: str, sanitizer: str, folder: Path, *arguments: str) -> N
     sanitizer_or_skip(sanitizer, folder)
     flags, variables = SANITIZERS[sanitizer]
     program = folder / name
-    compiled = compile_c([TESTS / "native" / f"{name}.c", *(NATIVE / source for source in DRIVER_SIDE)], program, flags)
+    compiled = compile_c(
+        [TESTS / "native" / f"{name}.c", *(NATIVE / source for source in DRIVER_SIDE)],
+        program,
+        flags,
+    )
     assert compiled.returncode == 0, compiled.stderr
     ran = run_command([*FIXED_LAYOUT, str(program), *arguments], **variables)
     assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
@@ -102,7 +135,11 @@ def test_policy_in_virtual_time(tmp_path: Path) -> None:
 def test_only_the_module_knows_python() -> None:
     sources = sorted(NATIVE.glob("*.[ch]"))
     assert {path.name for path in sources} >= {*DRIVER_SIDE, "module.c", "module_waits.c", "base.h"}
-    knowing = [path.name for path in sources if re.search(r'#\s*include\s*[<"](Python|structmember)\.h', path.read_text())]
+    knowing = [
+        path.name
+        for path in sources
+        if re.search(r'#\s*include\s*[<"](Python|structmember)\.h', path.read_text())
+    ]
     assert knowing == ["module.h"], "module.c and its companions include that"
     assert not [name for name in DRIVER_SIDE if "module.h" in (NATIVE / name).read_text()]
 
@@ -111,7 +148,9 @@ def test_nothing_that_the_driver_calls_needs_python(tmp_path: Path) -> None:
     """Stronger than the includes: without module.c, the native files need no symbol of Python's and nothing of libcuda's."""
     try:
         sources = [str(NATIVE / name) for name in DRIVER_SIDE]
-        compiled = run_command(["gcc", "-std=gnu11", "-O1", "-shared", "-fPIC", *sources, "-o", str(tmp_path / "n.so")])
+        compiled = run_command(
+            ["gcc", "-std=gnu11", "-O1", "-shared", "-fPIC", *sources, "-o", str(tmp_path / "n.so")]
+        )
         undefined = run_command(["nm", "-D", "--undefined-only", str(tmp_path / "n.so")])
     except FileNotFoundError as missing:
         pytest.skip(f"no {missing.filename} here")

@@ -37,8 +37,12 @@ def in_a_short_capture(stream: Stream) -> Callable[[Any], Callable[..., int]]:
     return replace
 
 
-async def awaits_a_captured_record(gate: Gate, stream: Stream, make: Callable[[Stream], Any]) -> None:
-    replaced = internals.native_call_replaced("cuEventRecordWithFlags", RECORD, in_a_short_capture(stream))
+async def awaits_a_captured_record(
+    gate: Gate, stream: Stream, make: Callable[[Stream], Any]
+) -> None:
+    replaced = internals.native_call_replaced(
+        "cuEventRecordWithFlags", RECORD, in_a_short_capture(stream)
+    )
     with replaced, pytest.raises(StreamCaptureError, match="took in"):
         await make(stream)
     gate.open()
@@ -53,7 +57,9 @@ def test_a_capture_that_takes_the_record_of_a_wait_and_ends(loop_kind: str, wait
 
     async def main() -> None:
         with Gate() as gate:
-            await awaits_a_captured_record(gate, held_stream(gate, wait=wait), Stream.synchronize_async)
+            await awaits_a_captured_record(
+                gate, held_stream(gate, wait=wait), Stream.synchronize_async
+            )
 
     run_on(loop_kind, main)
 
@@ -101,7 +107,9 @@ def test_a_watcher_that_could_not_become_relaxed(restarted_watcher: None) -> Non
             await asyncio.sleep(0)
             other = Stream()
             with other.capture(CaptureMode.GLOBAL) as capture:
-                assert settle(lambda: internals.native_counters()[internals.EVENT_POLLS] > before + 3)
+                assert settle(
+                    lambda: internals.native_counters()[internals.EVENT_POLLS] > before + 3
+                )
             capture.graph.close()
             gate.open()
             await task
@@ -170,7 +178,9 @@ def test_an_interrupt_while_a_queue_is_used_leaves_none(loop_kind: str) -> None:
     run_on(loop_kind, use)
     before = len(os.listdir("/proc/self/fd"))
     struck = 0
-    while internals.interrupted_at_bytecode(struck, internals.QUEUE_STEPS, lambda: run_on(loop_kind, use)):
+    while internals.interrupted_at_bytecode(
+        struck, internals.QUEUE_STEPS, lambda: run_on(loop_kind, use)
+    ):
         struck += 1
         gc.collect(1)  # what this step has made is young
         assert settle(internals.janitor_is_idle)

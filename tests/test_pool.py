@@ -260,14 +260,24 @@ async def test_streams_of_a_pool_learn_from_each_other(use: str) -> None:
     """What the waits on one have learnt, the first wait on another uses, also through a stream that was borrowed by handle."""
     for _ in range(20):  # on a busy machine even equal waits may differ too much
         async with StreamPool(2) as pool, pool.stream() as first, pool.stream() as second:
-            timers = await timers_of_first_wait(first, second if use == "lent" else Stream.borrow(second.handle))
+            timers = await timers_of_first_wait(
+                first, second if use == "lent" else Stream.borrow(second.handle)
+            )
         if timers:
             return
-    raise AssertionError("after equal waits on another stream of the pool the first wait used no timer, 20 times")
+    raise AssertionError(
+        "after equal waits on another stream of the pool the first wait used no timer, 20 times"
+    )
 
 
 async def test_other_streams_learn_nothing_from_each_other() -> None:
-    async with StreamPool(1) as pool, StreamPool(1) as other, pool.stream() as first, other.stream() as second, Stream() as third:
+    async with (
+        StreamPool(1) as pool,
+        StreamPool(1) as other,
+        pool.stream() as first,
+        other.stream() as second,
+        Stream() as third,
+    ):
         assert await timers_of_first_wait(first, second) == 0
         assert await timers_of_first_wait(first, third) == 0
 

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 import internals
-from aiostream import Context, Device, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
+from aiostream import (
+    Context,
+    Device,
+    Stream,
+    StreamClosedError,
+    StreamPool,
+    WaitStrategy,
+    statistics,
+)
 from foreign import TorchStream, current_handles, install_libraries
 from support import Gate, spin
 
@@ -20,7 +28,9 @@ def owners() -> Any:
         stream.close()
 
 
-async def test_streams_of_torch_are_lent_and_never_destroyed(monkeypatch: pytest.MonkeyPatch, owners: list[Stream]) -> None:
+async def test_streams_of_torch_are_lent_and_never_destroyed(
+    monkeypatch: pytest.MonkeyPatch, owners: list[Stream]
+) -> None:
     install_libraries(monkeypatch)
     theirs = [TorchStream(owner.handle) for owner in owners]
     destroyed = statistics().handles.destroyed
@@ -52,7 +62,9 @@ async def test_stream_is_free_when_its_work_is_done(owners: list[Stream]) -> Non
 
 
 def test_pool_that_would_be_none_is_refused(owners: list[Stream]) -> None:
-    with pytest.raises(ValueError, match=r"streams 0 and 2 are one \(handle 0x[0-9a-f]+\): .* torch hands out 32"):
+    with pytest.raises(
+        ValueError, match=r"streams 0 and 2 are one \(handle 0x[0-9a-f]+\): .* torch hands out 32"
+    ):
         StreamPool.borrow([owners[0], owners[1], owners[0].handle])
     with pytest.raises(ValueError, match="at least one"):
         StreamPool.borrow([])
@@ -79,7 +91,10 @@ def test_streams_of_two_contexts_are_refused() -> None:
 
 def test_borrowed_stream_waits_as_it_is_told(owners: list[Stream]) -> None:
     assert Stream.borrow(owners[0], wait="spin").wait_strategy is WaitStrategy.SPIN
-    assert Stream.borrow(owners[0].handle, wait=WaitStrategy.HOSTFUNC).wait_strategy is WaitStrategy.HOSTFUNC
+    assert (
+        Stream.borrow(owners[0].handle, wait=WaitStrategy.HOSTFUNC).wait_strategy
+        is WaitStrategy.HOSTFUNC
+    )
     assert Stream.borrow(Stream.borrow(owners[0], wait="spin")).wait_strategy is WaitStrategy.SPIN
 
 

@@ -68,7 +68,9 @@ def test_another_loop_is_refused_while_the_pool_is_in_use() -> None:
         async with pool.stream() as other:
             await other.synchronize_async()
 
-    with pytest.raises(RuntimeError, match="in use in another event loop: 1 streams are lent to 'the holder'"):
+    with pytest.raises(
+        RuntimeError, match="in use in another event loop: 1 streams are lent to 'the holder'"
+    ):
         asyncio.run(use())
     pool.release(stream)
     asyncio.run(use())
@@ -218,7 +220,9 @@ async def test_waiters_are_told_when_closing_begins() -> None:
         pool.release(held)
 
 
-async def test_cancelled_waiter_of_a_pool_that_closes_leaves_no_report(caplog: pytest.LogCaptureFixture) -> None:
+async def test_cancelled_waiter_of_a_pool_that_closes_leaves_no_report(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     pool = StreamPool(1)
     held = await pool.acquire()
     async with anyio.create_task_group() as tasks:
@@ -267,7 +271,11 @@ def test_interrupted_pool_loses_no_stream(what: str) -> None:
             lent.append(pool.acquire_nowait())
         if what == "return busy":
             gate.hold(lent[0])
-        act = (lambda: lent.append(pool.acquire_nowait())) if what == "lend" else (lambda: pool.release(lent[0]))
+        act = (
+            (lambda: lent.append(pool.acquire_nowait()))
+            if what == "lend"
+            else (lambda: pool.release(lent[0]))
+        )
         struck = interrupted_at(line, act)
         gate.open()
         if what == "lend" and pool.lent and not lent:
@@ -302,7 +310,9 @@ def test_interrupt_between_two_steps_of_handing_over_loses_nothing() -> None:
         with contextlib.suppress(ValueError):
             pool.release(held)
         second = asyncio.create_task(pool.acquire())
-        done, pending = await asyncio.wait([waiter, second], timeout=20, return_when="FIRST_COMPLETED")
+        done, pending = await asyncio.wait(
+            [waiter, second], timeout=20, return_when="FIRST_COMPLETED"
+        )
         assert done, f"nobody got the stream after an interrupt at line {line}"
         while done or pending:
             for task in done:

@@ -204,7 +204,9 @@ async def test_refused_event_does_not_keep_who_waits_waiting(breakable: Any) -> 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-async def test_event_that_cannot_be_queried_fails_nobody_in_a_healthy_context(breakable: Any) -> None:
+async def test_event_that_cannot_be_queried_fails_nobody_in_a_healthy_context(
+    breakable: Any,
+) -> None:
     """The stream is asked instead, and lent when its work is done."""
     with Gate() as gate:
         async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
@@ -277,7 +279,11 @@ async def test_only_so_many_tasks_may_wait(most: int) -> None:
 
 async def test_cancelled_waiter_leaves_its_place_at_once() -> None:
     """Also before its task has run."""
-    async with StreamPool(1, max_waiting=1) as pool, anyio.create_task_group() as tasks, pool.stream():
+    async with (
+        StreamPool(1, max_waiting=1) as pool,
+        anyio.create_task_group() as tasks,
+        pool.stream(),
+    ):
         scope = anyio.CancelScope()
 
         async def wait(scope: anyio.CancelScope) -> None:
@@ -338,7 +344,9 @@ async def test_capture_that_a_user_has_left_ends(through: str) -> None:
     async with StreamPool(1) as pool:
         async with pool.stream() as stream:
             handle = stream.handle
-            (stream if through == "the lent stream" else stream.to_borrowed()).begin_capture(CaptureMode.RELAXED)
+            (stream if through == "the lent stream" else stream.to_borrowed()).begin_capture(
+                CaptureMode.RELAXED
+            )
             spin(stream, 0)
         async with pool.stream() as stream:
             assert stream.handle == handle
@@ -474,6 +482,8 @@ async def test_work_that_fails_after_its_stream_came_back_is_noticed(breakable: 
             tasks.start_soon(wait)
             await until(lambda: pool.waiting == 1)
             breakable.break_context(700)
-        await until(lambda: statistics().points.pending == 0)  # all that is pending has failed, before the context is well again
+        await until(
+            lambda: statistics().points.pending == 0
+        )  # all that is pending has failed, before the context is well again
     recover(breakable)
     await pool.aclose()

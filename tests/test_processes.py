@@ -77,7 +77,11 @@ def test_sigint_ends_an_await_at_once(name: str, kind: str) -> None:
 
     def is_pending() -> bool:
         now = statistics()
-        return name == "pool" or now.waits.pending > idle.waits.pending or now.points.pending > idle.points.pending
+        return (
+            name == "pool"
+            or now.waits.pending > idle.waits.pending
+            or now.points.pending > idle.points.pending
+        )
 
     async def main() -> None:
         async def interrupt() -> None:
@@ -90,7 +94,9 @@ def test_sigint_ends_an_await_at_once(name: str, kind: str) -> None:
             group.start_soon(interrupt)
             await AWAITS[name](stream)
 
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
+    former = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a job in a shell's background ignores it
     try:
         with pytest.raises(BaseException) as raised:
             run_on(kind, main)
@@ -180,7 +186,10 @@ SUBINTERPRETER = r"""
 @pytest.mark.parametrize("isolated", [True, False])
 def test_subinterpreters_are_refused(driver_kind: str, isolated: bool, before: bool) -> None:
     options = "" if isolated else "'legacy'" if sys.version_info >= (3, 13) else "isolated=False"
-    assert succeed(driver_kind, SUBINTERPRETER.format(options=options, before=before)) == "True\nNone 5\n"
+    assert (
+        succeed(driver_kind, SUBINTERPRETER.format(options=options, before=before))
+        == "True\nNone 5\n"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ worker processes

@@ -8,8 +8,9 @@ from pathlib import Path
 import aiostream
 from support import succeed
 
-# At one step of the first use, `handler` is called as Python calls a signal's handler: in this thread, in the middle. A lock that
-# the thread holds there, and that the handler needs too, would never be had. Each step has a process of its own.
+# At one step of the first use, `handler` is called as Python calls a signal's handler: in this
+# thread, in the middle. A lock that the thread holds there, and that the handler needs too, would
+# never be had. Each step has a process of its own.
 AT_ONE_STEP = """
     import asyncio, os, signal, sys, warnings
     warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about

@@ -16,7 +16,8 @@ import internals
 TESTS = Path(__file__).parent
 SCRIPT = TESTS.parent / "docs" / "make_reference.py"
 
-# The functions of the chapter, as the manuals of CUDA 7, 11 and 13 list them; later versions of one function are one.
+# The functions of the chapter, as the manuals of CUDA 7, 11 and 13 list them; later versions of one
+# function are one.
 _CHAPTER = """
 cuStreamAddCallback cuStreamAttachMemAsync cuStreamBeginCapture cuStreamBeginCaptureToGraph cuStreamCopyAttributes
 cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy cuStreamEndCapture cuStreamGetAttribute cuStreamGetCaptureInfo
@@ -77,7 +78,10 @@ def sources_of(test: str) -> str:
     file, _, function = test.partition(": ")
     text = (TESTS / f"test_{file}.py").read_text()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == f"test_{function}":
+        if (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.name == f"test_{function}"
+        ):
             parts = [*node.decorator_list, node]
             return "\n".join(ast.get_source_segment(text, part) or "" for part in parts)
     raise AssertionError(f"there is no test {test}")

@@ -75,8 +75,12 @@ def drop_behind_gate(drop: Callable[[Stream, Any], None], stuck: Stuck) -> Strea
     return stream
 
 
-@pytest.mark.parametrize("drop", [drop_as_argument, drop_as_function, drop_with_graph, drop_with_loop])
-def test_a_destructor_that_blocks_delays_nothing_else(drop: Callable[[Stream, Any], None], stuck: Stuck) -> None:
+@pytest.mark.parametrize(
+    "drop", [drop_as_argument, drop_as_function, drop_with_graph, drop_with_loop]
+)
+def test_a_destructor_that_blocks_delays_nothing_else(
+    drop: Callable[[Stream, Any], None], stuck: Stuck
+) -> None:
     stream = drop_behind_gate(drop, stuck)
     assert stuck.begun.wait(20)
     before = aiostream.statistics().handles

@@ -21,11 +21,22 @@ from support import settle
 
 CLIENTS = 4
 LINE = re.compile(
-    r"^aiostream: .* \(719\): the CUDA context is lost\. Process (\d+) ends now, with exit code 70 .*$", re.MULTILINE
+    r"^aiostream: .* \(719\): the CUDA context is lost\. Process (\d+) ends now, with exit code 70 .*$",
+    re.MULTILINE,
 )
 SERVERS = {
     "uvicorn": ["uvicorn", "faulty_app:app", "--workers", "2", "--log-level", "warning", "--port"],
-    "gunicorn": ["gunicorn", "faulty_app:app", "--workers", "2", "--worker-class", "asgi", "--log-level", "warning", "--bind"],
+    "gunicorn": [
+        "gunicorn",
+        "faulty_app:app",
+        "--workers",
+        "2",
+        "--worker-class",
+        "asgi",
+        "--log-level",
+        "warning",
+        "--bind",
+    ],
 }
 
 
@@ -40,7 +51,9 @@ class Clients:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.answers: list[tuple[float, int, int]] = []  # when it was sent, its status (0: the connection was cut), its worker
+        self.answers: list[
+            tuple[float, int, int]
+        ] = []  # when it was sent, its status (0: the connection was cut), its worker
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(CLIENTS)]
 
@@ -55,7 +68,9 @@ class Clients:
             thread.join()
 
     def _run(self) -> None:
-        every_worker = httpx.Limits(max_keepalive_connections=0)  # a new connection may go to another worker
+        every_worker = httpx.Limits(
+            max_keepalive_connections=0
+        )  # a new connection may go to another worker
         with httpx.Client(timeout=20, limits=every_worker) as client:
             while not self._stopping.is_set():
                 began = time.monotonic()
@@ -66,31 +81,47 @@ class Clients:
                     self.answers.append((began, 0, 0))
 
     def workers(self, since: float = 0.0) -> Counter[int]:
-        return Counter(worker for began, status, worker in self.answers if status == 200 and began >= since)
+        return Counter(
+            worker for began, status, worker in self.answers if status == 200 and began >= since
+        )
 
 
 @pytest.mark.parametrize("kind", SERVERS)
-def test_worker_that_lost_its_context_is_replaced(kind: str, driver_kind: str, tmp_path: Path) -> None:
+def test_worker_that_lost_its_context_is_replaced(
+    kind: str, driver_kind: str, tmp_path: Path
+) -> None:
     """Only the requests that it had then are answered badly, each once; no later one is."""
     port = free_port()
     address = str(port) if kind == "uvicorn" else f"127.0.0.1:{port}"
-    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "", "PYTHONUNBUFFERED": "1"}
-    variables["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    variables = {
+        **os.environ,
+        "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "",
+        "PYTHONUNBUFFERED": "1",
+    }
+    variables["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    )
     log = tmp_path / "log"
     with log.open("w") as out:
-        server = subprocess.Popen([sys.executable, "-m", *SERVERS[kind], address], stdout=out, stderr=out, env=variables)
+        server = subprocess.Popen(
+            [sys.executable, "-m", *SERVERS[kind], address], stdout=out, stderr=out, env=variables
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         with Clients(url) as clients:
             assert settle(lambda: len(clients.workers()) == 2, 60), log.read_text()
             began = time.monotonic()
             assert settle(lambda: sum(clients.workers(began).values()) > 100, 60)
-            with contextlib.suppress(httpx.TransportError):  # the worker may end before it has answered
+            with contextlib.suppress(
+                httpx.TransportError
+            ):  # the worker may end before it has answered
                 httpx.get(url + "/fault", timeout=20)
             faulted = time.monotonic()
             assert settle(lambda: LINE.search(log.read_text()) is not None, 10), log.read_text()
             failed = int(LINE.findall(log.read_text())[0])
-            assert settle(lambda: len(clients.workers(faulted) - Counter({failed: 10**9})) == 2, 60), log.read_text()
+            assert settle(
+                lambda: len(clients.workers(faulted) - Counter({failed: 10**9})) == 2, 60
+            ), log.read_text()
             replaced = time.monotonic()
             assert settle(lambda: sum(clients.workers(replaced).values()) > 200, 60)
         answers = [each for each in clients.answers if each[0] >= began]

@@ -57,7 +57,9 @@ async def test_waiting_for_the_first_exception() -> None:
         assert failing in done
         assert never in pending
         await fine
-        done, pending = await aiostream.wait([never, fine], timeout=0.01, return_when="FIRST_EXCEPTION")
+        done, pending = await aiostream.wait(
+            [never, fine], timeout=0.01, return_when="FIRST_EXCEPTION"
+        )
         assert (done, pending) == ({fine}, {never})
         gate.open()
         await never
@@ -376,13 +378,17 @@ async def test_a_wait_looks_at_each_future_a_few_times(return_when: Any) -> None
 async def test_what_cannot_be_waited_for() -> None:
     stream = Stream()
     future = stream.completion_future()
-    with pytest.raises(TypeError, match=r"wait takes several futures, as in wait\(\[first, second\]\), not"):
+    with pytest.raises(
+        TypeError, match=r"wait takes several futures, as in wait\(\[first, second\]\), not"
+    ):
         await aiostream.wait(future)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="wait takes several futures"):
         await aiostream.wait(None)  # type: ignore[arg-type]
     coroutine = stream.synchronize_async()
     for wrong in (1, coroutine, concurrent.futures.Future()):
-        with pytest.raises(TypeError, match=r"wait takes futures of this loop, not .*asyncio.wrap_future"):
+        with pytest.raises(
+            TypeError, match=r"wait takes futures of this loop, not .*asyncio.wrap_future"
+        ):
             await aiostream.wait([future, wrong])
     coroutine.close()
     for wrong in ("1", True, [1]):

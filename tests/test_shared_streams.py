@@ -38,7 +38,11 @@ def test_stream_of_another_library_is_on_the_same_handle(libraries: None, librar
     assert (theirs.handle, theirs.where) == (stream.handle, LIBRARIES[library])
     stream.close()
     after = statistics().handles
-    assert (after.created - before.created, after.retired - before.retired, after.destroyed - before.destroyed) == (1, 1, 0)
+    assert (
+        after.created - before.created,
+        after.retired - before.retired,
+        after.destroyed - before.destroyed,
+    ) == (1, 1, 0)
     assert statistics().balanced
 
 
@@ -116,7 +120,9 @@ def test_closed_stream_is_not_shared(libraries: None) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_library_that_is_not_installed_changes_nothing(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+def test_library_that_is_not_installed_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.setitem(sys.modules, f"{library}.cuda", None)
     before = retired()
@@ -129,7 +135,8 @@ def test_library_that_is_not_installed_changes_nothing(monkeypatch: pytest.Monke
 
 def test_no_library_is_imported_unasked() -> None:
     done = run_script(
-        "simulator", "import sys, aiostream; aiostream.Stream(); assert not {'torch', 'cupy', 'numba'} & set(sys.modules)"
+        "simulator",
+        "import sys, aiostream; aiostream.Stream(); assert not {'torch', 'cupy', 'numba'} & set(sys.modules)",
     )
     assert done.returncode == 0, done.stderr
 

@@ -22,16 +22,29 @@ SECONDS = float(os.environ.get("AIOSTREAM_SOAK_SECONDS", "30"))
 @pytest.mark.timeout(SECONDS + 240)
 def test_soak(driver_kind: str) -> None:
     """`AIOSTREAM_SOAK_SECONDS` says how long. It runs in a process of its own, whose memory is then the library's."""
-    command = [sys.executable, soak.__file__, "--for", str(SECONDS), "--driver", driver_kind, "--seed", "1"]
+    command = [
+        sys.executable,
+        soak.__file__,
+        "--for",
+        str(SECONDS),
+        "--driver",
+        driver_kind,
+        "--seed",
+        "1",
+    ]
     variables = {**os.environ, "AIOSTREAM_SIMULATOR": "", "PYTHONFAULTHANDLER": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 200, env=variables, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS + 200, env=variables, check=False
+    )
     print(done.stdout)
     assert (done.returncode, done.stderr) == (0, ""), f"{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(soak.Sample)])
 def test_soak_sees_what_grows(name: str) -> None:
-    flat = soak.Sample(**dict.fromkeys((field.name for field in dataclasses.fields(soak.Sample)), 100))
+    flat = soak.Sample(
+        **dict.fromkeys((field.name for field in dataclasses.fields(soak.Sample)), 100)
+    )
     assert soak.growth([flat] * 9) == {}
     too_much = 100 + getattr(soak.ALLOWED, name) + 1
     grown = dataclasses.replace(flat, **{name: too_much})

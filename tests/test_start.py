@@ -6,8 +6,9 @@ import pytest
 
 from support import run_script, succeed
 
-# Each try is a child of its own, forked before the first use. `attempt` is the first use, which fails; the second must work, and
-# leave as many descriptors and threads behind as one that nothing has disturbed.
+# Each try is a child of its own, forked before the first use. `attempt` is the first use, which
+# fails; the second must work, and leave as many descriptors and threads behind as one that nothing
+# has disturbed.
 SECOND_TRY = """
     import asyncio, os, sys, threading, warnings
     warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about
@@ -167,7 +168,8 @@ def test_no_descriptors_left(driver_kind: str) -> None:
     print(refused)
     """
     )
-    # For the orphans' queue: a timer, an eventfd and an epoll. For the watcher: an eventfd and a timer.
+    # For the orphans' queue: a timer, an eventfd and an epoll. For the watcher: an eventfd and a
+    # timer.
     assert succeed(driver_kind, script) == "5\n"
 
 

@@ -33,7 +33,9 @@ from support import LIMIT, spin
 class Entry:
     """What the model knows of one future: when it may come, and who wants to know."""
 
-    def __init__(self, future: Any, stream: int, ahead: frozenset[int], thing: weakref.ref[Thing] | None) -> None:
+    def __init__(
+        self, future: Any, stream: int, ahead: frozenset[int], thing: weakref.ref[Thing] | None
+    ) -> None:
         self.future, self.stream, self.ahead, self.thing = future, stream, ahead, thing
         self.cancelled = False
         self.waiters: list[Waiter] = []
@@ -85,7 +87,10 @@ class Futures(OnLoop):
         self.ahead[second] |= self.ahead[first]
 
     @precondition(lambda self: self.streams)
-    @rule(data=st.data(), kind=st.sampled_from(["completion_future", "checked_completion_future", "enqueue_async"]))
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from(["completion_future", "checked_completion_future", "enqueue_async"]),
+    )
     def ask(self, data: st.DataObject, kind: str) -> None:
         number = self.a_stream(data)
         stream, reference = self.streams[number], None
@@ -111,7 +116,9 @@ class Futures(OnLoop):
     @rule(data=st.data())
     def synchronize(self, data: st.DataObject) -> None:
         number = self.a_stream(data)
-        self.waits.append((Waiter(self, self.streams[number].synchronize_async), self.ahead[number]))
+        self.waits.append(
+            (Waiter(self, self.streams[number].synchronize_async), self.ahead[number])
+        )
 
     @precondition(lambda self: self.waits)
     @rule(data=st.data())
@@ -151,7 +158,9 @@ class Futures(OnLoop):
     def cancel_the_future(self, data: st.DataObject) -> None:
         entry = self.an_entry(data)
         could = self.call(entry.future.cancel)
-        assert could is (not entry.cancelled) or self.is_due(entry.ahead), "cancel() says the wrong thing"
+        assert could is (not entry.cancelled) or self.is_due(entry.ahead), (
+            "cancel() says the wrong thing"
+        )
         entry.cancelled |= could
 
     @precondition(lambda self: self.entries)
@@ -174,9 +183,14 @@ class Futures(OnLoop):
         self.entries.remove(self.an_entry(data))
 
     @precondition(lambda self: len(self.entries) > 1)
-    @rule(data=st.data(), return_when=st.sampled_from(["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"]))
+    @rule(
+        data=st.data(),
+        return_when=st.sampled_from(["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"]),
+    )
     def wait_for_some(self, data: st.DataObject, return_when: Any) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(self.entries), min_size=1, max_size=4, unique_by=id))
+        chosen = data.draw(
+            st.lists(st.sampled_from(self.entries), min_size=1, max_size=4, unique_by=id)
+        )
 
         async def wait() -> Any:
             return await aiostream.wait([entry.future for entry in chosen], return_when=return_when)
@@ -195,7 +209,11 @@ class Futures(OnLoop):
         assert waiter.error is None
         done, pending = waiter.result
         assert done | pending == {entry.future for entry in chosen}
-        assert all(not entry.ahead - self.opened or entry.cancelled for entry in chosen if entry.future in done)
+        assert all(
+            not entry.ahead - self.opened or entry.cancelled
+            for entry in chosen
+            if entry.future in done
+        )
 
     @precondition(lambda self: self.streams)
     @rule(data=st.data())
@@ -213,7 +231,11 @@ class Futures(OnLoop):
         if drop:
             return
         self.call(stream.close)
-        for refused in (stream.completion_future, stream.query, lambda: stream.enqueue_async(print)):
+        for refused in (
+            stream.completion_future,
+            stream.query,
+            lambda: stream.enqueue_async(print),
+        ):
             with pytest.raises(StreamClosedError):
                 self.call(refused)
 
@@ -238,17 +260,35 @@ class Futures(OnLoop):
     @rule()
     def let_come_what_can(self) -> None:
         due = [entry for entry in self.entries if entry.cancelled or self.is_due(entry.ahead)]
-        self.until(lambda: all(entry.future.done() for entry in due), "a future whose gates are open does not come")
-        self.until(lambda: all(waiter.done for entry in due for waiter in entry.waiters), "a task is not resumed")
-        self.until(lambda: all(waiter.done for waiter, ahead in self.waits if self.is_due(ahead)), "a wait goes on")
-        self.until(lambda: all(calls for entry in due for calls in entry.calls), "a callback was not called")
+        self.until(
+            lambda: all(entry.future.done() for entry in due),
+            "a future whose gates are open does not come",
+        )
+        self.until(
+            lambda: all(waiter.done for entry in due for waiter in entry.waiters),
+            "a task is not resumed",
+        )
+        self.until(
+            lambda: all(waiter.done for waiter, ahead in self.waits if self.is_due(ahead)),
+            "a wait goes on",
+        )
+        self.until(
+            lambda: all(calls for entry in due for calls in entry.calls),
+            "a callback was not called",
+        )
         for entry in due:
-            assert all(calls == [entry.future] for calls in entry.calls), "a callback was called more than once"
+            assert all(calls == [entry.future] for calls in entry.calls), (
+                "a callback was called more than once"
+            )
             for waiter in entry.waiters:
-                assert (waiter.error is None) is not entry.cancelled, f"{waiter.error!r} of a future that is {entry.future!r}"
+                assert (waiter.error is None) is not entry.cancelled, (
+                    f"{waiter.error!r} of a future that is {entry.future!r}"
+                )
         gc.collect()
         gone = [thing for thing, ahead in self.things if self.is_due(ahead)]
-        self.until(lambda: all(thing() is None for thing in gone), "what a call kept alive stays alive")
+        self.until(
+            lambda: all(thing() is None for thing in gone), "what a call kept alive stays alive"
+        )
 
     @invariant()
     def what_is_done_may_be_done(self) -> None:
@@ -256,16 +296,22 @@ class Futures(OnLoop):
             for entry in self.entries:
                 assert entry.future.cancelled() is entry.cancelled
                 if not entry.cancelled and not self.is_due(entry.ahead):
-                    assert not entry.future.done(), "it is done, though a gate in front of it is shut"
+                    assert not entry.future.done(), (
+                        "it is done, though a gate in front of it is shut"
+                    )
                     with pytest.raises(Exception, match=r"(?i)not set|not ready|pending"):
                         entry.future.result()
                 elif not entry.cancelled and entry.future.done():
                     assert entry.future.exception() is None
                     assert entry.future.result() is None
             for thing, ahead in self.things:
-                assert thing() is not None or self.is_due(ahead), "what a call kept alive is gone before the GPU came by"
+                assert thing() is not None or self.is_due(ahead), (
+                    "what a call kept alive is gone before the GPU came by"
+                )
             for waiter, ahead in self.waits:
-                assert not waiter.done or self.is_due(ahead), "a wait ended, though a gate in front of it is shut"
+                assert not waiter.done or self.is_due(ahead), (
+                    "a wait ended, though a gate in front of it is shut"
+                )
 
         self.call(look)
 
@@ -273,8 +319,14 @@ class Futures(OnLoop):
     def each_stream_is_first_in_first_out(self) -> None:
         def look() -> None:
             for number in {entry.stream for entry in self.entries}:
-                done = [entry.future.done() for entry in self.entries if entry.stream == number and not entry.cancelled]
-                assert done == sorted(done, reverse=True), "a later point of a stream was done before an earlier one"
+                done = [
+                    entry.future.done()
+                    for entry in self.entries
+                    if entry.stream == number and not entry.cancelled
+                ]
+                assert done == sorted(done, reverse=True), (
+                    "a later point of a stream was done before an earlier one"
+                )
 
         self.call(look)
 
@@ -308,7 +360,9 @@ class Pools(OnLoop):
         self.size, self.max_waiting = size, max_waiting
         self.pool = StreamPool(size, max_waiting=max_waiting, wait=wait)
         self.idle = size
-        self.busy: list[frozenset[int]] = []  # what is ahead of the ends of those that were given back
+        self.busy: list[
+            frozenset[int]
+        ] = []  # what is ahead of the ends of those that were given back
         self.lent: list[tuple[Stream, frozenset[int]]] = []
         self.returned: list[Stream] = []
         self.waiters: list[Waiter] = []
@@ -326,12 +380,17 @@ class Pools(OnLoop):
         self.idle += len(ready)
         while self.idle and self.waiters:
             waiter = self.waiters.pop(0)
-            self.until(lambda waiter=waiter: waiter.done, "the first of those who wait is not served")
+            self.until(
+                lambda waiter=waiter: waiter.done, "the first of those who wait is not served"
+            )
             assert waiter.error is None
             self.idle -= 1
             self.took(waiter.result)
         expected = self.idle, len(self.busy)
-        self.until(lambda: (self.pool.idle, self.pool.busy) == expected, f"not {expected} idle and busy, but {self.pool!r}")
+        self.until(
+            lambda: (self.pool.idle, self.pool.busy) == expected,
+            f"not {expected} idle and busy, but {self.pool!r}",
+        )
 
     after_opening = serve
 
@@ -434,8 +493,22 @@ class Pools(OnLoop):
 
     @invariant()
     def the_counts_are_right(self) -> None:
-        counts = self.call(lambda: (self.pool.size, self.pool.idle, self.pool.busy, self.pool.lent, self.pool.waiting))
-        assert counts == (self.size, self.idle, len(self.busy), len(self.lent), len(self.waiters)), self.pool
+        counts = self.call(
+            lambda: (
+                self.pool.size,
+                self.pool.idle,
+                self.pool.busy,
+                self.pool.lent,
+                self.pool.waiting,
+            )
+        )
+        assert counts == (
+            self.size,
+            self.idle,
+            len(self.busy),
+            len(self.lent),
+            len(self.waiters),
+        ), self.pool
 
     def finish(self) -> None:
         self.returned.clear()

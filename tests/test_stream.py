@@ -104,7 +104,11 @@ def test_close_destroys_at_once_and_may_be_called_again() -> None:
     stream.close()
     stream.close()
     after = aiostream.statistics().handles
-    assert (after.created, after.destroyed, after.open) == (before.created + 1, before.destroyed + 1, before.open)
+    assert (after.created, after.destroyed, after.open) == (
+        before.created + 1,
+        before.destroyed + 1,
+        before.open,
+    )
     assert stream.closed
     assert repr(stream).endswith("closed>")
 
@@ -212,7 +216,9 @@ def test_close_waits_for_the_last_user_who_then_destroys() -> None:
     with internals.pinned(stream):  # what every call does while the driver may look at the handle
         stream.close()
         assert stream.closed
-        assert aiostream.statistics().handles.destroyed == before.destroyed, "somebody still uses it"
+        assert aiostream.statistics().handles.destroyed == before.destroyed, (
+            "somebody still uses it"
+        )
         with pytest.raises(StreamClosedError):
             stream.query()
     assert aiostream.statistics().handles.destroyed == before.destroyed + 1
@@ -253,7 +259,11 @@ def test_raw_handles_come_and_go() -> None:
     assert again.query()
     again.close()
     after = aiostream.statistics().handles
-    assert (after.created - before.created, after.released - before.released, after.destroyed - before.destroyed) == (2, 1, 1)
+    assert (
+        after.created - before.created,
+        after.released - before.released,
+        after.destroyed - before.destroyed,
+    ) == (2, 1, 1)
 
 
 def test_into_raw_waits_for_the_last_use() -> None:
@@ -394,7 +404,10 @@ def test_wait_event_orders_streams() -> None:
     second.wait_event(internals.bindings().CUevent(event.handle))
     with pytest.raises(TypeError, match="a CUDA event is needed"):
         second.wait_event("event")
-    with pytest.raises(ValueError, match=r"flags is one of WaitEventFlags\.DEFAULT, WaitEventFlags\.EXTERNAL, not 64"):
+    with pytest.raises(
+        ValueError,
+        match=r"flags is one of WaitEventFlags\.DEFAULT, WaitEventFlags\.EXTERNAL, not 64",
+    ):
         second.wait_event(event, 64)  # type: ignore[arg-type]
     for each in (first, second, event):
         each.close()

@@ -15,7 +15,14 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from aiostream import Event, Stream, StreamClosedError, WaitStrategy, set_default_wait, statistics
 from support import Gate, held_stream, run_on, run_together, settle, spin
@@ -31,11 +38,15 @@ class Session:
         self.rng = rng
         self.streams = [Stream(wait=rng.choice(STRATEGIES)) for _ in range(3)]
         self.steady = Stream(wait="auto")
-        self.length = rng.choice([None, 0.0002, 0.002])  # the same for all work, so that it is expected; or any
+        self.length = rng.choice(
+            [None, 0.0002, 0.002]
+        )  # the same for all work, so that it is expected; or any
         self.outcomes = {"waited": 0, "cancelled": 0, "closed": 0}
 
     def work(self, stream: Stream) -> None:
-        if self.rng.random() < 0.5 and stream.handle:  # raises once it is closed; no driver survives a stale handle
+        if (
+            self.rng.random() < 0.5 and stream.handle
+        ):  # raises once it is closed; no driver survives a stale handle
             spin(stream, self.rng.random() * 0.0003 if self.length is None else self.length)
 
     async def wait(self, number: int, scope: anyio.CancelScope) -> None:
@@ -150,7 +161,10 @@ def test_random_cancellations_loop_closures_and_stream_closures(
     after = statistics()
     assert after.points.leaked == before.points.leaked
     assert after.futures.dropped > before.futures.dropped
-    stages = {name: getattr(after.waits, name) - getattr(before.waits, name) for name in ("ready", "spun", "watched", "by_timer")}
+    stages = {
+        name: getattr(after.waits, name) - getattr(before.waits, name)
+        for name in ("ready", "spun", "watched", "by_timer")
+    }
     assert min(stages.values()) > 0, stages
     assert after.waits.pending == 0
     complaints = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -230,7 +244,9 @@ async def test_streams_dropped_in_flight_finish_their_work() -> None:
             futures.append(stream.completion_future())
             del stream
         gc.collect()
-        while statistics().handles.open > before.handles.open:  # the janitor does not wait for the work
+        while (
+            statistics().handles.open > before.handles.open
+        ):  # the janitor does not wait for the work
             await anyio.lowlevel.checkpoint()
         assert not any(future.done() for future in futures)
         gate.open()
@@ -332,7 +348,12 @@ class Streams(RuleBasedStateMachine):
         spin(self.streams[self.some_stream(data)], microseconds * 1e-6)
 
     @precondition(lambda self: self.streams)
-    @rule(data=st.data(), kind=st.sampled_from(["completion_future", "checked_completion_future", "enqueue_async", "task"]))
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from(
+            ["completion_future", "checked_completion_future", "enqueue_async", "task"]
+        ),
+    )
     def wait(self, data: st.DataObject, kind: str) -> None:
         number = self.some_stream(data)
         stream = self.streams[number]
@@ -348,7 +369,9 @@ class Streams(RuleBasedStateMachine):
     @precondition(lambda self: any(self.points.values()))
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(sorted(number for number, points in self.points.items() if points)))
+        number = data.draw(
+            st.sampled_from(sorted(number for number, points in self.points.items() if points))
+        )
         point = data.draw(st.sampled_from(self.points[number]))
         if point.future.cancel():
             point.cancelled = True
@@ -379,11 +402,18 @@ class Streams(RuleBasedStateMachine):
 
     @rule()
     def let_everything_come_that_can(self) -> None:
-        due = [point for points in self.points.values() for point in points if not self.closed(point.gates)]
+        due = [
+            point
+            for points in self.points.values()
+            for point in points
+            if not self.closed(point.gates)
+        ]
         pending = [point.future for point in due if not point.future.done()]
         if pending:
             self.loop.run_until_complete(asyncio.wait(pending, timeout=20))
-        assert all(point.future.done() for point in due), "a future whose gates are open does not come"
+        assert all(point.future.done() for point in due), (
+            "a future whose gates are open does not come"
+        )
 
     def closed(self, gates: frozenset[int]) -> frozenset[int]:
         return gates - self.opened
@@ -393,7 +423,9 @@ class Streams(RuleBasedStateMachine):
         for points in self.points.values():
             for point in points:
                 if point.future.done() and not point.cancelled:
-                    assert not self.closed(point.gates), "it is done, though a gate in front of it is closed"
+                    assert not self.closed(point.gates), (
+                        "it is done, though a gate in front of it is closed"
+                    )
                     assert point.future.exception() is None
                     assert point.future.result() in (None, "enqueue_async")
 
@@ -401,8 +433,14 @@ class Streams(RuleBasedStateMachine):
     def each_stream_is_first_in_first_out(self) -> None:
         for points in self.points.values():
             # Tasks take a step more than futures to be done, and a cancelled one says nothing.
-            done = [p.future.done() for p in points if not p.cancelled and not isinstance(p.future, asyncio.Task)]
-            assert done == sorted(done, reverse=True), "a later point of a stream was done before an earlier one"
+            done = [
+                p.future.done()
+                for p in points
+                if not p.cancelled and not isinstance(p.future, asyncio.Task)
+            ]
+            assert done == sorted(done, reverse=True), (
+                "a later point of a stream was done before an earlier one"
+            )
 
     @invariant()
     def the_ledger_balances(self) -> None:
@@ -424,12 +462,18 @@ class Streams(RuleBasedStateMachine):
 
         def ended() -> bool:
             now = statistics()
-            return now.balanced and now.points.pending == 0 and now.handles.open == self.before.handles.open
+            return (
+                now.balanced
+                and now.points.pending == 0
+                and now.handles.open == self.before.handles.open
+            )
 
         assert settle(ended), f"{self.before} -> {statistics()}"
 
 
-@pytest.mark.simulator_only("on a GPU it would take minutes, and the simulator moves streams in more orders")
+@pytest.mark.simulator_only(
+    "on a GPU it would take minutes, and the simulator moves streams in more orders"
+)
 def test_a_model_of_streams_gates_events_and_futures() -> None:
     run_state_machine_as_test(
         Streams,

@@ -161,7 +161,9 @@ async def test_what_is_refused_is_refused_before_fn_is_called() -> None:
     called: list[Any] = []
     stream = Stream()
     for wrong, says in ((None, "takes a callable, not NoneType"), (anyio.sleep, "it cannot await")):
-        with pytest.raises(TypeError, match=f"enqueue_in_thread takes a .*{says}" if wrong is not None else says):
+        with pytest.raises(
+            TypeError, match=f"enqueue_in_thread takes a .*{says}" if wrong is not None else says
+        ):
             await stream.enqueue_in_thread(wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"an anyio\.CapacityLimiter, not int"):
         await stream.enqueue_in_thread(called.append, limiter=3)
@@ -383,7 +385,9 @@ async def test_stream_that_fn_leaves_capturing(loop_kind: str) -> None:
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 @pytest.mark.parametrize("cancelled", [False, True], ids=["awaited", "cancelled"])
 @pytest.mark.parametrize("when", ["while fn runs", "while the GPU works"])
-async def test_context_that_fails_meanwhile(breakable: Any, loop_kind: str, when: str, cancelled: bool) -> None:
+async def test_context_that_fails_meanwhile(
+    breakable: Any, loop_kind: str, when: str, cancelled: bool
+) -> None:
     """It is told, nothing is released, and the token comes back."""
     stream = Stream()
     limiter = anyio.CapacityLimiter(1)
@@ -416,7 +420,9 @@ async def test_context_that_fails_meanwhile(breakable: Any, loop_kind: str, when
     assert aiostream.health() is not None
 
 
-async def test_library_s_current_stream_is_set_in_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_library_s_current_stream_is_set_in_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     install_libraries(monkeypatch)
     stream = Stream()
     stream.torch()
@@ -435,7 +441,11 @@ async def test_many_at_once_under_cancellation() -> None:
         async def call(number: int) -> None:
             with anyio.move_on_after(0.0005 * (number % 7) if number % 3 == 0 else None):
                 async with pool.stream() as stream:
-                    done.append(await stream.enqueue_in_thread(lambda given: spin(given, 0.0005) or number, limiter=limiter))
+                    done.append(
+                        await stream.enqueue_in_thread(
+                            lambda given: spin(given, 0.0005) or number, limiter=limiter
+                        )
+                    )
 
         async with anyio.create_task_group() as group:
             for number in range(60):
@@ -516,7 +526,9 @@ async def test_state_of_the_stream_is_asked_again_when_the_token_has_come() -> N
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-def test_limiter_that_outlives_a_loop_gets_its_tokens_back(driver_kind: str, loop_kind: str) -> None:
+def test_limiter_that_outlives_a_loop_gets_its_tokens_back(
+    driver_kind: str, loop_kind: str
+) -> None:
     limiter = anyio.CapacityLimiter(1)
     stream = Stream()
     thread = Thread()

@@ -36,7 +36,9 @@ def survives(driver_kind: str) -> Any:
     pytest.importorskip("torch")
 
     def run(program: str, loop_kind: str = "asyncio") -> list[str]:
-        done = run_script("gpu", PREAMBLE + RUN[loop_kind] + program + END, timeout=100, warnings="ignore")
+        done = run_script(
+            "gpu", PREAMBLE + RUN[loop_kind] + program + END, timeout=100, warnings="ignore"
+        )
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         lines = done.stdout.splitlines()
         assert lines[-1] == "survived", lines
@@ -95,7 +97,9 @@ async def main():
 @pytest.mark.parametrize("loop_kind", RUN)
 @pytest.mark.parametrize("call", ["enqueue_async", "enqueue_in_thread"])
 @pytest.mark.parametrize("way", SHARED)
-def test_cancelled_requests_do_not_spoil_others(survives: Any, way: str, call: str, loop_kind: str) -> None:
+def test_cancelled_requests_do_not_spoil_others(
+    survives: Any, way: str, call: str, loop_kind: str
+) -> None:
     """Buffers of requests that gave up are used again only when the GPU has passed them: each answer is the right one."""
     survives(
         f"""
@@ -321,7 +325,9 @@ async def main():
 """
     if told_by == "exit":
         survives  # noqa: B018  # skips without a GPU
-        done = run_script("gpu", PREAMBLE + RUN["asyncio"] + program + END, timeout=100, warnings="ignore")
+        done = run_script(
+            "gpu", PREAMBLE + RUN["asyncio"] + program + END, timeout=100, warnings="ignore"
+        )
         assert done.returncode == 71, f"exit code {done.returncode}\n{done.stderr}"
         assert "the CUDA context is lost" in done.stderr
         return

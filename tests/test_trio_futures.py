@@ -65,7 +65,9 @@ async def test_a_cancelled_future_says_what_it_was_told() -> None:
             assert future.cancel(msg="no longer needed")
             assert not future.cancel("again")
             gate.open()
-            with pytest.raises((asyncio.CancelledError, concurrent.futures.CancelledError)) as caught:
+            with pytest.raises(
+                (asyncio.CancelledError, concurrent.futures.CancelledError)
+            ) as caught:
                 await future
             assert caught.value.args == ("no longer needed",)
 
@@ -101,7 +103,9 @@ def test_a_done_future_is_not_settled_again() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("wrong")])
-def test_what_a_callback_raises_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_what_a_callback_raises_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     reported: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda what: reported.append(what.exc_value))
 
@@ -124,7 +128,9 @@ def test_what_a_callback_raises_does_not_end_the_run(monkeypatch: pytest.MonkeyP
 # ------------------------------------------------------------------------------------------------ failures
 
 
-@pytest.mark.parametrize("error", [internals.driver_error(700, "cuEventQuery", "a stream"), ValueError("wrong")])
+@pytest.mark.parametrize(
+    "error", [internals.driver_error(700, "cuEventQuery", "a stream"), ValueError("wrong")]
+)
 def test_tasks_that_await_one_future_share_no_traceback(error: Exception) -> None:
     caught: list[Exception] = []
 
@@ -187,7 +193,9 @@ def test_a_future_of_another_run_is_refused_and_its_run_goes_on() -> None:
             owner.join(30)
         assert not owner.is_alive()
         assert futures[0].result() is None
-        trio.run(await_done, futures[0])  # as asyncio's: a future that is done can be awaited anywhere
+        trio.run(
+            await_done, futures[0]
+        )  # as asyncio's: a future that is done can be awaited anywhere
         asyncio.run(await_done(futures[0]))
         stream.close()
 
@@ -226,7 +234,9 @@ def test_the_host_of_a_guest_run_does_not_await_its_futures() -> None:
     asyncio.run(host())
 
 
-@pytest.mark.parametrize("kind", ["completion_future", "checked_completion_future", "enqueue_async"])
+@pytest.mark.parametrize(
+    "kind", ["completion_future", "checked_completion_future", "enqueue_async"]
+)
 def test_a_future_whose_run_has_ended_is_cancelled(kind: str) -> None:
     called: list[Any] = []
 
@@ -242,12 +252,19 @@ def test_a_future_whose_run_has_ended_is_cancelled(kind: str) -> None:
     with Gate() as gate:
         stream = held_stream(gate)
         future = trio.run(first, stream)
-        trio.run(second, future, RuntimeError, ANOTHER_RUN)  # in place of a wait that nothing would end
+        trio.run(
+            second, future, RuntimeError, ANOTHER_RUN
+        )  # in place of a wait that nothing would end
         assert not future.done()
         gate.open()
         gc.collect()
         assert settle(future.done)
-        trio.run(second, future, concurrent.futures.CancelledError, "the run of trio to which the future belonged has ended")
+        trio.run(
+            second,
+            future,
+            concurrent.futures.CancelledError,
+            "the run of trio to which the future belonged has ended",
+        )
         asyncio.run(second(future, concurrent.futures.CancelledError, "has ended"))
         assert future.cancelled()
         stream.close()

@@ -57,7 +57,9 @@ def test_asyncio_timeout_and_cancelled_task(stage: str, thing: str) -> None:
 
 @pytest.mark.simulator_only("a GPU does not count its calls")
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
-async def test_handed_back_wait_is_polled_once_per_loop_turn(monkeypatch: pytest.MonkeyPatch, loop_kind: str) -> None:
+async def test_handed_back_wait_is_polled_once_per_loop_turn(
+    monkeypatch: pytest.MonkeyPatch, loop_kind: str
+) -> None:
     """Once as soon as its task resumes, and again only after a turn of the loop: the library measures the turn by that."""
     from aiostream import simulator
 
@@ -93,7 +95,9 @@ async def test_wait_cancelled_while_it_is_handed_back(
     struck = []
 
     def cancel_meanwhile(wait: Any, hand_back: Callable[[], None]) -> None:
-        if given_up:  # the whole group is cancelled already, and that would hide our own cancellation
+        if (
+            given_up
+        ):  # the whole group is cancelled already, and that would hide our own cancellation
             hand_back()
             return
         if moment == "before":

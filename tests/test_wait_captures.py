@@ -15,7 +15,9 @@ pytestmark = pytest.mark.usefixtures("default_prediction")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_capturing_stream_refuses_its_waits_untouched(strategy: str, driver_kind: str) -> None:
+async def test_capturing_stream_refuses_its_waits_untouched(
+    strategy: str, driver_kind: str
+) -> None:
     stream, event = Stream(wait=strategy), Event()
     spin(stream, 0)
     stream.synchronize()
@@ -59,7 +61,8 @@ async def test_waits_in_all_stages_invalidate_no_capture(where: str, mode: int) 
     groups = -(-len(waiters) // 3)
     before = counts()
     async with anyio.create_task_group() as tasks:
-        # Three held streams at a time, because each holds a hardware queue. In different stages: the watcher polls one of them.
+        # Three held streams at a time, because each holds a hardware queue. In different stages:
+        # the watcher polls one of them.
         for number in range(groups):
             gate = Gate()
             for waiter in waiters[number::groups]:

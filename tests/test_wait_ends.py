@@ -15,7 +15,17 @@ import aiostream
 import internals
 from aiostream import Event, Stream
 from support import Gate, held_stream, run_on, run_together, spin
-from waiters import EVENT_STRATEGIES, STRATEGIES, THINGS, Waiter, counts, default_wait, in_each_stage, since, waiter_in
+from waiters import (
+    EVENT_STRATEGIES,
+    STRATEGIES,
+    THINGS,
+    Waiter,
+    counts,
+    default_wait,
+    in_each_stage,
+    since,
+    waiter_in,
+)
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
@@ -99,7 +109,9 @@ async def test_wait_back_at_the_watcher_keeps_its_place() -> None:
                     tasks.start_soon(Stream.borrow(waiter.stream).synchronize_async)
                     await anyio.lowlevel.checkpoint()
             with anyio.fail_after(10):
-                while since(waiter.before).watched < 4 + since(waiter.before).handed_back:  # it has come back behind them
+                while (
+                    since(waiter.before).watched < 4 + since(waiter.before).handed_back
+                ):  # it has come back behind them
                     await anyio.lowlevel.checkpoint()
                 polls = counts().polls
                 while counts().polls < polls + 3:
@@ -178,7 +190,10 @@ def test_per_thread_stream_is_another_one_in_each_thread(strategy: str) -> None:
             errors.append(error)
             begun.abort()
 
-    threads = [threading.Thread(target=run, args=(number,), name=f"aiostream-test-{number}") for number in range(2)]
+    threads = [
+        threading.Thread(target=run, args=(number,), name=f"aiostream-test-{number}")
+        for number in range(2)
+    ]
     for thread in threads:
         thread.start()
     begun.wait(30)
@@ -231,7 +246,10 @@ def test_many_waits_on_per_thread_streams_end_thread_by_thread(strategy: str) ->
                 finished.set()
 
     with Gate() as gate:
-        threads = [threading.Thread(target=run, args=(each,), name=f"aiostream-test-{each.__name__}") for each in (hold, pass_by)]
+        threads = [
+            threading.Thread(target=run, args=(each,), name=f"aiostream-test-{each.__name__}")
+            for each in (hold, pass_by)
+        ]
         threads[0].start()
         assert began.wait(20)
         threads[1].start()
@@ -263,7 +281,9 @@ def test_per_thread_streams_learn_nothing_from_each_other() -> None:
 
     stream, before = Stream.per_thread(), counts()
     for function in (learn, first_waits):
-        thread = threading.Thread(target=run_on, args=("asyncio", function), name="aiostream-test-per-thread")
+        thread = threading.Thread(
+            target=run_on, args=("asyncio", function), name="aiostream-test-per-thread"
+        )
         thread.start()
         thread.join(30)
     assert learnt == [0]
@@ -285,7 +305,10 @@ def test_wait_lists_of_many_streams_are_dropped_by_many_threads() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=ask, args=(number,), name=f"aiostream-test-{number}") for number in range(4)]
+        threads = [
+            threading.Thread(target=ask, args=(number,), name=f"aiostream-test-{number}")
+            for number in range(4)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -333,7 +356,9 @@ def test_full_stream_does_not_block_the_loop(driver_kind: str, strategy: str, th
         stream, event = Stream(), Event()
     spin(stream, 0)
     stream.synchronize()
-    safety = threading.Timer(30, lambda: gate.open())  # if it does block, the test fails and does not hang
+    safety = threading.Timer(
+        30, lambda: gate.open()
+    )  # if it does block, the test fails and does not hang
     safety.daemon = True
 
     async def main() -> None:
@@ -344,7 +369,9 @@ def test_full_stream_does_not_block_the_loop(driver_kind: str, strategy: str, th
         before = counts()
         began = time.monotonic()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(stream.synchronize_async if thing == "stream" else event.synchronize_async)
+            tasks.start_soon(
+                stream.synchronize_async if thing == "stream" else event.synchronize_async
+            )
             while strategy != "spin" and since(before).polls < 20:
                 await anyio.lowlevel.checkpoint()
             for _ in range(20):

@@ -23,9 +23,16 @@ pytestmark = pytest.mark.usefixtures("default_prediction")
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 @pytest.mark.parametrize(
     ("stage", "thing"),
-    [pytest.param(*case, marks=pytest.mark.leaks(2 if "host function" in case or "future" in case else 0)) for case in CASES],
+    [
+        pytest.param(
+            *case, marks=pytest.mark.leaks(2 if "host function" in case or "future" in case else 0)
+        )
+        for case in CASES
+    ],
 )
-async def test_failing_context_fails_the_wait(breakable: Any, stage: str, thing: str, loop_kind: str) -> None:
+async def test_failing_context_fails_the_wait(
+    breakable: Any, stage: str, thing: str, loop_kind: str
+) -> None:
     async with waiter_in(stage, thing) as (waiter, _):
         errors = []
 
@@ -39,7 +46,10 @@ async def test_failing_context_fails_the_wait(breakable: Any, stage: str, thing:
             tasks.start_soon(wait)
             await waiter.reach()
             leaks = stage == "host function" or thing == "future"
-            while leaks and statistics().points.armed < waiter.counters_before[internals.POINTS_ARMED] + 2:
+            while (
+                leaks
+                and statistics().points.armed < waiter.counters_before[internals.POINTS_ARMED] + 2
+            ):
                 await anyio.lowlevel.checkpoint()  # both, because a refused one would leak nothing
             breakable.break_context(719)
             began = time.monotonic()
@@ -94,7 +104,12 @@ async def test_context_that_fails_while_a_wait_is_handed_back(
 @pytest.mark.parametrize("collected", ["by hand", "at once", "when the GPU has passed"])
 @in_each_stage
 def test_loop_that_is_closed_with_a_wait_in_each_stage(
-    loop_kind: str, stage: str, thing: str, collected: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    loop_kind: str,
+    stage: str,
+    thing: str,
+    collected: str,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The task is not cancelled but dropped with its loop. (trio ends no run before its tasks have ended.)"""
     import uvloop

@@ -29,8 +29,12 @@ MOST_LATE = 0.002  # seconds, on the median: on an idle machine 0.3 ms, and 7 ms
 
 @pytest.mark.parametrize("thing", THINGS)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=[name.replace(" ", "-") for name in PATTERNS])
-async def test_shorter_waits_after_steady_ones_end_soon(pattern: list[float], thing: str, loop_kind: str) -> None:
+@pytest.mark.parametrize(
+    "pattern", PATTERNS.values(), ids=[name.replace(" ", "-") for name in PATTERNS]
+)
+async def test_shorter_waits_after_steady_ones_end_soon(
+    pattern: list[float], thing: str, loop_kind: str
+) -> None:
     """P16: what the library expects does not keep it from noticing an earlier end."""
     waiter = Waiter("by timer", thing)
     for _ in range(40):
@@ -45,11 +49,15 @@ async def test_shorter_waits_after_steady_ones_end_soon(pattern: list[float], th
     waiter.close()
     for length, each in late.items():
         if each:
-            assert median(each) < MOST_LATE, f"{length * 1000:.0f} ms: {[round(one * 1000, 2) for one in each]}"
+            assert median(each) < MOST_LATE, (
+                f"{length * 1000:.0f} ms: {[round(one * 1000, 2) for one in each]}"
+            )
 
 
 @pytest.mark.parametrize("thing", THINGS)
-async def test_end_long_before_the_timer_is_seen_by_a_guard_look(monkeypatch: pytest.MonkeyPatch, thing: str) -> None:
+async def test_end_long_before_the_timer_is_seen_by_a_guard_look(
+    monkeypatch: pytest.MonkeyPatch, thing: str
+) -> None:
     """The watcher ends the wait, once, and takes its entry out of the timer: no hand-back comes later."""
     length = 0.06
     handed_back: list[Any] = []
@@ -64,7 +72,9 @@ async def test_end_long_before_the_timer_is_seen_by_a_guard_look(monkeypatch: py
         with Gate() as gate:
             await waiter.hold(gate, length)
             stale = internals.native_counters()[POINTS_STALE]
-            internals.intercept_hand_back(monkeypatch, lambda wait, hand_back: (handed_back.append(wait), hand_back()))
+            internals.intercept_hand_back(
+                monkeypatch, lambda wait, hand_back: (handed_back.append(wait), hand_back())
+            )
             began = time.perf_counter()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(wait)
@@ -72,11 +82,19 @@ async def test_end_long_before_the_timer_is_seen_by_a_guard_look(monkeypatch: py
                 await until(lambda waiter=waiter: waiter.grown(EVENT_POLLS) > 0)
                 gate.open()
         now = since(waiter.before)
-        seen_by_guard = (now.by_timer, now.spun, now.watched) == (1, 0, 0) and ends[0] - began < length / 2
+        seen_by_guard = (now.by_timer, now.spun, now.watched) == (1, 0, 0) and ends[
+            0
+        ] - began < length / 2
         if seen_by_guard:
             await anyio.sleep(began + 1.5 * length - time.perf_counter())
             now = since(waiter.before)
-            assert (now.by_timer, now.spun, now.watched, now.handed_back, now.pending) == (1, 0, 0, 0, 0)
+            assert (now.by_timer, now.spun, now.watched, now.handed_back, now.pending) == (
+                1,
+                0,
+                0,
+                0,
+                0,
+            )
             assert handed_back == []
             assert internals.native_counters()[POINTS_STALE] == stale
         monkeypatch.undo()
@@ -142,7 +160,9 @@ async def test_watcher_never_wakes_with_nothing_pending(strategy: str, loop_kind
     for _ in range(20):
         spin(stream, 0.002)
         await stream.synchronize_async()
-    with Gate() as gate:  # and a cancelled wait, whose record the watcher keeps until the GPU has passed it
+    with (
+        Gate() as gate
+    ):  # and a cancelled wait, whose record the watcher keeps until the GPU has passed it
         gate.hold(stream)
         with anyio.move_on_after(0.01):
             await stream.synchronize_async()
@@ -185,6 +205,8 @@ async def test_busy_loop_does_not_keep_the_watcher_busy(loop_kind: str) -> None:
         for stream in streams:
             tasks.start_soon(work, stream)
     passes = since(before).passes / (time.perf_counter() - began)
-    assert passes < 40_000, f"{passes:.0f} passes in a second"  # they are 40 us apart, but for exact looks
+    assert passes < 40_000, (
+        f"{passes:.0f} passes in a second"
+    )  # they are 40 us apart, but for exact looks
     for stream in streams:
         stream.close()

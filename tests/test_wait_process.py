@@ -145,7 +145,10 @@ NEVER_CLOSED = (
 )
 
 
-@pytest.mark.parametrize("script", [CANCELLED.format(backend=backend) for backend in ("asyncio", "trio")] + [NEVER_CLOSED])
+@pytest.mark.parametrize(
+    "script",
+    [CANCELLED.format(backend=backend) for backend in ("asyncio", "trio")] + [NEVER_CLOSED],
+)
 def test_interpreter_exits_with_waits_in_every_stage(driver_kind: str, script: str) -> None:
     began = time.monotonic()
     done = run_script(driver_kind, script)

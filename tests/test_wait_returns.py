@@ -84,7 +84,9 @@ async def test_wait_comes_back_once_for_each_length(stage: str, thing: str) -> N
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 @pytest.mark.parametrize("thing", THINGS)
 @pytest.mark.parametrize("stage", STAGES)
-async def test_wait_is_cancelled_wherever_it_was_left(stage: str, thing: str, loop_kind: str) -> None:
+async def test_wait_is_cancelled_wherever_it_was_left(
+    stage: str, thing: str, loop_kind: str
+) -> None:
     waiter = await waiter_of_lengths(stage, thing)
     for times in (1, 2, 3):
         with Gate() as gate:

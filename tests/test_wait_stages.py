@@ -11,7 +11,15 @@ import pytest
 import internals
 from aiostream import Event, Stream, statistics
 from support import Gate, held_stream, run_on, settle, spin
-from waiters import EVENT_STRATEGIES, POLLS_IF_NOT_PREDICTED, Waiter, counts, default_wait, since, waiter_in
+from waiters import (
+    EVENT_STRATEGIES,
+    POLLS_IF_NOT_PREDICTED,
+    Waiter,
+    counts,
+    default_wait,
+    since,
+    waiter_in,
+)
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
@@ -21,10 +29,17 @@ pytestmark = pytest.mark.usefixtures("default_prediction")
 async def test_ready_stream_costs_one_query(strategy: str) -> None:
     from aiostream import simulator
 
-    calls = ("cuStreamQuery", "cuEventQuery", "cuEventRecord", "cuStreamWaitEvent", "cuLaunchHostFunc")
+    calls = (
+        "cuStreamQuery",
+        "cuEventQuery",
+        "cuEventRecord",
+        "cuStreamWaitEvent",
+        "cuLaunchHostFunc",
+    )
     async with Stream(wait=strategy) as stream:
         await stream.synchronize_async()
-        # While anything is pending the watcher queries the health of the contexts, so nothing may be pending.
+        # While anything is pending the watcher queries the health of the contexts, so nothing may
+        # be pending.
         assert settle(lambda: statistics().points.pending == 0)
         passes, before = statistics().watcher_passes, counts()
         asked = [simulator.calls(call) for call in calls]
@@ -32,8 +47,16 @@ async def test_ready_stream_costs_one_query(strategy: str) -> None:
             await stream.synchronize_async()
         answered = [simulator.calls(call) for call in calls]
         assert statistics().watcher_passes == passes
-        assert [after - start for start, after in zip(asked, answered, strict=True)] == [20, 0, 0, 0, 0]
-        assert {name: number for name, number in dataclasses.asdict(since(before)).items() if number} == {"ready": 20}
+        assert [after - start for start, after in zip(asked, answered, strict=True)] == [
+            20,
+            0,
+            0,
+            0,
+            0,
+        ]
+        assert {
+            name: number for name, number in dataclasses.asdict(since(before)).items() if number
+        } == {"ready": 20}
 
 
 @pytest.mark.simulator_only("a GPU does not count its calls")
@@ -52,7 +75,9 @@ async def test_always_busy_stream_is_not_queried_each_time() -> None:
                 await anyio.lowlevel.checkpoint()
             asked = simulator.calls("cuStreamQuery") - statistics().watcher_passes - asked
             gate.open()
-    assert 9 <= asked <= 12, "8 in a row, then each eighth; and the health of the contexts, as often as was counted"
+    assert 9 <= asked <= 12, (
+        "8 in a row, then each eighth; and the health of the contexts, as often as was counted"
+    )
     ready = counts()
     for _ in range(16):
         await stream.synchronize_async()
@@ -65,7 +90,13 @@ async def test_always_busy_stream_is_not_queried_each_time() -> None:
 async def test_ready_event_costs_one_query(strategy: str) -> None:
     from aiostream import simulator
 
-    calls = ("cuStreamQuery", "cuEventQuery", "cuEventRecord", "cuStreamWaitEvent", "cuLaunchHostFunc")
+    calls = (
+        "cuStreamQuery",
+        "cuEventQuery",
+        "cuEventRecord",
+        "cuStreamWaitEvent",
+        "cuLaunchHostFunc",
+    )
     async with Stream() as stream:
         with default_wait(strategy):
             event = Event()
@@ -77,7 +108,13 @@ async def test_ready_event_costs_one_query(strategy: str) -> None:
         for _ in range(20):
             await event.synchronize_async()
         answered = [simulator.calls(call) for call in calls]
-        assert [after - start for start, after in zip(asked, answered, strict=True)] == [0, 20, 0, 0, 0]
+        assert [after - start for start, after in zip(asked, answered, strict=True)] == [
+            0,
+            20,
+            0,
+            0,
+            0,
+        ]
         event.close()
 
 
@@ -200,7 +237,12 @@ async def test_late_wait_by_timer_goes_to_the_watcher() -> None:
             now = since(waiter.before)
             gate.open()
         found.append((now.by_timer, now.watched, now.handed_back, now.spun))
-        if found[-1] == (1, 1, 0, 0):  # on a busy machine the lengths before it may have had two windows, or none
+        if found[-1] == (
+            1,
+            1,
+            0,
+            0,
+        ):  # on a busy machine the lengths before it may have had two windows, or none
             return
     raise AssertionError(found)
 
@@ -234,7 +276,9 @@ async def test_many_waits_on_timers_all_complete() -> None:
                 tasks.start_soon(serve, stream)
         if since(before).by_timer > 100:
             break
-    assert since(before).by_timer > 10  # few on a machine that is busy with other things: see `Stage.predicted`
+    assert (
+        since(before).by_timer > 10
+    )  # few on a machine that is busy with other things: see `Stage.predicted`
     for stream in streams:
         stream.close()
 
@@ -244,7 +288,9 @@ async def test_timers_stay_within_their_limit() -> None:
     for waiter in waiters:
         await waiter.prepare()
     internals.limit_timer(1)
-    for _ in range(20):  # on a busy machine the first may be over, and its place free, before the last begins
+    for _ in range(
+        20
+    ):  # on a busy machine the first may be over, and its place free, before the last begins
         before = counts()
         async with anyio.create_task_group() as tasks:
             for waiter in waiters:

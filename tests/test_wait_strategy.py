@@ -71,4 +71,7 @@ def test_unknown_strategy_in_the_environment_is_refused(driver_kind: str) -> Non
     done = run_script(driver_kind, "from aiostream import Stream; Stream()", AIOSTREAM_WAIT="fast")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert last == "ValueError: the environment variable AIOSTREAM_WAIT is one of 'auto', 'hostfunc', 'event', 'spin', not 'fast'"
+    assert (
+        last
+        == "ValueError: the environment variable AIOSTREAM_WAIT is one of 'auto', 'hostfunc', 'event', 'spin', not 'fast'"
+    )

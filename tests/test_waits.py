@@ -269,7 +269,9 @@ async def test_a_timeout_ends_the_wait_at_once_and_not_the_work() -> None:
             assert not stream.query()
             now = aiostream.statistics()
             assert now.futures.cancelled == before.futures.cancelled + 1
-            assert now.points.pending == before.points.pending + 1, "the point stays until the GPU has passed it"
+            assert now.points.pending == before.points.pending + 1, (
+                "the point stays until the GPU has passed it"
+            )
             gate.open()
             await stream.synchronize_async()
 
@@ -358,7 +360,9 @@ def test_every_await_is_a_checkpoint_on_trio() -> None:
         with trio.CancelScope() as scope:
             scope.cancel()
             await future
-        assert scope.cancelled_caught, "a cancelled wait raises at once, also when the future is done"
+        assert scope.cancelled_caught, (
+            "a cancelled wait raises at once, also when the future is done"
+        )
 
     trio.run(main)
 
@@ -387,7 +391,9 @@ def test_asyncio_s_own_tools_work_on_the_futures() -> None:
             async with held_stream(gate) as held, Stream() as free:
                 slow, quick = held.completion_future(), free.completion_future()
                 assert isinstance(slow, asyncio.Future)
-                done, pending = await asyncio.wait([slow, quick], return_when=asyncio.FIRST_COMPLETED)
+                done, pending = await asyncio.wait(
+                    [slow, quick], return_when=asyncio.FIRST_COMPLETED
+                )
                 assert (done, pending) == ({quick}, {slow})
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.01):
@@ -406,7 +412,9 @@ def test_an_eager_task_starts_its_wait_before_it_yields() -> None:
     async def main() -> None:
         asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
         with Gate() as gate:
-            async with held_stream(gate, wait="hostfunc") as stream:  # the one strategy that arms at once
+            async with held_stream(
+                gate, wait="hostfunc"
+            ) as stream:  # the one strategy that arms at once
                 before = aiostream.statistics().points.armed
                 task = asyncio.ensure_future(stream.synchronize_async())
                 assert aiostream.statistics().points.armed == before + 1

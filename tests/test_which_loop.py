@@ -35,7 +35,10 @@ async def wait_in_each_way(stream: Stream, kind: str) -> None:
     async with StreamPool(1) as pool, pool.stream():
         pass
     assert await drain(10)
-    with pytest.raises(RuntimeError, match="an await in a block"), Device(0).primary_context.as_current():
+    with (
+        pytest.raises(RuntimeError, match="an await in a block"),
+        Device(0).primary_context.as_current(),
+    ):
         await stream.synchronize_async()
         await yield_turn(kind)
 
@@ -49,7 +52,9 @@ async def yield_turn(kind: str) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.filterwarnings("ignore:It looks like Trio's signal handling")  # uvloop's has the descriptor that trio wants
+@pytest.mark.filterwarnings(
+    "ignore:It looks like Trio's signal handling"
+)  # uvloop's has the descriptor that trio wants
 @RUNNERS
 def test_trio_run_by_an_asyncio_task(run_asyncio: Callable[[Any], Any]) -> None:
     """As a cell of Jupyter does, which is run by a task."""

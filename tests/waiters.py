@@ -56,14 +56,19 @@ STAGES = {
     "spinning": Stage("spin"),
     "watched": Stage("event", WAITS_WATCHED),
     "by timer": Stage("auto", WAITS_BY_TIMER, predicted=True),
-    # No timers: of the waits that are alone on their stream the watcher hands back only those that no timer takes.
-    "handed back": Stage("auto", WAITS_HANDED_BACK, predicted=True, timers=0, things=("stream", "event")),
+    # No timers: of the waits that are alone on their stream the watcher hands back only those that
+    # no timer takes.
+    "handed back": Stage(
+        "auto", WAITS_HANDED_BACK, predicted=True, timers=0, things=("stream", "event")
+    ),
     "host function": Stage("hostfunc", POINTS_ARMED, things=("stream", "future")),
 }
 EVENT_STAGES = [name for name, stage in STAGES.items() if "event" in stage.things]
 CASES = [(name, thing) for name, stage in STAGES.items() for thing in stage.things]
 
-in_each_stage = pytest.mark.parametrize(("stage", "thing"), CASES, ids=["-".join(case).replace(" ", "-") for case in CASES])
+in_each_stage = pytest.mark.parametrize(
+    ("stage", "thing"), CASES, ids=["-".join(case).replace(" ", "-") for case in CASES]
+)
 
 
 def counts() -> WaitCounts:
@@ -115,7 +120,11 @@ class Waiter:
         if self.thing == "future":
             await self.stream.enqueue_async(_nothing)
         else:
-            await (self.stream.synchronize_async() if self.thing == "stream" else self.event.synchronize_async())
+            await (
+                self.stream.synchronize_async()
+                if self.thing == "stream"
+                else self.event.synchronize_async()
+            )
 
     def work(self, length: float) -> None:
         """Enqueues that many seconds of work, and records the event behind it."""

@@ -8,7 +8,14 @@ if (_found := _clash.other_distribution()) is not None:
 # Modules import downwards only; `tests/test_house.py` holds the order:
 #   pool > stream > capture > event, graph, service > waiting > hostfunc, attributes, memory > _loops, interop, _statistics
 #   > futures, device > _process > _driver, _points > errors, enums, _native, _clash
-from aiostream._statistics import FutureCounts, HandleCounts, PointCounts, Statistics, WaitCounts, statistics
+from aiostream._statistics import (
+    FutureCounts,
+    HandleCounts,
+    PointCounts,
+    Statistics,
+    WaitCounts,
+    statistics,
+)
 from aiostream.attributes import AccessPolicyWindow, MemSyncDomainMap
 from aiostream.capture import CaptureInfo, CaptureScope, capture_mode, exchange_capture_mode
 from aiostream.device import Context, Device

@@ -16,7 +16,9 @@ def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentPar
     """The parser, and that of `bench`."""
     from aiostream import bench
 
-    parser = argparse.ArgumentParser(prog="python -m aiostream", description="Await CUDA streams from asyncio and trio.")
+    parser = argparse.ArgumentParser(
+        prog="python -m aiostream", description="Await CUDA streams from asyncio and trio."
+    )
     parser.add_argument("--version", action="version", version=f"aiostream-cuda {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser(
@@ -25,21 +27,28 @@ def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentPar
         description="Awaits six streams of different load at once, in one loop, beside a heartbeat task, and draws what "
         "happened. On the GPU where there is one, else on the simulator; the first line says which.",
     )
-    demo.add_argument("--loop", choices=LOOPS, default="asyncio", help="the event loop (default: asyncio)")
+    demo.add_argument(
+        "--loop", choices=LOOPS, default="asyncio", help="the event loop (default: asyncio)"
+    )
     commands.add_parser(
         "doctor",
         help="look at this installation, and measure one await",
         description="Looks at the driver, the bindings, the loops and the environment, and measures an await. The exit code "
         "is 0, or 1 when there are problems, each printed with what to do.",
     )
-    compare = commands.add_parser("bench", help="compare the ways to wait for the GPU from Python", description=bench.DESCRIPTION)
+    compare = commands.add_parser(
+        "bench",
+        help="compare the ways to wait for the GPU from Python",
+        description=bench.DESCRIPTION,
+    )
     bench.add_arguments(compare)
     return parser, compare
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the process's exit code."""
-    # When the other project was installed last, its __init__ has run and not ours, but this file is still ours.
+    # When the other project was installed last, its __init__ has run and not ours, but this file is
+    # still ours.
     found = _clash.other_distribution()
     if found is not None:
         print(_clash.MESSAGE.format(path=found), file=sys.stderr)

@@ -53,7 +53,9 @@ def handle(value: Any, what: str) -> int:
     """
     number = integer(f"the handle of {what}", value)
     if not 0 <= number <= _MOST_ADDRESS:
-        raise ValueError(f"{number} is no handle of {what}: a handle is a number from 0 to 2**64 - 1")
+        raise ValueError(
+            f"{number} is no handle of {what}: a handle is a number from 0 to 2**64 - 1"
+        )
     return number
 
 
@@ -76,7 +78,9 @@ def address(value: int) -> int:
         ValueError: There is none of that number.
     """
     if not 0 <= value <= _MOST_ADDRESS:
-        raise ValueError(f"{value} is no address or size in memory: these are numbers from 0 to 2**64 - 1")
+        raise ValueError(
+            f"{value} is no address or size in memory: these are numbers from 0 to 2**64 - 1"
+        )
     return value
 
 
@@ -122,13 +126,18 @@ def member(kind: type[E], value: Any, name: str) -> E:
     Raises:
         ValueError: There is none; the error names those that there are.
     """
-    if not isinstance(value, bool) and not (isinstance(value, int) and not 0 <= value <= _MOST_FLAGS):
+    if not isinstance(value, bool) and not (
+        isinstance(value, int) and not 0 <= value <= _MOST_FLAGS
+    ):
         try:
             return kind(value)
         except (ValueError, TypeError):  # of flags: a TypeError for what is no int
             pass
     members = kind.__members__.items()  # an iteration of flags leaves out the one that is 0
-    names = ", ".join(repr(each.value) if isinstance(each.value, str) else f"{kind.__name__}.{key}" for key, each in members)
+    names = ", ".join(
+        repr(each.value) if isinstance(each.value, str) else f"{kind.__name__}.{key}"
+        for key, each in members
+    )
     raise ValueError(f"{name} is one of {names}, not {value!r}")
 
 
@@ -143,7 +152,9 @@ def plain_function(fn: Any, name: str, advice: str = "it cannot await") -> None:
     for function in (fn, getattr(fn, "__call__", None)):  # noqa: B004
         for kind, is_one in _UNPLAIN.items():
             if is_one(function):
-                raise TypeError(f"{name} takes a plain function, not {kind}, whose body would never run: {advice}")
+                raise TypeError(
+                    f"{name} takes a plain function, not {kind}, whose body would never run: {advice}"
+                )
 
 
 _UNPLAIN: dict[str, Callable[[Any], bool]] = {
@@ -160,7 +171,9 @@ class NotCopied:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuses `copy`, `deepcopy` and `pickle`, which all come here."""
-        raise TypeError(f"{type(self).__name__} cannot be copied or pickled: {self._instead}; another process makes its own")
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: {self._instead}; another process makes its own"
+        )
 
 
 class AsyncBlock:
@@ -168,7 +181,9 @@ class AsyncBlock:
 
     def __enter__(self) -> NoReturn:
         """Refuses."""
-        raise TypeError(f"{type(self).__name__.strip('_')} has no `with` block: write `async with`, whose end can await")
+        raise TypeError(
+            f"{type(self).__name__.strip('_')} has no `with` block: write `async with`, whose end can await"
+        )
 
     def __exit__(self, *_: object) -> None:
         """Is there because Python asks for it first."""

@@ -26,7 +26,8 @@ from aiostream import CudaError, Device, NoDriverError, Stream, _driver, _kernel
 
 HEARTBEAT = 0.005  # seconds
 
-# For each stream, what its task does: launches the kernels of a step (in ms) at once, awaits the stream, goes on to the next.
+# For each stream, what its task does: launches the kernels of a step (in ms) at once, awaits the
+# stream, goes on to the next.
 LOADS: dict[str, tuple[tuple[int, ...], ...]] = {
     "5 ms x 10": ((5,),) * 10,
     "10 ms x 6": ((10,),) * 6,
@@ -72,7 +73,9 @@ def run(loop: str) -> int:
         print(f"{where}.\n{Device(0).name}, CUDA {version // 1000}.{version % 1000 // 10}.")
         print(f"{len(LOADS)} streams, each with its task, in one {loop} loop beside a heartbeat.\n")
         options = {"use_uvloop": True} if loop == "uvloop" else {}
-        record = anyio.run(_everything, backend="trio" if loop == "trio" else "asyncio", backend_options=options)
+        record = anyio.run(
+            _everything, backend="trio" if loop == "trio" else "asyncio", backend_options=options
+        )
     except (CudaError, NoDriverError) as error:
         print(f"The demo did not get through: {error}", file=sys.stderr)
         return 1
@@ -87,14 +90,18 @@ def _choose_driver() -> str:
     """
     if _driver.simulator_is_wanted():
         return "On the simulator, as AIOSTREAM_SIMULATOR asks; its times say nothing about a GPU"
-    context_id = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    context_id = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False
+    )
     if context_id.returncode == 0:
         return "On the GPU"
     if context_id.returncode != 3:
         raise SystemExit(context_id.stderr)
     from aiostream import simulator
 
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # what hides this machine's GPUs would hide the simulated one
+    os.environ.pop(
+        "CUDA_VISIBLE_DEVICES", None
+    )  # what hides this machine's GPUs would hide the simulated one
     simulator.install()
     return "No GPU here, so this runs on the simulator, and its times say nothing about a GPU"
 
@@ -108,7 +115,9 @@ async def _everything() -> Record:
     with _pinned(2 * count + 1) as words:
         async with contextlib.AsyncExitStack() as stack:
             streams = [await stack.enter_async_context(Stream()) for _ in LOADS]
-            for stream in streams:  # what happens once, such as loading the kernels, is not what is to be shown
+            for stream in (
+                streams
+            ):  # what happens once, such as loading the kernels, is not what is to be shown
                 _kernels.spin(stream, 0.0)
                 await stream.synchronize_async()
             clock = GpuClock(streams[0], words, 2 * count)
@@ -138,7 +147,9 @@ async def _timeline(record: Record, streams: list[Stream], words: Any) -> None:
         outer.cancel_scope.cancel()
 
 
-async def _one_stream(stream: Stream, load: tuple[tuple[int, ...], ...], steps: list[Step], words: Any, at: int) -> None:
+async def _one_stream(
+    stream: Stream, load: tuple[tuple[int, ...], ...], steps: list[Step], words: Any, at: int
+) -> None:
     for kernels in load:
         _kernels.stamp(stream, ctypes.addressof(words) + 8 * at)
         for milliseconds in kernels:
@@ -197,7 +208,9 @@ class GpuClock:
         _kernels.stamp(self._stream, ctypes.addressof(words) + 8 * at)
         while not words[at]:
             if time.perf_counter_ns() > before + 5_000_000_000:
-                raise SystemExit("The GPU took no stamp in 5 seconds: is it busy with somebody else's work?")
+                raise SystemExit(
+                    "The GPU took no stamp in 5 seconds: is it busy with somebody else's work?"
+                )
         after = time.perf_counter_ns()
         return (words[at], after - words[at]), after - before
 
@@ -215,7 +228,10 @@ def _drawing(record: Record) -> list[str]:
     bars, arrow, beat = ("█▒", "▲", "•") if _can_print("█▒▲•") else ("#=", "^", "'")
     label = max(len(name) for name in LOADS) + 1
     width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns)) - label - 6
-    length = max([record.ended, *(step.ended for steps in record.steps.values() for step in steps)]) - record.started
+    length = (
+        max([record.ended, *(step.ended for steps in record.steps.values() for step in steps)])
+        - record.started
+    )
 
     def column(when: float) -> int:
         return min(width - 1, max(0, int((when - record.started) / length * width)))
@@ -247,7 +263,9 @@ def _axis(milliseconds: float, width: int) -> str:
 
 
 def _summary(record: Record, bars: str, arrow: str) -> list[str]:
-    latencies = sorted((step.resumed - step.ended) / 1000 for steps in record.steps.values() for step in steps)
+    latencies = sorted(
+        (step.resumed - step.ended) / 1000 for steps in record.steps.values() for step in steps
+    )
     times = [*record.beats, record.ended]
     gap = max(later - earlier for earlier, later in itertools.pairwise(times)) / 1e6
     return [
@@ -265,7 +283,13 @@ def _print_ledger() -> bool:
     while True:
         now = aiostream.statistics()
         points, futures, handles = now.points, now.futures, now.handles
-        ended = now.balanced and not points.pending and not futures.pending and not handles.open and not points.leaked
+        ended = (
+            now.balanced
+            and not points.pending
+            and not futures.pending
+            and not handles.open
+            and not points.leaked
+        )
         if ended or time.monotonic() > deadline:
             break
         time.sleep(0.001)
@@ -286,5 +310,7 @@ def _can_print(text: str) -> bool:
 
 
 def _colour(code: str, text: str) -> str:
-    plain = bool(not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb")
+    plain = bool(
+        not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    )
     return text if plain else f"\x1b[{code}m{text}\x1b[0m"

@@ -11,7 +11,17 @@ import time
 import anyio
 
 import aiostream
-from aiostream import CudaError, Device, NoDriverError, Stream, _clash, _driver, _kernels, _native, default_wait
+from aiostream import (
+    CudaError,
+    Device,
+    NoDriverError,
+    Stream,
+    _clash,
+    _driver,
+    _kernels,
+    _native,
+    default_wait,
+)
 
 AWAITS = 20
 SPIN = 0.001  # seconds
@@ -38,8 +48,12 @@ class Report:
 def run() -> int:
     """Prints the report and returns the exit code."""
     report = Report()
-    report.line("aiostream-cuda", f"{aiostream.__version__}, at {os.path.dirname(aiostream.__file__)}")
-    report.line("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    report.line(
+        "aiostream-cuda", f"{aiostream.__version__}, at {os.path.dirname(aiostream.__file__)}"
+    )
+    report.line(
+        "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
     _clashes(report)
     _bindings(report)
     report.line("native part", str(_native.__file__))
@@ -62,7 +76,11 @@ def _clashes(report: Report) -> None:
     if found is None:
         report.line("name clash", "none: PyPI's other `aiostream` is not installed here")
     else:
-        report.problem("name clash", f"PyPI's other `aiostream` is at {found}", _clash.MESSAGE.format(path=found))
+        report.problem(
+            "name clash",
+            f"PyPI's other `aiostream` is at {found}",
+            _clash.MESSAGE.format(path=found),
+        )
 
 
 def _bindings(report: Report) -> None:
@@ -75,7 +93,11 @@ def _bindings(report: Report) -> None:
     if OLDEST <= numbers < NEWEST:
         report.line("cuda-bindings", version)
     else:
-        report.problem("cuda-bindings", f"{version}; aiostream knows 12.9 to 13.x", "pip install 'cuda-python>=12.9,<14'")
+        report.problem(
+            "cuda-bindings",
+            f"{version}; aiostream knows 12.9 to 13.x",
+            "pip install 'cuda-python>=12.9,<14'",
+        )
 
 
 def _loops(report: Report) -> None:
@@ -98,10 +120,20 @@ def _connections(report: Report) -> None:
         report.line(name, f"{value} hardware queues for each device")
         count = int(value)
     else:
-        report.problem(name, f"{value!r} is no number from 1 to 32", f"unset {name}, or set it before the process starts")
+        report.problem(
+            name,
+            f"{value!r} is no number from 1 to 32",
+            f"unset {name}, or set it before the process starts",
+        )
         return
-    report.line("", f"Each stream with a pending completion future holds one: more than {count} at a time wait behind one")
-    report.line("", "another. 32 is the most that can be set, before the process starts. synchronize_async holds none, but")
+    report.line(
+        "",
+        f"Each stream with a pending completion future holds one: more than {count} at a time wait behind one",
+    )
+    report.line(
+        "",
+        "another. 32 is the most that can be set, before the process starts. synchronize_async holds none, but",
+    )
     report.line("", "for the few waits that grow old.")
 
 
@@ -123,16 +155,28 @@ def _driver_and_devices(report: Report) -> bool:
         report.problem("CUDA driver", str(error), "unset the variable, or set it to one of these")
         return False
     except (CudaError, ImportError) as error:
-        report.problem("CUDA driver", str(error), "see that `nvidia-smi` works; reinstall the driver if it does not")
+        report.problem(
+            "CUDA driver",
+            str(error),
+            "see that `nvidia-smi` works; reinstall the driver if it does not",
+        )
         return False
     from aiostream import simulator
 
-    which = "the simulator, as AIOSTREAM_SIMULATOR asks: no GPU is used" if simulator.installed() else "the GPU's"
+    which = (
+        "the simulator, as AIOSTREAM_SIMULATOR asks: no GPU is used"
+        if simulator.installed()
+        else "the GPU's"
+    )
     report.line("CUDA driver", f"{version // 1000}.{version % 1000 // 10} ({which})")
     for number, name in enumerate(names):
         report.line("devices" if number == 0 else "", f"{number}: {name}")
     if version < 12_000:
-        report.problem("CUDA driver", "too old: aiostream needs CUDA 12 or newer", "install a newer NVIDIA driver")
+        report.problem(
+            "CUDA driver",
+            "too old: aiostream needs CUDA 12 or newer",
+            "install a newer NVIDIA driver",
+        )
         return False
     return True
 
@@ -147,11 +191,21 @@ def _measure(report: Report) -> None:
             "see that no other process keeps the GPU busy (`nvidia-smi`), then run this again",
         )
     except (CudaError, RuntimeError) as error:
-        report.problem("measured await", str(error), "see that `nvidia-smi` works and that the GPU is not in exclusive use")
+        report.problem(
+            "measured await",
+            str(error),
+            "see that `nvidia-smi` works and that the GPU is not in exclusive use",
+        )
     else:
         microseconds = [1e6 * latency for latency in latencies]
-        report.line("measured await", f"{statistics.median(microseconds):.0f} us from the end of a 1 ms kernel to resumption")
-        report.line("", f"(median of {AWAITS}, worst {max(microseconds):.0f}; asyncio; host time from launch to resumption,")
+        report.line(
+            "measured await",
+            f"{statistics.median(microseconds):.0f} us from the end of a 1 ms kernel to resumption",
+        )
+        report.line(
+            "",
+            f"(median of {AWAITS}, worst {max(microseconds):.0f}; asyncio; host time from launch to resumption,",
+        )
         report.line("", "less the kernel's own 1 ms)")
 
 

@@ -19,7 +19,8 @@ from aiostream import _native, errors
 _lock = threading.RLock()  # a signal handler may come to bindings() in the thread that holds it
 _bindings: ModuleType | None = None  # written once under _lock, after cuInit has succeeded
 
-# What native code calls by raw address, with the cuGetProcAddress version that has the signature it knows.
+# What native code calls by raw address, with the cuGetProcAddress version that has the signature it
+# knows.
 _NATIVE_CALLS = {
     "cuLaunchHostFunc": 10000,
     "cuStreamAddCallback": 5000,
@@ -83,11 +84,15 @@ _LOST = (
 _DESTROYED = "The context was destroyed or reset, so its streams, events and memory are gone"
 _NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED, _CAPTURED_EVENT = 3, 100, 800, 907
 _IN_HOST_FUNCTION = (
-    "A host function or callback must not call CUDA: let it set an event or a flag, and call CUDA in another thread"
+    "A host function or callback must not call CUDA: let it set an event or a flag, "
+    "and call CUDA in another thread"
 )
 _HINTS = {
     (400, "cuEventElapsedTime"): "One of the two events was never recorded",
-    (600, "cuEventElapsedTime"): "The GPU has not passed both events yet: await the later one first",
+    (
+        600,
+        "cuEventElapsedTime",
+    ): "The GPU has not passed both events yet: await the later one first",
     (401, "cuStreamBeginCapture"): "The stream captures already",
     (401, "cuStreamBeginCaptureToGraph"): "The stream captures already",
     (401, "cuStreamBeginRecaptureToGraph"): "The stream captures already",
@@ -133,7 +138,9 @@ def simulator_is_wanted() -> bool:
         return True
     if said.strip().lower() in _NO:
         return False
-    raise ValueError(f"the environment variable AIOSTREAM_SIMULATOR is 1 (yes, true, on) or 0 (no, false, off), not {said!r}")
+    raise ValueError(
+        f"the environment variable AIOSTREAM_SIMULATOR is 1 (yes, true, on) or 0 (no, false, off), not {said!r}"
+    )
 
 
 def _load() -> ModuleType:
@@ -142,7 +149,9 @@ def _load() -> ModuleType:
         importlib.import_module("aiostream.simulator").install()
     module = importlib.import_module("cuda.bindings.driver")
     try:
-        (code,) = module.cuInit(0)  # two threads may both come here: it may be called any number of times
+        (code,) = module.cuInit(
+            0
+        )  # two threads may both come here: it may be called any number of times
     except RuntimeError as error:  # the bindings' DynamicLibNotFoundError
         raise errors.NoDriverError(_NO_DRIVER.format(reason=str(error).splitlines()[0])) from error
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -176,7 +185,9 @@ def _meaning_of(code: int) -> str | None:
     return str(text.decode()) if int(status) == 0 and text else None
 
 
-def error(code: int, call: str, stream: str | None = None, hint: str | None = None) -> errors.CudaError:
+def error(
+    code: int, call: str, stream: str | None = None, hint: str | None = None
+) -> errors.CudaError:
     """The exception for a driver code: the one place where codes are translated."""
     if hint is None and code in _native.FATAL_CODES:
         hint = _DESTROYED if code == _CONTEXT_IS_DESTROYED else _LOST
@@ -279,7 +290,11 @@ def annotated(name: str) -> str:
 def not_there(name: str, stream: str | None, why: str) -> errors.NotSupportedError:
     """The error for a function that this driver, or these bindings, are too old for."""
     needed = MINIMUM.get(name) or MINIMUM.get(name.rpartition("_v")[0])
-    hint = f"It needs a driver of CUDA {_spelled(needed)} or newer; {why}" if needed else f"The driver may be too old: {why}"
+    hint = (
+        f"It needs a driver of CUDA {_spelled(needed)} or newer; {why}"
+        if needed
+        else f"The driver may be too old: {why}"
+    )
     return errors.NotSupportedError(801, name_of(801), name, stream, hint)
 
 
@@ -300,7 +315,10 @@ def _spelled(version: int) -> str:
 @contextlib.contextmanager
 def relaxed() -> Iterator[None]:
     """Lets this thread do, for a `with` block, what might end a capture of its own or, GLOBAL, of another thread."""
-    mode = call("cuThreadExchangeStreamCaptureMode", bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    mode = call(
+        "cuThreadExchangeStreamCaptureMode",
+        bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED,
+    )
     try:
         yield
     finally:
@@ -329,5 +347,7 @@ def _find(name: str, version: int) -> int:
 def _address(name: str, version: int) -> int:
     address = _find(name, version)
     if not address:
-        raise errors.NotSupportedError(801, name_of(801), name, None, "aiostream needs a driver of CUDA 12 or newer")
+        raise errors.NotSupportedError(
+            801, name_of(801), name, None, "aiostream needs a driver of CUDA 12 or newer"
+        )
     return address

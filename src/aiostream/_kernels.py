@@ -78,7 +78,9 @@ _FAULTS = """
 """
 PTX = "\n".join((_HEADER, _SPIN, _STAMP, _SAXPY, _FAULTS)).encode() + b"\0"
 
-_functions: dict[Context, dict[str, Any]] = {}  # any thread, single dict operations; loaded as long as the context lives
+_functions: dict[
+    Context, dict[str, Any]
+] = {}  # any thread, single dict operations; loaded as long as the context lives
 NAMES = ("spin", "stamp", "saxpy", "trap", "illegal_address")
 
 
@@ -92,7 +94,9 @@ def load(context: Context) -> dict[str, Any]:
     if known is None:
         with context._pushed():
             module = _driver.call("cuModuleLoadData", PTX)
-            known = {name: _driver.call("cuModuleGetFunction", module, name.encode()) for name in NAMES}
+            known = {
+                name: _driver.call("cuModuleGetFunction", module, name.encode()) for name in NAMES
+            }
         known = _functions.setdefault(context, known)  # two threads may both load it
     return known
 

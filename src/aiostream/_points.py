@@ -40,8 +40,8 @@ class Near(PendingEntry, Protocol):
         """The loop polls it from now on. A task that awaits the future may do so in its place."""
 
 
-# Written by whoever arms a point, in any thread; an entry is removed by the one consumer of that ticket's queue. Single dict
-# operations, which need no lock.
+# Written by whoever arms a point, in any thread; an entry is removed by the one consumer of that
+# ticket's queue. Single dict operations, which need no lock.
 registry: dict[int, PendingEntry] = {}
 
 

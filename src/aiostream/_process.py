@@ -22,14 +22,14 @@ from aiostream import _driver, _native, _points
 
 ORPHANS = 0  # the queue of that number: native code hands it what arrives on closed queues
 
-# For start() alone. A signal handler, or a finalizer that the collector runs, may come to start() in the thread that holds it,
-# and does all of it then: each step of _start() can be repeated.
+# For start() alone. A signal handler, or a finalizer that the collector runs, may come to start()
+# in the thread that holds it, and does all of it then: each step of _start() can be repeated.
 _lock = threading.RLock()
 _started = False  # written under _lock, when everything runs
 _EXIT_PATIENCE = 1.0  # seconds: a destructor that blocks holds up the interpreter's end no longer
 
-# The threads that serve, by their names; each thread enters itself, by `dict.setdefault`. So a start that a KeyboardInterrupt has
-# cut short can be repeated, whether its thread had begun or not.
+# The threads that serve, by their names; each thread enters itself, by `dict.setdefault`. So a
+# start that a KeyboardInterrupt has cut short can be repeated, whether its thread had begun or not.
 _serving: dict[str, object] = {}
 
 
@@ -62,12 +62,12 @@ def _start_serving(name: str, serve: Callable[[], None]) -> None:
 
 # ------------------------------------------------------------------------------------------------ the janitor
 
-# Appended to by any thread, finalizers included (a deque's append takes no lock that a finalizer could be holding); emptied by
-# the janitor.
+# Appended to by any thread, finalizers included (a deque's append takes no lock that a finalizer
+# could be holding); emptied by the janitor.
 _tasks: deque[Callable[[], Any]] = deque()
 _backlog: list[int | _native.Wait] = []  # by the janitor alone
-# Descriptor -> what to do when it is readable: the janitor's own, and those of `watch_in_janitor`, by any thread, single dict
-# operations.
+# Descriptor -> what to do when it is readable: the janitor's own, and those of `watch_in_janitor`,
+# by any thread, single dict operations.
 _watched: dict[int, Callable[[], None]] = {}
 
 
@@ -89,7 +89,10 @@ def _serve_orphans() -> None:
     _driver.tell_failures()
     while (refusal := _native.refusal_take()) is not None:
         call, code = refusal
-        report_unraisable(_driver.error(code, call), "the last user of a closed handle, which the driver did not destroy")
+        report_unraisable(
+            _driver.error(code, call),
+            "the last user of a closed handle, which the driver did not destroy",
+        )
     while _tasks:
         task = _tasks.popleft()
         _report_from(task, task)

@@ -100,8 +100,18 @@ class Statistics:
         points, futures_, handles = self.points, self.futures, self.handles
         return (
             points.armed == points.fired + points.pending + points.leaked
-            and futures_.created == futures_.done + futures_.failed + futures_.cancelled + futures_.dropped + futures_.pending
-            and handles.created == handles.destroyed + handles.released + handles.retired + handles.leaked + handles.open
+            and futures_.created
+            == futures_.done
+            + futures_.failed
+            + futures_.cancelled
+            + futures_.dropped
+            + futures_.pending
+            and handles.created
+            == handles.destroyed
+            + handles.released
+            + handles.retired
+            + handles.leaked
+            + handles.open
         )
 
 

@@ -21,12 +21,17 @@ class _Asked:
     def name(self) -> str | None:
         if _answers(self._lowlevel.current_task):
             return "trio"
-        # A callback that trio runs is no task. As a guest, a run is also known to its host's callbacks and tasks.
-        return "trio" if _running_loop() is None and _answers(self._lowlevel.current_trio_token) else None
+        # A callback that trio runs is no task. As a guest, a run is also known to its host's
+        # callbacks and tasks.
+        return (
+            "trio"
+            if _running_loop() is None and _answers(self._lowlevel.current_trio_token)
+            else None
+        )
 
 
-# Its `name` is "trio" in each thread while a run of trio is at work there; of a guest, while it has its turn. `None` until trio
-# is imported, then for good; one assignment.
+# Its `name` is "trio" in each thread while a run of trio is at work there; of a guest, while it has
+# its turn. `None` until trio is imported, then for good; one assignment.
 at_work: Any = None
 
 
@@ -35,8 +40,11 @@ def find_trio() -> Any:
     global at_work
     trio = sys.modules["trio"]
     if at_work is None and hasattr(trio, "lowlevel"):
-        # trio leaves its name in sniffio's variable, which takes a tenth of the time that asking for the task takes in vain.
-        at_work = getattr(sys.modules.get("trio._core._run"), "sniffio_library", None) or _Asked(trio)
+        # trio leaves its name in sniffio's variable, which takes a tenth of the time that asking
+        # for the task takes in vain.
+        at_work = getattr(sys.modules.get("trio._core._run"), "sniffio_library", None) or _Asked(
+            trio
+        )
     return at_work
 
 
@@ -51,7 +59,8 @@ def in_trio(loop: object) -> bool:
         place = find_trio()
     if place is None or place.name != "trio":
         return False
-    # Both are at work if a task of one has run the other. A run sets these hooks when it begins, and puts them back at its end.
+    # Both are at work if a task of one has run the other. A run sets these hooks when it begins,
+    # and puts them back at its end.
     return loop is None or getattr(sys.get_asyncgen_hooks().firstiter, "__self__", None) is not loop
 
 
@@ -84,7 +93,10 @@ class TurnWatch:
         """Whether the task was suspended."""
         try:
             self._end()
-        except (RuntimeError, KeyError):  # trio's: this is another place than where the watch began, or its run is over
+        except (
+            RuntimeError,
+            KeyError,
+        ):  # trio's: this is another place than where the watch began, or its run is over
             self._suspended = True
         self._end = _do_nothing
         return self._suspended

@@ -41,7 +41,9 @@ class AccessPolicyWindow:
         _arguments.address(_arguments.integer("base", self.base))
         _arguments.address(_arguments.integer("size", self.size))
         if not hasattr(self.hit_ratio, "__float__"):
-            raise TypeError(f"hit_ratio is a number from 0 to 1, not {type(self.hit_ratio).__name__}")
+            raise TypeError(
+                f"hit_ratio is a number from 0 to 1, not {type(self.hit_ratio).__name__}"
+            )
         if not 0.0 <= self.hit_ratio <= 1.0:
             raise ValueError(f"a window's hit_ratio is from 0 to 1, not {self.hit_ratio}")
 
@@ -81,7 +83,9 @@ def _raw_window(value: Any) -> Any:
     raw = driver.CUaccessPolicyWindow()
     raw.base_ptr, raw.num_bytes, raw.hitRatio = value.base, value.size, value.hit_ratio
     raw.hitProp = driver.CUaccessProperty(int(_arguments.member(AccessProperty, value.hit, "hit")))
-    raw.missProp = driver.CUaccessProperty(int(_arguments.member(AccessProperty, value.miss, "miss")))
+    raw.missProp = driver.CUaccessProperty(
+        int(_arguments.member(AccessProperty, value.miss, "miss"))
+    )
     return raw
 
 
@@ -117,22 +121,29 @@ _FORMS = {
     ),
     StreamAttribute.PRIORITY: _Form("priority", int, _arguments.priority),
     StreamAttribute.MEM_SYNC_DOMAIN_MAP: _Form(
-        "memSyncDomainMap", lambda raw: MemSyncDomainMap(int(raw.default_), int(raw.remote)), _raw_map
+        "memSyncDomainMap",
+        lambda raw: MemSyncDomainMap(int(raw.default_), int(raw.remote)),
+        _raw_map,
     ),
     StreamAttribute.MEM_SYNC_DOMAIN: _Form(
         "memSyncDomain",
         MemSyncDomain,
-        lambda value: _driver.bindings().CUlaunchMemSyncDomain(int(_arguments.member(MemSyncDomain, value, "the value"))),
+        lambda value: _driver.bindings().CUlaunchMemSyncDomain(
+            int(_arguments.member(MemSyncDomain, value, "the value"))
+        ),
     ),
 }
 
 
 def _get(stream: interop.Reference, attribute: StreamAttribute) -> Any:
     attribute = _arguments.member(StreamAttribute, attribute, "attribute")
-    raw = interop.call_on(stream, "cuStreamGetAttribute", _driver.bindings().CUstreamAttrID(int(attribute)))
+    raw = interop.call_on(
+        stream, "cuStreamGetAttribute", _driver.bindings().CUstreamAttrID(int(attribute))
+    )
     form = _FORMS[attribute]
     if form.field in ("syncPolicy", "memSyncDomain", "priority"):
-        # Straight from the union: the bindings' enumerations raise on what they do not know, such as a policy never set.
+        # Straight from the union: the bindings' enumerations raise on what they do not know, such
+        # as a policy never set.
         return form.from_driver(ctypes.c_int.from_address(int(raw.getPtr())).value)
     return form.from_driver(getattr(raw, form.field))
 

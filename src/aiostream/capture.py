@@ -16,9 +16,22 @@ from types import TracebackType
 from typing import Any
 
 from aiostream import _arguments, _driver, _native, interop
-from aiostream.enums import CaptureMode, CaptureStatus, DependencyUpdate, InstantiateFlags, RecaptureStatus
+from aiostream.enums import (
+    CaptureMode,
+    CaptureStatus,
+    DependencyUpdate,
+    InstantiateFlags,
+    RecaptureStatus,
+)
 from aiostream.errors import CudaError, StreamClosedError
-from aiostream.graph import ExecutableGraph, Graph, GraphDependency, GraphNode, as_driver_dependencies, dependencies_of
+from aiostream.graph import (
+    ExecutableGraph,
+    Graph,
+    GraphDependency,
+    GraphNode,
+    as_driver_dependencies,
+    dependencies_of,
+)
 
 __all__ = ["CaptureInfo", "CaptureScope", "capture_mode", "exchange_capture_mode"]
 
@@ -51,7 +64,13 @@ class _End(Enum):
 class _CaptureRecord:
     """What is noted of one capture. Made by whoever begins it or asks for it; ended by whoever ends it."""
 
-    def __init__(self, identity: int | None, origin: tuple[Any, ...] | None, graph: Graph | None, recapture: Any = None) -> None:
+    def __init__(
+        self,
+        identity: int | None,
+        origin: tuple[Any, ...] | None,
+        graph: Graph | None,
+        recapture: Any = None,
+    ) -> None:
         self.identity = identity  # the driver's number of it
         self.origin = origin  # the stream on which it began, if that is known
         self.graph = graph  # captured into, and pinned
@@ -64,8 +83,11 @@ class _CaptureRecord:
             self.lent.close()
         if self.graph is None:
             return
-        # Without proof that it is there, it is never destroyed again: by then its handle may be that of another graph.
-        if how is not _End.GOOD and ((how is _End.FAILED and self.recapture is None) or not _exists(self.graph)):
+        # Without proof that it is there, it is never destroyed again: by then its handle may be
+        # that of another graph.
+        if how is not _End.GOOD and (
+            (how is _End.FAILED and self.recapture is None) or not _exists(self.graph)
+        ):
             self.graph._handle.mark_destroyed()
         self.graph._captured_into = False
         self.graph._handle.let_go()
@@ -78,7 +100,9 @@ def _exists(graph: Graph) -> bool:
     return False
 
 
-_in_progress: list[_CaptureRecord] = []  # any thread; appends, removals and copies are single list operations
+_in_progress: list[
+    _CaptureRecord
+] = []  # any thread; appends, removals and copies are single list operations
 
 
 def _origin_of(stream: interop.Reference) -> tuple[Any, ...]:
@@ -88,7 +112,9 @@ def _origin_of(stream: interop.Reference) -> tuple[Any, ...]:
 
 def _find(identity: int | None, origin: tuple[Any, ...] | None) -> _CaptureRecord | None:
     for capture in list(_in_progress):
-        if (identity is not None and capture.identity == identity) or (origin is not None and capture.origin == origin):
+        if (identity is not None and capture.identity == identity) or (
+            origin is not None and capture.origin == origin
+        ):
             return capture
     return None
 
@@ -103,7 +129,8 @@ def _forget(capture: _CaptureRecord | None, how: _End) -> None:
     capture.end(how)
 
 
-# The id of the capture that began on a stream latest, by this library; any thread, single dict operations.
+# The id of the capture that began on a stream latest, by this library; any thread, single dict
+# operations.
 _begun: dict[tuple[Any, ...], int] = {}
 
 
@@ -154,12 +181,22 @@ def _begin(stream: interop.Reference, mode: CaptureMode) -> None:
     _note_begun(stream)
 
 
-def _begin_to_graph(stream: interop.Reference, graph: Any, dependencies: Iterable[Any], mode: CaptureMode) -> None:
+def _begin_to_graph(
+    stream: interop.Reference, graph: Any, dependencies: Iterable[Any], mode: CaptureMode
+) -> None:
     nodes, edges = as_driver_dependencies(dependencies)
     driver = _driver.bindings()
     with _capturing_into(stream, Graph.borrow(graph)) as value:
         handle = driver.CUgraph(value)
-        interop.call_on(stream, "cuStreamBeginCaptureToGraph", handle, nodes, edges, len(nodes), _as_driver_mode(mode))
+        interop.call_on(
+            stream,
+            "cuStreamBeginCaptureToGraph",
+            handle,
+            nodes,
+            edges,
+            len(nodes),
+            _as_driver_mode(mode),
+        )
         _note_begun(stream)
 
 
@@ -177,12 +214,16 @@ def _begin_recapture(
     with _capturing_into(stream, existing, native) as value:
         handle = driver.CUgraph(value)
         function = driver.CUgraphRecaptureCallback(ctypes.cast(native, ctypes.c_void_p).value or 0)
-        interop.call_on(stream, "cuStreamBeginRecaptureToGraph", _as_driver_mode(mode), handle, function, 0)
+        interop.call_on(
+            stream, "cuStreamBeginRecaptureToGraph", _as_driver_mode(mode), handle, function, 0
+        )
         _note_begun(stream)
 
 
 @contextlib.contextmanager
-def _capturing_into(stream: interop.Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
+def _capturing_into(
+    stream: interop.Reference, graph: Graph, recapture: Any = None
+) -> Iterator[int]:
     """Pins a graph, begins in the block to capture into it, and notes that."""
     held: list[bool] = []
     try:
@@ -195,7 +236,8 @@ def _capturing_into(stream: interop.Reference, graph: Graph, recapture: Any = No
             graph._handle.let_go()
         raise
     graph._captured_into = True
-    # The capture has begun, so it is noted in any case: without its id it is known by the stream on which it began.
+    # The capture has begun, so it is noted in any case: without its id it is known by the stream on
+    # which it began.
     _in_progress.append(_CaptureRecord(_identity_of(stream), _origin_of(stream), graph, recapture))
 
 
@@ -205,14 +247,17 @@ _RecaptureCallback = ctypes.CFUNCTYPE(
 _REFUSED = 1  # CUDA_ERROR_INVALID_VALUE: anything but success makes the recapture fail
 
 
-def _as_native_callback(callback: Callable[[GraphNode, RecaptureStatus], object] | None, graph: Graph) -> Any:
+def _as_native_callback(
+    callback: Callable[[GraphNode, RecaptureStatus], object] | None, graph: Graph
+) -> Any:
     if callback is None:
         return _RecaptureCallback()
     if not callable(callback):
         raise TypeError(f"the callback must be callable, not {type(callback).__name__}")
 
     def ask(_data: int, node: int, _original: int, _new: int, status: int) -> int:
-        # ctypes reports an exception to sys.unraisablehook and returns 0, which would accept: so refuse here.
+        # ctypes reports an exception to sys.unraisablehook and returns 0, which would accept: so
+        # refuse here.
         try:
             return 0 if callback(GraphNode(graph, node), RecaptureStatus(status)) else _REFUSED
         except BaseException as error:
@@ -233,7 +278,13 @@ def _query_capture(stream: interop.Reference) -> tuple[CaptureStatus, int | None
     name = _driver.annotated("cuStreamGetCaptureInfo")
     status, identity, graph, nodes, edges, _ = interop.call_on(stream, name)
     status = CaptureStatus(int(status))
-    return status, int(identity) if status is CaptureStatus.ACTIVE else None, int(graph), nodes, edges
+    return (
+        status,
+        int(identity) if status is CaptureStatus.ACTIVE else None,
+        int(graph),
+        nodes,
+        edges,
+    )
 
 
 def _status(stream: interop.Reference) -> CaptureStatus:
@@ -261,11 +312,15 @@ def _borrowed_graph(stream: interop.Reference, identity: int, value: int) -> Gra
     if capture.graph is not None:
         return capture.graph
     if capture.lent is None:
-        capture.lent = _native.Handle(_native.HANDLE_GRAPH, value, stream.context.handle, False, False)
+        capture.lent = _native.Handle(
+            _native.HANDLE_GRAPH, value, stream.context.handle, False, False
+        )
     return Graph._from_handle(value, stream.context, owned=False, parent=capture.lent)
 
 
-def _update_dependencies(stream: interop.Reference, dependencies: Iterable[Any], mode: DependencyUpdate) -> None:
+def _update_dependencies(
+    stream: interop.Reference, dependencies: Iterable[Any], mode: DependencyUpdate
+) -> None:
     nodes, edges = as_driver_dependencies(dependencies)
     name = _driver.annotated("cuStreamUpdateCaptureDependencies")
     update = int(_arguments.member(DependencyUpdate, mode, "mode"))
@@ -309,11 +364,17 @@ def _still_captures(stream: interop.Reference) -> bool:
 class CaptureScope:
     """What `with stream.capture() as capture:` gives; the product is on it once the block has ended. It serves for one block."""
 
-    def __init__(self, stream: CapturingStream, mode: CaptureMode, flags: InstantiateFlags | None) -> None:
-        self._owner = stream  # a stream that only this scope refers to must not be closed by its finalizer
+    def __init__(
+        self, stream: CapturingStream, mode: CaptureMode, flags: InstantiateFlags | None
+    ) -> None:
+        self._owner = (
+            stream  # a stream that only this scope refers to must not be closed by its finalizer
+        )
         self._stream = stream._reference
         self._mode = _arguments.member(CaptureMode, mode, "mode")
-        self._flags = None if flags is None else _arguments.member(InstantiateFlags, flags, "flags")  # None: the graph is wanted
+        self._flags = (
+            None if flags is None else _arguments.member(InstantiateFlags, flags, "flags")
+        )  # None: the graph is wanted
         self._entered = False
         self._graph: Graph | None = None
         self._executable: ExecutableGraph | None = None
@@ -322,26 +383,39 @@ class CaptureScope:
     def graph(self) -> Graph:
         """What was captured, the caller's own. Raises `RuntimeError` before the block has ended, and if that failed."""
         if self._graph is None:
-            raise RuntimeError("there is no graph: the capture goes on, or has failed, or was one of capture_executable()")
+            raise RuntimeError(
+                "there is no graph: the capture goes on, or has failed, or was one of capture_executable()"
+            )
         return self._graph
 
     @property
     def executable(self) -> ExecutableGraph:
         """Its executable form, of `capture_executable()`; `RuntimeError` likewise."""
         if self._executable is None:
-            raise RuntimeError("there is no executable graph: the capture goes on, or has failed, or was one of capture()")
+            raise RuntimeError(
+                "there is no executable graph: the capture goes on, or has failed, or was one of capture()"
+            )
         return self._executable
 
     def __enter__(self) -> CaptureScope:
         if self._entered:
-            raise RuntimeError("this capture block was entered before: call stream.capture() for each block")
+            raise RuntimeError(
+                "this capture block was entered before: call stream.capture() for each block"
+            )
         _begin(self._stream, self._mode)
         self._entered = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if error is not None:
-            with contextlib.suppress(CudaError, StreamClosedError):  # the body's error says what went wrong first
+            with contextlib.suppress(
+                CudaError, StreamClosedError
+            ):  # the body's error says what went wrong first
                 _end(self._stream).close()
             return
         graph = _end(self._stream)
@@ -379,7 +453,11 @@ class CapturingStream:
         _begin(self._reference, mode)
 
     def begin_capture_to_graph(
-        self, graph: Any, dependencies: Iterable[Any] = (), *, mode: CaptureMode = CaptureMode.GLOBAL
+        self,
+        graph: Any,
+        dependencies: Iterable[Any] = (),
+        *,
+        mode: CaptureMode = CaptureMode.GLOBAL,
     ) -> None:
         """The same into an existing graph (`cuStreamBeginCaptureToGraph`), which `end_capture` then gives back.
 
@@ -448,7 +526,9 @@ class CapturingStream:
         return CaptureScope(self, mode, None)
 
     def capture_executable(
-        self, mode: CaptureMode = CaptureMode.GLOBAL, flags: InstantiateFlags = InstantiateFlags.DEFAULT
+        self,
+        mode: CaptureMode = CaptureMode.GLOBAL,
+        flags: InstantiateFlags = InstantiateFlags.DEFAULT,
     ) -> CaptureScope:
         """The same with the graph made executable: `capture.executable`. Errors also as of `Graph.instantiate`."""
         return CaptureScope(self, mode, flags)
@@ -466,7 +546,9 @@ class CapturingStream:
         """Its capture's status, id, graph and present dependencies (`cuStreamGetCaptureInfo`); harmless, errors likewise."""
         return _info(self._reference)
 
-    def update_capture_dependencies(self, dependencies: Iterable[Any], *, mode: DependencyUpdate = DependencyUpdate.ADD) -> None:
+    def update_capture_dependencies(
+        self, dependencies: Iterable[Any], *, mode: DependencyUpdate = DependencyUpdate.ADD
+    ) -> None:
         """Says what the next captured operation depends on (`cuStreamUpdateCaptureDependencies`).
 
         Args:
@@ -491,7 +573,9 @@ def exchange_capture_mode(mode: CaptureMode) -> CaptureMode:
 
     Threads: concerns the calling thread alone.
     """
-    return CaptureMode(int(_driver.call("cuThreadExchangeStreamCaptureMode", _as_driver_mode(mode))))
+    return CaptureMode(
+        int(_driver.call("cuThreadExchangeStreamCaptureMode", _as_driver_mode(mode)))
+    )
 
 
 @contextlib.contextmanager

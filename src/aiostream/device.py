@@ -15,9 +15,14 @@ from aiostream.errors import ContextFailedError, CudaError
 __all__ = ["Context", "Device"]
 
 _CONTEXT_IS_DESTROYED = 709
-_DESTROYED = (201, 400, _CONTEXT_IS_DESTROYED)  # what a context's private stream answers when it went with its context
+_DESTROYED = (
+    201,
+    400,
+    _CONTEXT_IS_DESTROYED,
+)  # what a context's private stream answers when it went with its context
 _MAX_WAIT_LISTS = 1024  # streams of a context of which it is remembered how long their waits take
-# Any thread, single dict operations: a lock would be met by a signal handler in the thread that holds it.
+# Any thread, single dict operations: a lock would be met by a signal handler in the thread that
+# holds it.
 _primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
 _contexts: dict[int, Context] = {}  # context id -> Context; ids are never reused, handles are
 
@@ -112,7 +117,9 @@ class Device:
     @property
     def name(self) -> str:
         """The device's name, such as `NVIDIA H200` (`cuDeviceGetName`)."""
-        raw: bytes = _driver.call("cuDeviceGetName", 256, _driver.call("cuDeviceGet", self._ordinal))
+        raw: bytes = _driver.call(
+            "cuDeviceGetName", 256, _driver.call("cuDeviceGet", self._ordinal)
+        )
         return raw.split(b"\0", 1)[0].decode()
 
     @property
@@ -128,8 +135,11 @@ class Device:
             except ContextFailedError as error:
                 if error.code != _CONTEXT_IS_DESTROYED:
                     raise
-        # The first use, or the first after another library's cuDevicePrimaryCtxReset, which leaves the handle and changes the id.
-        retained = int(_driver.call("cuDevicePrimaryCtxRetain", _driver.call("cuDeviceGet", self._ordinal)))
+        # The first use, or the first after another library's cuDevicePrimaryCtxReset, which leaves
+        # the handle and changes the id.
+        retained = int(
+            _driver.call("cuDevicePrimaryCtxRetain", _driver.call("cuDeviceGet", self._ordinal))
+        )
         _primary[self._ordinal] = retained
         return Context.from_handle(retained)
 
@@ -181,7 +191,9 @@ def _leave(block: _Block, watch: _turns.TurnWatch) -> str | None:
         entered.pop()
         with contextlib.suppress(CudaError):  # other code has popped it
             _driver.call("cuCtxPopCurrent")
-    if block.entered is not entered:  # the first thread takes its context off at the end of a later block
+    if (
+        block.entered is not entered
+    ):  # the first thread takes its context off at the end of a later block
         return _TWO_THREADS
     return _AWAITED if watch.end() else None
 
@@ -195,10 +207,12 @@ class Context(_arguments.NotCopied):
     def __init__(self, handle: int, identity: int) -> None:
         self._handle = handle
         self._identity = identity
-        self._context_id: int | None = None  # any thread; the watcher gives all of them the same number
+        self._context_id: int | None = (
+            None  # any thread; the watcher gives all of them the same number
+        )
         self._ordinal = -1  # its device's, once somebody has asked; any thread, one assignment
-        # What waits have learnt of each stream, by the driver's id of it, which is never used again as handles are. Any thread,
-        # single dict operations; the oldest go when there are too many.
+        # What waits have learnt of each stream, by the driver's id of it, which is never used again
+        # as handles are. Any thread, single dict operations; the oldest go when there are too many.
         self._wait_lists: dict[int, _native.WaitList] = {}
 
     @classmethod
@@ -211,7 +225,9 @@ class Context(_arguments.NotCopied):
         """
         handle = _arguments.handle(handle, "a CUDA context")
         if handle == 0:
-            raise ValueError("0 is no handle of a CUDA context: Context.get_current() gives the current one")
+            raise ValueError(
+                "0 is no handle of a CUDA context: Context.get_current() gives the current one"
+            )
         identity = int(_driver.call("cuCtxGetId", _driver.bindings().CUcontext(handle)))
         known = _contexts.get(identity)
         return known if known is not None else _contexts.setdefault(identity, cls(handle, identity))
@@ -265,8 +281,12 @@ class Context(_arguments.NotCopied):
             raise RuntimeError(fault)
 
     def _push(self) -> None:
-        if _native.context_is_gone(self._handle, self._identity):  # to push it would crash the process
-            raise _driver.error(_CONTEXT_IS_DESTROYED, "cuCtxPushCurrent", f"a context of {self._place()}")
+        if _native.context_is_gone(
+            self._handle, self._identity
+        ):  # to push it would crash the process
+            raise _driver.error(
+                _CONTEXT_IS_DESTROYED, "cuCtxPushCurrent", f"a context of {self._place()}"
+            )
         _driver.call("cuCtxPushCurrent", _driver.bindings().CUcontext(self._handle))
 
     @contextlib.contextmanager
@@ -297,7 +317,9 @@ class Context(_arguments.NotCopied):
     def _register(self, idle: int) -> int:
         is_taken = False
         try:
-            self._context_id, is_taken = _native.context_register(self._handle, self._identity, idle, self._ordinal)
+            self._context_id, is_taken = _native.context_register(
+                self._handle, self._identity, idle, self._ordinal
+            )
         finally:
             if not is_taken:  # another thread was first, or there are too many contexts
                 _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
@@ -330,7 +352,9 @@ class Context(_arguments.NotCopied):
         """The wait list of the stream with that id. A history that is given replaces what was learnt."""
         known = self._wait_lists.get(stream) if history is None else None
         if known is None:
-            streams = list(self._wait_lists)  # in one step: an iterator would meet other threads' changes
+            streams = list(
+                self._wait_lists
+            )  # in one step: an iterator would meet other threads' changes
             for oldest in streams[: max(0, len(streams) - _MAX_WAIT_LISTS + 1)]:
                 self._wait_lists.pop(oldest, None)
             made = _native.WaitList(self._ensure_monitored(), history or _native.History())
@@ -347,11 +371,19 @@ class Context(_arguments.NotCopied):
 
     def _make_private_stream(self, made: list[Any]) -> None:
         driver = _driver.bindings()
-        # RELAXED: creating a stream must not end a capture that is on in this thread or, GLOBAL, in another.
-        mode = _driver.call("cuThreadExchangeStreamCaptureMode", driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        # RELAXED: creating a stream must not end a capture that is on in this thread or, GLOBAL, in
+        # another.
+        mode = _driver.call(
+            "cuThreadExchangeStreamCaptureMode",
+            driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED,
+        )
         try:
             with self._pushed():
-                made.append(_driver.call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+                made.append(
+                    _driver.call(
+                        "cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+                    )
+                )
         finally:
             _driver.call("cuThreadExchangeStreamCaptureMode", mode)
 

@@ -37,7 +37,13 @@ class CudaError(RuntimeError):
     """
 
     def __init__(
-        self, code: int, name: str, call: str, stream: str | None = None, hint: str | None = None, meaning: str | None = None
+        self,
+        code: int,
+        name: str,
+        call: str,
+        stream: str | None = None,
+        hint: str | None = None,
+        meaning: str | None = None,
     ) -> None:
         where = f" for {stream}" if stream else ""
         said = f": {meaning}" if meaning else ""
@@ -50,7 +56,11 @@ class CudaError(RuntimeError):
         self.hint = hint
         self.meaning = meaning
 
-    def __reduce__(self) -> tuple[Callable[..., CudaError], tuple[type[CudaError], tuple[object, ...]], dict[str, object]]:
+    def __reduce__(
+        self,
+    ) -> tuple[
+        Callable[..., CudaError], tuple[type[CudaError], tuple[object, ...]], dict[str, object]
+    ]:
         """Copies and pickles its text, attributes and notes, so that it can cross a process boundary."""
         return _restored, (type(self), self.args), dict(self.__dict__)
 

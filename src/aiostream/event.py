@@ -49,13 +49,23 @@ class Event(_arguments.NotCopied):
         *,
         device: DeviceLike | None = None,
     ) -> None:
-        for name, chosen in (("timing", timing), ("blocking_sync", blocking_sync), ("interprocess", interprocess)):
+        for name, chosen in (
+            ("timing", timing),
+            ("blocking_sync", blocking_sync),
+            ("interprocess", interprocess),
+        ):
             _arguments.flag(name, chosen)
         if timing and interprocess:
-            raise ValueError("an interprocess event cannot record times: leave out timing or interprocess")
+            raise ValueError(
+                "an interprocess event cannot record times: leave out timing or interprocess"
+            )
         _process.start()
         self._context = interop.current_or_default_context(device)
-        flags = _BLOCKING_SYNC * blocking_sync | _DISABLE_TIMING * (not timing) | _INTERPROCESS * interprocess
+        flags = (
+            _BLOCKING_SYNC * blocking_sync
+            | _DISABLE_TIMING * (not timing)
+            | _INTERPROCESS * interprocess
+        )
         self._context._ensure_monitored()
         self._timing = timing
         self._mode = waiting.mode_of(waiting.default_wait())
@@ -65,9 +75,13 @@ class Event(_arguments.NotCopied):
             with self._context._pushed():
                 made.append(_driver.call("cuEventCreate", flags))
             value = int(made[0])
-            self._handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)
+            self._handle = _native.Handle(
+                _native.HANDLE_EVENT, value, self._context.handle, True, False
+            )
         self._name = f"event {value:#x} on {self._context._place()}"
-        self._reference = interop.Reference(self._handle, self._context, self._name, history=history, is_event=True)
+        self._reference = interop.Reference(
+            self._handle, self._context, self._name, history=history, is_event=True
+        )
 
     @property
     def handle(self) -> int:
@@ -110,12 +124,17 @@ class Event(_arguments.NotCopied):
             CudaError: The driver refused; 400 for a stream of another context.
         """
         reference = interop.reference_to(stream)
-        code, captured = _native.event_record(self._handle, reference.handle, 0, self._context._ensure_monitored())
+        code, captured = _native.event_record(
+            self._handle, reference.handle, 0, self._context._ensure_monitored()
+        )
         if code == _native.RESULT_CLOSED and not self._handle.is_open:
             raise StreamClosedError(f"{self._name} is closed")
         if code == _INVALID_HANDLE and reference.context != self._context:
             raise _driver.error(
-                code, "cuEventRecord", reference.name, f"The event lives on {self._context._place()}: {_ELSEWHERE}"
+                code,
+                "cuEventRecord",
+                reference.name,
+                f"The event lives on {self._context._place()}: {_ELSEWHERE}",
             )
         hostfunc.raise_for(code, "cuEventRecord", reference.name)
         self._captured = captured
@@ -148,7 +167,9 @@ class Event(_arguments.NotCopied):
             CudaError: The context has failed.
         """
         self._refuse_captured("cuEventSynchronize")
-        hostfunc.raise_for(_native.event_synchronize(self._handle), "cuEventSynchronize", self._name)
+        hostfunc.raise_for(
+            _native.event_synchronize(self._handle), "cuEventSynchronize", self._name
+        )
 
     async def synchronize_async(self) -> None:
         """Waits, without blocking the loop, until the GPU has passed the point that is recorded now.
@@ -187,7 +208,12 @@ class Event(_arguments.NotCopied):
             raise ValueError("both events must be created with timing=True")
         driver = _driver.bindings()
         return float(
-            _driver.call("cuEventElapsedTime", driver.CUevent(self.handle), driver.CUevent(end.handle), stream=self._name)
+            _driver.call(
+                "cuEventElapsedTime",
+                driver.CUevent(self.handle),
+                driver.CUevent(end.handle),
+                stream=self._name,
+            )
         )
 
     def completion_future_on(self, stream: Stream) -> CompletionFuture[None]:
@@ -218,7 +244,12 @@ class Event(_arguments.NotCopied):
 
     def _refuse_captured(self, call: str) -> None:
         if self._captured:
-            raise _driver.error(907, call, self._name, "It was recorded on a capturing stream: it has no time of its own")
+            raise _driver.error(
+                907,
+                call,
+                self._name,
+                "It was recorded on a capturing stream: it has no time of its own",
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -230,9 +261,13 @@ class Event(_arguments.NotCopied):
         return self.handle
 
     def __repr__(self) -> str:
-        return f"<aiostream.Event {self._handle.value:#x}{'' if self._handle.is_open else ' closed'}>"
+        return (
+            f"<aiostream.Event {self._handle.value:#x}{'' if self._handle.is_open else ' closed'}>"
+        )
 
-    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:  # as in Stream
+    def __del__(
+        self, run_in_janitor: Callable[..., None] = _process.run_in_janitor
+    ) -> None:  # as in Stream
         handle = getattr(self, "_handle", None)
         if handle is not None and handle.is_open:
             run_in_janitor(handle.drop)

@@ -58,7 +58,9 @@ class CompletionFuture(Protocol[T_co]):
         """What went wrong, or `None`; raises an invalid-state error while pending."""
         ...
 
-    def add_done_callback(self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None) -> None:
+    def add_done_callback(
+        self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None
+    ) -> None:
         """Calls `callback(future)` in the loop, soon after the future is done, also if it is done already.
 
         The callback sees the context variables as they are now, or those of `context`, on every loop.
@@ -133,8 +135,9 @@ class State(enum.Enum):
     DROPPED = "dropped"  # its loop has died
 
 
-# Each completion is turned from NEW to PENDING by whoever has made it, once it is in that one's hands: an interrupt may come as
-# soon as it is counted. It leaves PENDING once, for one of these; nothing leaves any of these. Each has its line in the ledger.
+# Each completion is turned from NEW to PENDING by whoever has made it, once it is in that one's
+# hands: an interrupt may come as soon as it is counted. It leaves PENDING once, for one of these;
+# nothing leaves any of these. Each has its line in the ledger.
 OUTCOMES = {
     State.DONE: _native.FUTURES_DONE,
     State.FAILED: _native.FUTURES_FAILED,
@@ -152,7 +155,13 @@ class Completion:
     __slots__ = ("call", "context_id", "future", "keepalive", "result", "state", "stream")
 
     def __init__(
-        self, future: SettledFuture, stream: str, call: str, context_id: int, result: Any = None, keepalive: Any = None
+        self,
+        future: SettledFuture,
+        stream: str,
+        call: str,
+        context_id: int,
+        result: Any = None,
+        keepalive: Any = None,
     ) -> None:
         self.context_id = context_id
         self.state = State.NEW
@@ -166,7 +175,8 @@ class Completion:
         """The GPU has passed the point: settles, and lets go of everything."""
         self._settle(code, orphaned)
         if self.keepalive is not None or orphaned:
-            # A destructor may synchronize the device (freeing memory does): never on a loop that no longer wants it.
+            # A destructor may synchronize the device (freeing memory does): never on a loop that no
+            # longer wants it.
             if self.state is not State.DONE:
                 _process.release_in_thread(self.keepalive, self.result)
             self.keepalive = None
@@ -175,14 +185,19 @@ class Completion:
     def abandon(self, code: int, orphaned: bool) -> None:
         """The context has failed: settles, and keeps what the GPU might still touch."""
         self._settle(code, orphaned)
-        self.keepalive = (self.keepalive, self.result) if self.keepalive is not None or self.result is not None else None
+        self.keepalive = (
+            (self.keepalive, self.result)
+            if self.keepalive is not None or self.result is not None
+            else None
+        )
         self.result = None
 
     def cancel(self) -> None:
         """The one waiter has gone: stops waiting, and keeps what the GPU may still touch."""
         if self.state is State.PENDING:
             if self.future is not None:
-                # A coroutine that ends later than its loop: the future is cancelled, but the loop can tell nobody.
+                # A coroutine that ends later than its loop: the future is cancelled, but the loop
+                # can tell nobody.
                 with contextlib.suppress(RuntimeError):
                     self.future.cancel()
             self._end(State.CANCELLED)
@@ -232,7 +247,8 @@ class EventCompletion(Completion):
         reserved: _native.Reserved,
         keepalive: Any = None,
     ) -> None:
-        # As `Completion` does it, without the call: one of these is made for each request of a server.
+        # As `Completion` does it, without the call: one of these is made for each request of a
+        # server.
         self.context_id = context_id
         self.state = State.NEW
         self.future = future
@@ -247,7 +263,8 @@ class EventCompletion(Completion):
 
     def enter_order(self) -> None:
         """The event was recorded: this completion is the latest of its stream and loop."""
-        # In this order: what says that it is in the deque and is not would settle all that comes behind it.
+        # In this order: what says that it is in the deque and is not would settle all that comes
+        # behind it.
         order = self.orders.get(self.wait_list)
         if order is None:
             self.orders[self.wait_list] = deque((self,))
@@ -294,7 +311,9 @@ class EventCompletion(Completion):
             self.orders.pop(self.wait_list, None)
 
 
-_leaked: list[Any] = []  # appended to by any thread, never emptied: the driver can no longer prove that it is done with these
+_leaked: list[
+    Any
+] = []  # appended to by any thread, never emptied: the driver can no longer prove that it is done with these
 
 
 def leak(keepalive: Any) -> None:
@@ -324,4 +343,8 @@ class KeepAlive:
 
 def pending_futures() -> int:
     """How many futures wait for their point, counted one by one."""
-    return sum(1 for point in list(_points.registry.values()) if isinstance(point, Completion) and point.state is State.PENDING)
+    return sum(
+        1
+        for point in list(_points.registry.values())
+        if isinstance(point, Completion) and point.state is State.PENDING
+    )

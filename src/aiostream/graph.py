@@ -127,10 +127,15 @@ class GraphDependency:
     edge_data: GraphEdgeData = GraphEdgeData()
 
 
-def dependencies_of(graph: Graph, nodes: Iterable[Any], edges: Iterable[Any]) -> tuple[GraphDependency, ...]:
+def dependencies_of(
+    graph: Graph, nodes: Iterable[Any], edges: Iterable[Any]
+) -> tuple[GraphDependency, ...]:
     """The driver's nodes and edges as ours; without edges, all are of the usual sort."""
     found = [GraphNode(graph, int(node)) for node in nodes]
-    data = [GraphEdgeData(edge.from_port, edge.to_port, GraphDependencyType(edge.type)) for edge in edges or ()]
+    data = [
+        GraphEdgeData(edge.from_port, edge.to_port, GraphDependencyType(edge.type))
+        for edge in edges or ()
+    ]
     if len(data) != len(found):
         data = [GraphEdgeData()] * len(found)
     return tuple(GraphDependency(node, edge) for node, edge in zip(found, data, strict=True))
@@ -143,7 +148,9 @@ def as_driver_dependencies(dependencies: Iterable[Any]) -> tuple[list[Any], list
         The nodes, and the edges, or `None` for them if all are of the usual sort: that is what old drivers understand.
     """
     if not isinstance(dependencies, Iterable):
-        raise TypeError(f"dependencies are nodes in a list or tuple, not one {type(dependencies).__name__}")
+        raise TypeError(
+            f"dependencies are nodes in a list or tuple, not one {type(dependencies).__name__}"
+        )
     driver = _driver.bindings()
     plain = GraphEdgeData()
     nodes: list[Any] = []
@@ -152,7 +159,9 @@ def as_driver_dependencies(dependencies: Iterable[Any]) -> tuple[list[Any], list
         node = dependency.node if isinstance(dependency, GraphDependency) else dependency
         nodes.append(driver.CUgraphNode(_node_handle(node)))
         edges.append(dependency.edge_data if isinstance(dependency, GraphDependency) else plain)
-    return nodes, None if all(edge == plain for edge in edges) else [_as_driver_edge(edge) for edge in edges]
+    return nodes, None if all(edge == plain for edge in edges) else [
+        _as_driver_edge(edge) for edge in edges
+    ]
 
 
 def _node_handle(node: Any) -> int:
@@ -200,17 +209,29 @@ class Graph(_arguments.NotCopied):
             self._init_fields(int(made[0]), interop.current_or_default_context(), owned=True)
 
     def _init_fields(
-        self, value: int, context: Context, *, owned: bool, source: Any = None, parent: _native.Handle | None = None
+        self,
+        value: int,
+        context: Context,
+        *,
+        owned: bool,
+        source: Any = None,
+        parent: _native.Handle | None = None,
     ) -> None:
         self._context = context  # where it is instantiated
         self._owned = owned
         self._source = source  # the object from which the handle was borrowed
         self._name = f"graph {value:#x}"
-        self._handle = _native.Handle(_native.HANDLE_GRAPH, value, context.handle, owned, False, parent)
-        self._captured_into = False  # while a capture that capture.py has noted goes into it: that pins the handle
+        self._handle = _native.Handle(
+            _native.HANDLE_GRAPH, value, context.handle, owned, False, parent
+        )
+        self._captured_into = (
+            False  # while a capture that capture.py has noted goes into it: that pins the handle
+        )
 
     @classmethod
-    def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None, parent: Any = None) -> Graph:
+    def _from_handle(
+        cls, value: int, context: Context, *, owned: bool, source: Any = None, parent: Any = None
+    ) -> Graph:
         _process.start()
         graph = cls.__new__(cls)
         graph._init_fields(value, context, owned=owned, source=source, parent=parent)
@@ -228,7 +249,12 @@ class Graph(_arguments.NotCopied):
         """
         if isinstance(graph, Graph):
             return graph
-        return cls._from_handle(interop.graph_handle(graph), interop.current_or_default_context(), owned=False, source=graph)
+        return cls._from_handle(
+            interop.graph_handle(graph),
+            interop.current_or_default_context(),
+            owned=False,
+            source=graph,
+        )
 
     @classmethod
     def from_raw(cls, handle: int) -> Graph:
@@ -239,7 +265,9 @@ class Graph(_arguments.NotCopied):
     def handle(self) -> int:
         """The driver's `CUgraph`, as an int. Raises `StreamClosedError` once closed."""
         if not self._handle.is_open:
-            raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
+            raise StreamClosedError(
+                f"{self._name} is closed: its handle was destroyed or given away"
+            )
         return self._handle.value
 
     @property
@@ -264,7 +292,11 @@ class Graph(_arguments.NotCopied):
         nodes, _ = self._call(name, count)
         return tuple(GraphNode(self, int(node)) for node in nodes)
 
-    def debug_dot(self, path: str | os.PathLike[str] | None = None, flags: DebugDotFlags = DebugDotFlags.VERBOSE) -> str:
+    def debug_dot(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        flags: DebugDotFlags = DebugDotFlags.VERBOSE,
+    ) -> str:
         """Its description in graphviz's language (`cuGraphDebugDotPrint`).
 
         Args:
@@ -276,17 +308,27 @@ class Graph(_arguments.NotCopied):
         """
         with tempfile.TemporaryDirectory() if path is None else contextlib.nullcontext() as folder:
             target = Path(path) if path is not None else Path(str(folder)) / "graph.dot"
-            self._call("cuGraphDebugDotPrint", os.fsencode(target), int(_arguments.member(DebugDotFlags, flags, "flags")))
+            self._call(
+                "cuGraphDebugDotPrint",
+                os.fsencode(target),
+                int(_arguments.member(DebugDotFlags, flags, "flags")),
+            )
             return target.read_text()
 
     def clone(self) -> Graph:
         """A copy of its own, the host functions shared (`cuGraphClone`)."""
         with _driver.unless_owned("cuGraphDestroy") as made:
             with self._pinned() as value, _driver.relaxed():
-                made.append(_driver.call("cuGraphClone", _driver.bindings().CUgraph(value), stream=self._name))
+                made.append(
+                    _driver.call(
+                        "cuGraphClone", _driver.bindings().CUgraph(value), stream=self._name
+                    )
+                )
             return Graph._from_handle(int(made[0]), self._context, owned=True)
 
-    def instantiate(self, flags: InstantiateFlags = InstantiateFlags.DEFAULT, *, upload_stream: Any = None) -> ExecutableGraph:
+    def instantiate(
+        self, flags: InstantiateFlags = InstantiateFlags.DEFAULT, *, upload_stream: Any = None
+    ) -> ExecutableGraph:
         """Its executable form, which no longer needs the graph (`cuGraphInstantiateWithParams`).
 
         Args:
@@ -299,13 +341,20 @@ class Graph(_arguments.NotCopied):
         """
         driver = _driver.bindings()
         parameters = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
-        parameters.flags = driver.cuuint64_t(int(_arguments.member(InstantiateFlags, flags, "flags")))
+        parameters.flags = driver.cuuint64_t(
+            int(_arguments.member(InstantiateFlags, flags, "flags"))
+        )
         with _driver.unless_owned("cuGraphExecDestroy") as made:
             code = self._instantiate(parameters, upload_stream, made)
             if code == 0:
                 return ExecutableGraph._from_handle(int(made[0]), self._context, owned=True)
         reason = GraphInstantiateResult(int(parameters.result_out))
-        raise _driver.error(code, _INSTANTIATE, self._name, f"The driver's reason: {reason.name}" if reason else None)
+        raise _driver.error(
+            code,
+            _INSTANTIATE,
+            self._name,
+            f"The driver's reason: {reason.name}" if reason else None,
+        )
 
     def _instantiate(self, parameters: Any, upload_stream: Any, made: list[Any]) -> int:
         driver = _driver.bindings()
@@ -316,7 +365,9 @@ class Graph(_arguments.NotCopied):
             value = stack.enter_context(self._pinned())
             stack.enter_context(self._context._pushed())
             stack.enter_context(_driver.relaxed())  # it allocates
-            code, outputs = _driver.answer(_INSTANTIATE, driver.CUgraph(value), parameters, stream=self._name)
+            code, outputs = _driver.answer(
+                _INSTANTIATE, driver.CUgraph(value), parameters, stream=self._name
+            )
             made.extend(outputs if code == 0 else ())
         return code
 
@@ -340,7 +391,9 @@ class Graph(_arguments.NotCopied):
             ValueError: It is borrowed, so there is nothing to give. Or a stream captures into it: end that first.
         """
         if self._captured_into:
-            raise ValueError(f"a stream captures into {self._name}: end the capture before you give the handle away")
+            raise ValueError(
+                f"a stream captures into {self._name}: end the capture before you give the handle away"
+            )
         return _into_raw(self._handle, self._owned, self._name)
 
     def __enter__(self) -> Graph:
@@ -364,7 +417,9 @@ class Graph(_arguments.NotCopied):
     def __repr__(self) -> str:
         return f"<aiostream.Graph {self._handle.value:#x}{'' if self._owned else ' borrowed'}{' closed' if self.closed else ''}>"
 
-    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:  # as in Stream
+    def __del__(
+        self, run_in_janitor: Callable[..., None] = _process.run_in_janitor
+    ) -> None:  # as in Stream
         handle = getattr(self, "_handle", None)
         if handle is not None and handle.is_open:
             run_in_janitor(handle.drop)
@@ -374,7 +429,9 @@ class Graph(_arguments.NotCopied):
         held: list[bool] = []
         try:
             if not self._handle.pin(held):
-                raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
+                raise StreamClosedError(
+                    f"{self._name} is closed: its handle was destroyed or given away"
+                )
             yield self._handle.value
         finally:
             if held:
@@ -383,7 +440,10 @@ class Graph(_arguments.NotCopied):
     def _call(self, name: str, *args: Any, node: int | None = None) -> Any:
         """Calls the driver on the graph, or on one of its nodes, pinned."""
         driver = _driver.bindings()
-        with self._pinned() as value, _driver.relaxed():  # some of these would end a capture that is on
+        with (
+            self._pinned() as value,
+            _driver.relaxed(),
+        ):  # some of these would end a capture that is on
             subject = driver.CUgraph(value) if node is None else driver.CUgraphNode(node)
             return _driver.call(name, subject, *args, stream=self._name)
 
@@ -423,16 +483,22 @@ class ExecutableGraph(_arguments.NotCopied):
     _instead = "Graph.instantiate() makes another one"
 
     def __init__(self) -> None:
-        raise TypeError("an ExecutableGraph comes from Graph.instantiate(), Stream.capture_executable(), borrow() or from_raw()")
+        raise TypeError(
+            "an ExecutableGraph comes from Graph.instantiate(), Stream.capture_executable(), borrow() or from_raw()"
+        )
 
     @classmethod
-    def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None) -> ExecutableGraph:
+    def _from_handle(
+        cls, value: int, context: Context, *, owned: bool, source: Any = None
+    ) -> ExecutableGraph:
         _process.start()
         executable = cls.__new__(cls)
         executable._owned = owned
         executable._source = source
         executable._name = f"executable graph {value:#x}"
-        executable._handle = _native.Handle(_native.HANDLE_GRAPH_EXEC, value, context.handle, owned, False)
+        executable._handle = _native.Handle(
+            _native.HANDLE_GRAPH_EXEC, value, context.handle, owned, False
+        )
         return executable
 
     _owned: bool
@@ -446,7 +512,9 @@ class ExecutableGraph(_arguments.NotCopied):
         if isinstance(executable, ExecutableGraph):
             return executable
         value = interop.graph_handle(executable, executable=True)
-        return cls._from_handle(value, interop.current_or_default_context(), owned=False, source=executable)
+        return cls._from_handle(
+            value, interop.current_or_default_context(), owned=False, source=executable
+        )
 
     @classmethod
     def from_raw(cls, handle: int) -> ExecutableGraph:
@@ -540,7 +608,12 @@ class ExecutableGraph(_arguments.NotCopied):
             return
         where = f" at node {node:#x}" if node else ""
         where += f" and its dependency {before:#x}" if before else ""
-        error = _driver.error(code, "cuGraphExecUpdate", self._name, f"The driver's reason: {_update_reason(result)}{where}")
+        error = _driver.error(
+            code,
+            "cuGraphExecUpdate",
+            self._name,
+            f"The driver's reason: {_update_reason(result)}{where}",
+        )
         if isinstance(error, GraphUpdateError):
             error.result = result
         raise error
@@ -569,16 +642,22 @@ class ExecutableGraph(_arguments.NotCopied):
         return self.handle
 
     def __repr__(self) -> str:
-        return f"<aiostream.ExecutableGraph {self._handle.value:#x}{' closed' if self.closed else ''}>"
+        return (
+            f"<aiostream.ExecutableGraph {self._handle.value:#x}{' closed' if self.closed else ''}>"
+        )
 
-    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:  # as in Stream
+    def __del__(
+        self, run_in_janitor: Callable[..., None] = _process.run_in_janitor
+    ) -> None:  # as in Stream
         handle = getattr(self, "_handle", None)
         if handle is not None and handle.is_open:
             run_in_janitor(handle.drop)
 
     def _require_open(self) -> None:
         if not self._handle.is_open:
-            raise StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
+            raise StreamClosedError(
+                f"{self._name} is closed: its handle was destroyed or given away"
+            )
 
     def _use(self, stream: interop.Reference, call: Any, name: str) -> None:
         self._require_open()
@@ -595,7 +674,9 @@ class ExecutableGraph(_arguments.NotCopied):
                 hostfunc.require_ready(reference)
                 completion = hostfunc.enqueue(reference, lambda: self._use(reference, call, name))
             else:
-                completion = waiting.enqueue(reference, mode, lambda: self._use(reference, call, name))
+                completion = waiting.enqueue(
+                    reference, mode, lambda: self._use(reference, call, name)
+                )
         return cast("CompletionFuture[None]", completion.future)
 
     async def _use_and_wait(self, stream: Any, call: Any, name: str) -> None:

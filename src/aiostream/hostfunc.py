@@ -59,7 +59,9 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
     raise _driver.error(result, _native.failed_call(result) or call, stream)
 
 
-def _arm(handle: _native.Handle, ticket: int, point: _points.PendingEntry, pinned: bool = False) -> int:
+def _arm(
+    handle: _native.Handle, ticket: int, point: _points.PendingEntry, pinned: bool = False
+) -> int:
     """Registers the point and enqueues its ticket; the answer is for `raise_for`.
 
     Afterwards the point is registered if, and only if, the driver was given the ticket, also when a KeyboardInterrupt struck.
@@ -97,7 +99,11 @@ def require_healthy(reference: interop.Reference, recent: bool = False) -> None:
         StreamCaptureError: It captures.
         ContextFailedError: Its context has failed.
     """
-    raise_for(_native.health(reference.context._ensure_monitored(), recent), "cuStreamQuery", reference.name)
+    raise_for(
+        _native.health(reference.context._ensure_monitored(), recent),
+        "cuStreamQuery",
+        reference.name,
+    )
     raise_for(_native.capture_refusal(reference.handle), "cuStreamIsCapturing", reference.name)
 
 
@@ -157,7 +163,9 @@ def arm_completion(
     return completion
 
 
-def enqueue(reference: interop.Reference, call: Callable[[], Any], keepalive: Any = None) -> Completion:
+def enqueue(
+    reference: interop.Reference, call: Callable[[], Any], keepalive: Any = None
+) -> Completion:
     """Calls `call`, which enqueues work on a pinned stream, and gives the completion of what it enqueued, by a host function.
 
     Raises:
@@ -183,12 +191,18 @@ def enqueue(reference: interop.Reference, call: Callable[[], Any], keepalive: An
             capturing=LEFT_CAPTURING,
         )
     except BaseException:
-        if refusal == 0 and not answered_for:  # an error of `call`, or an interrupt: what was enqueued may be in flight
-            keep_until_passed(reference.handle, reference.context, reference.name, (keepalive, results))
+        if (
+            refusal == 0 and not answered_for
+        ):  # an error of `call`, or an interrupt: what was enqueued may be in flight
+            keep_until_passed(
+                reference.handle, reference.context, reference.name, (keepalive, results)
+            )
         raise
 
 
-def keep_until_passed(handle: _native.Handle, context: Context, stream: str, keepalive: Any) -> bool:
+def keep_until_passed(
+    handle: _native.Handle, context: Context, stream: str, keepalive: Any
+) -> bool:
     """Keeps objects alive until the GPU has passed the current end of a pinned stream; nobody waits.
 
     Returns:
@@ -215,7 +229,14 @@ class HostFunction:
 
     __slots__ = ("arguments", "context_id", "function", "stream", "takes_status")
 
-    def __init__(self, function: Any, arguments: tuple[Any, ...], takes_status: bool, stream: str, context_id: int) -> None:
+    def __init__(
+        self,
+        function: Any,
+        arguments: tuple[Any, ...],
+        takes_status: bool,
+        stream: str,
+        context_id: int,
+    ) -> None:
         self.context_id = context_id
         self.function = function
         self.arguments = arguments
@@ -259,7 +280,11 @@ def launch(
     sync_mode: HostFunctionSync | None = None,
 ) -> None:
     """Enqueues a Python callable, or a ctypes function pointer with at most one argument, as a host function."""
-    mode = -1 if sync_mode is None else int(_arguments.member(HostFunctionSync, sync_mode, "sync_mode"))
+    mode = (
+        -1
+        if sync_mode is None
+        else int(_arguments.member(HostFunctionSync, sync_mode, "sync_mode"))
+    )
     if mode >= 0 and not _driver.supports("cuLaunchHostFunc_v2"):
         raise _driver.too_old("cuLaunchHostFunc_v2", stream)
     if isinstance(function, _FunctionPointer):
@@ -267,7 +292,9 @@ def launch(
             raise TypeError("a native host function takes no keyword arguments")
         _launch_foreign(handle, context, stream, function, arguments, mode)
     else:
-        _launch_python(handle, context, stream, function, arguments, keywords, _native.KIND_PYTHON_HOST, mode)
+        _launch_python(
+            handle, context, stream, function, arguments, keywords, _native.KIND_PYTHON_HOST, mode
+        )
 
 
 def add_callback(
@@ -279,7 +306,9 @@ def add_callback(
     keywords: dict[str, Any],
 ) -> None:
     """Enqueues a Python callable as a stream callback, which is called with an error or `None` first."""
-    _launch_python(handle, context, stream, function, arguments, keywords, _native.KIND_PYTHON_CALLBACK)
+    _launch_python(
+        handle, context, stream, function, arguments, keywords, _native.KIND_PYTHON_CALLBACK
+    )
 
 
 def _launch_python(
@@ -293,7 +322,9 @@ def _launch_python(
     sync_mode: int = -1,
 ) -> None:
     name = "add_callback" if kind == _native.KIND_PYTHON_CALLBACK else "launch_host_func"
-    _arguments.plain_function(function, name, "have it call a function that begins the rest, as loop.call_soon_threadsafe")
+    _arguments.plain_function(
+        function, name, "have it call a function that begins the rest, as loop.call_soon_threadsafe"
+    )
     if keywords:
         function = partial(function, **keywords)
     context_id = context._ensure_monitored()
@@ -301,18 +332,27 @@ def _launch_python(
     ticket = reserved.number
     _native.set_sync_mode(ticket, sync_mode)
     _native.set_dispatcher(_run)
-    point = HostFunction(function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream, context_id)
+    point = HostFunction(
+        function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream, context_id
+    )
     raise_for(_arm(handle, ticket, point), CALLS[kind], stream)
 
 
 def _launch_foreign(
-    handle: _native.Handle, context: Context, stream: str, function: Any, arguments: tuple[Any, ...], sync_mode: int
+    handle: _native.Handle,
+    context: Context,
+    stream: str,
+    function: Any,
+    arguments: tuple[Any, ...],
+    sync_mode: int,
 ) -> None:
     address = ctypes.cast(function, ctypes.c_void_p).value
     if not address:
         raise ValueError("the ctypes function pointer is NULL")
     if len(arguments) > 1:
-        raise TypeError("a native host function takes one argument, the address of its data: void f(void *data)")
+        raise TypeError(
+            "a native host function takes one argument, the address of its data: void f(void *data)"
+        )
     data = _address_of(arguments[0]) if arguments else 0
     context_id = context._ensure_monitored()
     reserved = _native.reserve(_process.ORPHANS, context_id, _native.KIND_FOREIGN)
@@ -328,10 +368,12 @@ def _address_of(data: Any) -> int:
         return 0
     if _arguments.is_integer(data):
         return _arguments.address(int(data))
-    if isinstance(data, (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)) and not isinstance(
-        data, (ctypes.c_void_p, ctypes.c_char_p)
-    ):
+    if isinstance(
+        data, (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
+    ) and not isinstance(data, (ctypes.c_void_p, ctypes.c_char_p)):
         return ctypes.addressof(data)
     if isinstance(data, (ctypes.c_void_p, ctypes.c_char_p, ctypes._Pointer)):
         return ctypes.cast(data, ctypes.c_void_p).value or 0
-    raise TypeError(f"the data of a native host function is an address or a ctypes object, not {type(data).__name__}")
+    raise TypeError(
+        f"the data of a native host function is an address or a ctypes object, not {type(data).__name__}"
+    )

@@ -29,12 +29,14 @@ CurrentStream = Callable[[], contextlib.AbstractContextManager[Any]]
 class Common:
     """What a stream and all that are borrowed from it share."""
 
-    # By the name of a library with a current stream: what makes this stream that for a block. Any thread, single dict operations.
+    # By the name of a library with a current stream: what makes this stream that for a block. Any
+    # thread, single dict operations.
     currents: dict[str, CurrentStream] = field(default_factory=dict)
-    # Of what worker threads have left behind: its lengths are not those of other waits. Any thread may make it; one assignment.
+    # Of what worker threads have left behind: its lengths are not those of other waits. Any thread
+    # may make it; one assignment.
     thread_waits: _native.WaitList | None = None
-    # An item for each use that only the thread which asks can end: a block of `as_current`, a call of `enqueue_in_thread`. Any
-    # thread, single list operations.
+    # An item for each use that only the thread which asks can end: a block of `as_current`, a call
+    # of `enqueue_in_thread`. Any thread, single list operations.
     held: list[object] = field(default_factory=list)
 
 
@@ -45,7 +47,9 @@ class Reference:
     handle: _native.Handle
     context: Context
     name: str
-    wait_list: _native.WaitList | None = None  # of a stream; any thread may find it, and all find the same
+    wait_list: _native.WaitList | None = (
+        None  # of a stream; any thread may find it, and all find the same
+    )
     history: _native.History | None = None  # of an event
     is_event: bool = False
     common: Common = field(default_factory=Common)
@@ -60,7 +64,12 @@ class HasReference(Protocol):
 
 _STREAM_NAMES = frozenset(("CUstream", "cudaStream_t"))
 _EVENT_NAMES = frozenset(("CUevent", "cudaEvent_t"))
-_KINDS = ("stream", "event", "graph", "context")  # what else has a `handle` or a `ptr`: the driver would take it for the other
+_KINDS = (
+    "stream",
+    "event",
+    "graph",
+    "context",
+)  # what else has a `handle` or a `ptr`: the driver would take it for the other
 
 
 def stream_handle(stream: Any) -> int:
@@ -77,7 +86,9 @@ def stream_handle(stream: Any) -> int:
     if protocol is not None:
         return _from_protocol(type(stream).__name__, protocol() if callable(protocol) else protocol)
     _refuse_other_kind(stream, "stream", what)
-    handle = _find_handle(stream, ("cuda_stream", "ptr", "handle"), _STREAM_NAMES, what)  # torch; cupy; numba, rmm and others
+    handle = _find_handle(
+        stream, ("cuda_stream", "ptr", "handle"), _STREAM_NAMES, what
+    )  # torch; cupy; numba, rmm and others
     if handle is None:
         raise TypeError(
             "a CUDA stream is needed (an object with __cuda_stream__, a torch, cupy or numba stream, or a handle as an int), not "
@@ -92,11 +103,15 @@ def _from_protocol(name: str, answer: Any) -> int:
     except (TypeError, ValueError):
         raise TypeError(f"{name}.__cuda_stream__ gives (0, handle), not {answer!r}") from None
     if version != 0:
-        raise TypeError(f"{name}.__cuda_stream__ is of version {version}; aiostream knows version 0")
+        raise TypeError(
+            f"{name}.__cuda_stream__ is of version {version}; aiostream knows version 0"
+        )
     if type(handle).__name__ in _STREAM_NAMES:
         return int(handle)
     if not _arguments.is_integer(handle):
-        raise TypeError(f"{name}.__cuda_stream__ gives (0, handle), and a handle is an int, not {type(handle).__name__}")
+        raise TypeError(
+            f"{name}.__cuda_stream__ gives (0, handle), and a handle is an int, not {type(handle).__name__}"
+        )
     return _arguments.handle(handle, "a CUDA stream")
 
 
@@ -111,7 +126,9 @@ def event_handle(event: Any) -> int:
     if _arguments.is_integer(event):
         return _arguments.handle(event, what)
     _refuse_other_kind(event, "event", what)
-    handle = _find_handle(event, ("cuda_event", "ptr", "handle"), _EVENT_NAMES, what)  # torch; cupy; cuda.core and numba
+    handle = _find_handle(
+        event, ("cuda_event", "ptr", "handle"), _EVENT_NAMES, what
+    )  # torch; cupy; cuda.core and numba
     if handle is None:
         raise TypeError(
             f"a CUDA event is needed (an aiostream, cuda.core, torch or cupy event, or a handle), not {type(event).__name__}"
@@ -124,7 +141,9 @@ def is_unmade(event: Any) -> bool:
     return getattr(event, "cuda_event", None) == 0
 
 
-def _find_handle(thing: Any, attributes: tuple[str, ...], types: frozenset[str], what: str) -> int | None:
+def _find_handle(
+    thing: Any, attributes: tuple[str, ...], types: frozenset[str], what: str
+) -> int | None:
     """The handle of an object that has it as one of these attributes, or is one of the bindings' handles itself."""
     for attribute in attributes:
         found = getattr(thing, attribute, None)
@@ -138,7 +157,9 @@ def _find_handle(thing: Any, attributes: tuple[str, ...], types: frozenset[str],
         return None
     number = found.value or 0 if isinstance(found, ctypes._SimpleCData) else found
     if not _arguments.is_integer(number):
-        raise TypeError(f"{what} is needed, and {type(thing).__name__}.{attribute} is no handle of one: {found!r}")
+        raise TypeError(
+            f"{what} is needed, and {type(thing).__name__}.{attribute} is no handle of one: {found!r}"
+        )
     return _arguments.handle(number, what)
 
 
@@ -159,7 +180,9 @@ def _refuse_other_kind(thing: Any, kind: str, what: str) -> None:
     elif kind == "stream" and found == "event":
         advice = ": Event.record(stream) and Stream.wait_event(event) connect the two"
     if found:
-        raise TypeError(f"{what} is needed, not {type(thing).__name__}, which is of another kind{advice}")
+        raise TypeError(
+            f"{what} is needed, not {type(thing).__name__}, which is of another kind{advice}"
+        )
 
 
 def raw_handle(handle: Any, what: str) -> int:
@@ -170,7 +193,9 @@ def raw_handle(handle: Any, what: str) -> int:
         ValueError: No handle has that number.
     """
     if not _arguments.is_integer(handle):
-        raise TypeError(f"a raw handle is an int, not {type(handle).__name__}; borrow() takes objects")
+        raise TypeError(
+            f"a raw handle is an int, not {type(handle).__name__}; borrow() takes objects"
+        )
     return _arguments.handle(handle, what)
 
 
@@ -184,17 +209,23 @@ def graph_handle(graph: Any, executable: bool = False) -> int:
     kind = "an executable graph" if executable else "a graph"
     if _arguments.is_integer(graph):
         return _arguments.handle(graph, kind)
-    wanted, attribute, method = ("CUgraphExec", "graphExec", "raw_cuda_graph_exec") if executable else _GRAPH_NAMES
+    wanted, attribute, method = (
+        ("CUgraphExec", "graphExec", "raw_cuda_graph_exec") if executable else _GRAPH_NAMES
+    )
     raw = getattr(graph, method, None)  # torch
     if raw is not None:
         return int(raw())
-    found = graph if type(graph).__name__ == wanted else getattr(graph, "handle", None)  # cuda.bindings; cuda.core
+    found = (
+        graph if type(graph).__name__ == wanted else getattr(graph, "handle", None)
+    )  # cuda.bindings; cuda.core
     if type(found).__name__ == wanted:
         return int(found)  # type: ignore[arg-type]  # as its type's name says
     pointer = getattr(graph, attribute, None)  # cupy
     if isinstance(pointer, int):
         return pointer
-    raise TypeError(f"{kind} is needed (of aiostream, cuda.core, torch or cupy, or a handle), not {type(graph).__name__}")
+    raise TypeError(
+        f"{kind} is needed (of aiostream, cuda.core, torch or cupy, or a handle), not {type(graph).__name__}"
+    )
 
 
 _GRAPH_NAMES = ("CUgraph", "graph", "raw_cuda_graph")
@@ -204,7 +235,9 @@ def context_of(handle: int) -> Context:
     """The context in which a stream lives; for the legacy and per-thread streams, the current one or device 0's."""
     if handle <= PER_THREAD:
         return current_or_default_context()
-    return Context.from_handle(int(_driver.call("cuStreamGetCtx", _driver.bindings().CUstream(handle))))
+    return Context.from_handle(
+        int(_driver.call("cuStreamGetCtx", _driver.bindings().CUstream(handle)))
+    )
 
 
 def current_or_default_context(device: DeviceLike | None = None) -> Context:
@@ -216,13 +249,21 @@ def current_or_default_context(device: DeviceLike | None = None) -> Context:
 
 def name_of(handle: int, context: Context) -> str:
     """What a stream is called in errors."""
-    special = {0: "the legacy stream", LEGACY: "the legacy stream", PER_THREAD: "the per-thread stream"}.get(handle)
+    special = {
+        0: "the legacy stream",
+        LEGACY: "the legacy stream",
+        PER_THREAD: "the per-thread stream",
+    }.get(handle)
     return f"{special or f'stream {handle:#x}'} on {context._place()}"
 
 
-def new_handle(value: int, context: Context, owned: bool, parent: _native.Handle | None = None) -> _native.Handle:
+def new_handle(
+    value: int, context: Context, owned: bool, parent: _native.Handle | None = None
+) -> _native.Handle:
     """A native handle of a stream; the special streams belong to the context that is current, so they need theirs."""
-    return _native.Handle(_HANDLE_STREAM, value, context._handle, owned, value <= PER_THREAD, parent)
+    return _native.Handle(
+        _HANDLE_STREAM, value, context._handle, owned, value <= PER_THREAD, parent
+    )
 
 
 class _PerThread(threading.local):
@@ -243,7 +284,9 @@ def wait_list_of(reference: Reference) -> _native.WaitList:
         context_id = reference.context._ensure_monitored()
         known = _per_thread.wait_lists.get(context_id)
         if known is None:
-            known = _per_thread.wait_lists[context_id] = _native.WaitList(context_id, _native.History())
+            known = _per_thread.wait_lists[context_id] = _native.WaitList(
+                context_id, _native.History()
+            )
         return known
     reference.wait_list = _find_wait_list(reference, None)
     return reference.wait_list
@@ -260,12 +303,17 @@ def _find_wait_list(reference: Reference, history: _native.History | None) -> _n
     handle, context = reference.handle, reference.context
     if handle.value <= LEGACY:
         return context._wait_list(LEGACY, history)
-    # cuStreamGetId would end a capture of the stream. While there is one every wait is refused anyway.
+    # cuStreamGetId would end a capture of the stream. While there is one every wait is refused
+    # anyway.
     held: list[bool] = []
     try:
         if _native.capture_refusal(handle) != 0 or not handle.pin(held):
             return _native.WaitList(context._ensure_monitored(), history or _native.History())
-        identity = int(_driver.call("cuStreamGetId", _driver.bindings().CUstream(handle.value), stream=reference.name))
+        identity = int(
+            _driver.call(
+                "cuStreamGetId", _driver.bindings().CUstream(handle.value), stream=reference.name
+            )
+        )
     finally:
         if held:
             handle.unpin()
@@ -315,7 +363,8 @@ def call_with(reference: Reference, call: Callable[[], Any], results: list[Any])
     if not reference.common.currents:
         return _native.call_in_context(reference.handle, call, results)
     with reference.context._pushed(), current_in_libraries(reference):
-        # The innermost is the native call: no interrupt can come between the end of `call` and the append.
+        # The innermost is the native call: no interrupt can come between the end of `call` and the
+        # append.
         return _native.call_in_context(reference.handle, call, results)
 
 
@@ -329,7 +378,9 @@ def pinned(reference: Reference) -> Iterator[int]:
     held: list[bool] = []
     try:
         if not reference.handle.pin(held):
-            raise StreamClosedError(f"{reference.name} is closed: its handle was destroyed or given away")
+            raise StreamClosedError(
+                f"{reference.name} is closed: its handle was destroyed or given away"
+            )
         yield reference.handle.value
     finally:
         if held:
@@ -341,7 +392,9 @@ def call_on(reference: Reference, name: str, *args: Any) -> Any:
     with pinned(reference) as value:
         scope = reference.context._pushed() if value <= PER_THREAD else contextlib.nullcontext()
         with scope:
-            return _driver.call(name, _driver.bindings().CUstream(value), *args, stream=reference.name)
+            return _driver.call(
+                name, _driver.bindings().CUstream(value), *args, stream=reference.name
+            )
 
 
 def refuse_capture(reference: Reference, name: str) -> None:
@@ -353,6 +406,11 @@ def refuse_capture(reference: Reference, name: str) -> None:
     with pinned(reference):
         code = _native.capture_refusal(reference.handle)
     if code < 0:
-        raise _driver.error(-code, name, reference.name, "The stream is capturing; the call was refused and the capture goes on")
+        raise _driver.error(
+            -code,
+            name,
+            reference.name,
+            "The stream is capturing; the call was refused and the capture goes on",
+        )
     if code > 0:
         raise _driver.error(code, "cuStreamIsCapturing", reference.name)

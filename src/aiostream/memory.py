@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiostream import _arguments, _driver, interop
-from aiostream.enums import DevResourceType, MemAttach, MemoryBarrierType, WaitValueFlags, WriteValueFlags
+from aiostream.enums import (
+    DevResourceType,
+    MemAttach,
+    MemoryBarrierType,
+    WaitValueFlags,
+    WriteValueFlags,
+)
 
 __all__ = ["DevResource", "FlushRemoteWrites", "MemoryBarrier", "WaitValue", "WriteValue"]
 
@@ -84,7 +90,9 @@ def _write_value(stream: interop.Reference, operation: WriteValue) -> None:
     _one(stream, f"cuStreamWriteValue{operation.bits}", operation, flags)
 
 
-def _one(stream: interop.Reference, name: str, operation: WaitValue | WriteValue, flags: int) -> None:
+def _one(
+    stream: interop.Reference, name: str, operation: WaitValue | WriteValue, flags: int
+) -> None:
     _check(operation.value, operation.bits)
     pointer = _driver.bindings().CUdeviceptr(_address(operation.pointer))
     interop.call_on(stream, name, pointer, operation.value, flags)
@@ -114,7 +122,11 @@ def _as_driver_operation(operation: Any) -> Any:
             part.value = driver.cuuint32_t(operation.value)
         else:
             part.value64 = driver.cuuint64_t(operation.value)
-        part.flags = int(_arguments.member(WaitValueFlags if waits else WriteValueFlags, operation.flags, "flags"))
+        part.flags = int(
+            _arguments.member(
+                WaitValueFlags if waits else WriteValueFlags, operation.flags, "flags"
+            )
+        )
     elif isinstance(operation, FlushRemoteWrites):
         raw.flushRemoteWrites.operation = driver.CUstreamBatchMemOpType(_FLUSH)
         raw.flushRemoteWrites.flags = 0
@@ -122,7 +134,9 @@ def _as_driver_operation(operation: Any) -> Any:
         raw.memoryBarrier.operation = driver.CUstreamBatchMemOpType(_BARRIER)
         raw.memoryBarrier.flags = int(_arguments.member(MemoryBarrierType, operation.kind, "kind"))
     else:
-        raise TypeError(f"an operation is a WaitValue, WriteValue, FlushRemoteWrites or MemoryBarrier, not {operation!r}")
+        raise TypeError(
+            f"an operation is a WaitValue, WriteValue, FlushRemoteWrites or MemoryBarrier, not {operation!r}"
+        )
     return raw
 
 
@@ -139,7 +153,9 @@ def _dev_resource(stream: interop.Reference, kind: DevResourceType) -> DevResour
     if not _driver.supports("cuStreamGetDevResource"):
         raise _driver.too_old("cuStreamGetDevResource", stream.name)
     interop.refuse_capture(stream, "cuStreamGetDevResource")
-    raw = interop.call_on(stream, "cuStreamGetDevResource", _driver.bindings().CUdevResourceType(int(kind)))
+    raw = interop.call_on(
+        stream, "cuStreamGetDevResource", _driver.bindings().CUdevResourceType(int(kind))
+    )
     return DevResource(kind, int(raw.sm.smCount) if kind is DevResourceType.SM else 0, raw)
 
 
@@ -148,7 +164,9 @@ class MemoryStream:
 
     _reference: interop.Reference  # set by `Stream`
 
-    def attach_mem_async(self, pointer: Any, length: int = 0, flags: MemAttach = MemAttach.SINGLE) -> None:
+    def attach_mem_async(
+        self, pointer: Any, length: int = 0, flags: MemAttach = MemAttach.SINGLE
+    ) -> None:
         """Says, in the stream's order, who may touch managed memory (`cuStreamAttachMemAsync`).
 
         Args:
@@ -163,7 +181,14 @@ class MemoryStream:
         """
         _attach(self._reference, pointer, length, flags)
 
-    def wait_value(self, pointer: Any, value: int, flags: WaitValueFlags = WaitValueFlags.GEQ, *, bits: int = 32) -> None:
+    def wait_value(
+        self,
+        pointer: Any,
+        value: int,
+        flags: WaitValueFlags = WaitValueFlags.GEQ,
+        *,
+        bits: int = 32,
+    ) -> None:
         """Makes later work wait, on the GPU, until a number in memory is as wanted (`cuStreamWaitValue32` or `64`).
 
         The driver does not see such an order between streams, and may deadlock on it where hardware queues are shared; a
@@ -183,7 +208,14 @@ class MemoryStream:
         """
         _wait_value(self._reference, WaitValue(pointer, value, flags, bits))
 
-    def write_value(self, pointer: Any, value: int, flags: WriteValueFlags = WriteValueFlags.DEFAULT, *, bits: int = 32) -> None:
+    def write_value(
+        self,
+        pointer: Any,
+        value: int,
+        flags: WriteValueFlags = WriteValueFlags.DEFAULT,
+        *,
+        bits: int = 32,
+    ) -> None:
         """Writes a number to memory in the stream's order (`cuStreamWriteValue32` or `64`); arguments as of `wait_value`."""
         _write_value(self._reference, WriteValue(pointer, value, flags, bits))
 

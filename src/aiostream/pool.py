@@ -10,7 +10,17 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from aiostream import _arguments, _driver, _loops, _native, _points, capture, futures, interop, waiting
+from aiostream import (
+    _arguments,
+    _driver,
+    _loops,
+    _native,
+    _points,
+    capture,
+    futures,
+    interop,
+    waiting,
+)
 from aiostream.device import DeviceLike
 from aiostream.enums import WaitStrategy
 from aiostream.errors import CudaError, PoolFullError, StreamClosedError
@@ -73,14 +83,20 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         with contextlib.ExitStack() as made:
             streams = []
             for _ in range(size):
-                streams.append(Stream(device, priority=priority, non_blocking=non_blocking, wait=wait))
+                streams.append(
+                    Stream(device, priority=priority, non_blocking=non_blocking, wait=wait)
+                )
                 made.callback(streams[-1].close)
             made.pop_all()
         self._init_fields(streams, max_waiting)
 
     @classmethod
     def borrow(
-        cls, streams: Iterable[Any], *, max_waiting: int | None = None, wait: WaitStrategy | str | None = None
+        cls,
+        streams: Iterable[Any],
+        *,
+        max_waiting: int | None = None,
+        wait: WaitStrategy | str | None = None,
     ) -> StreamPool:
         """Makes a pool of streams that belong to another library, such as torch. The pool never destroys them.
 
@@ -104,7 +120,9 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         """
         _require_limit(max_waiting)
         if not isinstance(streams, Iterable):
-            raise TypeError(f"streams are in a list or another iterable, not one {type(streams).__name__}")
+            raise TypeError(
+                f"streams are in a list or another iterable, not one {type(streams).__name__}"
+            )
         borrowed = [Stream.borrow(stream, wait=wait) for stream in streams]
         _require_distinct(borrowed)
         pool = cls.__new__(cls)
@@ -119,16 +137,22 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         self._slots = [_Slot(stream) for stream in streams]
         interop.share_history(slot.stream._reference for slot in self._slots)
         self._idle = deque(self._slots)
-        self._busy: dict[_Slot, _Return | None] = {}  # given back; who will tell that the work is done, if anybody
+        self._busy: dict[
+            _Slot, _Return | None
+        ] = {}  # given back; who will tell that the work is done, if anybody
         self._look_again_due = False  # of some of these nobody will tell
         self._looking = False  # the loop will look again by itself
         self._at_once = 0  # how often a stream was lent without a turn of the loop
         self._lent: dict[int, _Slot] = {}  # by the id of what was lent
         self._waiting: dict[Any, None] = {}  # futures of the loop, in order
-        self._bridge: weakref.ref[_loops.Bridge] | None = None  # of the loop that used the pool last
+        self._bridge: weakref.ref[_loops.Bridge] | None = (
+            None  # of the loop that used the pool last
+        )
         self._watch: _Watch | None = None  # of the context, while somebody waits
         self._failure = 0  # the driver's code, once the context was seen to have failed
-        self._returns = _native.History()  # how long streams stay busy: not what their own waits are to learn from
+        self._returns = (
+            _native.History()
+        )  # how long streams stay busy: not what their own waits are to learn from
 
     # -------------------------------------------------------------------------------------------- what it is
 
@@ -155,7 +179,9 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
     @property
     def waiting(self) -> int:
         """How many tasks wait for a stream."""
-        return sum(not future.done() for future in self._waiting)  # one that was cancelled stays until its task runs
+        return sum(
+            not future.done() for future in self._waiting
+        )  # one that was cancelled stays until its task runs
 
     @property
     def closed(self) -> bool:
@@ -164,7 +190,9 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
 
     def __repr__(self) -> str:
         counts = f"{self.idle} idle, {self.busy} busy, {self.lent} lent{self._holders()}, {self.waiting} waiting"
-        return f"<aiostream.StreamPool of {self._size}: {counts}{', closed' if self._closed else ''}>"
+        return (
+            f"<aiostream.StreamPool of {self._size}: {counts}{', closed' if self._closed else ''}>"
+        )
 
     # -------------------------------------------------------------------------------------------- lending
 
@@ -291,7 +319,9 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         try:
             await waiting.checkpoint()
             for slot in (*self._idle, *self._busy):
-                with contextlib.suppress(StreamClosedError):  # another task has closed the pool meanwhile
+                with contextlib.suppress(
+                    StreamClosedError
+                ):  # another task has closed the pool meanwhile
                     await slot.stream.synchronize_async()
         except BaseException:
             with contextlib.suppress(CudaError):  # the first error says what went wrong
@@ -305,7 +335,10 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         try:
             await self.aclose()
@@ -314,7 +347,9 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
                 raise
             # The body's own error says what went wrong first.
 
-    def __del__(self, end_health: Callable[[int], None] = _native.end_health) -> None:  # bound: see Stream
+    def __del__(
+        self, end_health: Callable[[int], None] = _native.end_health
+    ) -> None:  # bound: see Stream
         watch = getattr(self, "_watch", None)
         if watch is not None:
             end_health(watch.ticket)
@@ -342,7 +377,9 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         except StreamClosedError:  # one that was borrowed
             self._drop(slot)
             raise
-        except BaseException:  # no memory, say: nobody but this call knows the slot, and tasks may wait for it
+        except (
+            BaseException
+        ):  # no memory, say: nobody but this call knows the slot, and tasks may wait for it
             self._put_back(slot)
             raise
         task = bridge.current_task()
@@ -423,7 +460,9 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
             if not future.done() and not _loops.is_dead(future):
                 slot.handed_to = future
                 futures.set_result(future, slot)
-                self._waiting.pop(future, None)  # last: after a KeyboardInterrupt before it, the next finds the future done
+                self._waiting.pop(
+                    future, None
+                )  # last: after a KeyboardInterrupt before it, the next finds the future done
                 return
             self._waiting.pop(future, None)
         self._idle.append(slot)
@@ -438,7 +477,9 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
 
     def _take_waiting(self) -> list[Any]:
         """The futures of those who wait, and can still be told something."""
-        taken = [future for future in self._waiting if not future.done() and not _loops.is_dead(future)]
+        taken = [
+            future for future in self._waiting if not future.done() and not _loops.is_dead(future)
+        ]
         self._waiting.clear()
         return taken
 
@@ -446,7 +487,9 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
 
     def _look_at(self, slot: _Slot) -> None:
         """A stream was given back: it is free now, or will be."""
-        if slot.stream._handle.is_used and not self._closed:  # by a thread of enqueue_in_thread, which may enqueue more
+        if (
+            slot.stream._handle.is_used and not self._closed
+        ):  # by a thread of enqueue_in_thread, which may enqueue more
             self._busy[slot] = None
             self._look_again_due = True
             return
@@ -479,7 +522,9 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         """Has the loop look again, as long as somebody waits."""
         bridge = self._open_bridge()
         if self._waiting and not self._looking and bridge is not None and self._bridge is not None:
-            self._looking = bridge.call_later(_LOOK_AGAIN, partial(_look_again_for, weakref.ref(self), self._bridge))
+            self._looking = bridge.call_later(
+                _LOOK_AGAIN, partial(_look_again_for, weakref.ref(self), self._bridge)
+            )
 
     def _open_bridge(self) -> _loops.Bridge | None:
         """Of the loop that used the pool last, if that can still be told something."""
@@ -537,7 +582,11 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
             futures.set_exception(future, self._error(code))
 
     def _error(self, code: int) -> CudaError:
-        return _driver.error(code, "cuStreamQuery", f"a pool of {self._size} streams of {self._slots[0].stream.context!r}")
+        return _driver.error(
+            code,
+            "cuStreamQuery",
+            f"a pool of {self._size} streams of {self._slots[0].stream.context!r}",
+        )
 
     def _refuse(self, reason: str = "the pool was closed") -> None:
         """Nobody is served from now on."""
@@ -559,7 +608,11 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         """Who holds streams, such as ` to 'Task-3', 'Task-5'`."""
         tasks = [slot.holder() for slot in self._lent.values() if slot.holder is not None]
         names = [repr(_loops.task_name(task)) for task in tasks[:_MOST_NAMES] if task is not None]
-        more = f" and {len(self._lent) - len(names)} more" if names and len(self._lent) > len(names) else ""
+        more = (
+            f" and {len(self._lent) - len(names)} more"
+            if names and len(self._lent) > len(names)
+            else ""
+        )
         return f" to {', '.join(names)}{more}" if names else ""
 
     def _reasons(self) -> str:
@@ -579,7 +632,9 @@ def _end_watch_for(reference: weakref.ref[StreamPool], bridge: weakref.ref[_loop
 
 def _look_again_for(reference: weakref.ref[StreamPool], bridge: weakref.ref[_loops.Bridge]) -> None:
     pool = reference()
-    if pool is not None and pool._bridge is bridge:  # else another loop has it now, perhaps in another thread
+    if (
+        pool is not None and pool._bridge is bridge
+    ):  # else another loop has it now, perhaps in another thread
         pool._looking = False
         if not pool._closed:
             pool._look_again()
@@ -603,7 +658,13 @@ class _Slot:
 def _is_handed_over(slot: _Slot) -> bool:
     """Whether a task will find it in its future. An interrupt may have come before it was put there."""
     future = slot.handed_to
-    return future is not None and future.done() and not future.cancelled() and not future.exception() and future.result() is slot
+    return (
+        future is not None
+        and future.done()
+        and not future.cancelled()
+        and not future.exception()
+        and future.result() is slot
+    )
 
 
 class _Lending(_arguments.AsyncBlock):
@@ -617,12 +678,17 @@ class _Lending(_arguments.AsyncBlock):
 
     async def __aenter__(self) -> Stream:
         if self._lent is not None:
-            raise RuntimeError("this block has its stream already: call pool.stream() for each block")
+            raise RuntimeError(
+                "this block has its stream already: call pool.stream() for each block"
+            )
         self._lent = lent = await self._pool.acquire()
         return lent
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         lent, self._lent = self._lent, None
         if lent is not None:
@@ -659,7 +725,9 @@ class _Watch:
 
     __slots__ = ("context_id", "pool", "ticket")
 
-    def __init__(self, pool: StreamPool, bridge: _loops.Bridge, reference: interop.Reference) -> None:
+    def __init__(
+        self, pool: StreamPool, bridge: _loops.Bridge, reference: interop.Reference
+    ) -> None:
         self.pool = weakref.ref(pool)
         self.context_id = reference.context._ensure_monitored()
         self.ticket = _native.watch_health(bridge.queue, self.context_id)
@@ -682,14 +750,18 @@ def _require_distinct(streams: list[Stream]) -> None:
         raise ValueError("a pool has at least one stream")
     known: dict[int, int] = {}
     for number, stream in enumerate(streams):
-        first = known.setdefault(max(stream.handle, interop.LEGACY), number)  # 0 is the legacy stream, too
+        first = known.setdefault(
+            max(stream.handle, interop.LEGACY), number
+        )  # 0 is the legacy stream, too
         if first != number:
             raise ValueError(
                 f"streams {first} and {number} are one (handle {stream.handle:#x}): a pool would lend it to two tasks at once. "
                 "torch hands out 32 streams of a device and priority in turn, so ask it for fewer"
             )
         if stream.context != streams[0].context:
-            raise ValueError(f"streams 0 and {number} live in different contexts; make a pool for each")
+            raise ValueError(
+                f"streams 0 and {number} live in different contexts; make a pool for each"
+            )
 
 
 def _require_limit(max_waiting: int | None) -> None:

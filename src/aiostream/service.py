@@ -47,11 +47,15 @@ async def wait(
 
     seconds = _arguments.timeout(timeout)
     if return_when not in ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"):
-        raise ValueError(f"return_when is ALL_COMPLETED, FIRST_COMPLETED or FIRST_EXCEPTION, not {return_when!r}")
+        raise ValueError(
+            f"return_when is ALL_COMPLETED, FIRST_COMPLETED or FIRST_EXCEPTION, not {return_when!r}"
+        )
     every = _waitable(futures)
     enough = _loops.current_bridge().new_future()
     unfinished = [future for future in every if not future.done()]
-    left = len(unfinished)  # counted down, because to look at all of them at each end would take the square of their number
+    left = len(
+        unfinished
+    )  # counted down, because to look at all of them at each end would take the square of their number
 
     def ended(future: F) -> None:
         nonlocal left
@@ -83,7 +87,9 @@ def _is_enough(done: Any, return_when: ReturnWhen) -> bool:
 
 def _waitable(futures: Iterable[F]) -> set[F]:
     if hasattr(futures, "add_done_callback") or not isinstance(futures, Iterable):
-        raise TypeError(f"wait takes several futures, as in wait([first, second]), not {type(futures).__name__}")
+        raise TypeError(
+            f"wait takes several futures, as in wait([first, second]), not {type(futures).__name__}"
+        )
     every = set(futures)
     if not every:
         raise ValueError("there is nothing to wait for")
@@ -91,7 +97,9 @@ def _waitable(futures: Iterable[F]) -> set[F]:
         if not (hasattr(future, "add_done_callback") and hasattr(future, "remove_done_callback")):
             advice = "a coroutine is given to a task, and asyncio.wrap_future takes a future of concurrent.futures"
             kind = type(future)
-            raise TypeError(f"wait takes futures of this loop, not {kind.__module__}.{kind.__qualname__}: {advice}")
+            raise TypeError(
+                f"wait takes futures of this loop, not {kind.__module__}.{kind.__qualname__}: {advice}"
+            )
     return every
 
 
@@ -130,7 +138,9 @@ async def drain(timeout: float | None = None) -> bool:
 
 def _anything_pending() -> bool:
     now = _statistics.statistics()
-    return now.points.pending > now.points.captured or now.futures.pending > 0 or now.waits.pending > 0
+    return (
+        now.points.pending > now.points.captured or now.futures.pending > 0 or now.waits.pending > 0
+    )
 
 
 class _Listener:
@@ -149,7 +159,9 @@ class _Listener:
 
 
 _listeners: list[_Listener] = []  # any thread; single list operations
-_failures: dict[int, ContextFailedError] = {}  # the first of each code; any thread, single dict operations
+_failures: dict[
+    int, ContextFailedError
+] = {}  # the first of each code; any thread, single dict operations
 
 
 def _copy_of(error: ContextFailedError) -> ContextFailedError:
@@ -176,7 +188,9 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
         TypeError: `listener` is not callable, or is a coroutine or generator function.
         NoDriverError: There is no CUDA driver.
     """
-    _arguments.plain_function(listener, "on_context_failed", "have it call loop.call_soon_threadsafe")
+    _arguments.plain_function(
+        listener, "on_context_failed", "have it call loop.call_soon_threadsafe"
+    )
     _process.start()
     _driver.notice_failures(_noticed)
     _driver.tell_failures()
@@ -235,11 +249,17 @@ def health() -> ContextFailedError | None:
 
 
 _MOST_GRACE = 1e9  # seconds
-_exit_lock = threading.RLock()  # guards the next; a signal handler may interrupt its holder, and come here too
-_exit_requests: list[object] = []  # the latest call of exit_on_context_failed, unless that was ended
+_exit_lock = (
+    threading.RLock()
+)  # guards the next; a signal handler may interrupt its holder, and come here too
+_exit_requests: list[
+    object
+] = []  # the latest call of exit_on_context_failed, unless that was ended
 
 
-def exit_on_context_failed(code: int = 70, *, grace: float = 0, signal: int | None = None) -> Callable[[], None]:
+def exit_on_context_failed(
+    code: int = 70, *, grace: float = 0, signal: int | None = None
+) -> Callable[[], None]:
     """Ends the process when a sticky error first appears, because every CUDA call would fail from then on.
 
     The supervisor (uvicorn, gunicorn, systemd, Kubernetes, Ray) then starts a new process, which serves again. Without this, the

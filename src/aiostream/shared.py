@@ -75,7 +75,9 @@ class SharedStream:
         device = torch.device("cuda", self._reference.context._device_ordinal())
         stream = self._shared(lambda handle: torch.cuda.ExternalStream(handle, device=device))
         # Another object, because that one keeps this stream alive.
-        interop.use_torch_stream(self._reference, torch, torch.cuda.ExternalStream(stream.cuda_stream, device=device))
+        interop.use_torch_stream(
+            self._reference, torch, torch.cuda.ExternalStream(stream.cuda_stream, device=device)
+        )
         return stream
 
     def cupy(self) -> Any:
@@ -130,7 +132,11 @@ class SharedStream:
         """
         reference = self._reference
         held, mark = reference.common.held, object()
-        with interop.pinned(reference), reference.context.as_current(), interop.current_in_libraries(reference):
+        with (
+            interop.pinned(reference),
+            reference.context.as_current(),
+            interop.current_in_libraries(reference),
+        ):
             try:
                 held.append(mark)
                 yield self
@@ -143,10 +149,13 @@ class SharedStream:
         with interop.pinned(self._reference) as value:
             stream = make(value)  # first, because it may fail
             if not handle.share():
-                raise StreamClosedError(f"{self._reference.name} is closed: its handle was destroyed or given away")
+                raise StreamClosedError(
+                    f"{self._reference.name} is closed: its handle was destroyed or given away"
+                )
         try:
             stream._aiostream = self
         except AttributeError:  # cuda.core's take no attributes
-            # Not for torch's: 2.11 does not clear weak references to a stream, which then crash the interpreter at its end.
+            # Not for torch's: 2.11 does not clear weak references to a stream, which then crash the
+            # interpreter at its end.
             weakref.finalize(stream, lambda _: None, self).atexit = False
         return stream

@@ -106,19 +106,24 @@ class Stream(
         context._ensure_monitored()  # here, where a stream is made anyway, and not in the first wait
         self._context = context
         self._owned = owned
-        self._constants: dict[str, int] = {}  # of the driver's call; any thread, single dict operations
+        self._constants: dict[
+            str, int
+        ] = {}  # of the driver's call; any thread, single dict operations
         self._source = source  # the object from which the handle was borrowed
         self._name = interop.name_of(value, context)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
-        # The last step that can fail: from here on the handle owns the stream, and before it whoever called does.
+        # The last step that can fail: from here on the handle owns the stream, and before it
+        # whoever called does.
         self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
         self._reference = interop.Reference(self._handle, context, self._name)
         if source is not None:
             interop.note_source(self._reference, source)
 
     @classmethod
-    def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None, parent: Any = None) -> Self:
+    def _from_handle(
+        cls, value: int, context: Context, *, owned: bool, source: Any = None, parent: Any = None
+    ) -> Self:
         _process.start()
         stream = cls.__new__(cls)
         stream._init_fields(value, context, owned=owned, source=source, parent=parent)
@@ -152,7 +157,9 @@ class Stream(
             borrowed = stream._borrowed_as(cls)
         else:
             value = interop.stream_handle(stream)
-            borrowed = cls._from_handle(value, interop.context_of(value), owned=False, source=stream)
+            borrowed = cls._from_handle(
+                value, interop.context_of(value), owned=False, source=stream
+            )
         if wait is not None:
             borrowed._wait = waiting.strategy(wait)
             borrowed._mode = waiting.mode_of(borrowed._wait)
@@ -177,18 +184,24 @@ class Stream(
                 f"handle {value} is a special stream without an owner: use Stream.legacy(), per_thread() or borrow()"
             )
         if context is not None and not isinstance(context, Context):
-            raise TypeError(f"the context is an aiostream.Context, not {type(context).__name__}; Context.from_handle makes one")
+            raise TypeError(
+                f"the context is an aiostream.Context, not {type(context).__name__}; Context.from_handle makes one"
+            )
         return cls._from_handle(value, context or interop.context_of(value), owned=True)
 
     @classmethod
     def legacy(cls, device: DeviceLike | None = None) -> Self:
         """The legacy default stream of a device's context, which synchronizes with every blocking stream."""
-        return cls._from_handle(interop.LEGACY, interop.current_or_default_context(device), owned=False)
+        return cls._from_handle(
+            interop.LEGACY, interop.current_or_default_context(device), owned=False
+        )
 
     @classmethod
     def per_thread(cls, device: DeviceLike | None = None) -> Self:
         """The per-thread default stream: in each call, that of the calling thread."""
-        return cls._from_handle(interop.PER_THREAD, interop.current_or_default_context(device), owned=False)
+        return cls._from_handle(
+            interop.PER_THREAD, interop.current_or_default_context(device), owned=False
+        )
 
     def to_borrowed(self) -> Self:
         """A second `Stream` on the same handle that does not own it. It waits as this one does.
@@ -212,7 +225,9 @@ class Stream(
         borrowed._wait = self._wait
         borrowed._mode = self._mode
         reference = self._reference
-        borrowed._reference = interop.Reference(handle, context, self._name, reference.wait_list, common=reference.common)
+        borrowed._reference = interop.Reference(
+            handle, context, self._name, reference.wait_list, common=reference.common
+        )
         return borrowed
 
     # -------------------------------------------------------------------------------------------- what it is
@@ -260,7 +275,9 @@ class Stream(
     @property
     def priority(self) -> int:
         """Its priority, after clamping (`cuStreamGetPriority`)."""
-        return int(self._call("cuStreamGetPriority"))  # no constant: set_attribute changes it; and harmless under capture
+        return int(
+            self._call("cuStreamGetPriority")
+        )  # no constant: set_attribute changes it; and harmless under capture
 
     @property
     def id(self) -> int:
@@ -285,11 +302,19 @@ class Stream(
         if self is other:
             return True
         mine, its = self._handle, other._handle
-        # The driver gives the handle of a destroyed stream to the next one, so a closed stream must not equal that.
-        return mine.value == its.value and mine.is_open and its.is_open and self._context == other._context
+        # The driver gives the handle of a destroyed stream to the next one, so a closed stream must
+        # not equal that.
+        return (
+            mine.value == its.value
+            and mine.is_open
+            and its.is_open
+            and self._context == other._context
+        )
 
     def __hash__(self) -> int:
-        return hash((self._handle.value, self._context))  # also once it is closed: a dict that has it must find it
+        return hash(
+            (self._handle.value, self._context)
+        )  # also once it is closed: a dict that has it must find it
 
     def __repr__(self) -> str:
         kind = "" if self._owned else " borrowed"
@@ -360,7 +385,10 @@ class Stream(
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         try:
             await self.aclose()
@@ -386,7 +414,9 @@ class Stream(
                 that `enqueue_async` calls has called this.
         """
         if not self._owned:
-            raise ValueError("a borrowed stream's handle belongs to somebody else: read it with .handle")
+            raise ValueError(
+                "a borrowed stream's handle belongs to somebody else: read it with .handle"
+            )
         if self._reference.common.held:
             raise RuntimeError(
                 f"{self._name} is in use, in a block of as_current() or by enqueue_in_thread: give it away after that"
@@ -396,8 +426,9 @@ class Stream(
         return self._handle.value
 
     def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:
-        # A finalizer may run anywhere, also inside a host function: the janitor closes. Its function is bound here, because the
-        # interpreter's end empties modules before the last objects die.
+        # A finalizer may run anywhere, also inside a host function: the janitor closes. Its
+        # function is bound here, because the interpreter's end empties modules before the last
+        # objects die.
         handle = getattr(self, "_handle", None)
         if handle is not None and self._owned and handle.is_open:
             reference = self._reference
@@ -460,7 +491,9 @@ class Stream(
             StreamCaptureError: The stream captures; it was not touched.
             CudaError: The work failed.
         """
-        hostfunc.raise_for(_native.stream_synchronize(self._handle), "cuStreamSynchronize", self._name)
+        hostfunc.raise_for(
+            _native.stream_synchronize(self._handle), "cuStreamSynchronize", self._name
+        )
 
     @contextlib.contextmanager
     def sync_scope(self) -> Iterator[Stream]:
@@ -513,7 +546,9 @@ class Stream(
 
     synchronize_async = waiting.synchronize_async
 
-    def enqueue_async(self, fn: Callable[Concatenate[Stream, P], T], /, *args: P.args, **kwargs: P.kwargs) -> CompletionFuture[T]:
+    def enqueue_async(
+        self, fn: Callable[Concatenate[Stream, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> CompletionFuture[T]:
         """Calls `fn(stream, *args, **kwargs)` now, which enqueues work, and returns a future of its result.
 
         The future settles when the GPU has passed what `fn` enqueued. Callable, arguments and result stay alive until then,
@@ -545,17 +580,29 @@ class Stream(
             if not handle.pin(held):
                 raise self._closed_error()
             work = (fn, args, kwargs)
-            call = partial(fn, self, *args, **kwargs)  # no step of Python lies between fn's return and whoever keeps its result
+            call = partial(
+                fn, self, *args, **kwargs
+            )  # no step of Python lies between fn's return and whoever keeps its result
             if self._mode == waiting.BY_HOST_FUNCTION:
                 hostfunc.require_ready(self._reference)
-                return cast("CompletionFuture[T]", hostfunc.enqueue(self._reference, call, work).future)
-            return cast("CompletionFuture[T]", waiting.enqueue(self._reference, self._mode, call, work).future)
+                return cast(
+                    "CompletionFuture[T]", hostfunc.enqueue(self._reference, call, work).future
+                )
+            return cast(
+                "CompletionFuture[T]",
+                waiting.enqueue(self._reference, self._mode, call, work).future,
+            )
         finally:
             if held:
                 handle.unpin()
 
     def launch_host_func(
-        self, fn: Callable[..., object], /, *args: Any, sync_mode: HostFunctionSync | None = None, **kwargs: Any
+        self,
+        fn: Callable[..., object],
+        /,
+        *args: Any,
+        sync_mode: HostFunctionSync | None = None,
+        **kwargs: Any,
     ) -> None:
         """Enqueues a function that the driver calls, on a thread of its own, when the GPU gets there (`cuLaunchHostFunc`).
 

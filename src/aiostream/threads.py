@@ -21,8 +21,11 @@ _UNKNOWN_ERROR = 999
 
 
 _lost_lock = threading.RLock()  # a signal handler may come to it in the thread that holds it
-# By limiter: calls whose loop was closed before they were over. Only a running loop may give their tokens back.
-_lost: weakref.WeakKeyDictionary[Any, list[_ThreadCall]] = weakref.WeakKeyDictionary()  # guarded by _lost_lock
+# By limiter: calls whose loop was closed before they were over. Only a running loop may give their
+# tokens back.
+_lost: weakref.WeakKeyDictionary[Any, list[_ThreadCall]] = (
+    weakref.WeakKeyDictionary()
+)  # guarded by _lost_lock
 
 
 class _ThreadCall(Completion):
@@ -37,14 +40,24 @@ class _ThreadCall(Completion):
 
     __slots__ = ("limiter", "pins", "raised", "reference", "refusal", "reserved", "unstarted")
 
-    def __init__(self, reference: interop.Reference, function: Callable[[], Any], limiter: Any) -> None:
+    def __init__(
+        self, reference: interop.Reference, function: Callable[[], Any], limiter: Any
+    ) -> None:
         context_id = reference.context._ensure_monitored()
-        super().__init__(_loops.current_bridge().new_future(), reference.name, "cuEventQuery", context_id, keepalive=function)
+        super().__init__(
+            _loops.current_bridge().new_future(),
+            reference.name,
+            "cuEventQuery",
+            context_id,
+            keepalive=function,
+        )
         self.reference = reference
         self.limiter = limiter
         self.unstarted = [True]
         self.pins: list[bool] = []  # one item while it pins the stream
-        self.raised: BaseException | None = None  # by the function; written by the worker before the ticket is fired
+        self.raised: BaseException | None = (
+            None  # by the function; written by the worker before the ticket is fired
+        )
         self.refusal = 0  # of the event behind the work; likewise
         self.reserved: _native.Reserved | None = None
 
@@ -110,7 +123,9 @@ class _ThreadCall(Completion):
         """The GPU has passed what the function enqueued; or its context has failed, or no event could be recorded."""
         if self.refusal:
             try:
-                hostfunc.raise_for(self.refusal, "cuEventRecord", self.stream, hostfunc.LEFT_CAPTURING)
+                hostfunc.raise_for(
+                    self.refusal, "cuEventRecord", self.stream, hostfunc.LEFT_CAPTURING
+                )
             except Exception as error:
                 self._fail(error, orphaned)
         elif code:
@@ -160,7 +175,10 @@ class _ThreadCall(Completion):
     def _lose_token(self) -> None:
         limiter, self.limiter = self.limiter, None  # or the dict's value would keep its key alive
         if limiter is not None:
-            with _lost_lock, contextlib.suppress(TypeError):  # a limiter of somebody's own may take no weak references
+            with (
+                _lost_lock,
+                contextlib.suppress(TypeError),
+            ):  # a limiter of somebody's own may take no weak references
                 _lost.setdefault(limiter, []).append(self)
 
 
@@ -186,7 +204,9 @@ def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
 
 def _wait_list(reference: interop.Reference) -> _native.WaitList:
     common, context_id = reference.common, reference.context._ensure_monitored()
-    if reference.handle.value == interop.PER_THREAD:  # in each worker another stream, without an order among them
+    if (
+        reference.handle.value == interop.PER_THREAD
+    ):  # in each worker another stream, without an order among them
         return _native.WaitList(context_id, _native.History())
     if common.thread_waits is None:
         common.thread_waits = _native.WaitList(context_id, _native.History())
@@ -199,7 +219,12 @@ class ThreadStream:
     _reference: interop.Reference  # set by `Stream`
 
     async def enqueue_in_thread(
-        self, fn: Callable[Concatenate[Self, ...], T], /, *args: Any, limiter: Any = None, **kwargs: Any
+        self,
+        fn: Callable[Concatenate[Self, ...], T],
+        /,
+        *args: Any,
+        limiter: Any = None,
+        **kwargs: Any,
     ) -> T:
         """Calls `fn(stream, *args, **kwargs)` in a worker thread, and waits in the loop until its work is done.
 
@@ -264,8 +289,11 @@ class ThreadStream:
             if not _take_at_once(limiter, call):
                 await limiter.acquire_on_behalf_of(call)
             call.begin()
-            # The limiter was asked above: one that is given here gets its token back when the task is cancelled.
-            await anyio.to_thread.run_sync(call.run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+            # The limiter was asked above: one that is given here gets its token back when the task
+            # is cancelled.
+            await anyio.to_thread.run_sync(
+                call.run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+            )
             call.give_back()
             try:
                 results: list[T] = await future

@@ -12,9 +12,10 @@ from aiostream.futures import Completion, EventCompletion, SettledFuture, State,
 
 __all__ = ["default_wait", "set_default_wait"]
 
-# What `_native.WaitList.begin` and `Wait.poll` answer: 0, the wait is over; a small number, a refusal; one from here on, the
-# ticket of a wait that was left to a timer or the watcher; a `Wait`, which this task polls. To await a `Wait` polls it in each
-# turn of asyncio's loop, and says at last what `poll` would, or None for 0.
+# What `_native.WaitList.begin` and `Wait.poll` answer: 0, the wait is over; a small number, a
+# refusal; one from here on, the ticket of a wait that was left to a timer or the watcher; a `Wait`,
+# which this task polls. To await a `Wait` polls it in each turn of asyncio's loop, and says at last
+# what `poll` would, or None for 0.
 _TICKETS = _loops.TICKETS
 _Wait = _native.Wait
 _STAGE_TASK = _native.STAGE_TASK
@@ -78,12 +79,19 @@ class _Watched(Completion):
     __slots__ = ("spinning",)
 
     def __init__(self, future: SettledFuture, reference: interop.Reference) -> None:
-        super().__init__(future, reference.name, "cuEventQuery", reference.context._ensure_monitored())
+        super().__init__(
+            future, reference.name, "cuEventQuery", reference.context._ensure_monitored()
+        )
         self.spinning: _native.Wait | None = None  # once it was handed back
 
     def handed_back(self, wait: _native.Wait, orphaned: bool) -> None:
         """From now on the task polls it, if it still waits."""
-        if self.state is State.PENDING and not orphaned and self.future is not None and not self.future.cancelled():
+        if (
+            self.state is State.PENDING
+            and not orphaned
+            and self.future is not None
+            and not self.future.cancelled()
+        ):
             self.spinning = wait
         self._settle(0, orphaned)
 
@@ -142,8 +150,9 @@ async def synchronize_async(self: Awaitable) -> None:
         StreamCaptureError: The stream captures; it goes on doing so.
         CudaError: The work, or the context, has failed.
     """
-    # The method of `Stream` itself, so that one coroutine suffices: each costs time and memory. It holds the stream, because a
-    # stream that only this coroutine refers to must not be closed by its finalizer.
+    # The method of `Stream` itself, so that one coroutine suffices: each costs time and memory. It
+    # holds the stream, because a stream that only this coroutine refers to must not be closed by
+    # its finalizer.
     reference, mode = self._reference, self._mode
     if mode == BY_HOST_FUNCTION and not reference.is_event:
         await wait_for(hostfunc.arm_completion(reference.handle, reference.context, reference.name))
@@ -162,7 +171,8 @@ async def synchronize_async(self: Awaitable) -> None:
         elif bridge.must_yield():
             await _yield_turn()
         return
-    # Whoever keeps an exception of this coroutine, and so its frame, must not keep the bridge: it dies with its loop.
+    # Whoever keeps an exception of this coroutine, and so its frame, must not keep the bridge: it
+    # dies with its loop.
     del bridge
     watched = None
     try:
@@ -177,13 +187,18 @@ async def synchronize_async(self: Awaitable) -> None:
                         return
                     answer = over
             elif answer >= _TICKETS:
-                # It may have fired already, but it is delivered by this very thread, and not before the next await.
-                watched = _points.registry[answer] = _Watched(_current_bridge().new_future(), reference)
+                # It may have fired already, but it is delivered by this very thread, and not before
+                # the next await.
+                watched = _points.registry[answer] = _Watched(
+                    _current_bridge().new_future(), reference
+                )
                 _native.set_state(watched, State.PENDING, _native.FUTURES_CREATED)
                 await watched.future  # type: ignore[misc]  # SettledFuture says what Completion needs; it can be awaited
                 if watched.spinning is None:
                     return
-                answer = watched.spinning.poll()  # handed back: polled first, because its end may have come
+                answer = (
+                    watched.spinning.poll()
+                )  # handed back: polled first, because its end may have come
             else:
                 break
     except BaseException:
@@ -193,16 +208,22 @@ async def synchronize_async(self: Awaitable) -> None:
             answer.drop()
         raise
     if answer != 0:
-        hostfunc.raise_for(answer, "cuEventQuery" if reference.is_event else "cuStreamQuery", reference.name)
+        hostfunc.raise_for(
+            answer, "cuEventQuery" if reference.is_event else "cuStreamQuery", reference.name
+        )
 
 
 def _begin_event(event: interop.Reference, bridge: _loops.Bridge, mode: int) -> int | _native.Wait:
     mode = max(mode, _native.WAIT_AUTO)  # an event is never waited for by a host function alone
     assert event.history is not None
-    return _native.begin_event_wait(event.handle, bridge.queue, mode, event.context._ensure_monitored(), event.history)
+    return _native.begin_event_wait(
+        event.handle, bridge.queue, mode, event.context._ensure_monitored(), event.history
+    )
 
 
-def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], keepalive: Any = None) -> Completion:
+def enqueue(
+    reference: interop.Reference, mode: int, call: Callable[[], Any], keepalive: Any = None
+) -> Completion:
     """Calls `call`, which enqueues work on a pinned stream, and gives the completion of what it enqueued.
 
     Everything that can be refused is reserved before `call` runs. What is kept alive lives until the GPU has passed, or is
@@ -222,7 +243,9 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
         hostfunc.raise_for(reserved, "cuEventCreate", reference.name)
         raise AssertionError("a reservation is refused with an error")
     future = bridge.new_polled_future()
-    completion = EventCompletion(future, reference.name, context_id, wait_list, bridge.orders, reserved, keepalive)
+    completion = EventCompletion(
+        future, reference.name, context_id, wait_list, bridge.orders, reserved, keepalive
+    )
     _points.registry[reserved.ticket] = completion
     refusal = 0
     results: list[Any] = []
@@ -239,7 +262,8 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
         if stage != _STAGE_WATCHER:  # which has it until the end
             future.point = completion
     except BaseException:
-        # The future is given to nobody, but what `call` enqueued may be in flight. Each step may be cut short by an interrupt.
+        # The future is given to nobody, but what `call` enqueued may be in flight. Each step may be
+        # cut short by an interrupt.
         completion.result = results
         if keepalive is not None and refusal == 0 and not reserved.is_recorded:
             reserved.record(reference.handle)
@@ -252,7 +276,8 @@ def enqueue(reference: interop.Reference, mode: int, call: Callable[[], Any], ke
                 leak((keepalive, results))
             _points.registry.pop(reserved.ticket, None)
             del completion.reserved
-        # An exception keeps this frame. The bridge must die with its loop, and a reservation counts as a pending wait.
+        # An exception keeps this frame. The bridge must die with its loop, and a reservation counts
+        # as a pending wait.
         del bridge, reserved
     return completion
 

@@ -341,7 +341,9 @@ def ask(item: tuple[str, str]) -> str:
         return f"{said}{name}: DID NOT END in {time.monotonic() - start:.0f} s"
     tail = done.stderr.strip().splitlines()
     return done.stdout.rstrip() + (
-        f"\n{name}: ENDED WITH {done.returncode}: {tail[-1] if tail else ''}" if done.returncode else ""
+        f"\n{name}: ENDED WITH {done.returncode}: {tail[-1] if tail else ''}"
+        if done.returncode
+        else ""
     )
 
 
@@ -349,6 +351,8 @@ if __name__ == "__main__":
     only = sys.argv[1:]
     start = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("AT_ONCE", "8"))) as pool:
-        for answer in pool.map(ask, [(n, t) for n, t in Q.items() if not only or any(o in n for o in only)]):
+        for answer in pool.map(
+            ask, [(n, t) for n, t in Q.items() if not only or any(o in n for o in only)]
+        ):
             print(answer, flush=True)
     print(f"took {time.monotonic() - start:.0f} s")

@@ -20,7 +20,17 @@ PTX = (
     b".version 8.0\n.target sm_90\n.address_size 64\n"
     + b"".join(
         b".visible .entry %s() { ret; }\n" % name
-        for name in (b"spin", b"trap", b"illegal_address", b"saxpy", b"fill32", b"stamp", b"empty", b"mine", b"unknown")
+        for name in (
+            b"spin",
+            b"trap",
+            b"illegal_address",
+            b"saxpy",
+            b"fill32",
+            b"stamp",
+            b"empty",
+            b"mine",
+            b"unknown",
+        )
     )
     + b"\0"
 )
@@ -86,7 +96,9 @@ class Kernels:
     def launch(self, name: str, stream: Any, *arguments: Any) -> tuple[Any, ...]:
         values = tuple(argument.value for argument in arguments)
         types = tuple(type(argument) for argument in arguments)
-        return cu.cuLaunchKernel(self.function(name), 1, 1, 1, 1, 1, 1, 0, stream, (values, types), 0)
+        return cu.cuLaunchKernel(
+            self.function(name), 1, 1, 1, 1, 1, 1, 0, stream, (values, types), 0
+        )
 
     def spin(self, stream: Any, seconds: float) -> None:
         ok(self.launch("spin", stream, ctypes.c_uint64(int(seconds * 1e9))))
@@ -103,7 +115,14 @@ def host(stream: Any, function: Callable[[], Any]) -> None:
 def callback(stream: Any, function: Callable[[int], Any]) -> int:
     native = CALLBACK(lambda _, status, __: function(status))
     keep.append(native)
-    enqueue = raw("cuStreamAddCallback", 5000, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
+    enqueue = raw(
+        "cuStreamAddCallback",
+        5000,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_uint,
+    )
     return enqueue(int(stream), ctypes.cast(native, ctypes.c_void_p), None, 0)
 
 
@@ -117,7 +136,9 @@ def in_thread(function: Callable[[], Any]) -> Any:
     return results[0]
 
 
-def run_python(program: str, seconds: float = 30.0, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    program: str, seconds: float = 30.0, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs a program in a process of its own, with the simulator there to be imported."""
     preamble = f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
     return subprocess.run(

@@ -31,7 +31,11 @@ class Nodes:
         return ok(cu.cuGraphAddMemsetNode(self.graph, before, len(before), params, self.context))
 
     def copy(self, to, source, count, *before):
-        return ok(cu.cuGraphAddMemcpyNode(self.graph, before, len(before), copy_params(to, source, count), self.context))
+        return ok(
+            cu.cuGraphAddMemcpyNode(
+                self.graph, before, len(before), copy_params(to, source, count), self.context
+            )
+        )
 
     def kernel(self, function, *before, arguments=None):
         params = kernel_params(function, arguments)
@@ -65,7 +69,9 @@ def copy_params(to, source, count):
 def kernel_params(function, arguments=None):
     params = cu.CUDA_KERNEL_NODE_PARAMS()
     params.func = function
-    params.gridDimX = params.gridDimY = params.gridDimZ = params.blockDimX = params.blockDimY = params.blockDimZ = 1
+    params.gridDimX = params.gridDimY = params.gridDimZ = params.blockDimX = params.blockDimY = (
+        params.blockDimZ
+    ) = 1
     if arguments is not None:
         params.kernelParams = (tuple(a.value for a in arguments), tuple(type(a) for a in arguments))
     return params
@@ -91,7 +97,10 @@ def types(graph):
 
 def edges(graph):
     answer = ok(cu.cuGraphGetEdges(graph, 64))
-    return [(int(a), int(b)) for a, b in zip(answer[0][: answer[-1]], answer[1][: answer[-1]], strict=True)]
+    return [
+        (int(a), int(b))
+        for a, b in zip(answer[0][: answer[-1]], answer[1][: answer[-1]], strict=True)
+    ]
 
 
 def change_edges(call, graph, *pairs):

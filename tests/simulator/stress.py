@@ -16,7 +16,9 @@ import time
 from aiostream import simulator
 
 NAMES = (b"spin", b"saxpy", b"fill32", b"stamp", b"empty", b"trap")
-PTX = b".version 8.0\n.target sm_90\n" + b"".join(b".entry %s(){} " % name for name in NAMES) + b"\0"
+PTX = (
+    b".version 8.0\n.target sm_90\n" + b"".join(b".entry %s(){} " % name for name in NAMES) + b"\0"
+)
 LARGE = 4 << 20  # a fill of this takes long enough for a fault to come in the middle of it
 HANDLE = ctypes.c_void_p
 HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -45,7 +47,9 @@ def main(seconds: float, threads: int) -> None:
     shared_events: list[HANDLE] = []
     end = time.monotonic() + seconds
 
-    def fly(dice: random.Random, streams: list[HANDLE], events: list[HANDLE], memory: HANDLE) -> None:
+    def fly(
+        dice: random.Random, streams: list[HANDLE], events: list[HANDLE], memory: HANDLE
+    ) -> None:
         """A fork and join captured, with a thing that its graph holds, launched here and there, updated, dropped in any order."""
         graph, clone, executable, thing, node, scratch = (HANDLE() for _ in range(6))
         driver.cuStreamBeginCapture_v2(streams[0], 2)
@@ -74,7 +78,11 @@ def main(seconds: float, threads: int) -> None:
         for _ in range(dice.randrange(4)):
             driver.cuGraphLaunch(executable, dice.choice(streams))
             driver.cuGraphExecUpdate_v2(executable, dice.choice([graph, clone]), info)
-        ends = [(driver.cuGraphDestroy, graph), (driver.cuGraphDestroy, clone), (driver.cuGraphExecDestroy, executable)]
+        ends = [
+            (driver.cuGraphDestroy, graph),
+            (driver.cuGraphDestroy, clone),
+            (driver.cuGraphExecDestroy, executable),
+        ]
         dice.shuffle(ends)
         for end_it, handle in ends:
             while handle and end_it(handle) not in (0, 1):
@@ -92,7 +100,9 @@ def main(seconds: float, threads: int) -> None:
         while time.monotonic() < end:
             streams = [HANDLE() for _ in range(4)]
             for stream in streams:
-                driver.cuStreamCreateWithPriority(ctypes.byref(stream), dice.randrange(2), -dice.randrange(8))
+                driver.cuStreamCreateWithPriority(
+                    ctypes.byref(stream), dice.randrange(2), -dice.randrange(8)
+                )
             streams += [HANDLE(0), HANDLE(2)]
             pinned, memory = HANDLE(), HANDLE()
             driver.cuMemHostAlloc(ctypes.byref(pinned), ctypes.c_size_t(4096), 0)
@@ -114,11 +124,21 @@ def main(seconds: float, threads: int) -> None:
                 elif choice == 1:
                     argument = ctypes.c_uint64(dice.randrange(200_000))
                     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
-                    driver.cuLaunchKernel(functions[b"spin"], 1, 1, 1, 1, 1, 1, 0, stream, parameters, None)
+                    driver.cuLaunchKernel(
+                        functions[b"spin"], 1, 1, 1, 1, 1, 1, 0, stream, parameters, None
+                    )
                 elif choice == 2:
-                    values = (ctypes.c_uint64(memory.value or 0), ctypes.c_uint32(7), ctypes.c_uint32(64))
-                    parameters3 = (ctypes.c_void_p * 3)(*[ctypes.addressof(value) for value in values])
-                    driver.cuLaunchKernel(functions[b"fill32"], 1, 1, 1, 1, 1, 1, 0, stream, parameters3, None)
+                    values = (
+                        ctypes.c_uint64(memory.value or 0),
+                        ctypes.c_uint32(7),
+                        ctypes.c_uint32(64),
+                    )
+                    parameters3 = (ctypes.c_void_p * 3)(
+                        *[ctypes.addressof(value) for value in values]
+                    )
+                    driver.cuLaunchKernel(
+                        functions[b"fill32"], 1, 1, 1, 1, 1, 1, 0, stream, parameters3, None
+                    )
                 elif choice == 3:
                     driver.cuLaunchHostFunc(stream, host, None)
                 elif choice == 4:
@@ -194,4 +214,7 @@ def main(seconds: float, threads: int) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 3.0, int(sys.argv[2]) if len(sys.argv) > 2 else 6)
+    main(
+        float(sys.argv[1]) if len(sys.argv) > 1 else 3.0,
+        int(sys.argv[2]) if len(sys.argv) > 2 else 6,
+    )

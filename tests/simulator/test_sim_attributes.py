@@ -59,10 +59,22 @@ def test_what_a_stream_begins_with():
 
 def test_what_is_set_is_told_and_copied(stream):
     memory, other = ok(cu.cuMemAlloc(4096)), ok(cu.cuStreamCreate(1))
-    assert put(stream, WINDOW, accessPolicyWindow=window(base_ptr=int(memory), num_bytes=4096, hitRatio=0.5)) == 0
-    assert put(stream, POLICY, syncPolicy=cu.CUsynchronizationPolicy.CU_SYNC_POLICY_BLOCKING_SYNC) == 0
+    assert (
+        put(
+            stream,
+            WINDOW,
+            accessPolicyWindow=window(base_ptr=int(memory), num_bytes=4096, hitRatio=0.5),
+        )
+        == 0
+    )
+    assert (
+        put(stream, POLICY, syncPolicy=cu.CUsynchronizationPolicy.CU_SYNC_POLICY_BLOCKING_SYNC) == 0
+    )
     assert put(stream, PRIORITY, priority=-4) == 0
-    assert put(stream, DOMAIN, memSyncDomain=cu.CUlaunchMemSyncDomain.CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE) == 0
+    assert (
+        put(stream, DOMAIN, memSyncDomain=cu.CUlaunchMemSyncDomain.CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE)
+        == 0
+    )
     assert put(stream, DOMAIN_MAP, memSyncDomainMap=domains(2, 3)) == 0
     ok(cu.cuStreamCopyAttributes(other, stream))
     for each in (stream, other):
@@ -78,13 +90,30 @@ def test_what_is_set_is_told_and_copied(stream):
 
 def test_values_are_checked(stream):
     set_raw = raw("cuStreamSetAttribute", 11000, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
-    most = ok(cu.cuDeviceGetAttribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE, 0))
+    most = ok(
+        cu.cuDeviceGetAttribute(
+            cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE, 0
+        )
+    )
     assert put(stream, WINDOW, accessPolicyWindow=window(num_bytes=most + 1, hitRatio=1.0)) == 1
     assert put(stream, WINDOW, accessPolicyWindow=window(num_bytes=16, hitRatio=1.5)) == 1
     persisting = cu.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
-    assert put(stream, WINDOW, accessPolicyWindow=window(num_bytes=16, hitRatio=0.5, missProp=persisting)) == 1
+    assert (
+        put(
+            stream,
+            WINDOW,
+            accessPolicyWindow=window(num_bytes=16, hitRatio=0.5, missProp=persisting),
+        )
+        == 1
+    )
     assert put(stream, DOMAIN_MAP, memSyncDomainMap=domains(0, 4)) == 1
-    for which, value in ((POLICY, 0), (POLICY, 5), (DOMAIN, 2), (COOPERATIVE, 1), (ID.CU_LAUNCH_ATTRIBUTE_IGNORE, 0)):
+    for which, value in (
+        (POLICY, 0),
+        (POLICY, 5),
+        (DOMAIN, 2),
+        (COOPERATIVE, 1),
+        (ID.CU_LAUNCH_ATTRIBUTE_IGNORE, 0),
+    ):
         number = ctypes.c_int(value)
         assert set_raw(int(stream), int(which), ctypes.addressof(number)) == 1
     assert set_raw(int(stream), int(POLICY), None) == 1
@@ -172,14 +201,28 @@ def test_batches_that_are_refused_do_nothing(stream, gate):
     write = operation(KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32, gate.address + 16, 9)
     word = ctypes.c_uint32.from_address(gate.address + 16)
     word.value = 0
-    assert batch(stream, write, operation(KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32, 64, 9)) == 1, "no such memory"
-    assert batch(stream, write, operation(KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32, gate.address + 2, 9)) == 1, "misaligned"
+    assert batch(stream, write, operation(KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32, 64, 9)) == 1, (
+        "no such memory"
+    )
+    assert (
+        batch(stream, write, operation(KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32, gate.address + 2, 9))
+        == 1
+    ), "misaligned"
     assert batch(stream, write, operation(KIND.CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES)) == 801
     assert batch(stream, *[write] * 256) == 1
     assert code(cu.cuStreamBatchMemOp(stream, 1, [write], 1)) == 1
-    assert batch(stream, operation(KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32, gate.address + 16, 9, 1)) == 1
     assert (
-        raw("cuStreamBatchMemOp", 11070, ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint)(int(stream), 0, None, 0)
+        batch(stream, operation(KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32, gate.address + 16, 9, 1)) == 1
+    )
+    assert (
+        raw(
+            "cuStreamBatchMemOp",
+            11070,
+            ctypes.c_void_p,
+            ctypes.c_uint,
+            ctypes.c_void_p,
+            ctypes.c_uint,
+        )(int(stream), 0, None, 0)
         == 0
     )
     ok(cu.cuStreamSynchronize(stream))
@@ -202,7 +245,9 @@ def test_managed_memory_is_attached_in_stream_order(stream):
         ok(cu.cuStreamAttachMemAsync(stream, memory, 0, flags))
     assert code(cu.cuStreamAttachMemAsync(stream, memory, 0, 3)) == 1
     assert code(cu.cuStreamAttachMemAsync(stream, memory, 16, 4)) == 1, "all of it or nothing"
-    assert code(cu.cuStreamAttachMemAsync(cu.CUstream(0), memory, 0, 4)) == 1, "the legacy stream is no single one"
+    assert code(cu.cuStreamAttachMemAsync(cu.CUstream(0), memory, 0, 4)) == 1, (
+        "the legacy stream is no single one"
+    )
     pageable = ctypes.create_string_buffer(64)
     address = cu.CUdeviceptr(ctypes.addressof(pageable))
     for bytes_ in (64, 0):

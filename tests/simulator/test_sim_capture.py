@@ -79,7 +79,10 @@ def test_what_invalidates_it_in_every_mode(stream, mode, call):
     if call == "callback":
         assert callback(stream, lambda _: None) == 900
     else:
-        assert code(cu.cuStreamQuery(stream) if call == "query" else cu.cuStreamSynchronize(stream)) == 900
+        assert (
+            code(cu.cuStreamQuery(stream) if call == "query" else cu.cuStreamSynchronize(stream))
+            == 900
+        )
     assert status(stream) == 2
     assert end(stream) == 901
     assert status(stream) == 0
@@ -88,7 +91,11 @@ def test_what_invalidates_it_in_every_mode(stream, mode, call):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", ["event", "stream", "alloc", "instantiate"])
 def test_unsafe_calls_of_another_thread(stream, mode, call):
-    context, other, event = ok(cu.cuCtxGetCurrent()), ok(cu.cuStreamCreate(1)), ok(cu.cuEventCreate(0))
+    context, other, event = (
+        ok(cu.cuCtxGetCurrent()),
+        ok(cu.cuStreamCreate(1)),
+        ok(cu.cuEventCreate(0)),
+    )
     graph = ok(cu.cuGraphCreate(0))
 
     def ask(thread_mode) -> int:
@@ -124,7 +131,12 @@ def test_unsafe_calls_of_the_capturing_thread(stream, mode, thread_mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_records_and_host_functions_elsewhere_are_allowed(stream, mode):
-    context, other, event, fired = ok(cu.cuCtxGetCurrent()), ok(cu.cuStreamCreate(1)), ok(cu.cuEventCreate(0)), []
+    context, other, event, fired = (
+        ok(cu.cuCtxGetCurrent()),
+        ok(cu.cuStreamCreate(1)),
+        ok(cu.cuEventCreate(0)),
+        [],
+    )
 
     def work() -> bool:
         ok(cu.cuCtxSetCurrent(context))
@@ -263,7 +275,10 @@ def test_executables_during_a_capture(stream, mode):
     assert status(stream) == 1
     assert end(stream) == 0
     answer = 0 if mode == RELAXED else 900
-    for call in (lambda: cu.cuGraphInstantiate(graph, 0), lambda: cu.cuGraphExecDestroy(executable)):
+    for call in (
+        lambda: cu.cuGraphInstantiate(graph, 0),
+        lambda: cu.cuGraphExecDestroy(executable),
+    ):
         begin(stream, mode)
         assert code(call()) == answer
         assert status(stream) == (2 if answer else 1)
@@ -304,7 +319,9 @@ def test_a_stream_that_has_been_joined_may_be_destroyed(stream, kernels):
 
 
 def begin_to(stream, graph, *before, mode=RELAXED) -> int:
-    return code(cu.cuStreamBeginCaptureToGraph(stream, graph, list(before), None, len(before), mode))
+    return code(
+        cu.cuStreamBeginCaptureToGraph(stream, graph, list(before), None, len(before), mode)
+    )
 
 
 def dependencies(stream) -> list[int]:
@@ -314,7 +331,12 @@ def dependencies(stream) -> list[int]:
 
 def change(stream, flags, *nodes) -> int:
     call = raw("cuStreamUpdateCaptureDependencies", 11030, ADDRESS, ADDRESS, SIZE, UINT)
-    return call(int(stream), (ADDRESS * max(len(nodes), 1))(*[int(node) for node in nodes]), len(nodes), flags)
+    return call(
+        int(stream),
+        (ADDRESS * max(len(nodes), 1))(*[int(node) for node in nodes]),
+        len(nodes),
+        flags,
+    )
 
 
 def before(node) -> list[int]:
@@ -364,7 +386,11 @@ def test_a_capture_that_fails_takes_its_graph_with_it(stream):
 
 
 def test_what_cannot_be_captured_into(stream):
-    graph, other, second = ok(cu.cuGraphCreate(0)), ok(cu.cuGraphCreate(0)), ok(cu.cuStreamCreate(1))
+    graph, other, second = (
+        ok(cu.cuGraphCreate(0)),
+        ok(cu.cuGraphCreate(0)),
+        ok(cu.cuStreamCreate(1)),
+    )
     node = ok(cu.cuGraphAddEmptyNode(other, [], 0))
     assert begin_to(stream, cu.CUgraph(0xDEAD0000)) == 1
     assert begin_to(stream, graph, node) == 1, "of another graph"
@@ -387,7 +413,8 @@ def test_capture_into_a_child_graph_keeps_its_parents(stream):
     assert int(ok(cu.cuStreamEndCapture(stream))) == int(inner)
     assert nodes(inner) == [3]
     ok(cu.cuGraphDestroy(outer))
-    # A capture that fails takes its graph away, and with it the ground from under a capture into a child graph of that.
+    # A capture that fails takes its graph away, and with it the ground from under a capture into a
+    # child graph of that.
     begin(stream, RELAXED)
     graph = ok(cu.cuStreamGetCaptureInfo(stream))[2]
     child = ok(cu.cuGraphAddChildGraphNode(graph, [], 0, ok(cu.cuGraphCreate(0))))

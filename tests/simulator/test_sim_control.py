@@ -23,7 +23,11 @@ from aiostream import simulator
         ("cuLaunchHostFunc", 10000, 0),
         ("cuLaunchHostFunc", 13000, 0),
         ("cuLaunchHostFunc", 13020, 1),  # newer than the driver
-        ("cuLaunchHostFunc", 9000, 0),  # older than the function: no address, and the status says why
+        (
+            "cuLaunchHostFunc",
+            9000,
+            0,
+        ),  # older than the function: no address, and the status says why
         ("cuGraphExecGetId", 13000, 500),  # came with 13.1
         ("cuNonsense", 12000, 500),
     ],
@@ -43,14 +47,20 @@ def test_one_name_several_versions():
         found = [address(name, version) for version in versions]
         assert len(set(found)) == len(versions), name
         assert address(name, 13000) == found[-1]
-    assert address("cuStreamQuery", 12000, 2) != address("cuStreamQuery", 12000, 1) == address("cuStreamQuery", 12000, 0)
+    assert (
+        address("cuStreamQuery", 12000, 2)
+        != address("cuStreamQuery", 12000, 1)
+        == address("cuStreamQuery", 12000, 0)
+    )
     assert address("cuCtxGetCurrent", 12000, 2) == address("cuCtxGetCurrent", 12000, 1)
 
 
 def known_functions() -> list[tuple[str, str, int, str, str]]:
     """The rows of the simulator's table: CALL or LACK, name, version, symbol, per-thread form."""
     table = (ROOT / "src/aiostream/simulator/functions.h").read_text()
-    rows = re.findall(r"^(CALL|AGAIN|LACK|LACK_AGAIN)\((\w+), (\d+), (\w+), (\w+)\)$", table, re.MULTILINE)
+    rows = re.findall(
+        r"^(CALL|AGAIN|LACK|LACK_AGAIN)\((\w+), (\d+), (\w+), (\w+)\)$", table, re.MULTILINE
+    )
     assert len(rows) > 500
     return [(kind, name, int(version), symbol, form) for kind, name, version, symbol, form in rows]
 
@@ -59,7 +69,11 @@ def test_every_function_is_a_symbol_too():
     library = ctypes.CDLL("libcuda.so.1")
     for _, name, version, symbol, form in known_functions():
         exported = ctypes.cast(library[symbol], ctypes.c_void_p).value
-        per_thread = ctypes.cast(library[f"{symbol}_{form}"], ctypes.c_void_p).value if form != "none" else exported
+        per_thread = (
+            ctypes.cast(library[f"{symbol}_{form}"], ctypes.c_void_p).value
+            if form != "none"
+            else exported
+        )
         if version <= 13000:
             assert address(name, version, 0) == exported, symbol
             assert address(name, version, 2) == per_thread, symbol
@@ -76,7 +90,10 @@ def test_the_page_lists_every_function():
 
 def test_what_is_lacking_answers_by_its_symbol(driver):
     # NVRTC finds this one by dlsym and does not check what it got: without the symbol it crashes.
-    library, before = ctypes.CDLL("libcuda.so.1"), simulator.unsupported_calls().get("cuGetExportTable", 0)
+    library, before = (
+        ctypes.CDLL("libcuda.so.1"),
+        simulator.unsupported_calls().get("cuGetExportTable", 0),
+    )
     table = ctypes.c_void_p()
     assert library.cuGetExportTable(ctypes.byref(table), ctypes.create_string_buffer(16)) == 801
     assert simulator.unsupported_calls()["cuGetExportTable"] == before + 1
@@ -101,7 +118,15 @@ def test_nvrtc_compiles_beside_the_simulator():
 
 
 def test_why_a_function_was_not_found():
-    look_up = raw("cuGetProcAddress", 12000, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p)
+    look_up = raw(
+        "cuGetProcAddress",
+        12000,
+        ctypes.c_char_p,
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_uint64,
+        ctypes.c_void_p,
+    )
     pointer, status = ctypes.c_void_p(), ctypes.c_int(-1)
 
     def ask(name: bytes, version: int) -> tuple[int, int]:
@@ -180,8 +205,16 @@ def test_device_attributes():
         names.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: 0,
     }.items():
         assert ok(cu.cuDeviceGetAttribute(attribute, 0)) == value
-    value, ask = ctypes.c_int(), raw("cuDeviceGetAttribute", 2000, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-    assert [ask(ctypes.addressof(value), attribute, 0) for attribute in (0, 1, 147, 148)] == [1, 0, 0, 1]
+    value, ask = (
+        ctypes.c_int(),
+        raw("cuDeviceGetAttribute", 2000, ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
+    )
+    assert [ask(ctypes.addressof(value), attribute, 0) for attribute in (0, 1, 147, 148)] == [
+        1,
+        0,
+        0,
+        1,
+    ]
 
 
 def test_a_context_has_one_way_of_scheduling():

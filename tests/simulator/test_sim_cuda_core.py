@@ -12,7 +12,9 @@ from aiostream import simulator
 
 core = pytest.importorskip("cuda.core", reason="cuda.core is not installed", exc_type=ImportError)
 if not hasattr(core, "Device"):
-    pytest.skip("this cuda.core has no Device outside of its experimental part", allow_module_level=True)
+    pytest.skip(
+        "this cuda.core has no Device outside of its experimental part", allow_module_level=True
+    )
 
 
 @pytest.fixture
@@ -51,7 +53,9 @@ def test_devices(device):
 @pytest.mark.parametrize("nonblocking", [True, False])
 @pytest.mark.parametrize("priority", [None, 0, -3])
 def test_streams_are_as_they_were_asked_for(device, nonblocking, priority):
-    stream = device.create_stream(options=core.StreamOptions(nonblocking=nonblocking, priority=priority))
+    stream = device.create_stream(
+        options=core.StreamOptions(nonblocking=nonblocking, priority=priority)
+    )
     assert stream.is_nonblocking == nonblocking
     assert stream.priority == (priority or 0)
     assert stream.device.device_id == 0
@@ -161,7 +165,9 @@ def test_a_graph_by_its_nodes(stream, device, kernel):
     sides = [first.callback(lambda word=word: order.append(word)) for word in ("a", "b")]
     inner = GraphDefinition()
     inner.callback(lambda: order.append("inner"))
-    definition.join(*sides).record(event).wait(event).callback(lambda: order.append("x")).embed(inner)
+    definition.join(*sides).record(event).wait(event).callback(lambda: order.append("x")).embed(
+        inner
+    )
     assert len(definition.nodes()) == 8
     assert len(definition.edges()) == 8
     graph = definition.instantiate()

@@ -36,7 +36,12 @@ def test_a_fault_takes_the_whole_process(stream, kernels, gate, kernel, status):
         code(kernels.launch("empty", stream)), code(cu.cuDevicePrimaryCtxReset(0)),
     }  # fmt: skip
     assert answers == {status}
-    assert code(cu.cuCtxGetCurrent()) == code(cu.cuDriverGetVersion()) == code(cu.cuDeviceGetCount()) == 0
+    assert (
+        code(cu.cuCtxGetCurrent())
+        == code(cu.cuDriverGetVersion())
+        == code(cu.cuDeviceGetCount())
+        == 0
+    )
     assert code(cu.cuGetErrorName(cu.CUresult(status))) == 0
     assert fired == ["before"]
     assert statuses == [status]
@@ -57,7 +62,11 @@ def test_every_waiter_is_told(stream, gate):
 
     threads = [
         threading.Thread(target=wait, args=arguments)
-        for arguments in ((cu.cuStreamSynchronize, stream), (cu.cuEventSynchronize, event), (cu.cuCtxSynchronize,))
+        for arguments in (
+            (cu.cuStreamSynchronize, stream),
+            (cu.cuEventSynchronize, event),
+            (cu.cuCtxSynchronize,),
+        )
     ]
     for thread in threads:
         thread.start()
@@ -88,7 +97,11 @@ def test_pending_work_on_other_streams(gate):
 
 
 def test_bad_pointers_are_illegal_addresses(stream, kernels):
-    ok(kernels.launch("fill32", stream, ctypes.c_uint64(64), ctypes.c_uint32(1), ctypes.c_uint32(1)))
+    ok(
+        kernels.launch(
+            "fill32", stream, ctypes.c_uint64(64), ctypes.c_uint32(1), ctypes.c_uint32(1)
+        )
+    )
     assert code(cu.cuStreamSynchronize(stream)) == 700
 
 
@@ -145,7 +158,9 @@ def hold_the_engine(kernels: Kernels, stream: cu.CUstream) -> threading.Event:
 
     native = HOST(kernel)
     keep.append(native)
-    simulator.register_kernel("mine", ctypes.cast(native, ctypes.c_void_p).value or 0, parameters=[])
+    simulator.register_kernel(
+        "mine", ctypes.cast(native, ctypes.c_void_p).value or 0, parameters=[]
+    )
     ok(kernels.launch("mine", stream))
     assert running.wait(10)
     return release
@@ -165,10 +180,17 @@ def test_nothing_is_let_go_before_the_running_kernel_ends(stream, kernels):
     waiting.start()
     time.sleep(0.02)
     simulator.break_context(700)
-    assert code(cu.cuStreamQuery(stream)) == 700  # at once: no call waits for the kernel to hear of the fault
+    assert (
+        code(cu.cuStreamQuery(stream)) == 700
+    )  # at once: no call waits for the kernel to hear of the fault
     recovering.start()
     time.sleep(0.05)
-    before = waiting.is_alive(), recovering.is_alive(), code(cu.cuStreamQuery(stream)), list(statuses)
+    before = (
+        waiting.is_alive(),
+        recovering.is_alive(),
+        code(cu.cuStreamQuery(stream)),
+        list(statuses),
+    )
     release.set()
     waiting.join(10)
     recovering.join(10)
@@ -191,7 +213,9 @@ def test_a_kernel_that_breaks_the_driver(stream, kernels):
 
     native = HOST(kernel)
     keep.append(native)
-    simulator.register_kernel("mine", ctypes.cast(native, ctypes.c_void_p).value or 0, parameters=[])
+    simulator.register_kernel(
+        "mine", ctypes.cast(native, ctypes.c_void_p).value or 0, parameters=[]
+    )
     ok(kernels.launch("mine", stream))
     assert code(cu.cuStreamSynchronize(stream)) == 719
     assert len(told) == 1

@@ -12,12 +12,16 @@ from simgraphs import ADDRESS, Nodes, copy_params, fill_params, host_params, ker
 from aiostream import simulator
 
 
-@pytest.mark.parametrize(("flags", "answer"), [(0, 0), (1, 0), (8, 0), (9, 0), (2, 1), (4, 0), (5, 1), (16, 1)])
+@pytest.mark.parametrize(
+    ("flags", "answer"), [(0, 0), (1, 0), (8, 0), (9, 0), (2, 1), (4, 0), (5, 1), (16, 1)]
+)
 def test_instantiation_flags(build, flags, answer):
     status, executable = cu.cuGraphInstantiate(build.graph, flags)
     assert int(status) == answer
     if answer == 0:
-        assert int(ok(cu.cuGraphExecGetFlags(executable))) == flags & ~8, "node priorities are not told"
+        assert int(ok(cu.cuGraphExecGetFlags(executable))) == flags & ~8, (
+            "node priorities are not told"
+        )
 
 
 def test_what_no_kernel_could_launch_is_refused(build, kernels):
@@ -48,7 +52,9 @@ class UpdateInfo(ctypes.Structure):
 def updated(executable, graph):
     """By address: the bindings keep back what a refused update says of itself."""
     info = UpdateInfo()
-    answer = raw("cuGraphExecUpdate", 12000, ADDRESS, ADDRESS, ADDRESS)(int(executable), int(graph), ctypes.addressof(info))
+    answer = raw("cuGraphExecUpdate", 12000, ADDRESS, ADDRESS, ADDRESS)(
+        int(executable), int(graph), ctypes.addressof(info)
+    )
     return answer, info.result, info.node or 0, info.from_node or 0
 
 
@@ -85,7 +91,9 @@ def test_updates_that_are_refused(build, stream, kernels):
     swapped = Nodes()
     swapped.fill(memory, 1, 8, swapped.host(lambda: None))
     assert updated(executable, swapped.graph)[:2] == (910, 3)
-    assert updated(executable, swapped.graph)[2] == listed(cu.cuGraphGetNodes(swapped.graph, 8))[1], "the first from the end"
+    assert (
+        updated(executable, swapped.graph)[2] == listed(cu.cuGraphGetNodes(swapped.graph, 8))[1]
+    ), "the first from the end"
     assert updated(executable, shape.graph)[:2] == (910, 2)
     assert updated(executable, shape.graph)[2] != 0
     ok(cu.cuGraphLaunch(executable, stream))
@@ -127,9 +135,21 @@ def test_single_nodes_of_an_executable(build, stream, kernels):
     hosted = build.host(lambda: fired.append("old"))
     executable = build.instantiate()
     arguments[1] = ctypes.c_uint32(11)
-    ok(cu.cuGraphExecKernelNodeSetParams(executable, kernel, kernel_params(kernels.function("fill32"), arguments)))
-    ok(cu.cuGraphExecMemsetNodeSetParams(executable, filled, fill_params(int(memory) + 64, 2, 4, 4), build.context))
-    ok(cu.cuGraphExecMemcpyNodeSetParams(executable, copied, copy_params(int(memory) + 192, memory, 16), build.context))
+    ok(
+        cu.cuGraphExecKernelNodeSetParams(
+            executable, kernel, kernel_params(kernels.function("fill32"), arguments)
+        )
+    )
+    ok(
+        cu.cuGraphExecMemsetNodeSetParams(
+            executable, filled, fill_params(int(memory) + 64, 2, 4, 4), build.context
+        )
+    )
+    ok(
+        cu.cuGraphExecMemcpyNodeSetParams(
+            executable, copied, copy_params(int(memory) + 192, memory, 16), build.context
+        )
+    )
     new = HOST(lambda _: fired.append("new"))
     keep.append(new)
     ok(cu.cuGraphExecHostNodeSetParams(executable, hosted, host_params(new)))
@@ -227,7 +247,11 @@ def test_launches_of_many_threads(build):
 
 def test_host_nodes_may_not_call_cuda(build, stream):
     answers = []
-    build.host(lambda: answers.append((code(cu.cuGraphCreate(0)), code(cu.cuGraphLaunch(executable, stream)))))
+    build.host(
+        lambda: answers.append(
+            (code(cu.cuGraphCreate(0)), code(cu.cuGraphLaunch(executable, stream)))
+        )
+    )
     executable = build.instantiate()
     ok(cu.cuGraphLaunch(executable, stream))
     ok(cu.cuStreamSynchronize(stream))

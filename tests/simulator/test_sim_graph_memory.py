@@ -13,7 +13,13 @@ MIB = 1 << 20
 def used() -> int:
     """What graphs have: what they had and gave back counts until it is trimmed."""
     ok(cu.cuDeviceGraphMemTrim(0))
-    return int(ok(cu.cuDeviceGetGraphMemAttribute(0, cu.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)))
+    return int(
+        ok(
+            cu.cuDeviceGetGraphMemAttribute(
+                0, cu.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT
+            )
+        )
+    )
 
 
 def unused() -> int:
@@ -110,7 +116,10 @@ def test_freed_by_another_graph(captured, stream):
 def test_nodes_that_are_added(stream):
     graph, params = ok(cu.cuGraphCreate(0)), cu.CUDA_MEM_ALLOC_NODE_PARAMS()
     params.poolProps.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    params.poolProps.location.type, params.poolProps.location.id = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0
+    params.poolProps.location.type, params.poolProps.location.id = (
+        cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE,
+        0,
+    )
     assert code(cu.cuGraphAddMemAllocNode(graph, [], 0, params)) == 1, "of no bytes"
     params.bytesize = MIB
     allocation = ok(cu.cuGraphAddMemAllocNode(graph, [], 0, params))
@@ -119,7 +128,9 @@ def test_nodes_that_are_added(stream):
     assert (told.bytesize, int(told.dptr), told.poolProps.location.id) == (MIB, int(params.dptr), 0)
     ok(cu.cuGraphAddMemFreeNode(graph, [allocation], 1, params.dptr))
     assert code(cu.cuGraphAddMemFreeNode(graph, [allocation], 1, params.dptr)) == 1, "twice"
-    assert code(cu.cuGraphAddMemFreeNode(graph, [], 0, ok(cu.cuMemAllocAsync(64, stream)))) == 1, "of no graph"
+    assert code(cu.cuGraphAddMemFreeNode(graph, [], 0, ok(cu.cuMemAllocAsync(64, stream)))) == 1, (
+        "of no graph"
+    )
     executable = ok(cu.cuGraphInstantiate(graph, 0))
     ok(cu.cuGraphLaunch(executable, stream))
     ok(cu.cuStreamSynchronize(stream))

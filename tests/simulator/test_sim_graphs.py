@@ -93,7 +93,11 @@ def test_branches_do_not_wait_for_each_other(build, stream):
     """One branch is held by a word that only the other branch's end lets the program write."""
     gates, passed = [Gate(), Gate()], threading.Event()
     for gate in gates:
-        ok(cu.cuGraphAddBatchMemOpNode(build.graph, [], 0, wait_params(build.context, gate.address)))
+        ok(
+            cu.cuGraphAddBatchMemOpNode(
+                build.graph, [], 0, wait_params(build.context, gate.address)
+            )
+        )
     held, free = listed(cu.cuGraphGetNodes(build.graph, 8))
     build.host(passed.set, cu.CUgraphNode(free))
     executable = build.instantiate()
@@ -121,7 +125,11 @@ def wait_params(context, address):
 def test_an_executable_runs_one_launch_at_a_time(build, stream, gate):
     running, most, other = [], [], ok(cu.cuStreamCreate(1))
     start = build.host(lambda: running.append(1))
-    middle = ok(cu.cuGraphAddBatchMemOpNode(build.graph, [start], 1, wait_params(build.context, gate.address)))
+    middle = ok(
+        cu.cuGraphAddBatchMemOpNode(
+            build.graph, [start], 1, wait_params(build.context, gate.address)
+        )
+    )
     build.host(lambda: (most.append(len(running)), running.pop()), middle)
     executable = build.instantiate()
     ok(cu.cuGraphLaunch(executable, stream))
@@ -169,7 +177,9 @@ def test_a_launch_counts_as_one_towards_the_depth_of_a_stream(build, stream, ker
     for _ in range(1020):
         ok(cu.cuGraphLaunch(executable, stream))
     done = []
-    thread = threading.Thread(target=lambda: done.append(code(cu.cuGraphLaunch(executable, stream))))
+    thread = threading.Thread(
+        target=lambda: done.append(code(cu.cuGraphLaunch(executable, stream)))
+    )
     thread.start()
     thread.join(0.05)
     assert thread.is_alive(), "a full stream blocks the launch"
@@ -271,9 +281,19 @@ def test_the_parameters_of_nodes(build, kernels):
     kernel = build.kernel(kernels.function("fill32"), arguments=arguments)
     hosted = build.host(lambda: None)
     told = ok(cu.cuGraphMemsetNodeGetParams(filled))
-    assert (int(told.dst), told.value, told.elementSize, told.width, told.height) == (int(memory), 3, 2, 8, 1)
+    assert (int(told.dst), told.value, told.elementSize, told.width, told.height) == (
+        int(memory),
+        3,
+        2,
+        8,
+        1,
+    )
     told = ok(cu.cuGraphMemcpyNodeGetParams(copied))
-    assert (int(told.srcDevice), int(told.dstDevice), told.WidthInBytes) == (int(memory), int(memory) + 128, 32)
+    assert (int(told.srcDevice), int(told.dstDevice), told.WidthInBytes) == (
+        int(memory),
+        int(memory) + 128,
+        32,
+    )
     told = ok(cu.cuGraphKernelNodeGetParams(kernel))
     assert int(told.func) == int(kernels.function("fill32"))
     pointers = (ctypes.c_void_p * 3).from_address(int(told.kernelParams))
@@ -283,8 +303,12 @@ def test_the_parameters_of_nodes(build, kernels):
     ok(cu.cuGraphHostNodeSetParams(hosted, host_params(other)))
     assert int(ok(cu.cuGraphHostNodeGetParams(hosted)).fn) == ctypes.cast(other, ADDRESS).value
     assert code(cu.cuGraphHostNodeGetParams(kernel)) == 1
-    assert code(cu.cuGraphKernelNodeSetParams(kernel, kernel_params(kernels.function("fill32")))) == 1, "arguments are missing"
-    assert code(cu.cuGraphMemsetNodeSetParams(filled, fill_params(int(memory) + 255, 1, 8))) == 1, "beyond the memory"
+    assert (
+        code(cu.cuGraphKernelNodeSetParams(kernel, kernel_params(kernels.function("fill32")))) == 1
+    ), "arguments are missing"
+    assert code(cu.cuGraphMemsetNodeSetParams(filled, fill_params(int(memory) + 255, 1, 8))) == 1, (
+        "beyond the memory"
+    )
 
 
 def test_nodes_of_any_type_by_one_call(build, stream, gate):
@@ -313,7 +337,9 @@ def test_edges(build):
     assert change_edges(cu.cuGraphAddDependencies, build.graph, (a, b), (b, c)) == 0
     assert edges(build.graph) == [(int(a), int(b)), (int(b), int(c))]
     assert (before(b), after(b)) == ([int(a)], [int(c)])
-    assert change_edges(cu.cuGraphAddDependencies, build.graph, (a, c), (a, b)) == 1, "there is one already"
+    assert change_edges(cu.cuGraphAddDependencies, build.graph, (a, c), (a, b)) == 1, (
+        "there is one already"
+    )
     assert edges(build.graph) == [(int(a), int(b)), (int(b), int(c))]
     assert change_edges(cu.cuGraphRemoveDependencies, build.graph, (a, b)) == 0
     assert change_edges(cu.cuGraphRemoveDependencies, build.graph, (a, b)) == 1
@@ -355,16 +381,28 @@ def test_edge_data(build, kernels):
     assert add(graph, one(a), one(host_node), programmatic, 1) == 1
     assert add(graph, one(a), one(b), (ctypes.c_ubyte * 8)(0, 0, 0, 1), 1) == 1
     assert add(graph, one(a), one(b), programmatic, 1) == 0
-    sources, targets, data, count = (ADDRESS * 4)(), (ADDRESS * 4)(), (ctypes.c_ubyte * 32)(), SIZE(4)
+    sources, targets, data, count = (
+        (ADDRESS * 4)(),
+        (ADDRESS * 4)(),
+        (ctypes.c_ubyte * 32)(),
+        SIZE(4),
+    )
     assert get(graph, sources, targets, data, ctypes.byref(count)) == 0
-    assert (count.value, sources[0], targets[0], bytes(data[:8])) == (1, int(a), int(b), bytes([1, 0, 1, 0, 0, 0, 0, 0]))
+    assert (count.value, sources[0], targets[0], bytes(data[:8])) == (
+        1,
+        int(a),
+        int(b),
+        bytes([1, 0, 1, 0, 0, 0, 0, 0]),
+    )
     assert sources[1] is None
     count.value = 4
     assert old_get(graph, sources, targets, ctypes.byref(count)) == 402
     assert old_get(graph, None, None, ctypes.byref(count)) == 0
     assert count.value == 1
     remove = raw("cuGraphRemoveDependencies", 12030, ADDRESS, ADDRESS, ADDRESS, ADDRESS, SIZE)
-    assert remove(graph, one(a), one(b), (ctypes.c_ubyte * 8)(2, 0, 1), 1) == 1, "another edge than this one"
+    assert remove(graph, one(a), one(b), (ctypes.c_ubyte * 8)(2, 0, 1), 1) == 1, (
+        "another edge than this one"
+    )
     assert remove(graph, one(a), one(b), None, 1) == 0, "any edge"
     assert remove(graph, one(a), one(b), programmatic, 1) == 1
     for port, kind, answer in ((1, 0, 1), (0, 1, 1), (2, 0, 0), (3, 0, 1), (0, 2, 1)):

@@ -17,7 +17,12 @@ def test_copies_really_copy(stream, kernels):
     source = struct.pack("100f", *range(100))
     ok(cu.cuMemcpyHtoD(x, source, 400))
     ok(cu.cuMemcpyDtoDAsync(y, x, 400, stream))
-    arguments = (ctypes.c_float(2), ctypes.c_uint64(int(x)), ctypes.c_uint64(int(y)), ctypes.c_uint32(100))
+    arguments = (
+        ctypes.c_float(2),
+        ctypes.c_uint64(int(x)),
+        ctypes.c_uint64(int(y)),
+        ctypes.c_uint32(100),
+    )
     ok(kernels.launch("saxpy", stream, *arguments))
     pinned = ok(cu.cuMemHostAlloc(400, 0))
     ok(cu.cuMemcpyDtoHAsync(pinned, y, 400, stream))
@@ -118,7 +123,11 @@ def test_freeing_waits_for_the_work(stream, gate):
 
 def test_stream_ordered_allocation(stream, gate):
     pool = ok(cu.cuDeviceGetDefaultMemPool(0))  # cuda.core lets it keep all that was ever reserved
-    ok(cu.cuMemPoolSetAttribute(pool, cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, cu.cuuint64_t(0)))
+    ok(
+        cu.cuMemPoolSetAttribute(
+            pool, cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, cu.cuuint64_t(0)
+        )
+    )
     ok(cu.cuMemPoolTrimTo(pool, 0))
     before = ok(cu.cuMemGetInfo())[0]
     gate.hold(stream)
@@ -184,13 +193,18 @@ def test_kernels_are_known_by_name(stream, kernels):
     ran = []
     native = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_void_p))(
         lambda parameters: ran.append(
-            (ctypes.c_uint8.from_address(parameters[0]).value, ctypes.c_double.from_address(parameters[1]).value)
+            (
+                ctypes.c_uint8.from_address(parameters[0]).value,
+                ctypes.c_double.from_address(parameters[1]).value,
+            )
         )
     )
     __import__("simdriver").keep.append(native)
     assert code(cu.cuModuleGetFunction(kernels.module, b"unknown")) == 500
     assert code(cu.cuModuleGetFunction(kernels.module, b"spi")) == 500
-    simulator.register_kernel("mine", ctypes.cast(native, ctypes.c_void_p).value or 0, parameters=[1, 8])
+    simulator.register_kernel(
+        "mine", ctypes.cast(native, ctypes.c_void_p).value or 0, parameters=[1, 8]
+    )
     ok(kernels.launch("mine", stream, ctypes.c_uint8(3), ctypes.c_double(0.5)))
     ok(cu.cuStreamSynchronize(stream))
     assert ran == [(3, 0.5)]
@@ -211,9 +225,21 @@ def test_the_extra_buffer(stream, kernels):
     ok(cu.cuStreamSynchronize(stream))
     assert (ctypes.c_uint32 * 4).from_address(int(memory))[:] == [42, 42, 42, 0]
     size.value = 12
-    assert code(cu.cuLaunchKernel(kernels.function("fill32"), *shape, stream, 0, ctypes.addressof(extra))) == 1
-    assert code(cu.cuLaunchKernel(kernels.function("empty"), 0, 1, 1, 1, 1, 1, 0, stream, 0, 0)) == 1
-    assert code(cu.cuLaunchKernel(kernels.function("empty"), 1, 1, 1, 2048, 1, 1, 0, stream, 0, 0)) == 1
+    assert (
+        code(
+            cu.cuLaunchKernel(
+                kernels.function("fill32"), *shape, stream, 0, ctypes.addressof(extra)
+            )
+        )
+        == 1
+    )
+    assert (
+        code(cu.cuLaunchKernel(kernels.function("empty"), 0, 1, 1, 1, 1, 1, 0, stream, 0, 0)) == 1
+    )
+    assert (
+        code(cu.cuLaunchKernel(kernels.function("empty"), 1, 1, 1, 2048, 1, 1, 0, stream, 0, 0))
+        == 1
+    )
     ok(cu.cuMemFree(memory))
 
 

@@ -74,8 +74,14 @@ def empty(kernels):
         (HEAD + "}", 218),
         (HEAD.replace("7.0", "99.0") + ".visible .entry empty(){ret;}", 222),
         (HEAD.replace("7.0", "9.1") + ".visible .entry empty(){ret;}", 222),  # of CUDA 13.1
-        (HEAD.replace("7.0", "8.6").replace("sm_70", "sm_100") + ".visible .entry empty(){ret;}", 218),  # a newer GPU
-        (HEAD.replace("7.0", "8.0").replace("sm_70", "sm_90a") + ".visible .entry empty(){ret;}", 0),
+        (
+            HEAD.replace("7.0", "8.6").replace("sm_70", "sm_100") + ".visible .entry empty(){ret;}",
+            218,
+        ),  # a newer GPU
+        (
+            HEAD.replace("7.0", "8.0").replace("sm_70", "sm_90a") + ".visible .entry empty(){ret;}",
+            0,
+        ),
         (HEAD.replace("7.0", "9.0") + ".visible .entry empty(){ret;}", 0),
     ],
 )
@@ -100,14 +106,27 @@ def test_kernels_of_a_text_become_known_and_do_nothing(stream):
     assert simulator.register_ptx(COMPILED.encode() + b"\0") == [], "they are known now"
     module = ok(cu.cuModuleLoadData(COMPILED.encode() + b"\0"))
     kernel = ok(cu.cuModuleGetFunction(module, b"the_kernel"))
-    assert [ok(cu.cuFuncGetParamInfo(kernel, index)) for index in range(4)] == [(0, 4), (8, 8), (16, 24), (40, 1)]
-    assert code(cu.cuFuncGetParamInfo(kernel, 4)) == code(cu.cuFuncGetParamInfo(cu.CUfunction(0), 0)) == 1
+    assert [ok(cu.cuFuncGetParamInfo(kernel, index)) for index in range(4)] == [
+        (0, 4),
+        (8, 8),
+        (16, 24),
+        (40, 1),
+    ]
+    assert (
+        code(cu.cuFuncGetParamInfo(kernel, 4))
+        == code(cu.cuFuncGetParamInfo(cu.CUfunction(0), 0))
+        == 1
+    )
     argument = (ctypes.c_char * 24)()
     values = (1.0, 0, ctypes.addressof(argument), 3)
     storage = [ctypes.c_float(1.0), ctypes.c_uint64(0), argument, ctypes.c_uint8(3)]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(each) for each in storage))
     ok(cu.cuLaunchKernel(kernel, 1, 1, 1, 128, 1, 1, 0, stream, ctypes.addressof(pointers), 0))
-    ok(cu.cuLaunchKernel(ok(cu.cuModuleGetFunction(module, b"other")), 1, 1, 1, 1, 1, 1, 0, stream, 0, 0))
+    ok(
+        cu.cuLaunchKernel(
+            ok(cu.cuModuleGetFunction(module, b"other")), 1, 1, 1, 1, 1, 1, 0, stream, 0, 0
+        )
+    )
     ok(cu.cuStreamSynchronize(stream))
     with pytest.raises(ValueError, match="not understood"):
         simulator.register_ptx(".entry strange(.param .tensor x)")
@@ -117,11 +136,17 @@ def test_a_kernel_with_a_body_stays_as_it_is(stream):
     ran = []
     native = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: ran.append(1))
     keep.append(native)
-    simulator.register_kernel("with_a_body", ctypes.cast(native, ctypes.c_void_p).value or 0, parameters=[])
+    simulator.register_kernel(
+        "with_a_body", ctypes.cast(native, ctypes.c_void_p).value or 0, parameters=[]
+    )
     text = HEAD + ".entry with_a_body() { ret; } .entry spin(.param .u64 ns) { ret; }"
     assert simulator.register_ptx(text) == []
     module = ok(cu.cuModuleLoadData(text.encode() + b"\0"))
-    ok(cu.cuLaunchKernel(ok(cu.cuModuleGetFunction(module, b"with_a_body")), 1, 1, 1, 1, 1, 1, 0, stream, 0, 0))
+    ok(
+        cu.cuLaunchKernel(
+            ok(cu.cuModuleGetFunction(module, b"with_a_body")), 1, 1, 1, 1, 1, 1, 0, stream, 0, 0
+        )
+    )
     ok(cu.cuStreamSynchronize(stream))
     assert ran == [1]
 
@@ -166,7 +191,9 @@ def test_shared_memory_has_its_bound(stream, empty):
     assert code(cu.cuFuncSetAttribute(empty, most, -1)) == 1
     params = cu.CUDA_KERNEL_NODE_PARAMS()
     params.func, params.sharedMemBytes = empty, 100001
-    params.gridDimX = params.gridDimY = params.gridDimZ = params.blockDimX = params.blockDimY = params.blockDimZ = 1
+    params.gridDimX = params.gridDimY = params.gridDimZ = params.blockDimX = params.blockDimY = (
+        params.blockDimZ
+    ) = 1
     assert code(cu.cuGraphAddKernelNode(ok(cu.cuGraphCreate(0)), [], 0, params)) == 1
     ok(cu.cuStreamSynchronize(stream))
 
@@ -212,7 +239,9 @@ def test_occupancy(empty):
     assert blocks(32, 0) == 32, "blocks"
     assert blocks(128, 40000) == 5, "shared memory, and 1 KiB more for each block"
     assert blocks(1025, 0) == 0
-    assert in_thread(lambda: code(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(empty, 32, 0))) == 201
+    assert (
+        in_thread(lambda: code(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(empty, 32, 0))) == 201
+    )
     assert (blocks(128, 49152), blocks(128, 49153)) == (4, 0), "no more than a launch may ask for"
     assert blocks(128, 300000) == 0
     assert code(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(empty, 0, 0)) == 1
@@ -224,12 +253,32 @@ def test_occupancy(empty):
 
 
 def test_what_a_block_of_a_size_needs_may_call_the_driver(empty):
-    sizes = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(lambda threads: code(cu.cuCtxSynchronize()) + threads * 200)
+    sizes = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(
+        lambda threads: code(cu.cuCtxSynchronize()) + threads * 200
+    )
     keep.append(sizes)
-    best = raw("cuOccupancyMaxPotentialBlockSize", 6050, *[ctypes.c_void_p] * 4, ctypes.c_size_t, ctypes.c_int)
+    best = raw(
+        "cuOccupancyMaxPotentialBlockSize",
+        6050,
+        *[ctypes.c_void_p] * 4,
+        ctypes.c_size_t,
+        ctypes.c_int,
+    )
     grid, block = ctypes.c_int(), ctypes.c_int()
-    assert best(ctypes.addressof(grid), ctypes.addressof(block), int(empty), ctypes.cast(sizes, ctypes.c_void_p), 0, 0) == 0
-    assert (grid.value, block.value) == (132 * 5, 224), "the next larger ones ask for more than a launch may"
+    assert (
+        best(
+            ctypes.addressof(grid),
+            ctypes.addressof(block),
+            int(empty),
+            ctypes.cast(sizes, ctypes.c_void_p),
+            0,
+            0,
+        )
+        == 0
+    )
+    assert (grid.value, block.value) == (132 * 5, 224), (
+        "the next larger ones ask for more than a launch may"
+    )
 
 
 def test_profilers_are_not_missed():

@@ -32,7 +32,11 @@ def get(pool, name: str) -> int:
 
 def put(pool, name: str, value: int) -> int:
     attribute = getattr(ATTRIBUTE, f"CU_MEMPOOL_ATTR_{name}")
-    return code(cu.cuMemPoolSetAttribute(pool, attribute, value if name.startswith("REUSE") else cu.cuuint64_t(value)))
+    return code(
+        cu.cuMemPoolSetAttribute(
+            pool, attribute, value if name.startswith("REUSE") else cu.cuuint64_t(value)
+        )
+    )
 
 
 def unused() -> int:
@@ -40,7 +44,13 @@ def unused() -> int:
 
 
 def pool_of(memory) -> int:
-    return int(ok(cu.cuPointerGetAttribute(cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, memory)))
+    return int(
+        ok(
+            cu.cuPointerGetAttribute(
+                cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, memory
+            )
+        )
+    )
 
 
 @pytest.fixture
@@ -55,7 +65,11 @@ def test_a_pool_counts_what_is_allocated_of_it(pool, stream):
     first = ok(cu.cuMemAllocFromPoolAsync(MIB, pool, stream))
     second = ok(cu.cuMemAllocFromPoolAsync(2 * MIB, pool, stream))
     ok(cu.cuMemsetD8Async(second, 7, 2 * MIB, stream))
-    assert (get(pool, "USED_MEM_CURRENT"), get(pool, "RESERVED_MEM_CURRENT"), before - unused()) == (3 * MIB,) * 3
+    assert (
+        get(pool, "USED_MEM_CURRENT"),
+        get(pool, "RESERVED_MEM_CURRENT"),
+        before - unused(),
+    ) == (3 * MIB,) * 3
     assert pool_of(first) == int(pool)
     ok(cu.cuMemFreeAsync(first, stream))
     ok(cu.cuStreamSynchronize(stream))
@@ -119,7 +133,11 @@ def test_destroyed_with_memory_out(pool, stream):
 
 def test_the_pools_of_a_device(pool, stream):
     default = ok(cu.cuDeviceGetDefaultMemPool(0))
-    assert int(ok(cu.cuDeviceGetMemPool(0))) == int(default) != int(ok(cu.cuDeviceGetDefaultMemPool(1)))
+    assert (
+        int(ok(cu.cuDeviceGetMemPool(0)))
+        == int(default)
+        != int(ok(cu.cuDeviceGetDefaultMemPool(1)))
+    )
     assert code(cu.cuMemPoolDestroy(default)) == 1
     assert code(cu.cuDeviceSetMemPool(1, pool)) == 1, "of device 0"
     ok(cu.cuDeviceSetMemPool(0, pool))
@@ -140,14 +158,29 @@ def test_the_pools_of_a_device(pool, stream):
 
 
 def test_memory_of_another_devices_pool(stream):
-    own, other, access = ok(cu.cuMemAlloc(64)), ok(cu.cuMemPoolCreate(properties(1))), cu.CUmemAccessDesc()
+    own, other, access = (
+        ok(cu.cuMemAlloc(64)),
+        ok(cu.cuMemPoolCreate(properties(1))),
+        cu.CUmemAccessDesc(),
+    )
     memory = ok(cu.cuMemAllocFromPoolAsync(64, other, stream))
-    assert ok(cu.cuPointerGetAttribute(cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, memory)) == 1
+    assert (
+        ok(
+            cu.cuPointerGetAttribute(
+                cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, memory
+            )
+        )
+        == 1
+    )
     access.location = location(0)
     for flags, answer in ((0, 1), (3, 0), (0, 1)):
         access.flags = cu.CUmemAccess_flags(flags)
         ok(cu.cuMemPoolSetAccess(other, [access], 1))
-        assert code(cu.cuMemcpyDtoDAsync(memory, own, 64, stream)) == code(cu.cuMemcpyAsync(own, memory, 64, stream)) == answer
+        assert (
+            code(cu.cuMemcpyDtoDAsync(memory, own, 64, stream))
+            == code(cu.cuMemcpyAsync(own, memory, 64, stream))
+            == answer
+        )
         assert code(cu.cuMemsetD8Async(memory, 1, 64, stream)) == answer
     first, second = ok(cu.cuCtxGetCurrent()), ok(cu.cuDevicePrimaryCtxRetain(1))
     ok(cu.cuMemcpyPeerAsync(memory, second, own, first, 64, stream))
@@ -169,7 +202,11 @@ def test_access(pool):
     desc.location, desc.flags = location(0), cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
     assert code(cu.cuMemPoolSetAccess(pool, [desc], 1)) == 1, "its own"
     desc.location = location(9)
-    assert code(cu.cuMemPoolSetAccess(pool, [desc], 1)) == code(cu.cuMemPoolGetAccess(pool, desc.location)) == 1
+    assert (
+        code(cu.cuMemPoolSetAccess(pool, [desc], 1))
+        == code(cu.cuMemPoolGetAccess(pool, desc.location))
+        == 1
+    )
 
 
 def test_reuse_is_kept(pool):
@@ -179,7 +216,9 @@ def test_reuse_is_kept(pool):
         assert get(pool, f"REUSE_{name}") == 0
 
 
-@pytest.mark.parametrize(("allocation", "place", "memory_type"), [(1, 2, 1), (1, 3, 1), (2, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize(
+    ("allocation", "place", "memory_type"), [(1, 2, 1), (1, 3, 1), (2, 1, 2), (2, 2, 2)]
+)
 def test_memory_of_the_host_and_managed_memory(stream, allocation, place, memory_type):
     where, kind, before = location(0), cu.CUmemAllocationType(allocation), unused()
     where.type = cu.CUmemLocationType(place)
@@ -189,7 +228,16 @@ def test_memory_of_the_host_and_managed_memory(stream, allocation, place, memory
     assert int(ok(cu.cuMemGetMemPool(where, kind))) == int(own) != int(default)
     assert code(cu.cuDeviceSetMemPool(0, own)) == 1, "not of a device"
     memory = ok(cu.cuMemAllocFromPoolAsync(MIB, own, stream))
-    assert int(ok(cu.cuPointerGetAttribute(cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory))) == memory_type
+    assert (
+        int(
+            ok(
+                cu.cuPointerGetAttribute(
+                    cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory
+                )
+            )
+        )
+        == memory_type
+    )
     assert (get(own, "USED_MEM_CURRENT"), unused()) == (MIB, before), "no device's memory"
     assert code(cu.cuMemFreeHost(int(memory))) == 1
     ok(cu.cuMemsetD8Async(memory, 3, MIB, stream))
@@ -203,7 +251,14 @@ def test_pools_that_are_refused():
     kind, handles = cu.CUmemAllocationType, cu.CUmemAllocationHandleType
     assert code(cu.cuMemPoolCreate(properties(allocType=kind.CU_MEM_ALLOCATION_TYPE_INVALID))) == 1
     assert code(cu.cuMemPoolCreate(properties(9))) == 1
-    assert code(cu.cuMemPoolCreate(properties(handleTypes=handles.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))) == 801
+    assert (
+        code(
+            cu.cuMemPoolCreate(
+                properties(handleTypes=handles.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+            )
+        )
+        == 801
+    )
     nowhere = location(0)
     nowhere.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_INVALID
     assert code(cu.cuMemPoolCreate(properties(location=nowhere))) == 1

@@ -68,7 +68,9 @@ def test_a_driver_that_is_already_there(tmp_path: Path):
 
 def test_a_library_that_was_not_built(tmp_path: Path):
     shutil.copy(ROOT / "src/aiostream/simulator/__init__.py", tmp_path / "lonely.py")
-    done = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import lonely; lonely.install()")
+    done = run_python(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import lonely; lonely.install()"
+    )
     assert "build the package" in done.stderr
 
 
@@ -140,7 +142,10 @@ def test_a_forked_child_does_not_hang():
         ("1.5", "0 [1]"),
         ("0x1", "0 [0]"),
         ("1,0,1", "101 []"),
-        ("GPU-61696f73-7472-6561-6d20-73696d200001,GPU-61696f73-7472-6561-6d20-73696d200001", "101 []"),
+        (
+            "GPU-61696f73-7472-6561-6d20-73696d200001,GPU-61696f73-7472-6561-6d20-73696d200001",
+            "101 []",
+        ),
         ("1,GPU-61696f73-7472-6561-6d20-73696d200001,2", "0 [1]"),
         ("GPU-61696f73-7472-6561-6d20-73696d200002,0", "0 [2, 0]"),
         ("GPU-61696f73-7472-6561-6d20-73696d200001", "0 [1]"),
@@ -188,6 +193,8 @@ def test_under_a_sanitizer(sanitizer):
     command = ["sh", script, sanitizer, sys.executable, str(chosen_seconds(3))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     if done.returncode == 77:
-        pytest.skip(f"gcc, or its {sanitizer} sanitizer's runtime, is not installed here: {done.stdout.strip()}")
+        pytest.skip(
+            f"gcc, or its {sanitizer} sanitizer's runtime, is not installed here: {done.stdout.strip()}"
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stress:" in done.stdout

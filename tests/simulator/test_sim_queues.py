@@ -40,7 +40,9 @@ THROUGHPUT = """
         ("cu.cuEventRecord(event, stream)", True, 6, "8", 1_200, 1_610),
     ],
 )
-def test_completions_per_second_of_128_streams(behind, blocking_sync, rounds, connections, least, most):
+def test_completions_per_second_of_128_streams(
+    behind, blocking_sync, rounds, connections, least, most
+):
     """On the H200: 1,600; 6,350 with 32 connections; 23,250 with events, 1,590 with blocking-sync ones."""
     program = THROUGHPUT.format(behind=behind, blocking_sync=blocking_sync, rounds=rounds)
     done = run_python(program, CUDA_DEVICE_MAX_CONNECTIONS=connections)
@@ -48,7 +50,9 @@ def test_completions_per_second_of_128_streams(behind, blocking_sync, rounds, co
 
 
 def test_without_hardware_queues():
-    program = THROUGHPUT.format(behind="enqueue(int(stream), free, None)", blocking_sync=False, rounds=40)
+    program = THROUGHPUT.format(
+        behind="enqueue(int(stream), free, None)", blocking_sync=False, rounds=40
+    )
     done = run_python(program.replace("install()", "install(hardware_queues=False)"))
     assert float(done.stdout) > 6_500, done.stderr
 

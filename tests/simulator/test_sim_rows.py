@@ -47,7 +47,10 @@ def download(memory, target, width=16, height=2, **fields):
 
 
 def test_rows_there_and_back(rows):
-    source, target = ctypes.create_string_buffer(b"0123456789abcdefABCDEFGHIJKLMNOP", 32), ctypes.create_string_buffer(32)
+    source, target = (
+        ctypes.create_string_buffer(b"0123456789abcdefABCDEFGHIJKLMNOP", 32),
+        ctypes.create_string_buffer(32),
+    )
     ok(cu.cuMemcpy2D(upload(rows, source, dstY=1, dstXInBytes=8)))
     assert ctypes.string_at(rows[0] + rows[1] + 8, 16) == source.raw[:16]
     assert ctypes.string_at(rows[0] + 2 * rows[1] + 8, 16) == source.raw[16:]
@@ -65,7 +68,9 @@ def test_in_stream_order_and_pageable_memory(rows, stream, gate):
 
     def back() -> None:
         ok(cu.cuCtxSetCurrent(context))
-        ok(cu.cuMemcpy2DAsync(download(rows, target), stream))  # returns when it has been carried out
+        ok(
+            cu.cuMemcpy2DAsync(download(rows, target), stream)
+        )  # returns when it has been carried out
         done.set()
 
     thread = threading.Thread(target=back)
@@ -130,8 +135,18 @@ def test_three_dimensions(rows):
     memory, pitch = rows
     source = ctypes.create_string_buffer(bytes(range(32)), 32)
     volume = cu.CUDA_MEMCPY3D()
-    volume.srcMemoryType, volume.srcHost, volume.srcPitch, volume.srcHeight = HOST, ctypes.addressof(source), 8, 2
-    volume.dstMemoryType, volume.dstDevice, volume.dstPitch, volume.dstHeight = DEVICE, memory, pitch, 2
+    volume.srcMemoryType, volume.srcHost, volume.srcPitch, volume.srcHeight = (
+        HOST,
+        ctypes.addressof(source),
+        8,
+        2,
+    )
+    volume.dstMemoryType, volume.dstDevice, volume.dstPitch, volume.dstHeight = (
+        DEVICE,
+        memory,
+        pitch,
+        2,
+    )
     volume.WidthInBytes, volume.Height, volume.Depth = 8, 2, 2
     ok(cu.cuMemcpy3D(volume))
     for row in range(4):
@@ -146,9 +161,15 @@ def test_a_fault_is_injected_by_name(rows):
 def test_peers():
     first, second = ok(cu.cuCtxGetCurrent()), ok(cu.cuDevicePrimaryCtxRetain(1))
     attribute = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED
-    assert ok(cu.cuDeviceCanAccessPeer(0, 1)) == ok(cu.cuDeviceGetP2PAttribute(attribute, 0, 1)) == 1
+    assert (
+        ok(cu.cuDeviceCanAccessPeer(0, 1)) == ok(cu.cuDeviceGetP2PAttribute(attribute, 0, 1)) == 1
+    )
     assert ok(cu.cuDeviceCanAccessPeer(0, 0)) == 0
-    assert code(cu.cuDeviceGetP2PAttribute(attribute, 0, 0)) == code(cu.cuDeviceGetP2PAttribute(attribute, 0, 9)) == 101
+    assert (
+        code(cu.cuDeviceGetP2PAttribute(attribute, 0, 0))
+        == code(cu.cuDeviceGetP2PAttribute(attribute, 0, 9))
+        == 101
+    )
     assert code(cu.cuCtxDisablePeerAccess(second)) == 705
     ok(cu.cuCtxEnablePeerAccess(second, 0))
     assert code(cu.cuCtxEnablePeerAccess(second, 0)) == 704

@@ -84,7 +84,14 @@ def test_calls_inside_a_host_function(stream):
     event = ok(cu.cuEventCreate(0))
     host(stream, ask)
     ok(cu.cuStreamSynchronize(stream))
-    assert answers == {"event": 800, "alloc": 800, "record": 800, "query": 600, "version": 0, "context": 0}
+    assert answers == {
+        "event": 800,
+        "alloc": 800,
+        "record": 800,
+        "query": 600,
+        "version": 0,
+        "context": 0,
+    }
 
 
 def test_the_handle_may_go_before_the_work(kernels, gate):
@@ -317,7 +324,9 @@ def test_a_stream_1022_launches_deep_blocks(stream, kernels, gate, what):
 def test_thousands_of_host_functions_queue_without_blocking(stream, gate):
     gate.hold(stream)
     libc = ctypes.CDLL(None)
-    enqueue = __import__("simdriver").raw("cuLaunchHostFunc", 10000, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    enqueue = __import__("simdriver").raw(
+        "cuLaunchHostFunc", 10000, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+    )
     nothing = ctypes.cast(libc.free, ctypes.c_void_p)
     event = ok(cu.cuEventCreate(0))
     for _ in range(5000):

@@ -19,7 +19,12 @@ class Thing:
 
     def __init__(self, count=1, destroy=None) -> None:
         self.destroyed: list[int] = []
-        native = HOST(lambda _: (destroy() if destroy else None, self.destroyed.append(threading.get_native_id())))
+        native = HOST(
+            lambda _: (
+                destroy() if destroy else None,
+                self.destroyed.append(threading.get_native_id()),
+            )
+        )
         keep.append(native)
         address = ctypes.cast(native, ctypes.c_void_p).value
         self.handle = ok(cu.cuUserObjectCreate(0, cu.CUhostFn(address), count, 1))
@@ -64,7 +69,9 @@ def test_the_call_that_lets_go_of_the_last_reference_destroys_it(stream):
     ok(cu.cuGraphDestroy(graphs[2]))
     assert not things[3].destroyed
     ok(cu.cuGraphExecDestroy(executable))
-    assert [thing.destroyed for thing in things] == [[threading.get_native_id()]] * 4, "before the call returns"
+    assert [thing.destroyed for thing in things] == [[threading.get_native_id()]] * 4, (
+        "before the call returns"
+    )
 
 
 def test_a_thread_of_its_own_destroys_what_a_launch_in_flight_held_last(stream, gate):

@@ -150,7 +150,11 @@ def _graph(graph: CUDAGraph, *, stream: Stream, capture_error_mode: str) -> Iter
     _synchronize()
     cu_stream, mode = driver.CUstream(stream.cuda_stream), driver.CUstreamCaptureMode
     with _stream(stream):
-        _call("cuStreamBeginCapture", cu_stream, getattr(mode, f"CU_STREAM_CAPTURE_MODE_{capture_error_mode.upper()}"))
+        _call(
+            "cuStreamBeginCapture",
+            cu_stream,
+            getattr(mode, f"CU_STREAM_CAPTURE_MODE_{capture_error_mode.upper()}"),
+        )
         try:
             yield
         finally:
@@ -226,7 +230,13 @@ class Tensor:
             ctypes.memmove(self.memory.address, source.memory.address, count * _SIZE)
             return self
         stream = _current_stream()
-        _call("cuMemcpyAsync", self.memory.address, source.memory.address, count * _SIZE, driver.CUstream(stream.cuda_stream))
+        _call(
+            "cuMemcpyAsync",
+            self.memory.address,
+            source.memory.address,
+            count * _SIZE,
+            driver.CUstream(stream.cuda_stream),
+        )
         if not non_blocking:
             stream.synchronize()
         return self

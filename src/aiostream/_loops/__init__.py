@@ -18,7 +18,15 @@ from aiostream import _turns
 from aiostream._loops import on_asyncio, on_trio
 from aiostream._loops.bridge import TICKETS, Bridge
 
-__all__ = ["TICKETS", "Bridge", "checkpoint", "current_bridge", "is_dead", "task_name", "yield_turn"]
+__all__ = [
+    "TICKETS",
+    "Bridge",
+    "checkpoint",
+    "current_bridge",
+    "is_dead",
+    "task_name",
+    "yield_turn",
+]
 
 # Each wait asks these.
 _modules = sys.modules
@@ -40,7 +48,9 @@ def current_bridge() -> Bridge:
         at_work = _turns.find_trio()
     if at_work is not None and at_work.name is not None and _in_trio(loop):
         return on_trio.current_bridge(_modules["trio"])
-    known = _latest.bridge  # the lines of `on_asyncio.current_bridge`, here too because each wait would pay for a call
+    known = (
+        _latest.bridge
+    )  # the lines of `on_asyncio.current_bridge`, here too because each wait would pay for a call
     if known is not None and loop is not None:
         bridge = known()
         if bridge is not None and bridge.loop() is loop:

@@ -10,27 +10,34 @@ from typing import Any
 from aiostream import _native, _points, _process
 from aiostream.futures import EventCompletion, Orders, PolledFuture, SettledFuture, set_result
 
-# What `_native.Wait` answers is a refusal, or from here on a ticket: of a wait that was left to a timer or the watcher.
+# What `_native.Wait` answers is a refusal, or from here on a ticket: of a wait that was left to a
+# timer or the watcher.
 TICKETS = 1 << 24
 
 
 class Bridge:
     """The way from the driver's threads into one loop."""
 
-    # On trio alone: lets the loop take a turn, as an await that has nothing to wait for must; may raise its cancellation.
+    # On trio alone: lets the loop take a turn, as an await that has nothing to wait for must; may
+    # raise its cancellation.
     checkpoint: Callable[[], Awaitable[None]] | None = None
     # The task that runs now, or `None` in a callback of the loop.
     current_task: Callable[[], Any]
 
     def __init__(self) -> None:
-        # Filled and emptied by the loop's thread alone; it survives a KeyboardInterrupt in the middle.
+        # Filled and emptied by the loop's thread alone; it survives a KeyboardInterrupt in the
+        # middle.
         self._backlog: list[int | _native.Wait] = []
-        # Popped by whoever closes the queue, the dispatcher or the finalizer: a second close would be of its next owner's.
+        # Popped by whoever closes the queue, the dispatcher or the finalizer: a second close would
+        # be of its next owner's.
         self._unclosed: list[int] = []
         self._descriptor = _native.queue_open(self._unclosed)
         self.queue = self._unclosed[0]
-        self._polling: object = None  # stands for the drain that is on its way in the next turn; by the loop's thread
-        # For each stream, this loop's completions that an event ends, oldest first. Completions hold this dict, not the bridge.
+        self._polling: object = (
+            None  # stands for the drain that is on its way in the next turn; by the loop's thread
+        )
+        # For each stream, this loop's completions that an event ends, oldest first. Completions
+        # hold this dict, not the bridge.
         self.orders: Orders = {}
 
     @property
@@ -71,7 +78,9 @@ class Bridge:
     def _call_next_turn(self, function: Callable[[], None]) -> None:
         raise NotImplementedError
 
-    def settle_polled(self, future: PolledFuture, point: EventCompletion, refusal: int | None) -> None:
+    def settle_polled(
+        self, future: PolledFuture, point: EventCompletion, refusal: int | None
+    ) -> None:
         """The task that polled has seen the end, and its ticket has arrived in the queue.
 
         A success is told at once, and the rest is done in the next turn, because the code that it takes lies cold after a sleep.

@@ -13,7 +13,9 @@ from aiostream import _process
 from aiostream._loops.bridge import Bridge
 
 _RETRY_SECONDS = 0.05  # after which a loop that could not be had drain is asked again
-_lock = threading.RLock()  # guards the creation of the dispatcher; a signal handler may interrupt its holder
+_lock = (
+    threading.RLock()
+)  # guards the creation of the dispatcher; a signal handler may interrupt its holder
 
 
 class Dispatcher:
@@ -22,29 +24,39 @@ class Dispatcher:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._lock = threading.RLock()  # makes one step of what is done to the two that follow
-        # Descriptor -> bridge. A descriptor outlives its bridge and becomes another's: queues are recycled, never closed.
+        # Descriptor -> bridge. A descriptor outlives its bridge and becomes another's: queues are
+        # recycled, never closed.
         self._bridges: dict[int, weakref.ref[Bridge]] = {}
         self._failed: set[int] = set()  # whose loop could not be had drain; by the thread alone
         thread = threading.Thread(target=self._run, name="aiostream-dispatcher", daemon=True)
-        # Never stopped: loops may run until the very end, in functions that atexit calls after ours. An empty context, because
-        # some Pythons give a thread the context of the task that starts it, and what that holds would never die.
+        # Never stopped: loops may run until the very end, in functions that atexit calls after
+        # ours. An empty context, because some Pythons give a thread the context of the task that
+        # starts it, and what that holds would never die.
         try:
             contextvars.Context().run(thread.start)
-        except RuntimeError:  # from Python 3.12 on no thread can be started in the functions that atexit calls
+        except (
+            RuntimeError
+        ):  # from Python 3.12 on no thread can be started in the functions that atexit calls
             _process.watch_in_janitor(self._epoll.fileno(), lambda: self._serve(0))
 
     def add(self, bridge: Bridge) -> None:
         """From now on, has `bridge` drain whenever its queue was empty and something arrives."""
         descriptor = bridge.descriptor
 
-        # The thread may never see an arrival for the descriptor's next owner, who can be faster. So the bridge's end counts too.
-        # The names are bound here, because at the interpreter's end those of the module may be gone.
-        def gone(reference: weakref.ref[Bridge], forget: Any = self._forget, run: Any = _process.run_in_janitor) -> None:
+        # The thread may never see an arrival for the descriptor's next owner, who can be faster. So
+        # the bridge's end counts too. The names are bound here, because at the interpreter's end
+        # those of the module may be gone.
+        def gone(
+            reference: weakref.ref[Bridge],
+            forget: Any = self._forget,
+            run: Any = _process.run_in_janitor,
+        ) -> None:
             run(lambda: forget(descriptor, reference))
 
         with self._lock:
             self._bridges[descriptor] = weakref.ref(bridge, gone)
-            # Edge-triggered: native code writes to the descriptor once per batch, and only the loop reads it.
+            # Edge-triggered: native code writes to the descriptor once per batch, and only the loop
+            # reads it.
             try:
                 self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLET)
             except FileExistsError:
@@ -79,7 +91,9 @@ class Dispatcher:
     def _forget(self, descriptor: int, reference: weakref.ref[Bridge] | None) -> None:
         """Or its next owner's arrivals, who watches it himself, would wake this thread."""
         with self._lock:
-            if self._bridges.get(descriptor) is reference:  # or another bridge has been added meanwhile
+            if (
+                self._bridges.get(descriptor) is reference
+            ):  # or another bridge has been added meanwhile
                 self._bridges.pop(descriptor, None)
                 with contextlib.suppress(OSError):
                     self._epoll.unregister(descriptor)

@@ -25,7 +25,9 @@ class _Latest(threading.local):
 _running_loop = asyncio._get_running_loop
 _current_task = asyncio.current_task
 
-_lock = threading.RLock()  # guards the creation of bridges; a signal handler may interrupt its holder
+_lock = (
+    threading.RLock()
+)  # guards the creation of bridges; a signal handler may interrupt its holder
 _reader_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[AsyncioBridge]]
 _reader_bridges = weakref.WeakKeyDictionary()  # the loop's selector holds the bridge
 _dispatched_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncioBridge]
@@ -197,7 +199,9 @@ def current_bridge(loop: asyncio.AbstractEventLoop | None) -> AsyncioBridge:
             "loop can block in synchronize() instead)"
         )
     reference = _reader_bridges.get(loop)
-    bridge = (reference() if reference is not None else _dispatched_bridges.get(loop)) or _new_bridge(loop)
+    bridge = (
+        reference() if reference is not None else _dispatched_bridges.get(loop)
+    ) or _new_bridge(loop)
     latest.bridge = weakref.ref(bridge)
     return bridge
 
@@ -206,10 +210,13 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
     _process.start()
     bridge = AsyncioBridge(loop)
     try:
-        # In an empty context: the loop would keep the first task's, and all that its variables hold, for as long as it lives.
+        # In an empty context: the loop would keep the first task's, and all that its variables
+        # hold, for as long as it lives.
         contextvars.Context().run(loop.add_reader, bridge.descriptor, bridge.drain)
     except NotImplementedError:
-        dispatcher().add(bridge)  # before anybody finds the bridge: one that is not watched would never be drained
+        dispatcher().add(
+            bridge
+        )  # before anybody finds the bridge: one that is not watched would never be drained
         with _lock:
             _dispatched_bridges[loop] = bridge
     else:

@@ -22,7 +22,9 @@ from aiostream.errors import CudaError, StreamClosedError
 from aiostream.futures import EventCompletion, OwnFuture, PolledFuture, SettledFuture
 
 _running_loop = asyncio._get_running_loop
-_lock = threading.RLock()  # guards the making of the run variable; a signal handler may interrupt its holder
+_lock = (
+    threading.RLock()
+)  # guards the making of the run variable; a signal handler may interrupt its holder
 _trio_bridge: Any = None  # a trio.lowlevel.RunVar, made once trio is known to run
 
 
@@ -94,7 +96,10 @@ class TrioBridge(Bridge):
         """By `run_sync_soon`, which trio serves until its very end."""
         try:
             self._token.run_sync_soon(self.drain)
-        except (self._trio.RunFinishedError, OSError):  # OSError: the run has crashed, and its own descriptor is closed
+        except (
+            self._trio.RunFinishedError,
+            OSError,
+        ):  # OSError: the run has crashed, and its own descriptor is closed
             return False
         return True
 
@@ -111,8 +116,8 @@ async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> N
                 return
             bridge.drain()
     finally:
-        # The dispatcher has it drained from now on. trio cancels system tasks before it runs the finalizers of asynchronous
-        # generators, which may still wait.
+        # The dispatcher has it drained from now on. trio cancels system tasks before it runs the
+        # finalizers of asynchronous generators, which may still wait.
         dispatcher().add(bridge)
         _native.queue_wake(bridge.queue)
 
@@ -146,7 +151,11 @@ class TrioFuture(OwnFuture):
     def __repr__(self) -> str:
         told = ""
         if self._state == "finished":
-            told = f" result={self._result!r}" if self._exception is None else f" exception={self._exception!r}"
+            told = (
+                f" result={self._result!r}"
+                if self._exception is None
+                else f" exception={self._exception!r}"
+            )
         return f"<{type(self).__name__} {self._state}{told}>"
 
     def done(self) -> bool:
@@ -184,7 +193,8 @@ class TrioFuture(OwnFuture):
             raise concurrent.futures.InvalidStateError(f"the future is {self._state} already")
 
     def _drop(self) -> None:
-        # The run has ended, and all its tasks with it: nobody waits, and there is nobody to call the callbacks.
+        # The run has ended, and all its tasks with it: nobody waits, and there is nobody to call
+        # the callbacks.
         if not self.done():
             self._message = "the run of trio to which the future belonged has ended"
             self._state = "cancelled"
@@ -209,18 +219,24 @@ class TrioFuture(OwnFuture):
         if self._raised and isinstance(exception, (CudaError, StreamClosedError)):
             return copy.copy(exception).with_traceback(self._traceback)
         self._raised = True
-        return exception.with_traceback(self._traceback)  # of another kind, which may not be copied: at least it does not grow
+        return exception.with_traceback(
+            self._traceback
+        )  # of another kind, which may not be copied: at least it does not grow
 
     def exception(self) -> BaseException | None:
         """What went wrong, or `None`; raises as `result()` does while pending or cancelled."""
         if self._state == "pending":
             raise concurrent.futures.InvalidStateError("the future is still pending")
         if self._state == "cancelled":
-            raise concurrent.futures.CancelledError(*([] if self._message is None else [self._message]))
+            raise concurrent.futures.CancelledError(
+                *([] if self._message is None else [self._message])
+            )
         self._retrieved = True
         return self._exception
 
-    def add_done_callback(self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None) -> None:
+    def add_done_callback(
+        self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None
+    ) -> None:
         """Has trio call `callback(future)` soon after the future is done, also if it is done already.
 
         The callback sees the context variables as they are now, or those of `context`, as on asyncio.
@@ -249,11 +265,16 @@ class TrioFuture(OwnFuture):
         here = lowlevel.current_trio_token() if _turns.in_trio(_running_loop()) else None
         if self.done():
             if here is not None:
-                await lowlevel.checkpoint()  # every await is one, also when there is nothing to wait for
+                await (
+                    lowlevel.checkpoint()
+                )  # every await is one, also when there is nothing to wait for
             return self.result()
         if here is not self._token:
-            # trio would wake this task in the other run, which fails; and a run that has ended wakes nobody.
-            raise RuntimeError("the future belongs to another run of trio: await it in the run in which it was made")
+            # trio would wake this task in the other run, which fails; and a run that has ended
+            # wakes nobody.
+            raise RuntimeError(
+                "the future belongs to another run of trio: await it in the run in which it was made"
+            )
         point = self.point
         while not self.done():
             polled = point.reserved.take(True) if point is not None else None
@@ -315,17 +336,23 @@ class TrioFuture(OwnFuture):
         for task in waiting:
             self._trio.lowlevel.reschedule(task)
         callbacks, self._callbacks = self._callbacks, []
-        with contextlib.suppress(self._trio.RunFinishedError):  # it was cancelled later than its run: nobody calls them
+        with contextlib.suppress(
+            self._trio.RunFinishedError
+        ):  # it was cancelled later than its run: nobody calls them
             for callback, context in callbacks:
                 self._token.run_sync_soon(_run_callback, callback, self, context)
 
     # Bound here, because at the interpreter's end the module's names may be gone.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not self._retrieved and not is_finalizing():
-            logging.getLogger("aiostream").error("CompletionFuture exception was never retrieved", exc_info=self._exception)
+            logging.getLogger("aiostream").error(
+                "CompletionFuture exception was never retrieved", exc_info=self._exception
+            )
 
 
-def _run_callback(callback: Callable[[Any], object], future: TrioFuture, context: contextvars.Context) -> None:
+def _run_callback(
+    callback: Callable[[Any], object], future: TrioFuture, context: contextvars.Context
+) -> None:
     try:
         context.run(callback, future)
     except BaseException as error:  # SystemExit too: out of a callback it would end the whole run with an internal error

@@ -30,25 +30,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
     on_request = f"and, not among all: {','.join(ON_REQUEST)}"
     parser.add_argument(
-        "--measures", default="all", help=f"some of: all, %(metavar)s (default: all); {on_request}", metavar=",".join(MEASURES)
-    )
-    parser.add_argument("--loops", help="some of: uvloop, asyncio, trio (default: uvloop; goals also compare trio with asyncio)")
-    parser.add_argument("--peers", help="only these peers in the tables, by name, separated by commas (--list names them)")
-    parser.add_argument("--patterns", help="only the patterns whose names have one of these words, separated by commas")
-    parser.add_argument(
-        "--loads", help="only the loads of server and torch whose names have one of these words; all: more than the usual ones"
+        "--measures",
+        default="all",
+        help=f"some of: all, %(metavar)s (default: all); {on_request}",
+        metavar=",".join(MEASURES),
     )
     parser.add_argument(
-        "--rounds", type=int, help="in how many rounds patterns, mixed, fairness, one-core, server and torch are measured"
+        "--loops",
+        help="some of: uvloop, asyncio, trio (default: uvloop; goals also compare trio with asyncio)",
     )
-    parser.add_argument("--older", type=Path, metavar="WHEEL", help="an older aiostream, too: patterns, mixed, fairness, server")
-    parser.add_argument("--list", action="store_true", help="list the peers and how long each measure takes, and measure nothing")
-    parser.add_argument("--quick", action="store_true", help="as little of everything as shows that it works: seconds")
-    parser.add_argument("--for", dest="limit", type=float, metavar="SECONDS", help="begin nothing new after so long")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="where the results go (default: by date, here)")
-    parser.add_argument("--append", action="store_true", help="add to the results that the output file has already")
-    parser.add_argument("--show", type=Path, metavar="FILE.json", help="print the tables of a results file, and measure nothing")
-    parser.add_argument("--plot", type=Path, metavar="FILE.json", help="draw a results file as PNG and SVG, and measure nothing")
+    parser.add_argument(
+        "--peers",
+        help="only these peers in the tables, by name, separated by commas (--list names them)",
+    )
+    parser.add_argument(
+        "--patterns",
+        help="only the patterns whose names have one of these words, separated by commas",
+    )
+    parser.add_argument(
+        "--loads",
+        help="only the loads of server and torch whose names have one of these words; all: more than the usual ones",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help="in how many rounds patterns, mixed, fairness, one-core, server and torch are measured",
+    )
+    parser.add_argument(
+        "--older",
+        type=Path,
+        metavar="WHEEL",
+        help="an older aiostream, too: patterns, mixed, fairness, server",
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="list the peers and how long each measure takes, and measure nothing",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="as little of everything as shows that it works: seconds",
+    )
+    parser.add_argument(
+        "--for", dest="limit", type=float, metavar="SECONDS", help="begin nothing new after so long"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE.json",
+        help="where the results go (default: by date, here)",
+    )
+    parser.add_argument(
+        "--append", action="store_true", help="add to the results that the output file has already"
+    )
+    parser.add_argument(
+        "--show",
+        type=Path,
+        metavar="FILE.json",
+        help="print the tables of a results file, and measure nothing",
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.json",
+        help="draw a results file as PNG and SVG, and measure nothing",
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +121,11 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def _chosen(
-    parser: argparse.ArgumentParser, option: str, value: str, known: Sequence[str], every: Sequence[str] | None = None
+    parser: argparse.ArgumentParser,
+    option: str,
+    value: str,
+    known: Sequence[str],
+    every: Sequence[str] | None = None,
 ) -> list[str]:
     names = [name.strip() for name in value.split(",") if name.strip()]
     for name in names:
@@ -82,7 +133,11 @@ def _chosen(
             parser.error(f"{option}: there is no {name!r}; choose from {', '.join(known)}")
     if "all" not in names:
         return names
-    return list(dict.fromkeys([*(known if every is None else every), *(name for name in names if name != "all")]))
+    return list(
+        dict.fromkeys(
+            [*(known if every is None else every), *(name for name in names if name != "all")]
+        )
+    )
 
 
 def _reuse(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
@@ -101,7 +156,12 @@ def _reuse(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measures: list[str], loops: list[str]) -> int:
+def _measure(
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    measures: list[str],
+    loops: list[str],
+) -> int:
     from aiostream.bench import peers, report, serving, torch_ways
     from aiostream.bench.companion import WAITS, Companion
     from aiostream.bench.runner import Runner
@@ -116,7 +176,11 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
         return 0
     progress = Progress(options.limit)
     loops = _installed(loops, progress)
-    wanted = loops if "goals" not in measures or options.quick else list(dict.fromkeys([*loops, "asyncio", "trio"]))
+    wanted = (
+        loops
+        if "goals" not in measures or options.quick
+        else list(dict.fromkeys([*loops, "asyncio", "trio"]))
+    )
     simulator = _on_simulator()
     companion = None
     if options.older:
@@ -124,14 +188,20 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
             companion = Companion(options.older, simulator=simulator)
         except (OSError, RuntimeError) as error:
             parser.error(f"--older: {error}")
-    runner = Runner(wanted, _tried(options, measures, names), simulator=simulator, say=progress.note)
+    runner = Runner(
+        wanted, _tried(options, measures, names), simulator=simulator, say=progress.note
+    )
     try:
         if companion is not None:
             runner.add(companion)
-            progress.note(f"the older library is version {companion.version} of {options.older.name}")
+            progress.note(
+                f"the older library is version {companion.version} of {options.older.name}"
+            )
         progress.note(f"trying out {len(runner.peers)} peers on {', '.join(wanted)}")
         runner.try_out()
-        path = options.output or Path(f"aiostream-bench-{datetime.datetime.now():%Y%m%d-%H%M%S}.json")
+        path = options.output or Path(
+            f"aiostream-bench-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
+        )
         asked = {"measures": measures, "loops": loops, "quick": options.quick}
         if options.older:
             asked["older"] = options.older.name
@@ -141,7 +211,14 @@ def _measure(parser: argparse.ArgumentParser, options: argparse.Namespace, measu
             if measure in measures:
                 summaries = {name: ways[name][0] for name in _names(options, measure, names)}
                 results["peers"] = {**summaries, **results["peers"]}
-        _work_off(_settings(options, runner, measures, loops, names), runner, progress, results, path, earlier)
+        _work_off(
+            _settings(options, runner, measures, loops, names),
+            runner,
+            progress,
+            results,
+            path,
+            earlier,
+        )
     finally:
         runner.close()
     print(f"\n{report.tables(results)}\n\nResults: {path}")
@@ -153,18 +230,26 @@ def _check_words(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     """Makes the options lists of words, each of which is in the name of a pattern, or of a load."""
     from aiostream.bench import server, torch_server, turns
 
-    options.patterns = _words(parser, "--patterns", "pattern", options.patterns, list(turns.patterns(0, 1)))
+    options.patterns = _words(
+        parser, "--patterns", "pattern", options.patterns, list(turns.patterns(0, 1))
+    )
     loads = [*server.LOADS, *torch_server.LOADS]
-    options.loads = loads if options.loads == "all" else _words(parser, "--loads", "load", options.loads, loads)
+    options.loads = (
+        loads if options.loads == "all" else _words(parser, "--loads", "load", options.loads, loads)
+    )
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds must be at least 1")
 
 
-def _words(parser: argparse.ArgumentParser, option: str, what: str, value: str | None, known: Sequence[str]) -> list[str]:
+def _words(
+    parser: argparse.ArgumentParser, option: str, what: str, value: str | None, known: Sequence[str]
+) -> list[str]:
     words = [word.strip() for word in (value or "").split(",") if word.strip()]
     for word in words:
         if not any(word in name for name in known):
-            parser.error(f"{option}: no {what} has {word!r} in its name; they are: {'; '.join(known)}")
+            parser.error(
+                f"{option}: no {what} has {word!r} in its name; they are: {'; '.join(known)}"
+            )
     return words
 
 
@@ -180,11 +265,17 @@ def _installed(loops: list[str], progress: Progress) -> list[str]:
 
 
 def _settings(
-    options: argparse.Namespace, runner: Any, measures: list[str], loops: list[str], names: list[str]
+    options: argparse.Namespace,
+    runner: Any,
+    measures: list[str],
+    loops: list[str],
+    names: list[str],
 ) -> list[tuple[str, Any]]:
     """What is to be measured: (measure, job)."""
     if "goals" in measures:
-        measures = [measure for measure in measures if measure != "memory"]  # the goals measure just that
+        measures = [
+            measure for measure in measures if measure != "memory"
+        ]  # the goals measure just that
     loops = [loop for loop in loops if loop in runner.loops]
     found: list[tuple[str, Any]] = []
     for measure in measures:
@@ -203,12 +294,19 @@ def _names(options: argparse.Namespace, measure: str, names: list[str]) -> list[
     from aiostream.bench import companion, plan, server, serving, torch_server, torch_ways
 
     if measure == "torch":
-        return [name for name in (names if options.peers else torch_server.PEERS) if name in torch_ways.WAYS]
+        return [
+            name
+            for name in (names if options.peers else torch_server.PEERS)
+            if name in torch_ways.WAYS
+        ]
     older = [name for name in companion.WAITS if name in names] or list(companion.WAITS)
     older = older if options.older and measure != "one-core" else []
     names = [name for name in names if name not in companion.WAITS]
     if measure == "server":
-        return [*(name for name in (names if options.peers else server.PEERS) if name in serving.WAYS), *older]
+        return [
+            *(name for name in (names if options.peers else server.PEERS) if name in serving.WAYS),
+            *older,
+        ]
     names = [name for name in names if name not in serving.ONLY and name not in torch_ways.ONLY]
     if measure not in plan.TAILS:
         return names
@@ -221,14 +319,26 @@ def _tried(options: argparse.Namespace, measures: list[str], names: list[str]) -
 
     if "goals" in measures:
         return None
-    needed = [name for measure in measures if measure not in SERVERS for name in _names(options, measure, names)]
+    needed = [
+        name
+        for measure in measures
+        if measure not in SERVERS
+        for name in _names(options, measure, names)
+    ]
     return [name for name in dict.fromkeys(needed) if name not in companion.WAITS]
 
 
-def _jobs(options: argparse.Namespace, measure: str, loops: Sequence[str], names: Sequence[str]) -> list[Any]:
+def _jobs(
+    options: argparse.Namespace, measure: str, loops: Sequence[str], names: Sequence[str]
+) -> list[Any]:
     from aiostream.bench import plan
 
-    cut = {"quick": options.quick, "rounds": options.rounds, "words": options.patterns, "loads": options.loads}
+    cut = {
+        "quick": options.quick,
+        "rounds": options.rounds,
+        "words": options.patterns,
+        "loads": options.loads,
+    }
     return list(plan.jobs(measure, loops, names, **cut))
 
 
@@ -255,7 +365,9 @@ def _work_off(
             progress.next(measure, job.title, job.seconds())
             try:
                 rows = [{"set": measure, **row} for row in job.run(runner)]
-            except Exception as error:  # one setting that cannot be measured does not cost the others
+            except (
+                Exception
+            ) as error:  # one setting that cannot be measured does not cost the others
                 runner.leave_out(_name(measure, job), "", error)
                 continue
             progress.done(rows)
@@ -282,14 +394,18 @@ def _on_simulator() -> bool:
 
 
 def _unique(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({(entry["peer"], entry["loop"], entry["reason"]): entry for entry in entries}.values())
+    return list(
+        {(entry["peer"], entry["loop"], entry["reason"]): entry for entry in entries}.values()
+    )
 
 
 def _list(options: argparse.Namespace, loops: list[str], names: list[str]) -> None:
     """Prints the peers and the measures. It needs no driver."""
     from aiostream.bench import peers, plan, server, serving, torch_server, torch_ways
 
-    summaries = {name: way[0] for ways in (torch_ways.WAYS, serving.WAYS) for name, way in ways.items()}
+    summaries = {
+        name: way[0] for ways in (torch_ways.WAYS, serving.WAYS) for name, way in ways.items()
+    }
     summaries |= {name: peer.summary for name, peer in peers.all_peers().items()}
     only = {"server": serving.ONLY, "torch": torch_ways.ONLY}
     for name in names:
@@ -356,7 +472,9 @@ class Progress:
         scale = gone / self._estimated if self._estimated > 5 else 1.0
         rest = clock(scale * self._left)
         self._left, self._estimated = self._left - estimate, self._estimated + estimate
-        self.note(f"[{self._number}/{self._count}, {clock(gone)}, about {rest} left] {measure}: {title}")
+        self.note(
+            f"[{self._number}/{self._count}, {clock(gone)}, about {rest} left] {measure}: {title}"
+        )
 
     def done(self, rows: Sequence[dict[str, Any]]) -> None:
         """Says what was found, in a line for each loop."""

@@ -25,12 +25,27 @@ class Child:
         simulator: Whether it runs on the simulator.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], *, path: str | None = None, simulator: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        path: str | None = None,
+        simulator: bool = False,
+    ) -> None:
         self._name = name
         known = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
-        variables = {**os.environ, "PYTHONPATH": known, "AIOSTREAM_SIMULATOR": "1" if simulator else ""}
+        variables = {
+            **os.environ,
+            "PYTHONPATH": known,
+            "AIOSTREAM_SIMULATOR": "1" if simulator else "",
+        }
         self._process = subprocess.Popen(
-            [sys.executable, "-P", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables
+            [sys.executable, "-P", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=variables,
         )
 
     def ask(self, request: dict[str, Any], limit: float) -> Any:
@@ -61,7 +76,9 @@ class Child:
             raise RuntimeError(f"{self._name} {NO_ANSWER} {limit:.0f} s")
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._name}'s process has ended, exit code {self._process.wait()}")
+            raise RuntimeError(
+                f"{self._name}'s process has ended, exit code {self._process.wait()}"
+            )
         answer = json.loads(line)
         if "error" in answer:
             raise RuntimeError(f"{self._name}: {answer['error']}")
@@ -75,7 +92,9 @@ class Child:
     def kill(self) -> None:
         """Ends it at once."""
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a process that a driver holds may not even die
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # a process that a driver holds may not even die
             self._process.wait(END)
 
     def close(self, limit: float = 10) -> None:

@@ -41,7 +41,9 @@ class Companion:
             self._folder.cleanup()
             raise RuntimeError(f"{wheel} is no wheel: {error}") from error
         arguments = [str(SCRIPT), self._folder.name, *(["simulator"] if simulator else [])]
-        self._child = Child("the older library", arguments, path=self._folder.name, simulator=simulator)
+        self._child = Child(
+            "the older library", arguments, path=self._folder.name, simulator=simulator
+        )
         self.peers = [Older(name, self) for name in WAITS]
         try:
             self.version = str(self._child.answer(START))
@@ -78,7 +80,9 @@ class Older(Peer):
     def __init__(self, name: str, companion: Companion) -> None:
         self.name = name
         self._companion = companion
-        self.summary = f'the older version of --older, Stream(wait="{WAITS[name]}"), in a process of its own'
+        self.summary = (
+            f'the older version of --older, Stream(wait="{WAITS[name]}"), in a process of its own'
+        )
 
     def ask(self, loop: str, request: dict[str, Any], limit: float) -> Any:
         """Takes a turn on a loop there."""

@@ -68,11 +68,26 @@ class Memory:
         ]
 
     def _child(self, what: str, by: str) -> float:
-        for patience in (1, 2, 4, 8):  # a process of its own for each attempt too: freed memory would be taken again
-            command = [sys.executable, "-m", "aiostream.bench.footprint", what, str(self.count), by, str(patience)]
+        for patience in (
+            1,
+            2,
+            4,
+            8,
+        ):  # a process of its own for each attempt too: freed memory would be taken again
+            command = [
+                sys.executable,
+                "-m",
+                "aiostream.bench.footprint",
+                what,
+                str(self.count),
+                by,
+                str(patience),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
             if done.returncode != 0:
-                raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+                raise RuntimeError(
+                    (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+                )
             found = json.loads(done.stdout)
             if found is not None:
                 return float(found)
@@ -109,7 +124,9 @@ class ImportTime:
                 if module in reasons:
                     continue
                 command = [sys.executable, "-c", IMPORT.format(module=module)]
-                done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+                done = subprocess.run(
+                    command, capture_output=True, text=True, check=False, timeout=300
+                )
                 if done.returncode:
                     reasons[module] = (done.stderr.strip().splitlines() or ["it failed"])[-1]
                 else:
@@ -188,4 +205,8 @@ async def _child(what: str, count: int, by: str, patience: int) -> float | None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(_child(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])))))
+    print(
+        json.dumps(
+            asyncio.run(_child(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
+        )
+    )

@@ -32,8 +32,8 @@ from aiostream.bench.server import BUSY, OPEN
 from aiostream.bench.torch_server import MAIN
 from aiostream.bench.torch_ways import GRAPH, LAUNCH, TO_THREAD
 
-# Kernel length -> (latency, CPU) of steady work as ratios to to_thread's; below, the latency of varying work, and by how much
-# more CPU it may cost.
+# Kernel length -> (latency, CPU) of steady work as ratios to to_thread's; below, the latency of
+# varying work, and by how much more CPU it may cost.
 STEADY_GOALS = {
     100 * US: (0.55, 0.5),
     300 * US: (0.6, 0.35),
@@ -102,7 +102,9 @@ class _Judge:
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows
         self.goals: list[Goal] = []
-        loops = {row["loop"] for row in rows if row["measure"] == "lag"} or {row["loop"] for row in rows}
+        loops = {row["loop"] for row in rows if row["measure"] == "lag"} or {
+            row["loop"] for row in rows
+        }
         self._main = "uvloop" if "uvloop" in loops else next(iter(sorted(loops)), "uvloop")
         known = {row["peer"] for row in rows if row["measure"] in ("latency", "patterns")}
         self._thread = next((name for name in THREADS if name in known), THREADS[0])
@@ -121,26 +123,51 @@ class _Judge:
 
     def _find(self, measure: str, peer: str, **keys: Any) -> Row | None:
         wanted = {"measure": measure, "peer": peer, "loop": self._main, **keys}
-        return next((row for row in self._rows if all(row.get(key) == value for key, value in wanted.items())), None)
+        return next(
+            (
+                row
+                for row in self._rows
+                if all(row.get(key) == value for key, value in wanted.items())
+            ),
+            None,
+        )
 
-    def _add(self, group: str, what: str, value: Any, relation: str, bound: float, unit: str = "x") -> None:
+    def _add(
+        self, group: str, what: str, value: Any, relation: str, bound: float, unit: str = "x"
+    ) -> None:
         """`value` is (figure, (low, high), samples), or `None`."""
         if value is None:
-            self.goals.append(Goal(group, what, None, None, None, relation, bound, unit, 0, "not measured", False))
+            self.goals.append(
+                Goal(group, what, None, None, None, relation, bound, unit, 0, "not measured", False)
+            )
             return
         figure, (low, high), samples = value
-        met, *ends = (number <= bound if relation == "<=" else number >= bound for number in (figure, low, high))
+        met, *ends = (
+            number <= bound if relation == "<=" else number >= bound
+            for number in (figure, low, high)
+        )
         figure, low, high = (round(number, 4) for number in (figure, low, high))
         verdict, sure = "met" if met else "missed", all(end == met for end in ends)
-        self.goals.append(Goal(group, what, figure, low, high, relation, bound, unit, samples, verdict, sure))
+        self.goals.append(
+            Goal(group, what, figure, low, high, relation, bound, unit, samples, verdict, sure)
+        )
 
     # -------------------------------------------------------------------------------------------- latency
 
     def short(self) -> None:
         """A kernel of 20 us."""
-        ours, bounds = self._latency(AUTO, 20 * US), (("blocking", 1.3), ("cupy", 0.3), (self._thread, 0.4))
+        ours, bounds = (
+            self._latency(AUTO, 20 * US),
+            (("blocking", 1.3), ("cupy", 0.3), (self._thread, 0.4)),
+        )
         for peer, bound in bounds:
-            self._add("20 us kernel", f"latency / {peer}", _latency_ratio(ours, self._latency(peer, 20 * US)), "<=", bound)
+            self._add(
+                "20 us kernel",
+                f"latency / {peer}",
+                _latency_ratio(ours, self._latency(peer, 20 * US)),
+                "<=",
+                bound,
+            )
 
     def steady(self) -> None:
         """Steady work, and work that varies."""
@@ -149,28 +176,51 @@ class _Judge:
                 latency, cpu = STEADY_GOALS[length]
                 if load == "varying":
                     latency, cpu = VARYING_LATENCY, VARYING_CPU * cpu
-                ours, theirs = self._latency(AUTO, length, load), self._latency(self._thread, length, load)
+                ours, theirs = (
+                    self._latency(AUTO, length, load),
+                    self._latency(self._thread, length, load),
+                )
                 what = f"{duration(length)} / {self._thread}"
-                self._add(f"{load} work", f"latency, {what}", _latency_ratio(ours, theirs), "<=", latency)
-                self._add(f"{load} work", f"CPU, {what}", _cpu_ratio(ours, theirs), "<=", round(cpu, 4))
+                self._add(
+                    f"{load} work", f"latency, {what}", _latency_ratio(ours, theirs), "<=", latency
+                )
+                self._add(
+                    f"{load} work", f"CPU, {what}", _cpu_ratio(ours, theirs), "<=", round(cpu, 4)
+                )
 
     def enqueued(self) -> None:
         """Another way to wait for the same."""
         for length in ENQUEUED:
             value = _latency_ratio(self._latency(ENQUEUE, length), self._latency(AUTO, length))
-            self._add("enqueue_async", f"latency, {duration(length)} / synchronize_async", value, "<=", ENQUEUE_LATENCY)
+            self._add(
+                "enqueue_async",
+                f"latency, {duration(length)} / synchronize_async",
+                value,
+                "<=",
+                ENQUEUE_LATENCY,
+            )
 
     def unpredictable(self) -> None:
         """Work of which nothing can be known."""
-        ours, plain, without = (self._latency(peer, 0, "unpredictable") for peer in (AUTO, HOSTFUNC, UNPREDICTED))
+        ours, plain, without = (
+            self._latency(peer, 0, "unpredictable") for peer in (AUTO, HOSTFUNC, UNPREDICTED)
+        )
         group = "unpredictable work"
-        self._add(group, "latency, 50 us to 50 ms / host function", _latency_ratio(ours, plain), "<=", 1.0)
-        self._add(group, "CPU, 50 us to 50 ms / unpredicted stages", _cpu_ratio(ours, without), "<=", 1.5)
+        self._add(
+            group, "latency, 50 us to 50 ms / host function", _latency_ratio(ours, plain), "<=", 1.0
+        )
+        self._add(
+            group, "CPU, 50 us to 50 ms / unpredicted stages", _cpu_ratio(ours, without), "<=", 1.5
+        )
         lone, plain = (self._latency(peer, 100 * MS, "fresh") for peer in (AUTO, HOSTFUNC))
-        self._add(group, "latency, a lone 100 ms / host function", _latency_ratio(lone, plain), "<=", 1.1)
+        self._add(
+            group, "latency, a lone 100 ms / host function", _latency_ratio(lone, plain), "<=", 1.1
+        )
         self._add(group, "CPU, a lone 100 ms", _cpu_percent(lone), "<=", 2.5, "%")
 
-    def _latency(self, peer: str, length: int, load: str = "steady", loop: str | None = None) -> Row | None:
+    def _latency(
+        self, peer: str, length: int, load: str = "steady", loop: str | None = None
+    ) -> Row | None:
         return self._find("latency", peer, length_ns=length, load=load, loop=loop or self._main)
 
     # -------------------------------------------------------------------------------------------- throughput
@@ -187,13 +237,33 @@ class _Judge:
         ours = self._find("throughput", AUTO, **setting)
         polling, cupy = (self._find("throughput", peer, **setting) for peer in ("polling", "cupy"))
         group = "64 tasks x empty kernels"
-        self._add(group, "completions per second / polling", _window_ratio(ours, polling, "per_second"), ">=", 0.9)
-        self._add(group, "CPU per completion / polling", _window_ratio(ours, polling, "cpu_us"), "<=", 1.3)
-        self._add(group, "completions per second / cupy", _window_ratio(ours, cupy, "per_second"), ">=", 2.7)
+        self._add(
+            group,
+            "completions per second / polling",
+            _window_ratio(ours, polling, "per_second"),
+            ">=",
+            0.9,
+        )
+        self._add(
+            group, "CPU per completion / polling", _window_ratio(ours, polling, "cpu_us"), "<=", 1.3
+        )
+        self._add(
+            group,
+            "completions per second / cupy",
+            _window_ratio(ours, cupy, "per_second"),
+            ">=",
+            2.7,
+        )
         setting = {"streams": 126, "length_ns": 500 * US, "neighbours": 2}
         ours, polling = (self._find("throughput", peer, **setting) for peer in (AUTO, "polling"))
         group = "126 x 0.5 ms beside 2 x 1.2 s"
-        self._add(group, "completions per second / polling", _window_ratio(ours, polling, "per_second"), ">=", 1.0)
+        self._add(
+            group,
+            "completions per second / polling",
+            _window_ratio(ours, polling, "per_second"),
+            ">=",
+            1.0,
+        )
         self._add(group, "CPU / polling", _window_ratio(ours, polling, "cores"), "<=", 1.3)
 
     # -------------------------------------------------------------------------------------------- what it does to others
@@ -207,7 +277,14 @@ class _Judge:
             what = f"after {duration(length)}{', Python busy' if busy else ''}, {peer.removeprefix('aiostream ')}"
             self._add("GPU idle added", what, _idle(row), "<=", 2.0, "us")
         ours, plain = (self._find("lag", peer) for peer in (AUTO, PLAIN))
-        self._add("loop lag, 64 x 5 ms", "p99 less that of plain futures", _lag(ours, plain), "<=", 0.2, "ms")
+        self._add(
+            "loop lag, 64 x 5 ms",
+            "p99 less that of plain futures",
+            _lag(ours, plain),
+            "<=",
+            0.2,
+            "ms",
+        )
 
     def pending(self) -> None:
         """Many waits at once."""
@@ -224,8 +301,19 @@ class _Judge:
             value = None
             if ours_row and plain_row:
                 ours, theirs = ours_row["values"], plain_row["values"]
-                value = (_difference(ours, theirs), stats.bootstrap(_difference, ours, theirs), len(ours))
-            self._add("10,000 pending waits", f"beyond task and future, {words}", value, "<=", 512, "bytes")
+                value = (
+                    _difference(ours, theirs),
+                    stats.bootstrap(_difference, ours, theirs),
+                    len(ours),
+                )
+            self._add(
+                "10,000 pending waits",
+                f"beyond task and future, {words}",
+                value,
+                "<=",
+                512,
+                "bytes",
+            )
 
     # -------------------------------------------------------------------------------------------- trio
 
@@ -233,15 +321,23 @@ class _Judge:
         """Trio against asyncio with its own loop."""
         for streams, length in TRIO_THROUGHPUT:
             setting = {"streams": streams, "length_ns": length, "neighbours": 0}
-            ours, theirs = (self._find("throughput", AUTO, loop=loop, **setting) for loop in ("trio", "asyncio"))
+            ours, theirs = (
+                self._find("throughput", AUTO, loop=loop, **setting) for loop in ("trio", "asyncio")
+            )
             what = f"completions per second, {streams} x {duration(length)} / asyncio"
             self._add("trio", what, _window_ratio(ours, theirs, "per_second"), ">=", 0.6)
         for length in LENGTHS:
             ours, theirs = (self._latency(AUTO, length, loop=loop) for loop in ("trio", "asyncio"))
             value = None
             if ours and theirs:
-                groups = [[latency / 1e3 for latency in row["latency_ns"]] for row in (ours, theirs)]
-                value = (_difference(*groups), stats.bootstrap(_difference, *groups), min(map(len, groups)))
+                groups = [
+                    [latency / 1e3 for latency in row["latency_ns"]] for row in (ours, theirs)
+                ]
+                value = (
+                    _difference(*groups),
+                    stats.bootstrap(_difference, *groups),
+                    min(map(len, groups)),
+                )
             self._add("trio", f"latency, {duration(length)}, less asyncio's", value, "<=", 30, "us")
 
 
@@ -261,7 +357,9 @@ class _TailJudge(_Judge):
 
     def _measured(self, measure: str, **keys: Any) -> bool:
         wanted = {"set": measure, **keys}
-        return any(all(row.get(key) == value for key, value in wanted.items()) for row in self._rows)
+        return any(
+            all(row.get(key) == value for key, value in wanted.items()) for row in self._rows
+        )
 
     def _patterns_of(self, measure: str) -> list[str]:
         rows = [row for row in self._rows if row["set"] == measure and row["measure"] == "patterns"]
@@ -270,20 +368,55 @@ class _TailJudge(_Judge):
     def patterns(self) -> None:
         """Late ends, against a thread for each wait."""
         for name in self._patterns_of("patterns"):
-            ours, theirs = (self._find("patterns", peer, pattern=name, set="patterns") for peer in (AUTO, self._thread))
+            ours, theirs = (
+                self._find("patterns", peer, pattern=name, set="patterns")
+                for peer in (AUTO, self._thread)
+            )
             for percent, factor in ((90, 1.0), (99, 1.25)):
                 bound = max(ENOUGH, factor * _at(theirs, percent)) if theirs else ENOUGH
-                self._late("patterns", f"p{percent}, {name}, bound by {self._thread}", ours if theirs else None, percent, bound)
+                self._late(
+                    "patterns",
+                    f"p{percent}, {name}, bound by {self._thread}",
+                    ours if theirs else None,
+                    percent,
+                    bound,
+                )
             if name.startswith(("alternating", "bimodal")):
-                self._add("patterns", f"median, {name} / {self._thread}", _latency_ratio(ours, theirs), "<=", 0.7)
+                self._add(
+                    "patterns",
+                    f"median, {name} / {self._thread}",
+                    _latency_ratio(ours, theirs),
+                    "<=",
+                    0.7,
+                )
             enqueued = self._find("patterns", ENQUEUE, pattern=name, set="patterns")
             if enqueued:
                 value = _latency_ratio(enqueued, ours)
-                self._add("patterns", f"median of enqueue_async, {name} / synchronize_async", value, "<=", ENQUEUE_LATENCY)
+                self._add(
+                    "patterns",
+                    f"median of enqueue_async, {name} / synchronize_async",
+                    value,
+                    "<=",
+                    ENQUEUE_LATENCY,
+                )
             if ours and ours["mean_ns"] >= 1 * MS:
-                self._add("patterns", f"CPU, {name} / {self._thread}", _share_ratio(ours, theirs), "<=", 0.2)
+                self._add(
+                    "patterns",
+                    f"CPU, {name} / {self._thread}",
+                    _share_ratio(ours, theirs),
+                    "<=",
+                    0.2,
+                )
 
-    def _late(self, group: str, what: str, row: Row | None, percent: float, bound: float, key: str = "latency_ns") -> None:
+    def _late(
+        self,
+        group: str,
+        what: str,
+        row: Row | None,
+        percent: float,
+        bound: float,
+        key: str = "latency_ns",
+    ) -> None:
         """A percentile in ms, by order statistics."""
         value = None
         if row and row[key]:
@@ -293,12 +426,16 @@ class _TailJudge(_Judge):
 
     def mixed(self, streams: int) -> None:
         """Late ends among many streams with short and long kernels."""
-        ours, older, polling = (self._find("mixed", peer, streams=streams) for peer in (AUTO, "older event", "polling"))
+        ours, older, polling = (
+            self._find("mixed", peer, streams=streams) for peer in (AUTO, "older event", "polling")
+        )
         group = f"mixed, {streams} streams"
         self._add(group, "p99", _window_tail(ours, "p99_us"), "<=", 1.0, "ms")
         if older:
             bound = round(1.1 * older["p99_us"] / 1e3, 4)
-            self._add(group, "p99, bound by older event", _window_tail(ours, "p99_us"), "<=", bound, "ms")
+            self._add(
+                group, "p99, bound by older event", _window_tail(ours, "p99_us"), "<=", bound, "ms"
+            )
         self._add(group, "p99.9", _window_tail(ours, "p999_us"), "<=", 3.0, "ms")
         rate = _window_ratio(ours, polling, "per_second")
         upper = rate and (rate[1][1], rate[1], rate[2])
@@ -307,16 +444,34 @@ class _TailJudge(_Judge):
     def fairness(self) -> None:
         """Tasks and timers that starve."""
         ours, polling = (self._find("fairness", peer, set="fairness") for peer in (AUTO, "polling"))
-        self._add("fairness", "most / fewest completions of a task", _windows(ours, "ratio"), "<=", 1.5)
+        self._add(
+            "fairness", "most / fewest completions of a task", _windows(ours, "ratio"), "<=", 1.5
+        )
         bound = 1.2 * polling["timer"]["p99_us"] / 1e3 if polling else 0.0
-        self._late("fairness", "p99 of a 1 ms timer, bound by polling", ours if polling else None, 99, bound, "timer_ns")
+        self._late(
+            "fairness",
+            "p99 of a 1 ms timer, bound by polling",
+            ours if polling else None,
+            99,
+            bound,
+            "timer_ns",
+        )
 
     def one_core(self) -> None:
         """Waits whose threads and loop share one core."""
         for name in self._patterns_of("one-core"):
-            ours, sleeping = (self._find("patterns", peer, pattern=name, set="one-core") for peer in (AUTO, SLEEPING))
+            ours, sleeping = (
+                self._find("patterns", peer, pattern=name, set="one-core")
+                for peer in (AUTO, SLEEPING)
+            )
             bound = _at(sleeping, 99) if sleeping else 0.0
-            self._late("one core", f"p99, {name}, bound by {SLEEPING}", ours if sleeping else None, 99, bound)
+            self._late(
+                "one core",
+                f"p99, {name}, bound by {SLEEPING}",
+                ours if sleeping else None,
+                99,
+                bound,
+            )
 
 
 class _ServerJudge(_Judge):
@@ -337,7 +492,9 @@ class _ServerJudge(_Judge):
     def busy(self) -> None:
         """As many requests per second as it can serve."""
         group = f"server, {BUSY.name}"
-        ours, older, polling = (self._row(peer, BUSY.name) for peer in (AUTO, "older event", "polling"))
+        ours, older, polling = (
+            self._row(peer, BUSY.name) for peer in (AUTO, "older event", "polling")
+        )
         rivals = [row for row in (polling, older) if row]
         best = max(rivals, key=lambda row: float(row["per_second"]), default=None)
         rate = _round_ratio(ours, best, "per_second")
@@ -345,8 +502,16 @@ class _ServerJudge(_Judge):
         name = best["peer"] if best else "polling or older event"
         self._add(group, f"requests per second / {name}, the better, lower end", lower, ">=", 0.97)
         to_thread = self._row(THREADS[1], BUSY.name)
-        self._add(group, f"requests per second / {THREADS[1]}", _round_ratio(ours, to_thread, "per_second"), ">=", 3.5)
-        self._add(group, "CPU per request / older event", _round_ratio(ours, older, "cpu_us"), "<=", 1.0)
+        self._add(
+            group,
+            f"requests per second / {THREADS[1]}",
+            _round_ratio(ours, to_thread, "per_second"),
+            ">=",
+            3.5,
+        )
+        self._add(
+            group, "CPU per request / older event", _round_ratio(ours, older, "cpu_us"), "<=", 1.0
+        )
         for peer in SERVED[1:]:
             ratio = _round_ratio(self._row(peer, BUSY.name), ours, "per_second")
             self._add(group, f"requests per second, {peer} / synchronize_async", ratio, ">=", 0.9)
@@ -370,9 +535,19 @@ class _TorchJudge(_Judge):
         if not any(row["load"] == MAIN.name for row in self._rows):
             return self.goals
         group = f"torch, {MAIN.name}"
-        launch, graph, thread = (self._find("torch", peer, load=MAIN.name) for peer in (LAUNCH, GRAPH, TO_THREAD))
-        self._add(group, f"requests per second, {LAUNCH} / {TO_THREAD}", _round_ratio(launch, thread, "per_second"), ">=", 2.0)
-        self._add(group, f"p99, {LAUNCH} / {TO_THREAD}", _round_ratio(launch, thread, "p99_us"), "<=", 0.6)
+        launch, graph, thread = (
+            self._find("torch", peer, load=MAIN.name) for peer in (LAUNCH, GRAPH, TO_THREAD)
+        )
+        self._add(
+            group,
+            f"requests per second, {LAUNCH} / {TO_THREAD}",
+            _round_ratio(launch, thread, "per_second"),
+            ">=",
+            2.0,
+        )
+        self._add(
+            group, f"p99, {LAUNCH} / {TO_THREAD}", _round_ratio(launch, thread, "p99_us"), "<=", 0.6
+        )
         self._add(group, f"/ping p99, {GRAPH}", _ping_tail(graph), "<=", 2.0, "ms")
         return self.goals
 
@@ -399,7 +574,9 @@ def _ping_tail(row: Row | None) -> Any:
     if not row or not row["ping"]:
         return None
     figure = row["ping"]["p99_us"] / 1e3
-    low, high = stats.median_interval([window["ping_p99_us"] / 1e3 for window in row["windows"] if window["ping_p99_us"]])
+    low, high = stats.median_interval(
+        [window["ping_p99_us"] / 1e3 for window in row["windows"] if window["ping_p99_us"]]
+    )
     return figure, (min(low, figure), max(high, figure)), row["ping"]["samples"]
 
 
@@ -408,7 +585,11 @@ def _share_ratio(ours: Row | None, theirs: Row | None) -> Any:
     if not ours or not theirs or not sum(theirs["cpu_shares"]):
         return None
     groups = ours["cpu_shares"], theirs["cpu_shares"]
-    return stats.ratio_of_means(*groups), stats.bootstrap(stats.ratio_of_means, *groups), min(map(len, groups))
+    return (
+        stats.ratio_of_means(*groups),
+        stats.bootstrap(stats.ratio_of_means, *groups),
+        min(map(len, groups)),
+    )
 
 
 def _difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -455,7 +636,11 @@ def _window_ratio(ours: Row | None, theirs: Row | None, key: str) -> Any:
     groups = [[window[key] for window in row["windows"] if window[key]] for row in (ours, theirs)]
     if not all(groups):
         return None
-    return stats.ratio_of_medians(*groups), stats.bootstrap(stats.ratio_of_medians, *groups), min(map(len, groups))
+    return (
+        stats.ratio_of_medians(*groups),
+        stats.bootstrap(stats.ratio_of_medians, *groups),
+        min(map(len, groups)),
+    )
 
 
 def _round_ratio(ours: Row | None, theirs: Row | None, key: str) -> Any:
@@ -463,7 +648,11 @@ def _round_ratio(ours: Row | None, theirs: Row | None, key: str) -> Any:
     if not ours or not theirs:
         return None
     known = {window["round"]: window[key] for window in theirs["windows"] if window[key]}
-    ratios = [window[key] / known[window["round"]] for window in ours["windows"] if window[key] and window["round"] in known]
+    ratios = [
+        window[key] / known[window["round"]]
+        for window in ours["windows"]
+        if window[key] and window["round"] in known
+    ]
     if not ratios:
         return None
     return statistics.median(ratios), stats.bootstrap(statistics.median, ratios), len(ratios)

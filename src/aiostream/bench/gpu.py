@@ -27,7 +27,8 @@ class BenchStream:
         self._launch = driver.cuLaunchKernel
         self._synchronize = driver.cuStreamSynchronize
         self._spin, self._stamp = kernels["spin"], kernels["stamp"]
-        # What the driver is given is the address of an array of addresses of arguments; both must outlive the launch only.
+        # What the driver is given is the address of an array of addresses of arguments; both must
+        # outlive the launch only.
         self._length = ctypes.c_uint64(0)
         self._lengths = (ctypes.c_void_p * 1)(ctypes.addressof(self._length))
         self._length_address = ctypes.addressof(self._lengths)
@@ -38,14 +39,18 @@ class BenchStream:
     def spin(self, nanoseconds: int) -> None:
         """Launches a kernel that keeps the stream busy for so long by the GPU's own clock."""
         self._length.value = nanoseconds
-        (code,) = self._launch(self._spin, 1, 1, 1, 1, 1, 1, 0, self.cu_stream, self._length_address, 0)
+        (code,) = self._launch(
+            self._spin, 1, 1, 1, 1, 1, 1, 0, self.cu_stream, self._length_address, 0
+        )
         if code:
             raise _driver.error(int(code), "cuLaunchKernel")
 
     def stamp(self, address: int) -> None:
         """Launches a kernel that writes the GPU's clock, in ns, to a word."""
         self._target.value = address
-        (code,) = self._launch(self._stamp, 1, 1, 1, 1, 1, 1, 0, self.cu_stream, self._target_address, 0)
+        (code,) = self._launch(
+            self._stamp, 1, 1, 1, 1, 1, 1, 0, self.cu_stream, self._target_address, 0
+        )
         if code:
             raise _driver.error(int(code), "cuLaunchKernel")
 

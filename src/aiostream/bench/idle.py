@@ -63,16 +63,22 @@ class Idle:
         with gpu.pinned(2) as words, gpu.computing(self.busy):
 
             async def measure(adapter: LoopAdapter, peer: Peer) -> dict[str, list[int]]:
-                return await self._round(adapter, peer, runner.bench_streams(peer, 1)[0], words, share)
+                return await self._round(
+                    adapter, peer, runner.bench_streams(peer, 1)[0], words, share
+                )
 
             for number in range(self.rounds):
                 for loop in self.loops:
                     # A task that blocks its loop launches nothing behind the wait.
-                    peers = [peer for peer in runner.taking_part(self.peers, loop) if not peer.blocks]
+                    peers = [
+                        peer for peer in runner.taking_part(self.peers, loop) if not peer.blocks
+                    ]
                     for peer in peers:
                         runner.bench_streams(peer, 1)
                     for peer, found in runner.each_in_turn(loop, peers, number, measure):
-                        known = gaps.setdefault((loop, peer.name), {"with": [], "without": [], "late": []})
+                        known = gaps.setdefault(
+                            (loop, peer.name), {"with": [], "without": [], "late": []}
+                        )
                         for key, values in found.items():
                             known[key] += values
         return [self._row(loop, name, found) for (loop, name), found in gaps.items()]

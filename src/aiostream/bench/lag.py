@@ -68,25 +68,35 @@ class Lag:
         for number in range(self.rounds):
             for loop in self.loops:
                 peers = runner.taking_part(self.peers, loop)
-                bench_streams = {peer.name: runner.bench_streams(peer, self.streams) for peer in peers}
+                bench_streams = {
+                    peer.name: runner.bench_streams(peer, self.streams) for peer in peers
+                }
 
                 async def measure(
-                    adapter: LoopAdapter, peer: Peer, bench_streams: dict[str, list[BenchStream]] = bench_streams
+                    adapter: LoopAdapter,
+                    peer: Peer,
+                    bench_streams: dict[str, list[BenchStream]] = bench_streams,
                 ) -> list[tuple[str, _Window]]:
                     window = await self._beside_streams(adapter, peer, bench_streams[peer.name])
                     played = [(peer.name, window)]
                     if peer.name == self.peers[0]:
                         played.append((PLAIN, await self._beside_futures(adapter, window, 0)))
-                        played.append((PLAIN_BUSY, await self._beside_futures(adapter, window, window.launch)))
+                        played.append(
+                            (PLAIN_BUSY, await self._beside_futures(adapter, window, window.launch))
+                        )
                     return played
 
                 for _, windows in runner.each_in_turn(loop, peers, number, measure):
                     for name, window in windows:
                         lags.setdefault((loop, name), []).extend(window.lags)
                         counts[loop, name] = counts.get((loop, name), 0) + len(window.resumed)
-        return [self._row(loop, name, found, counts[loop, name]) for (loop, name), found in lags.items()]
+        return [
+            self._row(loop, name, found, counts[loop, name]) for (loop, name), found in lags.items()
+        ]
 
-    async def _beside_streams(self, adapter: LoopAdapter, peer: Peer, bench_streams: list[BenchStream]) -> _Window:
+    async def _beside_streams(
+        self, adapter: LoopAdapter, peer: Peer, bench_streams: list[BenchStream]
+    ) -> _Window:
         window = _Window()
         launching: list[int] = []
 
@@ -106,7 +116,9 @@ class Lag:
             return task
 
         with gpu.quiet():
-            await adapter.together([*map(busy, bench_streams), *window.watching(adapter, self.warm, self.window)])
+            await adapter.together(
+                [*map(busy, bench_streams), *window.watching(adapter, self.warm, self.window)]
+            )
         window.launch = round(statistics.median(launching))
         return window
 
@@ -147,7 +159,9 @@ class Lag:
 
         with gpu.quiet():
             tasks = [task] * self.streams
-            await adapter.together([*tasks, player, end, *window.watching(adapter, self.warm, self.window)])
+            await adapter.together(
+                [*tasks, player, end, *window.watching(adapter, self.warm, self.window)]
+            )
         return window
 
     def _row(self, loop: str, peer: str, lags: list[int], count: int) -> Row:
@@ -177,7 +191,9 @@ class _Window:
     recording: bool = False
     stop: bool = False
 
-    def watching(self, adapter: LoopAdapter, warm: float, length: float) -> list[Callable[[], Awaitable[None]]]:
+    def watching(
+        self, adapter: LoopAdapter, warm: float, length: float
+    ) -> list[Callable[[], Awaitable[None]]]:
         """The two tasks that measure."""
 
         async def clock() -> None:
@@ -207,14 +223,18 @@ class _Timer:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self.descriptor: int = self._libc.timerfd_create(1, os.O_NONBLOCK | os.O_CLOEXEC)  # CLOCK_MONOTONIC
+        self.descriptor: int = self._libc.timerfd_create(
+            1, os.O_NONBLOCK | os.O_CLOEXEC
+        )  # CLOCK_MONOTONIC
         if self.descriptor < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     def set(self, when: int, interval: int = 0) -> None:
         """Fires at an instant of the monotonic clock, and then in intervals."""
         second = 1_000_000_000
-        setting = struct.pack("4q", interval // second, interval % second, when // second, when % second)
+        setting = struct.pack(
+            "4q", interval // second, interval % second, when // second, when % second
+        )
         if self._libc.timerfd_settime(self.descriptor, 1, setting, None) != 0:  # TFD_TIMER_ABSTIME
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 

@@ -53,7 +53,11 @@ class Latency:
     @property
     def title(self) -> str:
         """What is measured."""
-        what = "unpredictable lengths" if self.load == "unpredictable" else f"{duration(self.length)} {self.load}"
+        what = (
+            "unpredictable lengths"
+            if self.load == "unpredictable"
+            else f"{duration(self.length)} {self.load}"
+        )
         return f"latency, {what}{', Python busy' if self.busy else ''}"
 
     def seconds(self) -> float:
@@ -133,14 +137,19 @@ class _Samples:
 
 
 def _measure(
-    job: Latency, bench_streams: dict[tuple[str, str], BenchStream], lengths: list[int], *, first: bool
+    job: Latency,
+    bench_streams: dict[tuple[str, str], BenchStream],
+    lengths: list[int],
+    *,
+    first: bool,
 ) -> Callable[[LoopAdapter, Peer], Any]:
     async def measure(adapter: LoopAdapter, peer: Peer) -> _Samples:
         if job.load == "fresh":
             return await _fresh(adapter, peer, lengths)
         bench_stream = bench_streams[adapter.name, peer.name]
         wait = peer.waiter(adapter, bench_stream)
-        # Unpredictable work warms up on lengths of its own kind; the reversed ones are such, and are not those that come next.
+        # Unpredictable work warms up on lengths of its own kind; the reversed ones are such, and
+        # are not those that come next.
         warm = (job.warm if first else 2) if lengths else 0
         for number in range(warm):
             bench_stream.spin(lengths[-1 - number % len(lengths)])
@@ -156,7 +165,9 @@ def _measure(
     return measure
 
 
-async def _sample(samples: _Samples, bench_stream: BenchStream, wait: Callable[[], Any], length: int) -> None:
+async def _sample(
+    samples: _Samples, bench_stream: BenchStream, wait: Callable[[], Any], length: int
+) -> None:
     cpu = process_time_ns()
     began = perf_counter_ns()
     bench_stream.spin(length)

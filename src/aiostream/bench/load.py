@@ -132,7 +132,11 @@ def ping_times(asked: int, done: int, begin: int, end: int) -> list[int]:
     waited until then at least, and count as well: else a server that stands still is asked less
     often, and looks better than it is.
     """
-    return [done - due for due in range(asked, max(min(done, end), asked + 1), PING_EVERY) if begin <= due < end]
+    return [
+        done - due
+        for due in range(asked, max(min(done, end), asked + 1), PING_EVERY)
+        if begin <= due < end
+    ]
 
 
 class Window:
@@ -147,9 +151,16 @@ class Window:
 
     def __init__(self, connections: Sequence[Connection], settings: Found) -> None:
         self._connections, (self._pinged, self._control) = connections[:-2], connections[-2:]
-        self._rate, self._warm, self._length = settings["rate"], settings["warm"], round(settings["window"] * 1e9)
+        self._rate, self._warm, self._length = (
+            settings["rate"],
+            settings["warm"],
+            round(settings["window"] * 1e9),
+        )
         path, lengths = settings["path"], settings["lengths"]
-        self._requests = [(length, request_of(f"{path}?ns={length}" if length else path)) for length in lengths or [0]]
+        self._requests = [
+            (length, request_of(f"{path}?ns={length}" if length else path))
+            for length in lengths or [0]
+        ]
         self._random = random.Random(settings["seed"])
         self._sent = 0
         self._begin = self._end = NEVER
@@ -157,7 +168,8 @@ class Window:
         self._loop = asyncio.get_running_loop()
         self._idle: asyncio.Future[None] = self._loop.create_future()
         self._under_way = 0
-        # A closed loop is warm when each connection was answered once: before, the slow ones' queue still grows.
+        # A closed loop is warm when each connection was answered once: before, the slow ones' queue
+        # still grows.
         self._cold = set() if self._rate else set(self._connections)
         self._warmed: asyncio.Future[None] = self._loop.create_future()
         # Of the open loop:
@@ -169,7 +181,9 @@ class Window:
         self.latencies: list[int] = []
         self.beyond: list[int] = []
         self.pings: list[int] = []
-        self.late: list[int] = []  # how late the open loop's requests were sent on a connection that was free
+        self.late: list[
+            int
+        ] = []  # how late the open loop's requests were sent on a connection that was free
 
     async def run(self) -> Found:
         """Applies the load, and returns what it has found.
@@ -191,7 +205,9 @@ class Window:
         self._start()
         await asyncio.sleep(self._warm)
         await self._warmed
-        tasks.append(asyncio.create_task(fetch(self._control, "/usage")))  # a loop that stands still answers late
+        tasks.append(
+            asyncio.create_task(fetch(self._control, "/usage"))
+        )  # a loop that stands still answers late
         cpu = process_time_ns()
         self._begin = perf_counter_ns()
         self._end = self._begin + self._length
@@ -229,7 +245,8 @@ class Window:
             self._due = perf_counter_ns()
             self._arrive()
             return
-        # A closed loop begins with a spread of a few ms, because in step all would ask at the same time.
+        # A closed loop begins with a spread of a few ms, because in step all would ask at the same
+        # time.
         for number, connection in enumerate(self._connections):
             self._under_way += 1
             self._loop.call_later(0.005 * number / len(self._connections), self._send, connection)
@@ -249,7 +266,8 @@ class Window:
                 self._warmed.set_result(None)
         if self._begin <= now < self._end:
             self.count += 1
-        # The open loop's requests belong to the window in which they arrive: else those that come late would be left out.
+        # The open loop's requests belong to the window in which they arrive: else those that come
+        # late would be left out.
         if self._begin <= (connection.began if self._rate else now) < self._end:
             self._record(now - connection.began, connection.length)
         if not self._goes_on(now):
@@ -377,7 +395,11 @@ def main() -> None:
                 answer: Found = {"found": runner.run(client.window(json.loads(line)))}
             except Exception as error:
                 text = str(error) or type(error).__name__
-                answer = {"error": text if isinstance(error, RuntimeError) else f"{type(error).__name__}: {text}"}
+                answer = {
+                    "error": text
+                    if isinstance(error, RuntimeError)
+                    else f"{type(error).__name__}: {text}"
+                }
             print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -22,7 +22,9 @@ from typing import Any
 
 def _load(name: str) -> ModuleType:
     """A module of this folder, under a name of its own."""
-    spec = importlib.util.spec_from_file_location(f"bench_{name}", Path(__file__).with_name(f"{name}.py"))
+    spec = importlib.util.spec_from_file_location(
+        f"bench_{name}", Path(__file__).with_name(f"{name}.py")
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -43,7 +45,9 @@ class _Server:
     def _lanes(self, pool: str, wait: str, count: int) -> list[Any]:
         lanes = self._pools.setdefault((pool, wait), [])
         while len(lanes) < count:
-            lanes.append(self._spinning.Lane(self._library.Stream(wait=wait), self._driver, self._function))
+            lanes.append(
+                self._spinning.Lane(self._library.Stream(wait=wait), self._driver, self._function)
+            )
         return lanes[:count]
 
     def answer(self, request: dict[str, Any]) -> Any:
@@ -77,7 +81,9 @@ def main() -> None:
         context: Any = aiostream.Device(0).primary_context
         from cuda.bindings import driver
 
-        block = context.as_current if hasattr(context, "as_current") else context.current  # of an older version
+        block = (
+            context.as_current if hasattr(context, "as_current") else context.current
+        )  # of an older version
         with block():
             server = _Server(aiostream, driver)
             gc.disable()

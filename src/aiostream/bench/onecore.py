@@ -44,10 +44,17 @@ class OneCore:
         variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if runner.simulator else ""}
         command = [sys.executable, "-m", "aiostream.bench.onecore", json.dumps(asdict(self))]
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=120 + 10 * self.seconds(), env=variables
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120 + 10 * self.seconds(),
+            env=variables,
         )
         if done.returncode != 0:
-            raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+            raise RuntimeError(
+                (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            )
         found = json.loads(done.stdout.splitlines()[-1])
         for entry in found["not_run"]:
             runner.leave_out(f"{entry['peer']} on one core", entry["loop"], entry["reason"])
@@ -60,10 +67,15 @@ def main() -> None:
     from aiostream import _driver, simulator
 
     settings = json.loads(sys.argv[1])
-    jobs: list[Job] = [Patterns(**_tuples(settings["patterns"])), Fairness(**_tuples(settings["fairness"]))]
+    jobs: list[Job] = [
+        Patterns(**_tuples(settings["patterns"])),
+        Fairness(**_tuples(settings["fairness"])),
+    ]
     _driver.bindings()
     patterns = settings["patterns"]
-    runner = Runner(patterns["loops"], patterns["peers"], simulator=simulator.installed(), say=lambda line: None)
+    runner = Runner(
+        patterns["loops"], patterns["peers"], simulator=simulator.installed(), say=lambda line: None
+    )
     try:
         runner.try_out()
         rows = [row for job in jobs for row in job.run(runner)]
@@ -73,7 +85,9 @@ def main() -> None:
 
 
 def _tuples(settings: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    return {
+        key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()
+    }
 
 
 if __name__ == "__main__":

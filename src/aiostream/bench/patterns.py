@@ -69,12 +69,20 @@ class Patterns:
                     "warm": next(iter(now.values()))[:2],
                     "seed": number,
                 }
-                for peer, found in runner.take_turns(loop, self.peers, number, request, self._turn_seconds()):
+                for peer, found in runner.take_turns(
+                    loop, self.peers, number, request, self._turn_seconds()
+                ):
                     rounds.setdefault((loop, peer.name), []).append(found)
         for loop in self.loops:
             runner.close_pool(f"patterns on {loop}")
         return [
-            self._row(loop, peer, name, statistics.fmean(lengths[name]), [found[name] for found in all_found])
+            self._row(
+                loop,
+                peer,
+                name,
+                statistics.fmean(lengths[name]),
+                [found[name] for found in all_found],
+            )
             for (loop, peer), all_found in rounds.items()
             for name in lengths
         ]

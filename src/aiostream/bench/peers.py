@@ -66,8 +66,12 @@ class Variant:
 OURS = {
     "aiostream auto": Variant("auto", True, 'Stream(wait="auto").synchronize_async()'),
     "aiostream unpredicted": Variant("auto", False, "the same with prediction switched off"),
-    "aiostream hostfunc": Variant("hostfunc", True, 'Stream(wait="hostfunc"): one native host function on the stream'),
-    "aiostream event": Variant("event", True, 'Stream(wait="event"): an event and the native watcher'),
+    "aiostream hostfunc": Variant(
+        "hostfunc", True, 'Stream(wait="hostfunc"): one native host function on the stream'
+    ),
+    "aiostream event": Variant(
+        "event", True, 'Stream(wait="event"): an event and the native watcher'
+    ),
     "aiostream spin": Variant("spin", True, 'Stream(wait="spin"): an event, queried in the loop'),
 }
 
@@ -155,7 +159,11 @@ class Polling(Peer):
 
     def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
         """Yields first: what was launched just now is not done yet, and the other tasks get their turn."""
-        query, stream, checkpoint = _driver.bindings().cuStreamQuery, bench_stream.cu_stream, adapter.checkpoint
+        query, stream, checkpoint = (
+            _driver.bindings().cuStreamQuery,
+            bench_stream.cu_stream,
+            adapter.checkpoint,
+        )
 
         async def wait() -> None:
             while True:
@@ -177,7 +185,11 @@ class Sleeping(Peer):
 
     def waiter(self, adapter: LoopAdapter, bench_stream: BenchStream) -> Wait:
         """Queries first, and sleeps only while there is work."""
-        query, stream, sleep = _driver.bindings().cuStreamQuery, bench_stream.cu_stream, adapter.sleep
+        query, stream, sleep = (
+            _driver.bindings().cuStreamQuery,
+            bench_stream.cu_stream,
+            adapter.sleep,
+        )
 
         async def wait() -> None:
             while True:
@@ -233,7 +245,10 @@ class BlockingEvent(Peer):
         """The event is recorded in the loop, and waited for in a thread."""
         driver = _driver.bindings()
         flags = driver.CUevent_flags
-        handle = _driver.call("cuEventCreate", flags.CU_EVENT_BLOCKING_SYNC.value | flags.CU_EVENT_DISABLE_TIMING.value)
+        handle = _driver.call(
+            "cuEventCreate",
+            flags.CU_EVENT_BLOCKING_SYNC.value | flags.CU_EVENT_DISABLE_TIMING.value,
+        )
         event = _OwnedEvent(handle, bench_stream.stream.context.handle)
         in_thread, record, stream = adapter.in_thread, driver.cuEventRecord, bench_stream.cu_stream
 
@@ -275,7 +290,9 @@ class Ctypes(Peer):
     def prepare(self) -> None:
         """One C function for all waits, each told apart by a number."""
         address = _driver.native_addresses()["cuLaunchHostFunc"]
-        self._launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(address)
+        self._launch = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+        )(address)
         self._waiting: dict[int, Callable[[], Any]] = {}
         self._numbers = itertools.count(1)
         self._fired = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._on_fired)
@@ -361,5 +378,15 @@ class Numba(Peer):
 def all_peers() -> dict[str, Peer]:
     """Every peer by its name, in the order of the tables."""
     ours = (*(Ours(name) for name in OURS), EnqueueAsync())
-    others = (Blocking(), Polling(), Sleeping(), ToThread(), ToThreadBindings(), BlockingEvent(), Cupy(), Ctypes(), Numba())
+    others = (
+        Blocking(),
+        Polling(),
+        Sleeping(),
+        ToThread(),
+        ToThreadBindings(),
+        BlockingEvent(),
+        Cupy(),
+        Ctypes(),
+        Numba(),
+    )
     return {peer.name: peer for peer in (*ours, *others)}

@@ -47,7 +47,13 @@ class Pending:
 
     def seconds(self) -> float:
         """About how long it will take."""
-        return len(self.loops) * len(self.peers) * (self.total + max(self.counts)) * len(self.counts) * 60e-6
+        return (
+            len(self.loops)
+            * len(self.peers)
+            * (self.total + max(self.counts))
+            * len(self.counts)
+            * 60e-6
+        )
 
     def run(self, runner: Runner) -> list[Row]:
         """Measures."""
@@ -60,7 +66,9 @@ class Pending:
                 bench_streams = {peer.name: runner.bench_streams(peer, STREAMS) for peer in peers}
 
                 async def measure(
-                    adapter: LoopAdapter, peer: Peer, bench_streams: dict[str, list[BenchStream]] = bench_streams
+                    adapter: LoopAdapter,
+                    peer: Peer,
+                    bench_streams: dict[str, list[BenchStream]] = bench_streams,
                 ) -> dict[int, list[float]]:
                     found = {}
                     for count in self.counts:
@@ -90,7 +98,12 @@ class Pending:
 
 
 async def _batches(
-    adapter: LoopAdapter, peer: Peer, bench_streams: Sequence[BenchStream], count: int, times: int, hold: int | None
+    adapter: LoopAdapter,
+    peer: Peer,
+    bench_streams: Sequence[BenchStream],
+    count: int,
+    times: int,
+    hold: int | None,
 ) -> tuple[int, list[float]]:
     """So many batches; returns how long they were held, and the CPU for each wait in us."""
     if hold is None:
@@ -104,7 +117,9 @@ async def _batches(
         else:  # the kernel was over before all waits had begun
             hold = round(1.5 * spent) + 200_000
             if hold > LONGEST:
-                raise RuntimeError(f"beginning {count:,} waits takes as long as their stream is held, {hold / 1e9:.1f} s")
+                raise RuntimeError(
+                    f"beginning {count:,} waits takes as long as their stream is held, {hold / 1e9:.1f} s"
+                )
         if len(costs) == times:
             break
     return hold, costs

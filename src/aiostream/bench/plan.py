@@ -24,7 +24,15 @@ LENGTHS = (5 * US, 20 * US, 100 * US, 300 * US, 1 * MS, 5 * MS, 20 * MS, 100 * M
 STEADY = LENGTHS[2:]
 STREAM_COUNTS = (1, 8, 32, 64, 128, 256)
 KERNELS = (0, 500 * US, 5 * MS)
-TRIO_THROUGHPUT = ((1, 0), (8, 500 * US), (32, 500 * US), (64, 0), (64, 5 * MS), (128, 5 * MS), (256, 5 * MS))
+TRIO_THROUGHPUT = (
+    (1, 0),
+    (8, 500 * US),
+    (32, 500 * US),
+    (64, 0),
+    (64, 5 * MS),
+    (128, 5 * MS),
+    (256, 5 * MS),
+)
 AUTO, UNPREDICTED, HOSTFUNC = "aiostream auto", "aiostream unpredicted", "aiostream hostfunc"
 ENQUEUE = "enqueue_async"
 ENQUEUED = (100 * US, 1 * MS, 5 * MS)  # at these lengths it is compared with synchronize_async
@@ -33,8 +41,25 @@ SLEEPING = "sleep 1 ms"
 TAIL_PEERS = (AUTO, "aiostream event", THREADS[1], "polling", SLEEPING)  # unless others are chosen
 
 CROWDS = (8, 16, 64, 128)  # streams of mixed work
-TAILS = ("patterns", "mixed", "fairness", "one-core")  # the measures of late ends, and of tasks that suffer
-MEASURES = ("goals", "latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import", *TAILS, "server")
+TAILS = (
+    "patterns",
+    "mixed",
+    "fairness",
+    "one-core",
+)  # the measures of late ends, and of tasks that suffer
+MEASURES = (
+    "goals",
+    "latency",
+    "busy",
+    "throughput",
+    "idle",
+    "lag",
+    "pending",
+    "memory",
+    "import",
+    *TAILS,
+    "server",
+)
 ON_REQUEST = ("torch",)  # not among "all": these need libraries and minutes of their own
 SERVERS = ("server", "torch")
 
@@ -66,8 +91,12 @@ def jobs(
     if measure == "server":
         return _server(tuple(loops), tuple(peers), quick=quick, rounds=rounds, words=loads)
     if measure in TAILS:
-        return _tails(measure, tuple(loops), tuple(peers), quick=quick, rounds=rounds, words=tuple(words))
-    chosen = _goals(loops, peers) if measure == "goals" else _tables(measure, tuple(loops), tuple(peers))
+        return _tails(
+            measure, tuple(loops), tuple(peers), quick=quick, rounds=rounds, words=tuple(words)
+        )
+    chosen = (
+        _goals(loops, peers) if measure == "goals" else _tables(measure, tuple(loops), tuple(peers))
+    )
     return [_quickly(job) for job in chosen if not _long(job)] if quick else chosen
 
 
@@ -77,7 +106,9 @@ def jobs(
 def _goals(loops: Sequence[str], peers: Sequence[str]) -> list[Job]:
     main = ("uvloop" if "uvloop" in loops else loops[0],)
     thread = (next((name for name in THREADS if name in peers), THREADS[1]),)
-    found: list[Job] = [Latency(main, ("blocking", AUTO, "cupy", *thread), 20 * US, samples=600, rounds=10)]
+    found: list[Job] = [
+        Latency(main, ("blocking", AUTO, "cupy", *thread), 20 * US, samples=600, rounds=10)
+    ]
     for length in STEADY:
         samples = 200 if length > 5 * MS else 400
         for load in ("steady", "varying"):
@@ -86,9 +117,13 @@ def _goals(loops: Sequence[str], peers: Sequence[str]) -> list[Job]:
     found += [
         Latency(main, (AUTO, HOSTFUNC, UNPREDICTED), 0, "unpredictable", samples=400, rounds=10),
         Latency(main, (AUTO, HOSTFUNC), 100 * MS, "fresh", samples=200),
-        Throughput(main, (AUTO, "polling", HOSTFUNC, *thread), 128, 5 * MS, rounds=7, window=0.7, warm=0.2),
+        Throughput(
+            main, (AUTO, "polling", HOSTFUNC, *thread), 128, 5 * MS, rounds=7, window=0.7, warm=0.2
+        ),
         Throughput(main, (AUTO, "polling", "cupy"), 64, 0, rounds=9, window=0.5),
-        Throughput(main, (AUTO, "polling"), 126, 500 * US, rounds=7, window=1.0, warm=0.15, neighbours=2),
+        Throughput(
+            main, (AUTO, "polling"), 126, 500 * US, rounds=7, window=1.0, warm=0.15, neighbours=2
+        ),
     ]
     for length, samples in ((100 * US, 300), (1 * MS, 300), (20 * MS, 100)):
         found.append(Idle(main, (AUTO,), length, samples=samples))
@@ -122,11 +157,21 @@ def _tables(measure: str, loops: tuple[str, ...], peers: tuple[str, ...]) -> lis
         return [_table_latency(loops, peers, length) for length in LENGTHS]
     if measure == "busy":
         lengths = (100 * US, 5 * MS)
-        return [Latency(loops, peers, length, samples=40, rounds=2, warm=3, busy=True) for length in lengths]
+        return [
+            Latency(loops, peers, length, samples=40, rounds=2, warm=3, busy=True)
+            for length in lengths
+        ]
     if measure == "throughput":
-        return [Throughput(loops, peers, streams, length) for length in KERNELS for streams in STREAM_COUNTS]
+        return [
+            Throughput(loops, peers, streams, length)
+            for length in KERNELS
+            for streams in STREAM_COUNTS
+        ]
     if measure == "idle":
-        quiet: list[Job] = [Idle(loops, peers, length, samples=60, rounds=3) for length in (100 * US, 1 * MS, 20 * MS)]
+        quiet: list[Job] = [
+            Idle(loops, peers, length, samples=60, rounds=3)
+            for length in (100 * US, 1 * MS, 20 * MS)
+        ]
         return [*quiet, Idle(loops, peers, 60 * MS, samples=20, rounds=2, busy=True)]
     if measure == "lag":
         return [Lag(loops, peers, rounds=2)]
@@ -144,7 +189,13 @@ def _table_latency(loops: tuple[str, ...], peers: tuple[str, ...], length: int) 
 
 
 def _tails(
-    measure: str, loops: tuple[str, ...], peers: tuple[str, ...], *, quick: bool, rounds: int | None, words: tuple[str, ...]
+    measure: str,
+    loops: tuple[str, ...],
+    peers: tuple[str, ...],
+    *,
+    quick: bool,
+    rounds: int | None,
+    words: tuple[str, ...],
 ) -> list[Job]:
     patterns, fairness = Patterns(loops, peers, words), Fairness(loops, peers)
     mixed = [Mixed(loops, peers, streams, window=0.6) for streams in CROWDS]
@@ -159,24 +210,51 @@ def _tails(
         return [patterns]
     if measure == "mixed":
         return list(mixed)
-    return [fairness] if measure == "fairness" else [OneCore(replace(patterns, waits=2 * patterns.waits // 5), fairness)]
+    return (
+        [fairness]
+        if measure == "fairness"
+        else [OneCore(replace(patterns, waits=2 * patterns.waits // 5), fairness)]
+    )
 
 
 # ------------------------------------------------------------------------------------------------ server
 
 
 def _server(
-    loops: tuple[str, ...], peers: tuple[str, ...], *, quick: bool, rounds: int | None, words: Sequence[str]
+    loops: tuple[str, ...],
+    peers: tuple[str, ...],
+    *,
+    quick: bool,
+    rounds: int | None,
+    words: Sequence[str],
 ) -> list[Job]:
-    loads = [load for name, load in LOADS.items() if any(word in name for word in words)] if words else USUAL
+    loads = (
+        [load for name, load in LOADS.items() if any(word in name for word in words)]
+        if words
+        else USUAL
+    )
     found = [Server(loops, peers, load) for load in loads]
     if quick:  # the last of the usual loads shows nothing that the others do not
-        found = [replace(job, rounds=1, window=0.06, warm=0.02, trial=0.0) for job in found[: len(USUAL) - 1]]
+        found = [
+            replace(job, rounds=1, window=0.06, warm=0.02, trial=0.0)
+            for job in found[: len(USUAL) - 1]
+        ]
     return [replace(job, rounds=rounds) if rounds else job for job in found]
 
 
-def _torch(loops: tuple[str, ...], peers: tuple[str, ...], *, quick: bool, rounds: int | None, words: Sequence[str]) -> list[Job]:
-    loads = [load for name, load in TORCH_LOADS.items() if not words or any(word in name for word in words)]
+def _torch(
+    loops: tuple[str, ...],
+    peers: tuple[str, ...],
+    *,
+    quick: bool,
+    rounds: int | None,
+    words: Sequence[str],
+) -> list[Job]:
+    loads = [
+        load
+        for name, load in TORCH_LOADS.items()
+        if not words or any(word in name for word in words)
+    ]
     found = [TorchServer(loops, peers, load) for load in loads]
     if quick:
         found = [replace(job, rounds=1, window=0.15, warm=0.02, trial=0.0) for job in found[:1]]

@@ -49,15 +49,25 @@ def draw(results: dict[str, Any], path: Path) -> list[Path]:
         matplotlib: Any = importlib.import_module("matplotlib")
         figures: Any = importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        raise UnavailableError("matplotlib is not installed: pip install 'aiostream-cuda[bench]', then bench --plot") from error
+        raise UnavailableError(
+            "matplotlib is not installed: pip install 'aiostream-cuda[bench]', then bench --plot"
+        ) from error
     rows, served = _rows(results), server_plot.rows_of(results)
     loop = next((loop for loop in LOOPS if any(row["loop"] == loop for row in rows)), None)
     if loop is None and not served:
-        raise UnavailableError("there are no rows of the measures latency, throughput and server in it")
+        raise UnavailableError(
+            "there are no rows of the measures latency, throughput and server in it"
+        )
     pictures = []
-    # The figure's text becomes outlines, and its marks are named by a constant: the same results give the same file everywhere.
+    # The figure's text becomes outlines, and its marks are named by a constant: the same results
+    # give the same file everywhere.
     with matplotlib.rc_context(
-        {"font.size": 10, "svg.hashsalt": "aiostream", "axes.spines.top": False, "axes.spines.right": False}
+        {
+            "font.size": 10,
+            "svg.hashsalt": "aiostream",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
     ):
         if loop is not None:
             figure = figures.Figure(figsize=(14, 5.6), layout="constrained")
@@ -84,7 +94,8 @@ def _rows(results: dict[str, Any]) -> list[Row]:
     return tables or [
         row
         for row in known
-        if (row["measure"] == "latency" and row["load"] == "steady") or (row["measure"] == "throughput" and not row["neighbours"])
+        if (row["measure"] == "latency" and row["load"] == "steady")
+        or (row["measure"] == "throughput" and not row["neighbours"])
     ]
 
 
@@ -95,21 +106,45 @@ def _fill(figure: Any, rows: Sequence[Row], results: dict[str, Any], loop: str) 
     figure.suptitle(f"Waiting for the GPU from Python\n{where}", fontsize=11)
     latency, cpu, rate = figure.subplots(1, 3)
     waits = [row for row in rows if row["measure"] == "latency" and not row["python_busy"]]
-    _lines(latency, waits, "length_ns", lambda row: (row["median_us"], row["low_us"], row["high_us"]))
-    _axes(latency, waits, "length_ns", duration, "kernel", "us from the kernel's end to resumption (median)")
+    _lines(
+        latency, waits, "length_ns", lambda row: (row["median_us"], row["low_us"], row["high_us"])
+    )
+    _axes(
+        latency,
+        waits,
+        "length_ns",
+        duration,
+        "kernel",
+        "us from the kernel's end to resumption (median)",
+    )
     _lines(cpu, waits, "length_ns", lambda row: (max(row["cpu_percent"], 0.01),) * 3)
     _axes(cpu, waits, "length_ns", duration, "kernel", "process's CPU while waiting, % of one core")
     lengths = {row["length_ns"] for row in rows if row["measure"] == "throughput"}
     length = BUSIEST if BUSIEST in lengths else max(lengths, default=0)
     busy = [row for row in rows if row["measure"] == "throughput" and row["length_ns"] == length]
     _lines(rate, busy, "streams", lambda row: (row["per_second"], row["low"], row["high"]))
-    _axes(rate, busy, "streams", str, f"streams, each with kernels of {duration(length)}", "completions per second (median)")
+    _axes(
+        rate,
+        busy,
+        "streams",
+        str,
+        f"streams, each with kernels of {duration(length)}",
+        "completions per second (median)",
+    )
     handles = {line.get_label(): line for panel in (latency, rate) for line in panel.get_lines()}
     names = [name for name in STYLES if name in handles]
-    figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=len(names), frameon=False)
+    figure.legend(
+        [handles[name] for name in names],
+        names,
+        loc="outside lower center",
+        ncols=len(names),
+        frameon=False,
+    )
 
 
-def _lines(panel: Any, rows: Sequence[Row], key: str, figures: Callable[[Row], tuple[float, float, float]]) -> None:
+def _lines(
+    panel: Any, rows: Sequence[Row], key: str, figures: Callable[[Row], tuple[float, float, float]]
+) -> None:
     """A line for each peer, with the 95 % interval of each median behind it."""
     for name, style in STYLES.items():
         some = sorted((row for row in rows if row["peer"] == name), key=lambda row: float(row[key]))
@@ -121,15 +156,26 @@ def _lines(panel: Any, rows: Sequence[Row], key: str, figures: Callable[[Row], t
         panel.fill_between(across, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def _axes(panel: Any, rows: Sequence[Row], key: str, text: Callable[[int], str], across: str, up: str) -> None:
+def _axes(
+    panel: Any, rows: Sequence[Row], key: str, text: Callable[[int], str], across: str, up: str
+) -> None:
     """Both logarithmic; every setting that was measured has its mark."""
     settings = sorted({row[key] for row in rows})
     panel.set_xscale("log")
     panel.set_yscale("log")
-    panel.set_xticks(settings, [text(setting) for setting in settings], fontsize=9, rotation=45 if key == "length_ns" else 0)
+    panel.set_xticks(
+        settings,
+        [text(setting) for setting in settings],
+        fontsize=9,
+        rotation=45 if key == "length_ns" else 0,
+    )
     panel.minorticks_off()
-    panel.yaxis.set_major_locator(importlib.import_module("matplotlib.ticker").LogLocator(subs=(1.0, 2.0, 5.0)))
-    panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    panel.yaxis.set_major_locator(
+        importlib.import_module("matplotlib.ticker").LogLocator(subs=(1.0, 2.0, 5.0))
+    )
+    panel.yaxis.set_major_formatter(
+        lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"
+    )
     panel.grid(axis="y", color="#dddddd", linewidth=0.7)
     panel.set_axisbelow(True)
     panel.set_xlabel(across)

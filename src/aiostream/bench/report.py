@@ -18,12 +18,38 @@ from aiostream.bench.runner import Row, Runner
 
 FORMAT = 1
 SIMULATED = "Measured on the simulator, which has no GPU: these figures say nothing about one."
-PACKAGES = ("cuda-bindings", "anyio", "uvloop", "trio", "torch", "numpy", "numba", "numba-cuda", "fastapi", "uvicorn")
+PACKAGES = (
+    "cuda-bindings",
+    "anyio",
+    "uvloop",
+    "trio",
+    "torch",
+    "numpy",
+    "numba",
+    "numba-cuda",
+    "fastapi",
+    "uvicorn",
+)
 TAILS = ("p50", "p90", "p99", "p99.9", "max")
-KEYS = ("set", "measure", "loop", "peer", "load", "length_ns", "python_busy", "streams", "neighbours", "pending", "by", "pattern")
+KEYS = (
+    "set",
+    "measure",
+    "loop",
+    "peer",
+    "load",
+    "length_ns",
+    "python_busy",
+    "streams",
+    "neighbours",
+    "pending",
+    "by",
+    "pattern",
+)
 
 
-def describe(runner: Runner, options: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Any]:
+def describe(
+    runner: Runner, options: dict[str, Any], earlier: dict[str, Any] | None
+) -> dict[str, Any]:
     """The results to begin with: where and with what is measured, and what an earlier run has left.
 
     Args:
@@ -80,7 +106,9 @@ def _cpu_name() -> str | None:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return None
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None
+    )
 
 
 def key_of(row: Row) -> tuple[Any, ...]:
@@ -97,10 +125,14 @@ def add(results: dict[str, Any], rows: Iterable[Row]) -> None:
 
 def write(results: dict[str, Any], path: Path) -> None:
     """Writes the file: one line for each row, and whole or not at all, for the run may be killed at any time."""
-    head = json.dumps({key: value for key, value in results.items() if key not in ("rows", "goals")}, indent=1)
+    head = json.dumps(
+        {key: value for key, value in results.items() if key not in ("rows", "goals")}, indent=1
+    )
     lines = [head[: head.rindex("}")].rstrip()]
     for key in ("goals", "rows"):
-        text_rows = ",\n  ".join(json.dumps(text_row, separators=(",", ":")) for text_row in results[key])
+        text_rows = ",\n  ".join(
+            json.dumps(text_row, separators=(",", ":")) for text_row in results[key]
+        )
         lines.append(f' "{key}": [\n  {text_rows}\n ]' if text_rows else f' "{key}": []')
     whole = ",\n".join(lines) + "\n}\n"
     partial = path.with_suffix(path.suffix + ".part")
@@ -126,14 +158,23 @@ def read(path: Path) -> dict[str, Any]:
 def tables(results: dict[str, Any]) -> str:
     """Everything as text."""
     environment = results["environment"]
-    parts = [f"{machine(environment)}, cuda-bindings {environment['cuda-bindings']}; {results['date']}"]
+    parts = [
+        f"{machine(environment)}, cuda-bindings {environment['cuda-bindings']}; {results['date']}"
+    ]
     if results["simulator"]:
         parts.append(SIMULATED)
     for of_goals in (False, True):
         rows = [row for row in results["rows"] if (row["set"] == "goals") == of_goals]
         if rows and of_goals:
             parts.append("The settings of the goals:")
-        parts += _latency(rows) + _throughput(rows) + _idle(rows) + _lag(rows) + _small(rows) + _tails(rows)
+        parts += (
+            _latency(rows)
+            + _throughput(rows)
+            + _idle(rows)
+            + _lag(rows)
+            + _small(rows)
+            + _tails(rows)
+        )
         parts += _server(rows) + _torch(rows)
     if results["goals"]:
         parts.append(_goals(results["goals"]))
@@ -155,7 +196,9 @@ def machine(environment: dict[str, Any]) -> str:
 
 def grid(title: str, header: Sequence[str], text_rows: Sequence[Sequence[str]]) -> str:
     """A table: the first column to the left, the others to the right."""
-    widths = [max(len(text_row[at]) for text_row in (header, *text_rows)) for at in range(len(header))]
+    widths = [
+        max(len(text_row[at]) for text_row in (header, *text_rows)) for at in range(len(header))
+    ]
 
     def line(text_row: Sequence[str]) -> str:
         first, *others = (
@@ -204,9 +247,13 @@ def _latency_text(row: Row) -> str:
 
 def _throughput(rows: Sequence[Row]) -> list[str]:
     parts = []
-    settings = dict.fromkeys((row["length_ns"], row["neighbours"]) for row in rows if row["measure"] == "throughput")
+    settings = dict.fromkeys(
+        (row["length_ns"], row["neighbours"]) for row in rows if row["measure"] == "throughput"
+    )
     for length, neighbours in settings:
-        for loop, some in _by_loop(rows, measure="throughput", length_ns=length, neighbours=neighbours).items():
+        for loop, some in _by_loop(
+            rows, measure="throughput", length_ns=length, neighbours=neighbours
+        ).items():
             title = f"Completions per second, and CPU us of each; kernels of {duration(length)}, by streams; {loop}"
             title += f"; beside {neighbours} x 1.2 s" if neighbours else ""
             parts.append(_matrix(title, some, lambda row: str(row["streams"]), _throughput_text))
@@ -220,7 +267,9 @@ def _throughput_text(row: Row) -> str:
 def _idle(rows: Sequence[Row]) -> list[str]:
     parts = []
     for loop, some in _by_loop(rows, measure="idle").items():
-        title = f"GPU idle added on the awaited stream in us (95 % interval), after a kernel of; {loop}"
+        title = (
+            f"GPU idle added on the awaited stream in us (95 % interval), after a kernel of; {loop}"
+        )
         parts.append(_matrix(title, some, _idle_column, _idle_text))
     return parts
 
@@ -257,7 +306,13 @@ def _tails(rows: Sequence[Row]) -> list[str]:
     """Of the measures of late ends. Those on one core have tables of their own."""
     one_core = [row for row in rows if row["set"] == "one-core"]
     others = [row for row in rows if row["set"] != "one-core"]
-    return [*_patterns(others), *_mixed(others), *_fairness(others), *_patterns(one_core), *_fairness(one_core)]
+    return [
+        *_patterns(others),
+        *_mixed(others),
+        *_fairness(others),
+        *_patterns(one_core),
+        *_fairness(one_core),
+    ]
 
 
 def _where(loop: str, rows: Sequence[Row]) -> str:
@@ -286,7 +341,9 @@ def _mixed(rows: Sequence[Row]) -> list[str]:
     for loop, some in _by_loop(rows, measure="mixed").items():
         title = f"Lateness in us beyond kernels of 0.2 to 20 ms (lower is better), a task for each stream; {loop}"
         header = ["", *TAILS, "per second", "95 % interval", "cores"]
-        parts.append(_grouped(title, header, some, lambda row: f"{row['streams']} streams", _mixed_text))
+        parts.append(
+            _grouped(title, header, some, lambda row: f"{row['streams']} streams", _mixed_text)
+        )
     return parts
 
 
@@ -295,44 +352,104 @@ def _mixed_text(row: Row) -> list[str]:
 
 
 def _rate_text(row: Row) -> list[str]:
-    return [f"{row['per_second']:,.0f}", f"{row['low']:,.0f} to {row['high']:,.0f}", f"{row['cores']:.2f}"]
+    return [
+        f"{row['per_second']:,.0f}",
+        f"{row['low']:,.0f} to {row['high']:,.0f}",
+        f"{row['cores']:.2f}",
+    ]
 
 
 def _fairness(rows: Sequence[Row]) -> list[str]:
     parts = []
     for loop, some in _by_loop(rows, measure="fairness").items():
         title = f"Completions of a task in a window, and lateness in us of a 1 ms timer; {some[0]['streams']} x empty kernels"
-        header = ["", "fewest", "most", "ratio", "timer p50", "p99", "max", "per second", "95 % interval", "cores"]
-        parts.append(grid(f"{title}; {_where(loop, some)}", header, [_fairness_text(row) for row in some]))
+        header = [
+            "",
+            "fewest",
+            "most",
+            "ratio",
+            "timer p50",
+            "p99",
+            "max",
+            "per second",
+            "95 % interval",
+            "cores",
+        ]
+        parts.append(
+            grid(f"{title}; {_where(loop, some)}", header, [_fairness_text(row) for row in some])
+        )
     return parts
 
 
 def _fairness_text(row: Row) -> list[str]:
     turns = [row["peer"], f"{row['fewest']:,}", f"{row['most']:,}", f"{row['ratio']:.2f}"]
-    return [*turns, *(f"{row['timer'][key]:,.0f}" for key in ("p50_us", "p99_us", "max_us")), *_rate_text(row)]
+    return [
+        *turns,
+        *(f"{row['timer'][key]:,.0f}" for key in ("p50_us", "p99_us", "max_us")),
+        *_rate_text(row),
+    ]
 
 
 def _server(rows: Sequence[Row]) -> list[str]:
     parts = []
-    header = ["", "requests/s", "95 % interval", "p50", "p99", "beyond", "/ping p99", "CPU us", "cores", "client", "not served"]
+    header = [
+        "",
+        "requests/s",
+        "95 % interval",
+        "p50",
+        "p99",
+        "beyond",
+        "/ping p99",
+        "CPU us",
+        "cores",
+        "client",
+        "not served",
+    ]
     for some in _by_loop(rows, measure="server").values():
         title = f"A server's requests: ms, also p99 beyond the kernel, and the process's CPU us for each; {some[0]['server']}"
-        parts.append(_grouped(title, [*header, "samples"], some, lambda row: str(row["load"]), _server_text))
+        parts.append(
+            _grouped(title, [*header, "samples"], some, lambda row: str(row["load"]), _server_text)
+        )
     return parts
 
 
 def _server_text(row: Row) -> list[str]:
-    times = [_ms(row, "p50_us"), _ms(row, "p99_us"), _ms(row["beyond"], "p99_us"), _ms(row["ping"], "p99_us")]
+    times = [
+        _ms(row, "p50_us"),
+        _ms(row, "p99_us"),
+        _ms(row["beyond"], "p99_us"),
+        _ms(row["ping"], "p99_us"),
+    ]
     # An open loop's client polls all the time: what says something of it is how late it sends.
     client = f"{_ms(row['client_late'], 'p99_us')} ms" if row["client_late"] else _client(row)
-    return [*_request_rate(row), *times, *_cost(row), client, f"{row['unserved']:,}", f"{row['samples']:,}"]
+    return [
+        *_request_rate(row),
+        *times,
+        *_cost(row),
+        client,
+        f"{row['unserved']:,}",
+        f"{row['samples']:,}",
+    ]
 
 
 def _torch(rows: Sequence[Row]) -> list[str]:
     parts = []
-    header = ["", "requests/s", "95 % interval", "p50", "p99", "/ping p99", "CPU us", "cores", "client", "samples"]
+    header = [
+        "",
+        "requests/s",
+        "95 % interval",
+        "p50",
+        "p99",
+        "/ping p99",
+        "CPU us",
+        "cores",
+        "client",
+        "samples",
+    ]
     for some in _by_loop(rows, measure="torch").values():
-        title = f"A torch server's requests: ms, and the process's CPU us for each; {some[0]['server']}"
+        title = (
+            f"A torch server's requests: ms, and the process's CPU us for each; {some[0]['server']}"
+        )
         parts.append(_grouped(title, header, some, lambda row: str(row["load"]), _torch_text))
     return parts
 
@@ -371,11 +488,17 @@ def _small(rows: Sequence[Row]) -> list[str]:
     parts = []
     for loop, some in _by_loop(rows, measure="pending").items():
         title = f"CPU us per completion with so many pending; {loop}"
-        parts.append(_matrix(title, some, lambda row: f"{row['pending']:,}", lambda row: f"{row['cpu_us']:.1f}"))
+        parts.append(
+            _matrix(
+                title, some, lambda row: f"{row['pending']:,}", lambda row: f"{row['cpu_us']:.1f}"
+            )
+        )
     memory = [row for row in rows if row["measure"] == "memory"]
     if memory:
         title = f"Bytes for each of {memory[0]['pending']:,} pending waits, task and future included; asyncio"
-        parts.append(_matrix(title, memory, lambda row: row["by"], lambda row: f"{row['bytes']:,.0f}"))
+        parts.append(
+            _matrix(title, memory, lambda row: row["by"], lambda row: f"{row['bytes']:,.0f}")
+        )
     imports = [row for row in rows if row["measure"] == "import"]
     if imports:
         text_rows = [[row["peer"], f"{row['median_ms']:.1f}"] for row in imports]
@@ -391,8 +514,22 @@ def _goals(goals: Sequence[Row]) -> str:
         measured = "-" if goal["measured"] is None else f"{goal['measured']:.3g}{unit}"
         interval = "-" if goal["measured"] is None else f"{goal['low']:.3g} to {goal['high']:.3g}"
         bound = f"{goal['relation']} {goal['bound']:.4g}{unit}"
-        verdict = goal["verdict"] if goal["sure"] or goal["measured"] is None else f"{goal['verdict']}?"
-        text_rows.append([f"{goal['group']}: {goal['what']}", measured, interval, bound, verdict, str(goal["samples"])])
-    counts = {verdict: sum(goal["verdict"] == verdict for goal in goals) for verdict in ("met", "missed", "not measured")}
+        verdict = (
+            goal["verdict"] if goal["sure"] or goal["measured"] is None else f"{goal['verdict']}?"
+        )
+        text_rows.append(
+            [
+                f"{goal['group']}: {goal['what']}",
+                measured,
+                interval,
+                bound,
+                verdict,
+                str(goal["samples"]),
+            ]
+        )
+    counts = {
+        verdict: sum(goal["verdict"] == verdict for goal in goals)
+        for verdict in ("met", "missed", "not measured")
+    }
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     return f"{grid('Goals', header, text_rows)}\n{summary} (with a question mark: the interval has the goal within it)"

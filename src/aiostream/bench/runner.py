@@ -44,7 +44,12 @@ class Runner:
     """
 
     def __init__(
-        self, loop_names: Sequence[str], peer_names: Sequence[str] | None, *, simulator: bool, say: Callable[[str], None]
+        self,
+        loop_names: Sequence[str],
+        peer_names: Sequence[str] | None,
+        *,
+        simulator: bool,
+        say: Callable[[str], None],
     ) -> None:
         known = all_peers()
         self.simulator = simulator
@@ -82,7 +87,9 @@ class Runner:
         self.loops = tuple(loop for loop in self.loops if not loops.missing(loop))
         for peer in list(self.peers.values()):
             if self.simulator and peer.runtime:
-                self._drop_everywhere(peer, "it needs CUDA's runtime library, and the simulator is a driver only")
+                self._drop_everywhere(
+                    peer, "it needs CUDA's runtime library, and the simulator is a driver only"
+                )
                 continue
             try:
                 peer.prepare()
@@ -109,7 +116,14 @@ class Runner:
                 bench_stream.close()
 
     def _try_older(self, peer: Older, loop: str) -> None:
-        request = {"turn": "waits", "pool": "trial", "streams": 1, "lengths": [], "warm": [5_000] * 2, "seed": 0}
+        request = {
+            "turn": "waits",
+            "pool": "trial",
+            "streams": 1,
+            "lengths": [],
+            "warm": [5_000] * 2,
+            "seed": 0,
+        }
         try:
             peer.ask(loop, request, TRIAL)
         except RuntimeError as error:
@@ -144,7 +158,11 @@ class Runner:
 
     def taking_part(self, wanted: Iterable[str], loop: str) -> list[Peer]:
         """The peers of those wanted that can be had on a loop."""
-        return [self.peers[name] for name in wanted if name in self.peers and (name, loop) not in self._out]
+        return [
+            self.peers[name]
+            for name in wanted
+            if name in self.peers and (name, loop) not in self._out
+        ]
 
     # -------------------------------------------------------------------------------------------- streams and loops
 
@@ -183,7 +201,11 @@ class Runner:
         _driver.call("cuCtxPopCurrent")
 
     def each_in_turn(
-        self, loop: str, peers: Sequence[Peer], number: int, measure: Callable[[LoopAdapter, Peer], Any]
+        self,
+        loop: str,
+        peers: Sequence[Peer],
+        number: int,
+        measure: Callable[[LoopAdapter, Peer], Any],
     ) -> Iterator[tuple[Peer, Any]]:
         """Runs `measure(adapter, peer)` for each peer, each time beginning with another. A peer that fails is left out.
 
@@ -222,9 +244,13 @@ class Runner:
     async def _turn(self, adapter: LoopAdapter, peer: Peer, request: dict[str, Any]) -> Any:
         bench_streams = self.bench_streams(peer, request["streams"], request["pool"])
         with gpu.quiet():
-            return await turns.take(adapter, [_lane(adapter, peer, each) for each in bench_streams], request)
+            return await turns.take(
+                adapter, [_lane(adapter, peer, each) for each in bench_streams], request
+            )
 
-    def _in_turn(self, loop: str, peers: Sequence[Peer], number: int, take: Callable[[Peer], Any]) -> Iterator[tuple[Peer, Any]]:
+    def _in_turn(
+        self, loop: str, peers: Sequence[Peer], number: int, take: Callable[[Peer], Any]
+    ) -> Iterator[tuple[Peer, Any]]:
         start = number % max(1, len(peers))
         for peer in (*peers[start:], *peers[:start]):
             if (peer.name, loop) in self._out:

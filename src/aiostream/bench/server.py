@@ -25,7 +25,9 @@ from aiostream.bench.runner import Row, Runner
 STREAMS = 128  # of each way to wait: no load has more connections
 START, STOP = 120.0, 30.0  # seconds in which a server must listen, and must have ended
 SLOW = 15.0  # seconds that a window may take beyond its own length
-PEERS = tuple(name for name in serving.WAYS if name not in ("aiostream event", *WAITS))  # unless others are chosen
+PEERS = tuple(
+    name for name in serving.WAYS if name not in ("aiostream event", *WAITS)
+)  # unless others are chosen
 PING = "/ping alone"  # what is served, and asked for, without a GPU: the limit of uvicorn and the load generator
 
 
@@ -52,7 +54,9 @@ class Load:
 
 BUSY, OPEN = Load(128, length=5_000_000), Load(STREAMS, rate=2_000)  # those that have goals
 USUAL = (BUSY, OPEN, Load(16, length=5_000_000), Load(128))  # unless others are chosen
-LOADS = {each.name: each for each in (*USUAL, Load(16), Load(STREAMS, rate=2_000, length=5_000_000))}
+LOADS = {
+    each.name: each for each in (*USUAL, Load(16), Load(STREAMS, rate=2_000, length=5_000_000))
+}
 
 
 def missing() -> str | None:
@@ -143,7 +147,9 @@ class Server:
         return {
             "connections": self.load.connections,
             "rate": self.load.rate,
-            "lengths": [self.load.length] if self.load.length else turns.log_normal(f"{number} server"),
+            "lengths": [self.load.length]
+            if self.load.length
+            else turns.log_normal(f"{number} server"),
             "warm": self.warm,
             "window": window,
             "seed": number,
@@ -154,7 +160,10 @@ class Server:
         each = [_of_window(window) for window in windows]
         rates = [window["per_second"] for window in each]
         low, high = stats.median_interval(rates)
-        whole = {key: [value for window in windows for value in window[key]] for key in ("latency_ns", "beyond_ns", "late_ns")}
+        whole = {
+            key: [value for window in windows for value in window[key]]
+            for key in ("latency_ns", "beyond_ns", "late_ns")
+        }
         pings = [value for window in windows for value in window["ping_ns"]]
         costs = [window["cpu_us"] for window in each if window["cpu_us"] is not None]
         return {
@@ -191,7 +200,9 @@ def _of_window(window: dict[str, Any]) -> dict[str, Any]:
         "per_second": round(window["count"] * 1e9 / window["wall_ns"], 1),
         "cpu_us": round(used["cpu_ns"] / 1e3 / requests, 3) if requests else None,
         "cores": round(used["cpu_ns"] / used["wall_ns"], 4),
-        "p99_us": round(stats.percentile(window["latency_ns"], 99) / 1e3, 1) if window["latency_ns"] else None,
+        "p99_us": round(stats.percentile(window["latency_ns"], 99) / 1e3, 1)
+        if window["latency_ns"]
+        else None,
         "beyond_p99_us": round(stats.percentile(beyond, 99) / 1e3, 1) if beyond else None,
         "ping_p99_us": round(stats.percentile(ping, 99) / 1e3, 1) if ping else None,
         "client_cores": window["client_cores"],
@@ -236,7 +247,9 @@ class _Machinery:
             settings |= {"folder": folder, "simulator": self._runner.simulator}
             arguments = [self._job.script, json.dumps(settings)]
             older = folder if ways[0] in WAITS else None  # ours is found as it was found here
-            self._servers[folder] = Child("the server", arguments, path=older, simulator=self._runner.simulator)
+            self._servers[folder] = Child(
+                "the server", arguments, path=older, simulator=self._runner.simulator
+            )
         self._new_client()
         for folder, server in self._servers.items():
             try:
@@ -287,12 +300,17 @@ class _Machinery:
             except RuntimeError as error:
                 self._runner.leave_out(PING, self._loop, error)
 
-    def take_turns(self, number: int, request: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def take_turns(
+        self, number: int, request: dict[str, Any]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         """A window for each way to wait, in each round beginning with another."""
         start = number % max(1, len(self._peers))
         for peer in (*self._peers[start:], *self._peers[:start]):
             try:
-                yield peer, self._ask(self._folder(peer), {**request, "path": serving.path_of(peer)})
+                yield (
+                    peer,
+                    self._ask(self._folder(peer), {**request, "path": serving.path_of(peer)}),
+                )
             except RuntimeError as error:
                 self._drop(peer, str(error))
 
@@ -302,7 +320,9 @@ class _Machinery:
         if server.ended:
             raise RuntimeError("the server's process has ended")
         try:
-            return dict(self._client.ask({**request, "port": self._ports[folder]}, request["limit"] + SLOW))
+            return dict(
+                self._client.ask({**request, "port": self._ports[folder]}, request["limit"] + SLOW)
+            )
         except RuntimeError as error:
             if any(words in str(error) for words in (load.TOO_LONG, NO_ANSWER)):
                 server.kill()  # it does not answer, nor would it in the next turns

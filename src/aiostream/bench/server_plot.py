@@ -11,12 +11,20 @@ from aiostream.bench.report import machine
 from aiostream.bench.runner import Row
 from aiostream.bench.server import BUSY, OPEN, PING
 
-OURS, OLDER, OTHERS = "#D55E00", "#E69F00", "#0072B2"  # Okabe and Ito's colours, which the colour-blind can tell apart
+OURS, OLDER, OTHERS = (
+    "#D55E00",
+    "#E69F00",
+    "#0072B2",
+)  # Okabe and Ito's colours, which the colour-blind can tell apart
 
 
 def rows_of(results: dict[str, Any]) -> list[Row]:
     """The rows of the two loads that are drawn, on the first loop that was measured."""
-    rows = [row for row in results["rows"] if row["set"] == "server" and row["load"] in (BUSY.name, OPEN.name)]
+    rows = [
+        row
+        for row in results["rows"]
+        if row["set"] == "server" and row["load"] in (BUSY.name, OPEN.name)
+    ]
     return [row for row in rows if row["loop"] == rows[0]["loop"] and row["peer"] != PING]
 
 
@@ -48,11 +56,21 @@ def _color(peer: str) -> str:
 def _rates(panel: Any, rows: Sequence[Row]) -> None:
     """A bar for each peer, the first at the top, with its 95 % interval."""
     places, rates = range(len(rows)), [row["per_second"] for row in rows]
-    ends = [[row["per_second"] - row["low"] for row in rows], [row["high"] - row["per_second"] for row in rows]]
-    panel.barh(places, rates, xerr=ends, color=[_color(row["peer"]) for row in rows], height=0.7, capsize=3)
+    ends = [
+        [row["per_second"] - row["low"] for row in rows],
+        [row["high"] - row["per_second"] for row in rows],
+    ]
+    panel.barh(
+        places, rates, xerr=ends, color=[_color(row["peer"]) for row in rows], height=0.7, capsize=3
+    )
     for place, row in zip(places, rows, strict=True):
         panel.annotate(
-            f"{row['per_second']:,.0f}", (row["high"], place), xytext=(5, 0), textcoords="offset points", fontsize=8, va="center"
+            f"{row['per_second']:,.0f}",
+            (row["high"], place),
+            xytext=(5, 0),
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
         )
     panel.margins(x=0.12)
     _peers(panel, rows)
@@ -63,7 +81,14 @@ def _tails(panel: Any, rows: Sequence[Row]) -> None:
     for place, row in enumerate(rows):
         p99 = row["p99_us"] / 1e3
         panel.plot([p99], [place], marker="o", color=_color(row["peer"]), linestyle="none")
-        panel.annotate(f"{p99:,.1f}", (p99, place), xytext=(6, 0), textcoords="offset points", fontsize=8, va="center")
+        panel.annotate(
+            f"{p99:,.1f}",
+            (p99, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
+        )
     _logarithmic(panel, "x")
     panel.margins(x=0.15)
     _peers(panel, rows)
@@ -75,12 +100,19 @@ def _costs(panel: Any, rows: Sequence[Row]) -> None:
     """Lateness against CPU: the nearer to the lower left corner, the better."""
     for row, marker in zip(rows, itertools.cycle("osD^vPX<>hp*"), strict=False):
         late = max(row["beyond"]["p99_us"], 1.0) / 1e3
-        style = {"color": _color(row["peer"]), "marker": marker, "linestyle": "none", "markersize": 7}
+        style = {
+            "color": _color(row["peer"]),
+            "marker": marker,
+            "linestyle": "none",
+            "markersize": 7,
+        }
         panel.plot([row["cpu_us"]], [late], label=row["peer"], alpha=0.8, **style)
     _logarithmic(panel, "x")
     _logarithmic(panel, "y")
     panel.margins(0.15)
-    panel.set_xlabel(f"CPU us of the server's process for each request, less is better\n{OPEN.name}")
+    panel.set_xlabel(
+        f"CPU us of the server's process for each request, less is better\n{OPEN.name}"
+    )
     panel.set_ylabel("p99 of a request beyond its kernel in ms, less is better")
     if rows:
         panel.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -184,12 +184,18 @@ def _blocking(kit: Kit) -> Wait:
 
 
 WAYS: dict[str, tuple[str, Callable[[Kit], Wait]]] = {
-    "aiostream auto": ("synchronize_async of raw streams", lambda kit: _synchronize_async(kit, "auto")),
+    "aiostream auto": (
+        "synchronize_async of raw streams",
+        lambda kit: _synchronize_async(kit, "auto"),
+    ),
     "enqueue_async": ("enqueue_async of raw streams", _enqueue_async),
     "pool": ("StreamPool and synchronize_async", _pool),
     "pool enqueue_async": ("StreamPool and enqueue_async", _pool_enqueue_async),
     "aiostream event": ('Stream(wait="event")', lambda kit: _synchronize_async(kit, "event")),
-    "aiostream hostfunc": ('Stream(wait="hostfunc")', lambda kit: _synchronize_async(kit, "hostfunc")),
+    "aiostream hostfunc": (
+        'Stream(wait="hostfunc")',
+        lambda kit: _synchronize_async(kit, "hostfunc"),
+    ),
     "polling": ("cuStreamQuery and sleep(0)", lambda kit: _polling(kit, 0)),
     "sleep 1 ms": ("cuStreamQuery and sleep(0.001)", lambda kit: _polling(kit, 0.001)),
     "to_thread bindings": ("to_thread(cuStreamSynchronize)", _to_thread),
@@ -237,7 +243,9 @@ class Application:
             await _answer(send)
         elif path == "/usage":
             usage = {"cpu_ns": process_time_ns(), "wall_ns": perf_counter_ns()}
-            await _answer(send, json.dumps({**usage, "served": self._served, "pings": self._pings}).encode())
+            await _answer(
+                send, json.dumps({**usage, "served": self._served, "pings": self._pings}).encode()
+            )
         else:
             await _answer(send, f"there is no {path}".encode(), 404)
 
@@ -253,7 +261,9 @@ async def _answer(send: Send, body: bytes = b"", status: int = 200) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _served(application: Application, parser: str, listener: socket.socket) -> AsyncIterator[None]:
+async def _served(
+    application: Application, parser: str, listener: socket.socket
+) -> AsyncIterator[None]:
     """Serves until the body's end, and then answers what is under way."""
     import uvicorn
 
@@ -301,15 +311,18 @@ class Site:
         self._kit.close()
 
 
-async def _serve(settings: dict[str, Any], site: Site, library: Any, say: Callable[[Any], None]) -> dict[str, Any]:
+async def _serve(
+    settings: dict[str, Any], site: Site, library: Any, say: Callable[[Any], None]
+) -> dict[str, Any]:
     """Listens, serves until standard input has something to say, and returns what the ledger says then."""
     import uvicorn
 
     application = await site.application()
     parser = "httptools" if importlib.util.find_spec("httptools") else "h11"
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    # Accepted sockets inherit it. asyncio does not set it on sockets that it has not made, and an answer with a body is written
-    # in two parts, of which the second would wait 40 ms for the client's acknowledgement.
+    # Accepted sockets inherit it. asyncio does not set it on sockets that it has not made, and an
+    # answer with a body is written in two parts, of which the second would wait 40 ms for the
+    # client's acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     enough = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, enough.set)
@@ -317,13 +330,22 @@ async def _serve(settings: dict[str, Any], site: Site, library: Any, say: Callab
     gc.freeze()  # what lives by now; what the requests leave is collected as in any server
     async with _served(application, parser, listener):
         where = {"port": listener.getsockname()[1], "version": library.__version__}
-        say({**where, "server": f"uvicorn {uvicorn.__version__}, {parser}, {settings['loop']}{site.libraries}"})
+        say(
+            {
+                **where,
+                "server": f"uvicorn {uvicorn.__version__}, {parser}, {settings['loop']}{site.libraries}",
+            }
+        )
         await enough.wait()
         asyncio.get_running_loop().remove_reader(0)
     done = await library.drain(END)
     site.close()
     ledger = library.statistics()
-    balanced = done and ledger.balanced and not (ledger.points.pending or ledger.futures.pending or ledger.handles.open)
+    balanced = (
+        done
+        and ledger.balanced
+        and not (ledger.points.pending or ledger.futures.pending or ledger.handles.open)
+    )
     return {"balanced": balanced, "ledger": str(ledger)}
 
 
@@ -346,7 +368,11 @@ def main(new_site: Callable[[dict[str, Any], Any], Site] = Site) -> None:
         raise SystemExit(1) from None
 
 
-def _run(settings: dict[str, Any], new_site: Callable[[dict[str, Any], Any], Site], say: Callable[[Any], None]) -> dict[str, Any]:
+def _run(
+    settings: dict[str, Any],
+    new_site: Callable[[dict[str, Any], Any], Site],
+    say: Callable[[Any], None],
+) -> dict[str, Any]:
     import aiostream
 
     folder, path = Path(settings["folder"]).resolve(), Path(str(aiostream.__file__)).resolve()
@@ -362,7 +388,9 @@ def _run(settings: dict[str, Any], new_site: Callable[[dict[str, Any], Any], Sit
         import uvloop
 
         factory = uvloop.new_event_loop
-    block = context.as_current if hasattr(context, "as_current") else context.current  # of an older version
+    block = (
+        context.as_current if hasattr(context, "as_current") else context.current
+    )  # of an older version
     with block():
         site = new_site(settings, aiostream)
         with asyncio.Runner(loop_factory=factory) as runner:
@@ -371,7 +399,9 @@ def _run(settings: dict[str, Any], new_site: Callable[[dict[str, Any], Any], Sit
 
 def _load(name: str) -> Any:
     """A module of this folder, under a name of its own: the older library has a `bench` package too."""
-    spec = importlib.util.spec_from_file_location(f"bench_{name}", Path(__file__).with_name(f"{name}.py"))
+    spec = importlib.util.spec_from_file_location(
+        f"bench_{name}", Path(__file__).with_name(f"{name}.py")
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

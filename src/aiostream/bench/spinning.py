@@ -52,7 +52,11 @@ class Lane:
 
     def __init__(self, stream: Any, driver: Any, function: Any) -> None:
         self.stream, self.cu_stream = stream, driver.CUstream(stream.handle)
-        self._launch, self._function, self._synchronize = driver.cuLaunchKernel, function, driver.cuStreamSynchronize
+        self._launch, self._function, self._synchronize = (
+            driver.cuLaunchKernel,
+            function,
+            driver.cuStreamSynchronize,
+        )
         self._length = ctypes.c_uint64(0)
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._length))
         self._address = ctypes.addressof(self._arguments)
@@ -60,7 +64,9 @@ class Lane:
     def spin(self, nanoseconds: int) -> None:
         """Launches a kernel that keeps the stream busy for so long."""
         self._length.value = nanoseconds
-        (code,) = self._launch(self._function, 1, 1, 1, 1, 1, 1, 0, self.cu_stream, self._address, 0)
+        (code,) = self._launch(
+            self._function, 1, 1, 1, 1, 1, 1, 0, self.cu_stream, self._address, 0
+        )
         if code:
             raise RuntimeError(f"cuLaunchKernel: {code!r}")
 

@@ -40,7 +40,10 @@ def percentile_interval(values: Sequence[float], percent: float) -> Interval:
 def tails(nanoseconds: Sequence[int]) -> dict[str, float]:
     """The median, the high percentiles and the maximum in us, as they stand in a row."""
     ordered = sorted(nanoseconds)
-    found = {f"p{name}_us": round(percentile(ordered, float(percent)) / 1e3, 1) for name, percent in PERCENTILES.items()}
+    found = {
+        f"p{name}_us": round(percentile(ordered, float(percent)) / 1e3, 1)
+        for name, percent in PERCENTILES.items()
+    }
     return {**found, "max_us": round(ordered[-1] / 1e3, 1)}
 
 

@@ -49,7 +49,11 @@ class Throughput:
 
     def seconds(self) -> float:
         """About how long it will take."""
-        each = max(self.window + self.warm, LONG / 1e9 if self.neighbours else 0) + 0.08 + self.length / 1e9
+        each = (
+            max(self.window + self.warm, LONG / 1e9 if self.neighbours else 0)
+            + 0.08
+            + self.length / 1e9
+        )
         return len(self.loops) * len(self.peers) * self.rounds * each
 
     def run(self, runner: Runner) -> list[Row]:
@@ -58,10 +62,15 @@ class Throughput:
         for number in range(self.rounds):
             for loop in self.loops:
                 peers = runner.taking_part(self.peers, loop)
-                bench_streams = {peer.name: runner.bench_streams(peer, self.streams + self.neighbours) for peer in peers}
+                bench_streams = {
+                    peer.name: runner.bench_streams(peer, self.streams + self.neighbours)
+                    for peer in peers
+                }
 
                 async def measure(
-                    adapter: LoopAdapter, peer: Peer, bench_streams: dict[str, list[BenchStream]] = bench_streams
+                    adapter: LoopAdapter,
+                    peer: Peer,
+                    bench_streams: dict[str, list[BenchStream]] = bench_streams,
                 ) -> Row:
                     return await self._window(adapter, peer, bench_streams[peer.name])
 
@@ -69,7 +78,9 @@ class Throughput:
                     rounds.setdefault((loop, peer.name), []).append(window)
         return [self._row(loop, name, windows) for (loop, name), windows in rounds.items()]
 
-    async def _window(self, adapter: LoopAdapter, peer: Peer, bench_streams: Sequence[BenchStream]) -> Row:
+    async def _window(
+        self, adapter: LoopAdapter, peer: Peer, bench_streams: Sequence[BenchStream]
+    ) -> Row:
         counts = [0] * self.streams
         # No peer need ever let the loop go on by itself, so the tasks look at the clock too.
         limit = perf_counter_ns() + round((self.warm + 2 * self.window + 1) * 1e9)
@@ -107,9 +118,15 @@ class Throughput:
             await adapter.sleep(self.warm)
             began, cpu, count = perf_counter_ns(), process_time_ns(), sum(counts)
             await adapter.sleep(self.window)
-            wall, cpu, count = perf_counter_ns() - began, process_time_ns() - cpu, sum(counts) - count
+            wall, cpu, count = (
+                perf_counter_ns() - began,
+                process_time_ns() - cpu,
+                sum(counts) - count,
+            )
             stop = True
-            result.update(per_second=round(count * 1e9 / wall, 1), cores=round(cpu / wall, 4), count=count)
+            result.update(
+                per_second=round(count * 1e9 / wall, 1), cores=round(cpu / wall, 4), count=count
+            )
             result["cpu_us"] = round(cpu / 1e3 / count, 3) if count else None
 
         with gpu.quiet():

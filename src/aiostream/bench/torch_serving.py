@@ -52,7 +52,9 @@ class TorchSite(serving.Site):
 
 
 async def _tried(way: Way) -> Way:
-    found = await asyncio.gather(*(way(number * CHECK_EVERY) for number in range(TRIED)), return_exceptions=True)
+    found = await asyncio.gather(
+        *(way(number * CHECK_EVERY) for number in range(TRIED)), return_exceptions=True
+    )
     errors = [error for error in found if isinstance(error, BaseException)]
     return _failing(errors[0]) if errors else way
 

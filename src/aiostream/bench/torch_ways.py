@@ -15,10 +15,12 @@ import anyio
 Way = Callable[[int], Awaitable[int]]
 """Answers the request of a number."""
 
-# The model scores 1,024 candidates of 64 features each, as a ranking service does. Its 24 residual blocks launch five kernels
-# each. With the first and the last layer and the cast that makes 123 launches, about as many as an encoder of 12 layers has. So
-# an eager forward is bound by its Python, as those of many models are: about 1 ms (with tiny layers on a CPU it took 0.8 ms).
-# The GPU has 400 GFLOP to do, in bfloat16: with 256 candidates a captured graph would keep the loop busy and not the GPU.
+# The model scores 1,024 candidates of 64 features each, as a ranking service does. Its 24 residual
+# blocks launch five kernels each. With the first and the last layer and the cast that makes 123
+# launches, about as many as an encoder of 12 layers has. So an eager forward is bound by its
+# Python, as those of many models are: about 1 ms (with tiny layers on a CPU it took 0.8 ms). The
+# GPU has 400 GFLOP to do, in bfloat16: with 256 candidates a captured graph would keep the loop
+# busy and not the GPU.
 ROWS, FEATURES, WIDTH, BLOCKS = 1024, 64, 1024, 24
 REQUESTS = 61  # different inputs: a prime, so that a stream's memory never holds the same input twice in a row
 CHECK_EVERY = 50  # requests: so often an answer is compared with the right one
@@ -112,7 +114,9 @@ class Service:
                     self._model(slot.rows_on_gpu)
             slot.graph = torch.cuda.CUDAGraph()
             # In the mode "global" a call of any other thread could break the capture.
-            with torch.cuda.graph(slot.graph, stream=slot.stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                slot.graph, stream=slot.stream, capture_error_mode="thread_local"
+            ):
                 slot.scores_on_gpu = self._model(slot.rows_on_gpu)
         torch.cuda.synchronize()
 
@@ -125,7 +129,9 @@ class Service:
         if number % CHECK_EVERY == 0:
             right = self._expected[number % REQUESTS]
             if not self.torch.allclose(slot.scores, right, atol=CLOSE):
-                raise RuntimeError(f"the scores of request {number} are wrong: read too early, or those of another request")
+                raise RuntimeError(
+                    f"the scores of request {number} are wrong: read too early, or those of another request"
+                )
         return int(slot.scores.argmax())
 
 
@@ -281,15 +287,26 @@ async def _aiostream_threads(kit: Kit, threads: int = 40) -> Way:
 
 
 BLOCKING, TO_THREAD = "blocking", "to_thread all"
-LAUNCH, GRAPH, THREADS, THREAD = "aiostream launch", "aiostream graph", "aiostream threads", "aiostream one thread"
+LAUNCH, GRAPH, THREADS, THREAD = (
+    "aiostream launch",
+    "aiostream graph",
+    "aiostream threads",
+    "aiostream one thread",
+)
 WAYS: dict[str, tuple[str, Callable[[Kit], Awaitable[Way]]]] = {
     LAUNCH: ("enqueue_async of the model, on a stream of a StreamPool", _aiostream_launch),
-    GRAPH: ("enqueue_async of a captured graph's replay, on a stream of a StreamPool", _aiostream_graph),
+    GRAPH: (
+        "enqueue_async of a captured graph's replay, on a stream of a StreamPool",
+        _aiostream_graph,
+    ),
     THREADS: ("enqueue_in_thread of the model, on a stream of a StreamPool", _aiostream_threads),
     THREAD: ("the same with a limiter of one thread", partial(_aiostream_threads, threads=1)),
     BLOCKING: ("the model and current_stream().synchronize() in the handler", _blocking),
     TO_THREAD: ("to_thread(the model and stream.synchronize())", _to_thread_all),
-    "launch + to_thread": ("the model in the loop, to_thread(stream.synchronize)", _launch_and_to_thread),
+    "launch + to_thread": (
+        "the model in the loop, to_thread(stream.synchronize)",
+        _launch_and_to_thread,
+    ),
     "launch + query": ("the model in the loop, event.query() and sleep(0.001)", _launch_and_query),
 }
 ONLY = tuple(name for name in WAYS if name != BLOCKING)  # no peers of other measures

@@ -42,7 +42,9 @@ def patterns(seed: int, waits: int) -> dict[str, list[int]]:
         "bimodal 9 or 0.4 ms": [rng.choice((9 * MS, 400_000)) for _ in range(waits)],
         "log-uniform 50 us to 50 ms": [int(10 ** rng.uniform(4.7, 7.7)) for _ in range(waits)],
         "prefill and decode": [request[k % len(request)] for k in range(whole)],
-        "drifting from 1 to 4 ms": [int(MS * (1 + 3 * k / (drifting - 1))) for k in range(drifting)],
+        "drifting from 1 to 4 ms": [
+            int(MS * (1 + 3 * k / (drifting - 1))) for k in range(drifting)
+        ],
         "steady 1 ms again": [MS] * waits,
     }
 
@@ -96,7 +98,11 @@ class _Window:
 
     def __init__(self, adapter: LoopAdapter, lanes: Sequence[Lane], settings: Found) -> None:
         self._adapter, self._lanes = adapter, lanes
-        self._warm, self._length, self._seed = settings["warm"], settings["window"], settings["seed"]
+        self._warm, self._length, self._seed = (
+            settings["warm"],
+            settings["window"],
+            settings["seed"],
+        )
         self._log_normal, self._with_timer = settings["log_normal"], settings["timer"]
         # No peer need ever let the loop go on by itself, so the tasks look at the clock too.
         self._limit = perf_counter_ns() + round((self._warm + 2 * self._length + 1) * 1e9)

@@ -51,7 +51,9 @@ class _Crowd:
         for number in range(self.rounds):
             for loop in self.loops:
                 request = self._request(loop, number)
-                for peer, window in runner.take_turns(loop, self.peers, number, request, self.window + self.warm):
+                for peer, window in runner.take_turns(
+                    loop, self.peers, number, request, self.window + self.warm
+                ):
                     found.setdefault((loop, peer.name), []).append(window)
         for loop in self.loops:
             runner.close_pool(f"{self.title} on {loop}")
@@ -59,7 +61,13 @@ class _Crowd:
 
     def _request(self, loop: str, number: int) -> dict[str, Any]:
         streams = {"pool": f"{self.title} on {loop}", "streams": self.streams}
-        return {"turn": "window", **streams, "warm": self.warm, "window": self.window, "seed": number}
+        return {
+            "turn": "window",
+            **streams,
+            "warm": self.warm,
+            "window": self.window,
+            "seed": number,
+        }
 
     def _row(self, loop: str, peer: str, windows: Windows) -> Row:
         each = [self._of_window(window) for window in windows]

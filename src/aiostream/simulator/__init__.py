@@ -50,7 +50,13 @@ _DEFAULT_MEMORY = 1 << 30
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None  # written once, under _lock
 _options: tuple[int, int, int, bool] | None = None  # what it was installed with; under _lock
-_adversary: tuple[bool, float, bool, float, bool] = (False, 0.0, False, 0.0, False)  # in force; under _lock
+_adversary: tuple[bool, float, bool, float, bool] = (
+    False,
+    0.0,
+    False,
+    0.0,
+    False,
+)  # in force; under _lock
 
 
 def install(
@@ -83,8 +89,12 @@ def install(
     wanted = (devices, driver_version, memory, hardware_queues)
     with _lock:
         if _options is not None:
-            if any(new is not None and new != old for new, old in zip(wanted, _options, strict=True)):
-                raise RuntimeError(f"The simulator is already installed, with other options: {_describe(_options)}")
+            if any(
+                new is not None and new != old for new, old in zip(wanted, _options, strict=True)
+            ):
+                raise RuntimeError(
+                    f"The simulator is already installed, with other options: {_describe(_options)}"
+                )
             return
         options = (
             devices if devices is not None else _number_from("AIOSTREAM_SIMULATOR_DEVICES", 1),
@@ -113,7 +123,9 @@ def _number_from(variable: str, default: N) -> int | N:
     try:
         return int(said) if said else default
     except ValueError:
-        raise ValueError(f"the environment variable {variable} is a whole number, not {said!r}") from None
+        raise ValueError(
+            f"the environment variable {variable} is a whole number, not {said!r}"
+        ) from None
 
 
 def _describe(options: tuple[int, int, int, bool]) -> str:
@@ -127,9 +139,15 @@ def _load() -> ctypes.CDLL:
         raise RuntimeError(
             f"This process already uses another CUDA driver, {other}; install the simulator before anything uses CUDA"
         )
-    # The SONAME is what makes the bindings take it; RTLD_GLOBAL lets a plain dlsym see it too, as with the real driver.
+    # The SONAME is what makes the bindings take it; RTLD_GLOBAL lets a plain dlsym see it too, as
+    # with the real driver.
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    library.aiostream_sim_configure.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
+    library.aiostream_sim_configure.argtypes = [
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_size_t,
+        ctypes.c_int,
+    ]
     library.aiostream_sim_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_ulong]
     library.aiostream_sim_seed.argtypes = [ctypes.c_uint64, ctypes.c_int]
     library.aiostream_sim_seed.restype = None
@@ -172,7 +190,9 @@ def _library_path() -> Path:
         path = here / f"_libcuda{suffix}"
         if path.exists():
             return path
-    raise RuntimeError(f"The simulator's library is not in {here}: build the package with a C compiler, or install a wheel of it")
+    raise RuntimeError(
+        f"The simulator's library is not in {here}: build the package with a C compiler, or install a wheel of it"
+    )
 
 
 def _loaded_driver(own: Path) -> str | None:
@@ -183,7 +203,11 @@ def _loaded_driver(own: Path) -> str | None:
         return None
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)
-        if len(fields) == 6 and Path(fields[5]).name.startswith("libcuda.so") and fields[5] != str(own):
+        if (
+            len(fields) == 6
+            and Path(fields[5]).name.startswith("libcuda.so")
+            and fields[5] != str(own)
+        ):
             return fields[5]
     return None
 
@@ -195,7 +219,9 @@ def installed() -> bool:
 
 def _driver() -> ctypes.CDLL:
     if _library is None:
-        raise RuntimeError("The simulator is not installed: call aiostream.simulator.install() first")
+        raise RuntimeError(
+            "The simulator is not installed: call aiostream.simulator.install() first"
+        )
     return _library
 
 
@@ -263,16 +289,25 @@ class adversary:  # noqa: N801  (called like a function, and a context manager o
         fire_after_fault: bool = False,
     ) -> None:
         delay = 0.002 if blocking_enqueue is True else float(blocking_enqueue)
-        self._before = _set_adversary((driver_lock, delay, shuffle_callbacks, late_faults, fire_after_fault))
+        self._before = _set_adversary(
+            (driver_lock, delay, shuffle_callbacks, late_faults, fire_after_fault)
+        )
 
     def __enter__(self) -> adversary:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         _set_adversary(self._before)
 
 
-def _set_adversary(modes: tuple[bool, float, bool, float, bool]) -> tuple[bool, float, bool, float, bool]:
+def _set_adversary(
+    modes: tuple[bool, float, bool, float, bool],
+) -> tuple[bool, float, bool, float, bool]:
     global _adversary
     driver = _driver()
     lock, enqueue, shuffle, late, fire = modes
@@ -301,7 +336,9 @@ def recover() -> None:
         RuntimeError: Called inside a host function or a kernel, or in a forked child.
     """
     if _driver().aiostream_sim_recover() != 0:
-        raise RuntimeError("recover() cannot be called inside a host function or a kernel, nor in a forked child")
+        raise RuntimeError(
+            "recover() cannot be called inside a host function or a kernel, nor in a forked child"
+        )
 
 
 def calls(name: str) -> int:
@@ -325,7 +362,9 @@ def unsupported_calls() -> dict[str, int]:
     name, lacking, count = ctypes.c_char_p(), ctypes.c_int(), ctypes.c_ulong()
     found: dict[str, int] = {}
     index = 0
-    while driver.aiostream_sim_known(index, ctypes.byref(name), ctypes.byref(lacking), ctypes.byref(count)):
+    while driver.aiostream_sim_known(
+        index, ctypes.byref(name), ctypes.byref(lacking), ctypes.byref(count)
+    ):
         if lacking.value and count.value and name.value is not None:
             found[name.value.decode()] = count.value
         index += 1
@@ -347,20 +386,30 @@ def register_kernel(name: str, address: int, *, parameters: Sequence[int]) -> No
     """
     sizes = [int(size) for size in parameters]
     if not address or len(sizes) > 64 or any(size < 1 for size in sizes):
-        raise ValueError(f"A kernel needs an address and at most 64 parameters of a positive size: {name}, {address:#x}, {sizes}")
+        raise ValueError(
+            f"A kernel needs an address and at most 64 parameters of a positive size: {name}, {address:#x}, {sizes}"
+        )
     _register(name, address, sizes, None)
 
 
-def _register(name: str, address: int | None, sizes: Sequence[int], alignments: Sequence[int] | None) -> None:
+def _register(
+    name: str, address: int | None, sizes: Sequence[int], alignments: Sequence[int] | None
+) -> None:
     numbers = ctypes.c_uint * max(len(sizes), 1)
     aligned = numbers(*alignments) if alignments is not None else None
-    if _driver().aiostream_sim_register_kernel(name.encode(), address, numbers(*sizes), aligned, len(sizes)) != 0:
+    if (
+        _driver().aiostream_sim_register_kernel(
+            name.encode(), address, numbers(*sizes), aligned, len(sizes)
+        )
+        != 0
+    ):
         raise ValueError(f"The kernel {name} could not be registered")
 
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?")
 _PARAMETER = re.compile(
-    r"\.param\b(?:\s*\.align\s+(\d+))?.*?\.[bsuf](\d+)\b.*?[\s\]]([\w$%]+)\s*(?:\[\s*(\d+)\s*\])?\s*$", re.DOTALL
+    r"\.param\b(?:\s*\.align\s+(\d+))?.*?\.[bsuf](\d+)\b.*?[\s\]]([\w$%]+)\s*(?:\[\s*(\d+)\s*\])?\s*$",
+    re.DOTALL,
 )
 
 
@@ -390,7 +439,9 @@ def register_ptx(ptx: str | bytes) -> list[str]:
         for parameter in filter(None, map(str.strip, declared.split(","))):
             found = _PARAMETER.match(parameter)
             if found is None:
-                raise ValueError(f"This parameter of the kernel {name} was not understood: {parameter}")
+                raise ValueError(
+                    f"This parameter of the kernel {name} was not understood: {parameter}"
+                )
             align, bits, _, count = found.groups()
             sizes.append(int(bits) // 8 * int(count or 1))
             alignments.append(max(int(align or 1), int(bits) // 8))
