@@ -1,10 +1,9 @@
-"""The examples and the README's Python blocks, run as a reader would run them, on the driver under test."""
+"""The examples, run as a reader would run them, on the driver under test."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support import run_script, settle
+from support import settle
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -73,25 +72,6 @@ def test_quickstart_takes_the_simulator_only_when_asked() -> None:
         env=variables,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-# ------------------------------------------------------------------------------------------------ the README
-
-
-def readme_blocks() -> list[str]:
-    return re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-
-
-def test_the_readme_has_its_examples() -> None:
-    assert len(readme_blocks()) >= 4
-
-
-@pytest.mark.parametrize("number", range(len(readme_blocks())))
-def test_the_readme_s_examples_run(driver_kind: str, number: int) -> None:
-    done = run_script(driver_kind, readme_blocks()[number])
     assert (done.returncode, done.stderr) == (0, "")
 
 
