@@ -57,7 +57,7 @@ STOP_LIST = {
     r"woken by the GPU itself": "resumed when the GPU is done",
     r"pass(?:es)? on the duty": "transfers ownership",
     r"(?:have|has) the watcher look": "the watcher polls",
-    r"stands? still": "is idle",
+    r"(?:stands?|stood) still": "is idle",
     r"gets? there": "reaches that point",
     r"is (?:no|none) of (?:its|our|your) business": "does not concern",
     r"as ever": "as always; or drop it",
@@ -305,6 +305,7 @@ class Docstring:
 
 def place_of(thing: Any) -> str:
     """`file:line` of a class or function."""
+    thing = inspect.unwrap(thing)
     try:
         lines = inspect.getsourcelines(thing)[1]
         return f"{Path(inspect.getsourcefile(thing) or '').name}:{lines}"
