@@ -34,6 +34,7 @@ PAGES = [
     for path in sorted(ROOT.glob(pattern))
 ]
 OF_THE_RUNTIME = ("torch", "cupy", "numba")  # they stand on the CUDA runtime
+OPTIONAL = ("fastapi", "httpx", "trio")  # what the extra `test` brings
 _SNIPPET = re.compile(
     r"(?:^[ ]*<!-- snippet: (?P<how>[^\n]*?) -->\n+)?"
     r"^(?P<indent>[ ]*)```python[^\n]*\n(?P<code>.*?)^[ ]*```$",
@@ -64,11 +65,15 @@ class Program:
     files: dict[str, str] = field(default_factory=dict)
 
     @property
+    def imported(self) -> set[str]:
+        """The packages that the snippet imports."""
+        text = self.code + "\n".join(self.files.values())
+        return set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE))
+
+    @property
     def needs(self) -> list[str]:
         """Libraries that the snippet imports and that need a GPU."""
-        text = self.code + "\n".join(self.files.values())
-        imported = re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE)
-        return [name for name in OF_THE_RUNTIME if name in imported]
+        return [name for name in OF_THE_RUNTIME if name in self.imported]
 
 
 def programs_of(page: Path) -> list[Program]:
@@ -116,8 +121,9 @@ def test_snippet_is_python(program: Program) -> None:
 def test_snippet_runs(driver_kind: str, program: Program, tmp_path: Path) -> None:
     if program.needs and driver_kind != "gpu":
         pytest.skip(f"{' and '.join(program.needs)} needs a GPU")
-    for name in program.needs:
-        pytest.importorskip(name)
+    for name in (*OF_THE_RUNTIME, *OPTIONAL):
+        if name in program.imported:
+            pytest.importorskip(name)
     if program.how == "files":
         run_files(driver_kind, program, tmp_path)
         return

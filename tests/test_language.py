@@ -102,9 +102,10 @@ class Prose:
 def python_prose(source: str) -> Iterator[Prose]:
     """Docstrings, comments, and every other string of more than one word."""
     for node in ast.walk(ast.parse(source)):
-        text = node.value if isinstance(node, ast.Constant) else None
-        if isinstance(text, str) and " " in text:
-            yield Prose(node.lineno, text)
+        if isinstance(node, ast.Constant):
+            text = node.value
+            if isinstance(text, str) and " " in text:
+                yield Prose(node.lineno, text)
     comments: list[tuple[int, str]] = [
         (token.start[0], token.string)
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
