@@ -257,6 +257,19 @@ def test_markdown_has_one_sentence_per_line(name: str) -> None:
     assert not faults, "\n".join([name, *faults])
 
 
+@pytest.mark.parametrize("name", MARKDOWN)
+def test_markdown_has_few_semicolons(name: str) -> None:
+    """At most 2 per 1,000 words, outside of tables and code."""
+    lines = [
+        (number, without_code(line))
+        for number, line in markdown_lines((ROOT / name).read_text())
+        if not line.lstrip().startswith("|")
+    ]
+    words = sum(len(line.split()) for _, line in lines)
+    found = [f"line {number}: {line}" for number, line in lines if ";" in line]
+    assert len(found) <= max(1, 2 * words / 1000), "\n".join([name, *found])
+
+
 def test_layout_finds_what_it_looks_for() -> None:
     good = """# A title. Two of them
 
