@@ -304,14 +304,19 @@ class Docstring:
     text: str
 
     @property
+    def _paragraphs(self) -> list[tuple[str, str]]:
+        """Each paragraph's words, and its example: what follows the first `>>>`."""
+        parts = re.split(r"\n[ \t]*\n", inspect.cleandoc(self.text))
+        return [(words, example) for words, _, example in (part.partition(">>>") for part in parts)]
+
+    @property
     def examples(self) -> int:
-        """Blocks of lines that begin with `>>>`."""
-        return len(re.findall(r"(?:^|\n)(?!\s*>>>)[^\n]*\n\s*>>>", self.text))
+        """How many paragraphs have lines that begin with `>>>`."""
+        return sum(bool(example) for _, example in self._paragraphs)
 
     @property
     def prose(self) -> str:
-        lines = inspect.cleandoc(self.text).splitlines()
-        return "\n".join(line for line in lines if not re.match(r"\s*(?:>>>|\.\.\. )", line))
+        return "\n".join(words for words, _ in self._paragraphs)
 
     def count(self, pattern: str) -> int:
         return len(re.findall(pattern, self.prose, re.IGNORECASE))
@@ -375,6 +380,26 @@ def test_public_docstrings(figure: str, least: float, most: float) -> None:
     }[figure]
     listed = "\n".join(f"{each.place}: {each.name}" for each in missing)
     assert least <= value <= most, f"{value:.1f} {figure} per 1,000 words; look at\n{listed}"
+
+
+def test_figures_count_what_they_say() -> None:
+    text = """Does it; you see.
+
+    Example:
+        >>> you = 1; your = 2
+        2
+        >>> you
+
+    Your words.
+    """
+    docstring = Docstring("f", "?", text)
+    assert docstring.examples == 1
+    assert re.sub(r"\s+", " ", docstring.prose).strip() == "Does it; you see. Example: Your words."
+    assert per_thousand_words([docstring]) == {
+        "semicolons": 1000 / 7,
+        "you": 2000 / 7,
+        "examples": 1000 / 7,
+    }
 
 
 def test_public_docstrings_begin_with_one_idea() -> None:
