@@ -22,9 +22,12 @@ import sys
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import aiostream
+from aiostream import simulator
 from support import run_script
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +37,12 @@ PAGES = [
     for path in sorted(ROOT.glob(pattern))
 ]
 OF_THE_RUNTIME = ("torch", "cupy", "numba")  # they stand on the CUDA runtime
+# Names of other libraries, and of the past, that look like ours.
+NOT_OURS: dict[str, tuple[str, ...]] = {
+    "CHANGELOG.md": ("Context.current",),
+    "design.md": ("Device.sync",),
+    "simulator.md": ("Device.sync",),
+}
 OPTIONAL = ("fastapi", "httpx", "trio")  # what the extra `test` brings
 _SNIPPET = re.compile(
     r"(?:^[ ]*<!-- snippet: (?P<how>[^\n]*?) -->\n+)?"
@@ -182,6 +191,40 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not wrong
 
 
+# ------------------------------------------------------------------------------- what pages name
+
+
+def inline_code(page: Path) -> list[str]:
+    """What stands between backticks outside of code blocks."""
+    return re.findall(r"`([^`\n]+)`", without_code_blocks(page.read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_are_there(page: Path) -> None:
+    """Files of the repository, by their path or by their name alone."""
+    folders = ("src", "tests", "docs", "examples", "benchmarks")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    files = "".join(f"/{path.relative_to(ROOT)}\n" for path in [*paths, *ROOT.glob("*.*")])
+    named = [code for code in inline_code(page) if re.fullmatch(r"[\w./-]+\.(?:py|c|h|sh)", code)]
+    assert not [name for name in named if f"/{name}\n" not in files]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_attributes_are_there(page: Path) -> None:
+    """`Stream.query`, `aiostream.drain` and `simulator.fail` exist, if a page names them."""
+    owners: dict[str, Any] = {
+        name: getattr(aiostream, name) for name in aiostream.__all__ if name[0].isupper()
+    }
+    owners |= {"aiostream": aiostream, "simulator": simulator, "pool": aiostream.StreamPool}
+    missing = [
+        f"{owner}.{name}"
+        for code in inline_code(page)
+        for owner, name in re.findall(r"(?<![\w.])(\w+)\.(\w+)(?![\w/])", code)
+        if owner in owners and not hasattr(owners[owner], name)
+    ]
+    assert not [name for name in missing if name not in NOT_OURS.get(page.name, ())]
+
+
 def test_pages_of_the_site_are_linked() -> None:
     """Each page of `docs/` can be reached from the first one."""
     if not (ROOT / "docs").is_dir():
@@ -196,8 +239,8 @@ def test_the_readme_is_short() -> None:
     assert len(lines) <= 150
 
 
-def test_the_readme_s_set_up_is_what_ci_runs() -> None:
-    """The second command of the README is what `.ci/run` does in a fresh environment."""
+def test_the_readme_keeps_its_set_up_commands() -> None:
+    """One installs and runs the demo. `.ci/run` does the other, in a fresh environment."""
     text = (ROOT / "README.md").read_text()
     commands = re.findall(r"^python3 -m venv .venv && .*$", text, re.MULTILINE)
     assert commands == [
