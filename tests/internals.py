@@ -26,12 +26,12 @@ from aiostream import (
     _loops,
     _native,
     _points,
+    _pool_waiters,
     _process,
     _turns,
     capture,
     futures,
     hostfunc,
-    pool,
     simulator,
     threads,
     waiting,
@@ -579,4 +579,4 @@ def fairness_of(window: dict[str, Any]) -> dict[str, Any]:
 
 def health_watches() -> int:
     """Returns how many pools have their context watched."""
-    return sum(isinstance(entry, pool._Watch) for entry in list(_points.registry.values()))
+    return sum(isinstance(entry, _pool_waiters.Watch) for entry in list(_points.registry.values()))

@@ -43,11 +43,15 @@ LEVELS = {
     "service": 7,
     "capture": 8,
     "stream": 9,
-    "pool": 10,
-    "__init__": 11,
-    "_demo": 12,
-    "_doctor": 12,
-    "__main__": 13,
+    "_pool_slots": 10,
+    "_pool_waiters": 11,
+    "_pool_returns": 11,
+    "_pool_core": 12,
+    "pool": 13,
+    "__init__": 14,
+    "_demo": 15,
+    "_doctor": 15,
+    "__main__": 16,
 }
 # What one level of the package holds in files of its own: `_loops` is a folder. It imports of
 # itself only what is lower.
