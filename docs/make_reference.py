@@ -408,6 +408,7 @@ BEYOND = [
     row(
         "", "exit_on_context_failed", "lost_context: process_ends_wherever_the_error_first_appears"
     ),
+    row("", "as_completed", "service: futures_come_in_the_order_in_which_they_end"),
     row("", "wait", "service: waiting_for_all, service: waiting_for_the_first"),
     row("", "StreamPool, StreamPool.stream", "pool: streams_are_lent_in_turn_and_come_back"),
     row(

@@ -60,7 +60,14 @@ from aiostream.futures import CompletionFuture
 from aiostream.graph import ExecutableGraph, Graph, GraphDependency, GraphEdgeData, GraphNode
 from aiostream.memory import DevResource, FlushRemoteWrites, MemoryBarrier, WaitValue, WriteValue
 from aiostream.pool import StreamPool
-from aiostream.service import drain, exit_on_context_failed, health, on_context_failed, wait
+from aiostream.service import (
+    as_completed,
+    drain,
+    exit_on_context_failed,
+    health,
+    on_context_failed,
+    wait,
+)
 from aiostream.stream import Stream
 from aiostream.waiting import default_wait, set_default_wait
 
@@ -123,6 +130,7 @@ __all__ = [
     "WaitValueFlags",
     "WriteValue",
     "WriteValueFlags",
+    "as_completed",
     "capture_mode",
     "default_wait",
     "drain",
