@@ -1,13 +1,20 @@
-"""Await CUDA streams from asyncio and trio."""
+"""Await CUDA streams from asyncio and trio.
+
+Example:
+    >>> async with aiostream.Stream() as stream:
+    ...     await stream.enqueue_async(lambda stream: "launched, and done")
+    'launched, and done'
+"""
 
 from aiostream import _clash as _clash
 
 if (_found := _clash.other_distribution()) is not None:
     raise ImportError(_clash.MESSAGE.format(path=_found))
 
-# Modules import downwards only; `tests/test_house.py` holds the order:
-#   pool > stream > capture > event, graph, service > waiting > hostfunc, attributes, memory > _loops, interop, _statistics
-#   > futures, device > _process > _driver, _points > errors, enums, _native, _clash
+# Modules import downwards only. `tests/test_house.py` has the order of all of them. In short:
+#   pool > stream > capture > event, graph, service > waiting > hostfunc, attributes, memory
+#   > _loops, interop, _statistics > futures, device > _process > _driver, _points
+#   > errors, enums, _native, _clash
 from aiostream._statistics import (
     FutureCounts,
     HandleCounts,

@@ -131,7 +131,7 @@ class PoolCore:
         self._looking = False
         for slot in self._slots:
             slot.handed_to = None
-        self._busy.unwatch_all()  # the events tell the former loop
+        self._busy.unwatch_all()  # the answers of their events go to the former loop
         self._find_lost()
 
     def _find_lost(self) -> None:
@@ -187,7 +187,7 @@ class PoolCore:
             self._busy.add_unwatched(slot)
 
     def _look_again(self) -> None:
-        """Looks at the busy streams of which no event tells that they are free."""
+        """Looks at the busy streams that no event watches."""
         for slot in self._busy.take_unwatched():
             self._look_at(slot)
 
@@ -258,9 +258,9 @@ class PoolCore:
     def _reasons(self) -> str:
         limit = "" if self._max_waiting is None else f" of at most {self._max_waiting}"
         return (
-            f"of {self._size} streams {len(self._lent)} are lent{self._holders()}, {len(self._busy)} "
-            f"still work for earlier tasks, and {self._waiters.count()}{limit} tasks wait. A server answers "
-            "503 now. Make a larger pool to serve more tasks at once"
+            f"of {self._size} streams {len(self._lent)} are lent{self._holders()}, "
+            f"{len(self._busy)} still work for earlier tasks, and {self._waiters.count()}{limit} "
+            "tasks wait. A server answers 503 now. Make a larger pool to serve more tasks at once"
         )
 
     # Bound here, because at the interpreter's end the module's names may be gone.

@@ -37,12 +37,12 @@ class Busy:
         return list(self._returns)
 
     def add_unwatched(self, slot: Slot) -> None:
-        """Adds a stream of which no event tells that it is free."""
+        """Adds a stream that no event watches."""
         self._returns[slot] = None
         self.has_unwatched = True
 
     def add(self, slot: Slot, pool: PoolCore, bridge: _loops.Bridge | None) -> None:
-        """Adds a stream, and has `bridge` tell the pool when the GPU has done its work."""
+        """Adds a stream, and has an event behind its work watched for the loop of `bridge`."""
         self._returns[slot] = told = self._watch(slot, pool, bridge)
         self.has_unwatched |= told is None
 
@@ -68,7 +68,7 @@ class Busy:
         return found
 
     def unwatch_all(self) -> None:
-        """From now on no event tells anything: another loop uses the pool, or the pool closes."""
+        """Ignores all events: another loop uses the pool, or the pool closes."""
         self._returns = dict.fromkeys(self._returns)
         self.has_unwatched = bool(self._returns)
 

@@ -75,7 +75,7 @@ class Waiters:
 
 
 class Watch:
-    """Tells a pool that a context has failed while tasks wait for a stream.
+    """Notifies a pool if a context fails while tasks wait for a stream.
 
     Without it they could wait forever, because the tasks that hold the streams may themselves be
     waiting for something else.

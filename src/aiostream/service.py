@@ -75,7 +75,7 @@ async def wait(
         raise ValueError("there is nothing to wait for")
     enough = _loops.current_bridge().new_future()
     unfinished = [future for future in every if not future.done()]
-    # Counted down, because looking at all futures at each end would take the square of their number.
+    # Counted down. Looking at all futures at each end would take the square of their number.
     left = len(unfinished)
 
     def ended(future: F) -> None:
