@@ -33,14 +33,17 @@ NEEDED = {
 TO_BE_FILLED = set(NEEDED)
 
 
+# Examples that use these run in a process of their own.
+CHANGES_THE_PROCESS = ("break_context", "exit_on_context_failed", "simulator.install")
+
+
 @pytest.mark.parametrize("name", TO_RUN)
 def test_the_examples_of_a_docstring_do_what_they_show(name: str, driver_kind: str) -> None:
     text = DOCSTRINGS[name]
     code = "".join(example.source for example in examples_of(text))
     if "simulator" in code and driver_kind == "gpu":
         pytest.skip("the example uses the simulator")
-    if "simulator" in code or "exit_on" in code:
-        # These examples change the process: its driver, its contexts, how it ends.
+    if any(name in code for name in CHANGES_THE_PROCESS):
         succeed(driver_kind, f"import docstrings; docstrings.run_in_this_process({name!r})")
     else:
         run_docstring(name, text)
