@@ -34,7 +34,7 @@ TO_BE_FILLED = set(NEEDED)
 
 
 # Examples that use these run in a process of their own.
-CHANGES_THE_PROCESS = ("break_context", "exit_on_context_failed", "simulator.install")
+CHANGES_THE_PROCESS = ("break_context", "exit_on_", "set_default_", "simulator.install")
 
 
 @pytest.mark.parametrize("name", TO_RUN)

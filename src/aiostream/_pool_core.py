@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiostream import _driver, _loops, _native, _pool_returns, interop
+from aiostream import _driver, _loops, _native, _pool_returns
 from aiostream._pool_returns import Busy, Return
 from aiostream._pool_slots import Idle, IdleOnDevices, Slot
 from aiostream._pool_waiters import Waiters
+from aiostream._reference import share_history
 from aiostream.errors import CudaError, PoolFullError, StreamClosedError
 from aiostream.stream import Stream
 
@@ -32,7 +33,7 @@ class PoolCore:
         self._closed = False
         self._max_waiting = max_waiting
         self._set_slots([Slot(stream) for stream in streams])
-        interop.share_history(slot.stream._reference for slot in self._slots)
+        share_history(slot.stream._reference for slot in self._slots)
         self._idle = Idle(self._slots) if len(self._places) == 1 else IdleOnDevices(self._slots)
         self._busy = Busy()
         self._lent: dict[int, Slot] = {}  # by the id of the `Stream` that the task has

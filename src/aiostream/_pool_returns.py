@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from aiostream import _loops, _native, _points, capture, interop
+from aiostream import _loops, _native, _points, capture
 from aiostream._pool_slots import Slot
+from aiostream._reference import pinned
 
 if TYPE_CHECKING:
     from aiostream._pool_core import PoolCore
@@ -96,7 +97,7 @@ class Busy:
         if isinstance(reserved, int):
             return None
         told = _points.registry[reserved.ticket] = Return(pool, slot, context_id)
-        with interop.pinned(reference):
+        with pinned(reference):
             reserved.record(reference.handle)
         if reserved.is_recorded:
             return told

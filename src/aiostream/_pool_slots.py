@@ -9,7 +9,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
-from aiostream import _native, interop
+from aiostream import _native
+from aiostream._reference import LEGACY
 from aiostream.stream import Stream
 
 
@@ -101,7 +102,7 @@ def require_distinct(streams: list[Stream]) -> None:
     known: dict[int, int] = {}
     for number, stream in enumerate(streams):
         # 0 and LEGACY are two handles of the legacy stream.
-        first = known.setdefault(max(stream.handle, interop.LEGACY), number)
+        first = known.setdefault(max(stream.handle, LEGACY), number)
         if first != number:
             raise ValueError(
                 f"streams {first} and {number} are one (handle {stream.handle:#x}), and two tasks "

@@ -6,9 +6,10 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aiostream import _loops, _native, _points, interop
+from aiostream import _loops, _native, _points
+from aiostream._completion import set_exception, set_result
 from aiostream._pool_slots import Slot
-from aiostream.futures import set_exception, set_result
+from aiostream._reference import Reference
 
 if TYPE_CHECKING:
     from aiostream._pool_core import PoolCore
@@ -56,9 +57,7 @@ class Waiters:
 
     # ------------------------------------------------------------------------ watches
 
-    def watch(
-        self, pool: PoolCore, bridge: _loops.Bridge, references: list[interop.Reference]
-    ) -> None:
+    def watch(self, pool: PoolCore, bridge: _loops.Bridge, references: list[Reference]) -> None:
         """Has the watcher read the health of the contexts, until `end_watches`."""
         if not self._watches:
             for reference in references:
@@ -83,7 +82,7 @@ class Watch:
 
     __slots__ = ("context_id", "pool", "ticket")
 
-    def __init__(self, pool: PoolCore, bridge: _loops.Bridge, reference: interop.Reference) -> None:
+    def __init__(self, pool: PoolCore, bridge: _loops.Bridge, reference: Reference) -> None:
         self.pool = weakref.ref(pool)
         self.context_id = reference.context._ensure_monitored()
         self.ticket = _native.watch_health(bridge.queue, self.context_id)

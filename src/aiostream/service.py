@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Generic, Literal, TypeVar
 
 from aiostream import _arguments, _driver, _loops, _native, _process, _statistics, device, waiting
+from aiostream._completion import SettledFuture, set_result
 from aiostream.errors import ContextFailedError
-from aiostream.futures import SettledFuture, set_result
 
 __all__ = [
     "as_completed",
