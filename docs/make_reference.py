@@ -179,6 +179,7 @@ BEYOND = [
     row("", "Stream.torch, Stream.cupy, Stream.numba"),
     row("", "health"),
     row("", "exit_on_context_failed"),
+    row("", "as_completed"),
     row("", "wait"),
     row("", "StreamPool, StreamPool.stream"),
     row("", "Stream.legacy, Stream.per_thread"),
@@ -191,7 +192,8 @@ BEYOND = [
 # under the last one.
 GROUPS = {
     "Streams": "Stream StreamPool StreamFlags",
-    "Waiting": "CompletionFuture WaitStrategy default_wait set_default_wait wait drain",
+    "Waiting": "CompletionFuture WaitStrategy default_wait set_default_wait wait as_completed"
+    " drain",
     "Events": "Event WaitEventFlags",
     "Devices and contexts": "Device Context DevResource DevResourceType",
     "Capture": "CaptureScope CaptureInfo CaptureMode CaptureStatus DependencyUpdate RecaptureStatus"

@@ -49,8 +49,8 @@ DRIVER: dict[str, list[str]] = {
         "capture_scopes: a_capture_collects_work_that_then_runs_any_number_of_times"
     ],
     "cuStreamBeginCaptureToGraph": [
-        "capture_scopes: a_capture_into_a_graph_gives_that_very_graph_back",
-        "capture_scopes: capture_into_a_graph_with_annotated_dependencies",
+        "capture_to_graph: a_capture_into_a_graph_gives_that_very_graph_back",
+        "capture_to_graph: capture_into_a_graph_with_annotated_dependencies",
     ],
     "cuStreamEndCapture": [
         "capture_scopes: a_capture_collects_work_that_then_runs_any_number_of_times",
@@ -103,9 +103,11 @@ RUST: dict[str, list[str]] = {
     "capture_info, StreamCaptureInfo": [
         "capture_scopes: capture_info_lends_the_graph_until_the_end"
     ],
-    "begin_capture_to_graph": ["capture_scopes: a_capture_into_a_graph_gives_that_very_graph_back"],
+    "begin_capture_to_graph": [
+        "capture_to_graph: a_capture_into_a_graph_gives_that_very_graph_back"
+    ],
     "begin_capture_to_graph_with_data, _with_dependencies": [
-        "capture_scopes: capture_into_a_graph_with_annotated_dependencies"
+        "capture_to_graph: capture_into_a_graph_with_annotated_dependencies"
     ],
     "update_capture_dependencies, _with_mode": [
         "capture_scopes: dependencies_can_be_added_and_replaced"
@@ -170,6 +172,7 @@ BEYOND: dict[str, list[str]] = {
     ],
     "health": ["lost_context: health_is_none_or_the_error"],
     "exit_on_context_failed": ["lost_context: process_ends_wherever_the_error_first_appears"],
+    "as_completed": ["service: futures_come_in_the_order_in_which_they_end"],
     "wait": ["service: waiting_for_all", "service: waiting_for_the_first"],
     "StreamPool, StreamPool.stream": ["pool: streams_are_lent_in_turn_and_come_back"],
     "Stream.legacy, Stream.per_thread": [
