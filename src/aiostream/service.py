@@ -157,6 +157,10 @@ class _Listener:
             own = _copy_of(error)
             _process.run_in_janitor(lambda: self._function(own))
 
+    def forget(self) -> None:
+        """Has the next failure told again."""
+        self._told.clear()
+
 
 _listeners: list[_Listener] = []  # any thread; single list operations
 _failures: dict[
@@ -216,6 +220,13 @@ def _noticed(error: ContextFailedError) -> None:
     if _failures.setdefault(error.code, first) is first:
         for listener in list(_listeners):
             listener.tell(first)
+
+
+def forget_failures() -> None:
+    """The simulator has healed its contexts: a later failure is reported again."""
+    _failures.clear()
+    for listener in list(_listeners):
+        listener.forget()
 
 
 def health() -> ContextFailedError | None:
