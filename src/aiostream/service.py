@@ -196,7 +196,6 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
         listener, "on_context_failed", "have it call loop.call_soon_threadsafe"
     )
     _process.start()
-    _driver.notice_failures(_noticed)
     _driver.tell_failures()
     registered = _Listener(listener)
     _listeners.append(registered)
@@ -218,8 +217,19 @@ def _noticed(error: ContextFailedError) -> None:
     # Where an error is made: perhaps on the driver's thread. Nothing is called here.
     first = _copy_of(error)
     if _failures.setdefault(error.code, first) is first:
+        _process.run_in_janitor(lambda: _log_lost_context(first))
         for listener in list(_listeners):
             listener.tell(first)
+
+
+def _log_lost_context(error: ContextFailedError) -> None:
+    leaked = _statistics.statistics().points.leaked
+    _process.log_error("%s (%d points leaked so far)", error, leaked)
+
+
+# An assignment, and nothing is called: from the first failure on it is logged, also where the
+# application has registered no listener.
+_driver.notice_failures(_noticed)
 
 
 def forget_failures() -> None:
