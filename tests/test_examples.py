@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from support import run_script, settle
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
+SERVED = Path(__file__).parent / "served_model.py"
 TIMEOUT = 0.5  # seconds that the server gives a request; long enough for what shall pass, on a busy machine too
 TOO_LONG = 2000  # milliseconds on the GPU
 
@@ -125,21 +128,22 @@ class Server:
         return self.process.returncode, out, err
 
 
-@contextlib.contextmanager
-def serving(kind: str, driver_kind: str, *options: str) -> Iterator[Server]:
+def free_port() -> int:
     with socket.socket() as finder:
         finder.bind(("127.0.0.1", 0))
-        port = finder.getsockname()[1]
-    program = [
-        sys.executable,
-        str(EXAMPLES / "model_server.py"),
-        "--server",
-        kind,
-        "--port",
-        str(port),
-    ]
+        return int(finder.getsockname()[1])
+
+
+def serving(kind: str, driver_kind: str, *options: str) -> AbstractContextManager[Server]:
+    port = free_port()
+    options = ("--server", kind, "--port", str(port), "--timeout", str(TIMEOUT), *options)
+    return started(EXAMPLES / "model_server.py", driver_kind, port, *options)
+
+
+@contextlib.contextmanager
+def started(program: Path, driver_kind: str, port: int, *arguments: str) -> Iterator[Server]:
     process = subprocess.Popen(
-        [*program, "--timeout", str(TIMEOUT), *options],
+        [sys.executable, str(program), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -254,3 +258,64 @@ def test_nonsense_is_a_bad_request(uvicorn_server: Server, body: str) -> None:
 def uvicorn_server(driver_kind: str) -> Iterator[Server]:
     with serving("uvicorn", driver_kind) as server:
         yield server
+
+
+def test_health_and_metrics(server: Server) -> None:
+    assert server.client.get("/livez").text == "ok"
+    assert server.infer().status_code == 200
+    answer = server.client.get("/metrics")
+    if importlib.util.find_spec("prometheus_client") is None:
+        assert (answer.status_code, answer.text) == (501, "pip install prometheus-client")
+        return
+    lines = answer.text.splitlines()
+    assert 'aiostream_pool_streams{pool="model",state="idle"} 8.0' in lines
+    assert any(line.startswith("aiostream_wait_seconds_bucket") for line in lines)
+    assert "aiostream_context_lost 0.0" in lines
+
+
+@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+def test_client_that_disconnects_frees_its_place_in_the_queue(kind: str, driver_kind: str) -> None:
+    port = free_port()
+    with (
+        started(SERVED, driver_kind, port, kind, str(port)) as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
+
+        def counts() -> dict[str, int]:
+            return dict(server.client.get("/statistics").json())
+
+        first = pool.submit(server.infer, TOO_LONG)
+        assert settle(lambda: counts()["lent"] == 1)
+        impatient = httpx.Client(base_url=server.client.base_url, timeout=0.2, trust_env=False)
+        with impatient, pytest.raises(httpx.ReadTimeout):
+            Server(server.process, impatient).infer()
+        assert settle(lambda: counts()["waiting"] == 0)
+        # The one place in the queue is free again, and the next request is not refused.
+        assert server.infer().status_code == 200
+        assert first.result().status_code == 200
+        assert server.stop()[::2] == (0, "")
+
+
+@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+def test_request_in_flight_is_answered_after_sigterm(kind: str, driver_kind: str) -> None:
+    port = free_port()
+    with (
+        started(SERVED, driver_kind, port, kind, str(port)) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(server.infer, 500.0)
+        assert settle(lambda: server.client.get("/statistics").json()["lent"] == 1)
+        assert server.stop()[::2] == (0, "")
+        assert answer.result().json() == {"y": [10.0, 12.0, 14.0]}
+
+
+@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+def test_lost_context_ends_the_server(kind: str, driver_kind: str) -> None:
+    port = free_port()
+    with started(SERVED, driver_kind, port, kind, str(port)) as server:
+        assert server.infer().status_code == 200
+        with contextlib.suppress(httpx.TransportError):
+            server.client.get("/fault")
+        assert settle(lambda: server.process.poll() is not None, 30)
+        assert server.process.returncode == 70
+        assert "the CUDA context is lost" in server.process.communicate()[1]
