@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 
+from servers import ROOT, Server, environment, free_port, started
 from support import run_script, settle
 
-ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 SERVED = Path(__file__).parent / "served_model.py"
 TIMEOUT = 0.5  # seconds that the server gives a request; long enough for what shall pass, on a busy machine too
 TOO_LONG = 2000  # milliseconds on the GPU
-
-
-def environment(driver_kind: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "",
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 # ------------------------------------------------------------------------------------------------ quickstart
@@ -101,65 +89,10 @@ def test_the_readme_s_examples_run(driver_kind: str, number: int) -> None:
 # ------------------------------------------------------------------------------------------------ the model server
 
 
-@dataclass
-class Server:
-    """A model server in a process of its own."""
-
-    process: subprocess.Popen[str]
-    client: httpx.Client
-
-    def infer(self, milliseconds: float = 1.0, n: int = 3) -> httpx.Response:
-        x = [float(i) for i in range(n)]
-        return self.client.post(
-            "/infer", json={"a": 2.0, "x": x, "y": [10.0] * n, "milliseconds": milliseconds}
-        )
-
-    def answers(self) -> bool:
-        assert self.process.poll() is None, "the server has ended"
-        try:
-            return self.client.get("/ping").text == "pong"
-        except httpx.TransportError:
-            return False
-
-    def stop(self) -> tuple[int, str, str]:
-        """SIGTERM; the exit code and what it wrote."""
-        self.process.send_signal(signal.SIGTERM)
-        out, err = self.process.communicate(timeout=30)
-        return self.process.returncode, out, err
-
-
-def free_port() -> int:
-    with socket.socket() as finder:
-        finder.bind(("127.0.0.1", 0))
-        return int(finder.getsockname()[1])
-
-
 def serving(kind: str, driver_kind: str, *options: str) -> AbstractContextManager[Server]:
     port = free_port()
     options = ("--server", kind, "--port", str(port), "--timeout", str(TIMEOUT), *options)
     return started(EXAMPLES / "model_server.py", driver_kind, port, *options)
-
-
-@contextlib.contextmanager
-def started(program: Path, driver_kind: str, port: int, *arguments: str) -> Iterator[Server]:
-    process = subprocess.Popen(
-        [sys.executable, str(program), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(driver_kind),
-    )
-    try:
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False
-        ) as client:
-            server = Server(process, client)
-            assert settle(server.answers, 30), "the server does not answer"
-            yield server
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
 
 
 @pytest.fixture(params=["uvicorn", "hypercorn"])
