@@ -39,6 +39,8 @@ from aiostream import (
 from aiostream._loops import bridge as loop_bridge
 from aiostream._loops import dispatcher, on_asyncio, on_trio
 from aiostream.bench import windows
+from aiostream.testing import launch as launch_kernel  # noqa: F401  # public now; tests know them from here
+from aiostream.testing import load_kernels, spin  # noqa: F401
 
 # ------------------------------------------------------------------------------------------------ the driver
 
@@ -153,24 +155,9 @@ def simulated_objects() -> dict[str, int]:
 # ------------------------------------------------------------------------------------------------ kernels
 
 
-def spin(stream: Any, seconds: float) -> None:
-    """Launches a kernel that keeps the stream busy for that long."""
-    _kernels.spin(stream, seconds)
-
-
 def stamp(stream: Any, pointer: int) -> None:
     """Launches a kernel that writes the GPU's clock to an address."""
     _kernels.stamp(stream, pointer)
-
-
-def launch_kernel(stream: Any, name: str) -> None:
-    """Launches one of the library's kernels without arguments: `trap`, `illegal_address`."""
-    _kernels.launch(stream, name)
-
-
-def load_kernels(context: Context) -> None:
-    """Loads the library's kernels into a context."""
-    _kernels.load(context)
 
 
 # ------------------------------------------------------------------------------------------------ interrupts

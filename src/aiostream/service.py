@@ -287,6 +287,10 @@ class _Listener:
             own = _copy_of(error)
             _process.run_in_janitor(lambda: self._function(own))
 
+    def forget(self) -> None:
+        """Has the next failure told again."""
+        self._told.clear()
+
 
 _listeners: list[_Listener] = []  # any thread, single list operations
 # The first error of each code. Any thread, single dict operations.
@@ -345,7 +349,6 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
         listener, "on_context_failed", "have it call loop.call_soon_threadsafe"
     )
     _process.start()
-    _driver.notice_failures(_noticed)
     _driver.tell_failures()
     registered = _Listener(listener)
     _listeners.append(registered)
@@ -368,8 +371,26 @@ def _noticed(error: ContextFailedError) -> None:
     # the listeners, because they may do anything.
     first = _copy_of(error)
     if _failures.setdefault(error.code, first) is first:
+        _process.run_in_janitor(lambda: _log_lost_context(first))
         for listener in list(_listeners):
             listener.tell(first)
+
+
+def _log_lost_context(error: ContextFailedError) -> None:
+    leaked = _statistics.statistics().points.leaked
+    _process.log_error("%s (%d points leaked so far)", error, leaked)
+
+
+# An assignment, and nothing is called: from the first failure on it is logged, also where the
+# application has registered no listener.
+_driver.notice_failures(_noticed)
+
+
+def forget_failures() -> None:
+    """The simulator has healed its contexts: a later failure is reported again."""
+    _failures.clear()
+    for listener in list(_listeners):
+        listener.forget()
 
 
 def health() -> ContextFailedError | None:
