@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import random
@@ -127,12 +128,12 @@ class Batches:
 
     def prepare(self) -> list[Callable[[], Any]]:
         """Captures the graphs; returns what to run in a task for each stream."""
-        serving = []
+        serving: list[Callable[[], Any]] = []
         for _ in range(STREAMS):
             theirs = torch.cuda.Stream()
             graphs = {size: Captured(self._model, size, theirs) for size in SIZES}
             stream = aiostream.Stream.borrow(theirs)
-            serving.append(lambda stream=stream, graphs=graphs: self._serve(stream, graphs))
+            serving.append(functools.partial(self._serve, stream, graphs))
         return serving
 
     async def _serve(self, stream: aiostream.Stream, graphs: dict[int, Captured]) -> None:
@@ -184,9 +185,11 @@ class Eager:
         """Launches in the thread, and awaits in the loop."""
         async with self.pool.stream() as stream:
             buffers = self._buffers[stream.handle]
-            await stream.enqueue_in_thread(
-                lambda _: self._launch(buffers, item), limiter=self._one_thread
-            )
+
+            def launch(_: aiostream.Stream) -> None:
+                self._launch(buffers, item)
+
+            await stream.enqueue_in_thread(launch, limiter=self._one_thread)
             score: float = buffers.scores.tolist()[0][0]
             return score
 
