@@ -23,6 +23,7 @@ from aiostream import (
     _clash,
     _completion,
     _demo,
+    _doctor,
     _driver,
     _kernels,
     _loops,
@@ -548,6 +549,25 @@ DemoStep = _demo.Step
 def demo_drawing(record: _demo.Record) -> list[str]:
     """Returns the lines that the demo prints for a record."""
     return _demo._drawing(record)
+
+
+def is_mig(name: str) -> bool:
+    """Returns whether the name of a device is that of a part of a GPU."""
+    return _doctor.is_mig(name)
+
+
+def report_sharing(devices: list[dict[str, Any]]) -> None:
+    """Prints what `doctor` says about the sharing of these devices."""
+    report = _doctor.Report(as_text=True)
+    report.data["devices"] = devices
+    _doctor._sharing(report)
+
+
+def report_problem(what: str, finding: str, remedy: str) -> int:
+    """Prints what `doctor` says about one problem; returns its exit code."""
+    report = _doctor.Report(as_text=True)
+    report.problem(what, finding, remedy)
+    return report.end()
 
 
 def other_distribution() -> str | None:
