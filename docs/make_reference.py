@@ -1,435 +1,237 @@
-"""Writes `docs/reference.md`: every driver function and Rust method that this library follows, and what it is called here.
+"""Writes `docs/reference.md` and `docs/coverage.md` from the library's docstrings.
 
-    python docs/make_reference.py            # writes the page
-    python docs/make_reference.py --check    # fails if the page is stale
+    python docs/make_reference.py            # writes both pages
+    python docs/make_reference.py --check    # fails if a page is stale
 
-What a name does, and which driver it needs, is read from the library; which tests show it stands in the tables here.
-`tests/test_reference.py` fails if a name does not exist, has no docstring, or is not in the tests that are named for it.
+`reference.md` lists every public name. `coverage.md` lists every function of the CUDA driver's
+chapter on streams, and every method of the Rust crate's `Stream`, with their names here. What a
+name does, and which driver it needs, is read from the library. `tests/test_reference.py` fails if
+a name is missing, does not exist or has no docstring, and `tests/shown_by.py` names the tests that
+show each row of `coverage.md`.
 """
 
 from __future__ import annotations
 
 import argparse
+import enum
+import importlib
 import inspect
+import pkgutil
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiostream
 from aiostream import _driver
 
-PAGE = Path(__file__).parent / "reference.md"
+DOCS = Path(__file__).parent
+REFERENCE = DOCS / "reference.md"
+COVERAGE = DOCS / "coverage.md"
 OLDEST = 12000  # the oldest driver that the library runs on
 
 
 class Row(NamedTuple):
-    """A function or method of theirs, what it is called here, and the tests that show it."""
+    """A function or method of theirs, and what it is called here."""
 
     theirs: str
     ours: list[str]
-    tests: list[str]  # "file: function", without "test_" and ".py"
 
 
-def row(theirs: str, ours: str, tests: str) -> Row:
-    """A row from text: names and tests are separated by commas."""
-    return Row(
-        theirs,
-        [name.strip() for name in ours.split(",")],
-        [test.strip() for test in tests.split(",")],
-    )
+def row(theirs: str, ours: str) -> Row:
+    """A row from text: names are separated by commas."""
+    return Row(theirs, [name.strip() for name in ours.split(",")])
 
 
 # The chapter "Stream Management" of the driver's manual, from CUDA 7 to 13, and what newer headers
 # add to it.
 DRIVER = [
-    row("cuStreamCreate", "Stream", "stream: properties"),
-    row("cuStreamCreateWithPriority", "Stream", "attributes: priorities_are_clamped"),
-    row(
-        "cuStreamDestroy",
-        "Stream.close, Stream.shutdown, Stream.aclose",
-        "stream: close_destroys_at_once_and_may_be_called_again, stream: shutdown_synchronizes_first, "
-        "stream: a_closed_stream_refuses_everything, stream: a_cancelled_close_destroys_and_raises",
-    ),
-    row(
-        "cuStreamSynchronize",
-        "Stream.synchronize, Stream.synchronize_async",
-        "stream: query_and_synchronize, waits: synchronize_async_waits_for_the_work",
-    ),
-    row("cuStreamQuery", "Stream.query", "stream: query_and_synchronize"),
-    row(
-        "cuStreamWaitEvent",
-        "Stream.wait_event",
-        "stream: wait_event_orders_streams, interop: events_of_other_libraries",
-    ),
-    row(
-        "cuStreamAddCallback",
-        "Stream.add_callback",
-        "hostfunc: host_functions_run_in_order_with_their_arguments",
-    ),
-    row(
-        "cuLaunchHostFunc",
-        "Stream.launch_host_func",
-        "hostfunc: host_functions_run_in_order_with_their_arguments, graph_hostfunc: ten_thousand_replays, "
-        "hostfunc: native_functions_are_called_with_their_data",
-    ),
-    row(
-        "cuLaunchHostFunc_v2",
-        "Stream.launch_host_func, HostFunctionSync",
-        "attributes: what_newer_drivers_can",
-    ),
-    row("cuStreamGetFlags", "Stream.flags", "stream: properties"),
-    row(
-        "cuStreamGetPriority",
-        "Stream.priority",
-        "stream: properties, attributes: priorities_are_clamped",
-    ),
-    row("cuStreamGetId", "Stream.id", "stream: properties"),
-    row("cuStreamGetDevice", "Stream.device", "stream: properties"),
-    row(
-        "cuStreamGetCtx",
-        "Stream.context",
-        "stream: a_stream_lives_in_the_current_context_or_on_the_device_asked_for",
-    ),
-    row(
-        "cuStreamGetCtx_v2",
-        "Stream.green_context",
-        "attributes: an_ordinary_stream_has_no_green_context, attributes: a_green_contexts_stream_tells_of_it",
-    ),
-    row(
-        "cuStreamGetAttribute",
-        "Stream.get_attribute, StreamAttribute",
-        "attributes: each_attribute_can_be_set",
-    ),
+    row("cuStreamCreate", "Stream"),
+    row("cuStreamCreateWithPriority", "Stream"),
+    row("cuStreamDestroy", "Stream.close, Stream.shutdown, Stream.aclose"),
+    row("cuStreamSynchronize", "Stream.synchronize, Stream.synchronize_async"),
+    row("cuStreamQuery", "Stream.query"),
+    row("cuStreamWaitEvent", "Stream.wait_event"),
+    row("cuStreamAddCallback", "Stream.add_callback"),
+    row("cuLaunchHostFunc", "Stream.launch_host_func"),
+    row("cuLaunchHostFunc_v2", "Stream.launch_host_func, HostFunctionSync"),
+    row("cuStreamGetFlags", "Stream.flags"),
+    row("cuStreamGetPriority", "Stream.priority"),
+    row("cuStreamGetId", "Stream.id"),
+    row("cuStreamGetDevice", "Stream.device"),
+    row("cuStreamGetCtx", "Stream.context"),
+    row("cuStreamGetCtx_v2", "Stream.green_context"),
+    row("cuStreamGetAttribute", "Stream.get_attribute, StreamAttribute"),
     row(
         "cuStreamSetAttribute",
         "Stream.set_attribute, AccessPolicyWindow, SynchronizationPolicy, MemSyncDomainMap",
-        "attributes: each_attribute_can_be_set",
     ),
-    row("cuStreamCopyAttributes", "Stream.copy_attributes", "attributes: attributes_are_copied"),
+    row("cuStreamCopyAttributes", "Stream.copy_attributes"),
+    row("cuStreamAttachMemAsync", "Stream.attach_mem_async, MemAttach"),
+    row("cuStreamBeginCapture", "Stream.begin_capture, CaptureMode"),
+    row("cuStreamBeginCaptureToGraph", "Stream.begin_capture_to_graph"),
+    row("cuStreamEndCapture", "Stream.end_capture"),
+    row("cuStreamIsCapturing", "Stream.capture_status, CaptureStatus"),
+    row("cuStreamGetCaptureInfo", "Stream.capture_info, CaptureInfo"),
+    row("cuStreamGetCaptureInfo_v2", "Stream.capture_info"),
+    row("cuStreamGetCaptureInfo_v3", "Stream.capture_info"),
     row(
-        "cuStreamAttachMemAsync",
-        "Stream.attach_mem_async, MemAttach",
-        "memory: managed_memory_is_attached",
+        "cuStreamUpdateCaptureDependencies", "Stream.update_capture_dependencies, DependencyUpdate"
     ),
-    row(
-        "cuStreamBeginCapture",
-        "Stream.begin_capture, CaptureMode",
-        "capture_scopes: a_capture_collects_work_that_then_runs_any_number_of_times",
-    ),
-    row(
-        "cuStreamBeginCaptureToGraph",
-        "Stream.begin_capture_to_graph",
-        "capture_scopes: a_capture_into_a_graph_gives_that_very_graph_back, "
-        "capture_scopes: capture_into_a_graph_with_annotated_dependencies",
-    ),
-    row(
-        "cuStreamEndCapture",
-        "Stream.end_capture",
-        "capture_scopes: a_capture_collects_work_that_then_runs_any_number_of_times, capture_scopes: unjoined_and_unmatched",
-    ),
-    row(
-        "cuStreamIsCapturing",
-        "Stream.capture_status, CaptureStatus",
-        "capture_scopes: an_invalidated_capture_is_told_and_must_be_ended",
-    ),
-    row(
-        "cuStreamGetCaptureInfo",
-        "Stream.capture_info, CaptureInfo",
-        "capture_scopes: capture_info_lends_the_graph_until_the_end",
-    ),
-    row(
-        "cuStreamGetCaptureInfo_v2",
-        "Stream.capture_info",
-        "capture_scopes: a_joined_stream_tells_of_the_same_capture",
-    ),
-    row(
-        "cuStreamGetCaptureInfo_v3", "Stream.capture_info", "capture_scopes: annotated_dependencies"
-    ),
-    row(
-        "cuStreamUpdateCaptureDependencies",
-        "Stream.update_capture_dependencies, DependencyUpdate",
-        "capture_scopes: dependencies_can_be_added_and_replaced",
-    ),
-    row(
-        "cuStreamUpdateCaptureDependencies_v2",
-        "Stream.update_capture_dependencies",
-        "capture_scopes: annotated_dependencies",
-    ),
-    row(
-        "cuThreadExchangeStreamCaptureMode",
-        "capture_mode, exchange_capture_mode",
-        "capture_scopes: a_threads_mode_is_pushed_and_popped",
-    ),
-    row(
-        "cudaThreadExchangeStreamCaptureMode",
-        "capture_mode, exchange_capture_mode",
-        "capture_scopes: a_relaxed_thread_may_do_what_a_global_capture_forbids, "
-        "capture_scopes: a_threads_mode_is_pushed_and_popped",
-    ),
-    row("cuCtxGetStreamPriorityRange", "Device.stream_priority_range", "stream: properties"),
-    row(
-        "cuStreamGetDevResource",
-        "Stream.dev_resource, DevResourceType",
-        "memory: a_streams_share_of_the_device",
-    ),
-    row(
-        "cuStreamBeginRecaptureToGraph",
-        "Stream.begin_recapture_to_graph",
-        "attributes: what_newer_drivers_can",
-    ),
-    row(
-        "cuStreamWaitValue32", "Stream.wait_value, WaitValueFlags", "memory: work_waits_for_a_value"
-    ),
-    row("cuStreamWaitValue64", "Stream.wait_value", "memory: work_waits_for_a_value"),
-    row(
-        "cuStreamWriteValue32",
-        "Stream.write_value, WriteValueFlags",
-        "memory: values_are_written_in_order",
-    ),
-    row("cuStreamWriteValue64", "Stream.write_value", "memory: values_are_written_in_order"),
+    row("cuStreamUpdateCaptureDependencies_v2", "Stream.update_capture_dependencies"),
+    row("cuThreadExchangeStreamCaptureMode", "capture_mode, exchange_capture_mode"),
+    row("cudaThreadExchangeStreamCaptureMode", "capture_mode, exchange_capture_mode"),
+    row("cuCtxGetStreamPriorityRange", "Device.stream_priority_range"),
+    row("cuStreamGetDevResource", "Stream.dev_resource, DevResourceType"),
+    row("cuStreamBeginRecaptureToGraph", "Stream.begin_recapture_to_graph"),
+    row("cuStreamWaitValue32", "Stream.wait_value, WaitValueFlags"),
+    row("cuStreamWaitValue64", "Stream.wait_value"),
+    row("cuStreamWriteValue32", "Stream.write_value, WriteValueFlags"),
+    row("cuStreamWriteValue64", "Stream.write_value"),
     row(
         "cuStreamBatchMemOp",
         "Stream.batch_mem_op, WaitValue, WriteValue, FlushRemoteWrites, MemoryBarrier",
-        "memory: a_batch_is_done_in_order, memory: barriers_and_flushes",
     ),
 ]
 
 # The methods of the Rust `Stream`, and of the types that it gives.
 RUST = [
-    row("completion_future", "Stream.completion_future", "waits: several_tasks_await_one_future"),
-    row(
-        "checked_completion_future",
-        "Stream.checked_completion_future",
-        "capture: other_streams_and_events_serve_during_a_capture",
-    ),
-    row(
-        "synchronize_async",
-        "Stream.synchronize_async",
-        "waits: synchronize_async_waits_for_the_work",
-    ),
-    row(
-        "enqueue_async",
-        "Stream.enqueue_async",
-        "waits: enqueue_async_calls_now_and_settles_with_the_result, waits: enqueue_async_refuses_before_it_calls",
-    ),
-    row("from_raw", "Stream.from_raw", "stream: raw_handles_come_and_go"),
-    row("into_raw", "Stream.into_raw", "stream: raw_handles_come_and_go"),
-    row("as_raw", "Stream.handle", "stream: raw_handles_come_and_go"),
-    row(
-        "to_borrowed, BorrowedStream",
-        "Stream.to_borrowed",
-        "stream: a_borrowed_stream_of_ours_ends_with_its_owner",
-    ),
-    row(
-        "BorrowedStream of other libraries",
-        "Stream.borrow, Stream.core",
-        "interop: streams_of_cuda_core",
-    ),
-    row("sync_scope", "Stream.sync_scope", "stream: sync_scope_synchronizes_on_every_way_out"),
-    row("synchronize", "Stream.synchronize", "stream: query_and_synchronize"),
-    row("query", "Stream.query", "stream: query_and_synchronize"),
-    row("shutdown", "Stream.shutdown", "stream: shutdown_synchronizes_first"),
-    row("wait_event", "Stream.wait_event", "stream: wait_event_orders_streams"),
-    row(
-        "wait_event_with_flags",
-        "Stream.wait_event, WaitEventFlags",
-        "capture_scopes: external_events_become_nodes",
-    ),
-    row("begin_capture", "Stream.begin_capture", "capture_scopes: what_cannot_begin_or_end"),
-    row(
-        "end_capture",
-        "Stream.end_capture",
-        "capture_scopes: another_thread_may_end_a_relaxed_capture_only",
-    ),
-    row(
-        "capture_status",
-        "Stream.capture_status",
-        "capture_scopes: an_invalidated_capture_is_told_and_must_be_ended",
-    ),
-    row(
-        "capture_info, StreamCaptureInfo",
-        "Stream.capture_info, CaptureInfo",
-        "capture_scopes: capture_info_lends_the_graph_until_the_end",
-    ),
-    row(
-        "begin_capture_to_graph",
-        "Stream.begin_capture_to_graph",
-        "capture_scopes: a_capture_into_a_graph_gives_that_very_graph_back",
-    ),
+    row("completion_future", "Stream.completion_future"),
+    row("checked_completion_future", "Stream.checked_completion_future"),
+    row("synchronize_async", "Stream.synchronize_async"),
+    row("enqueue_async", "Stream.enqueue_async"),
+    row("from_raw", "Stream.from_raw"),
+    row("into_raw", "Stream.into_raw"),
+    row("as_raw", "Stream.handle"),
+    row("to_borrowed, BorrowedStream", "Stream.to_borrowed"),
+    row("BorrowedStream of other libraries", "Stream.borrow, Stream.core"),
+    row("sync_scope", "Stream.sync_scope"),
+    row("synchronize", "Stream.synchronize"),
+    row("query", "Stream.query"),
+    row("shutdown", "Stream.shutdown"),
+    row("wait_event", "Stream.wait_event"),
+    row("wait_event_with_flags", "Stream.wait_event, WaitEventFlags"),
+    row("begin_capture", "Stream.begin_capture"),
+    row("end_capture", "Stream.end_capture"),
+    row("capture_status", "Stream.capture_status"),
+    row("capture_info, StreamCaptureInfo", "Stream.capture_info, CaptureInfo"),
+    row("begin_capture_to_graph", "Stream.begin_capture_to_graph"),
     row(
         "begin_capture_to_graph_with_data, _with_dependencies",
         "Stream.begin_capture_to_graph, GraphDependency",
-        "capture_scopes: capture_into_a_graph_with_annotated_dependencies",
     ),
     row(
         "update_capture_dependencies, _with_mode",
         "Stream.update_capture_dependencies, DependencyUpdate",
-        "capture_scopes: dependencies_can_be_added_and_replaced",
     ),
     row(
         "update_capture_dependencies_with_data, _with_dependencies",
         "Stream.update_capture_dependencies, GraphDependency",
-        "capture_scopes: annotated_dependencies",
     ),
-    row(
-        "capture",
-        "Stream.capture, CaptureScope.graph",
-        "capture_scopes: the_scopes, capture_scopes: an_exception_ends_the_capture_and_wins",
-    ),
+    row("capture", "Stream.capture, CaptureScope.graph"),
     row(
         "capture_executable, _with_flags",
         "Stream.capture_executable, CaptureScope.executable, InstantiateFlags",
-        "capture_scopes: the_scopes",
     ),
-    row(
-        "add_callback",
-        "Stream.add_callback",
-        "hostfunc: host_functions_run_in_order_with_their_arguments",
-    ),
-    row(
-        "launch_host_func",
-        "Stream.launch_host_func",
-        "graph_hostfunc: graphs_are_dropped_while_launches_are_in_flight, "
-        "hostfunc: host_functions_run_in_order_with_their_arguments",
-    ),
-    row("flags, StreamFlags", "Stream.flags, StreamFlags", "stream: properties"),
-    row("priority", "Stream.priority", "stream: properties"),
-    row("id", "Stream.id", "stream: properties"),
-    row("device", "Stream.device", "stream: properties"),
-    row(
-        "context",
-        "Stream.context",
-        "stream: a_stream_lives_in_the_current_context_or_on_the_device_asked_for",
-    ),
-    row("Context::create_stream_with_flags, _with_priority", "Stream", "stream: properties"),
-    row(
-        "Device::stream_priority_range",
-        "Device.stream_priority_range",
-        "attributes: priorities_are_clamped",
-    ),
-    row(
-        "Event::record",
-        "Event.record",
-        "event: a_record_is_a_snapshot_and_a_second_one_replaces_it",
-    ),
-    row(
-        "Event::query, synchronize",
-        "Event.query, Event.synchronize",
-        "event: a_record_is_a_snapshot_and_a_second_one_replaces_it",
-    ),
-    row("Event::synchronize_async_on", "Event.synchronize_async", "event: awaiting_an_event"),
-    row("Event::elapsed_time", "Event.elapsed_time", "event: elapsed_time_is_in_milliseconds"),
+    row("add_callback", "Stream.add_callback"),
+    row("launch_host_func", "Stream.launch_host_func"),
+    row("flags, StreamFlags", "Stream.flags, StreamFlags"),
+    row("priority", "Stream.priority"),
+    row("id", "Stream.id"),
+    row("device", "Stream.device"),
+    row("context", "Stream.context"),
+    row("Context::create_stream_with_flags, _with_priority", "Stream"),
+    row("Device::stream_priority_range", "Device.stream_priority_range"),
+    row("Event::record", "Event.record"),
+    row("Event::query, synchronize", "Event.query, Event.synchronize"),
+    row("Event::synchronize_async_on", "Event.synchronize_async"),
+    row("Event::elapsed_time", "Event.elapsed_time"),
     row(
         "Event::completion_future_on, checked_completion_future_on",
         "Event.completion_future_on, Event.checked_completion_future_on",
-        "event: waiting_for_an_event_on_a_stream",
     ),
-    row(
-        "Graph",
-        "Graph, Graph.nodes, Graph.clone",
-        "graph: nodes_know_their_neighbours, graph: a_clone_is_a_graph_of_its_own",
-    ),
-    row("Graph::debug_dot", "Graph.debug_dot, DebugDotFlags", "graph: debug_dot"),
-    row(
-        "Graph::instantiate, GraphInstantiateFlags",
-        "Graph.instantiate, InstantiateFlags",
-        "graph: instantiate_flags",
-    ),
-    row(
-        "ExecutableGraph::launch", "ExecutableGraph.launch", "graph: an_empty_graph_can_be_launched"
-    ),
-    row(
-        "ExecutableGraph::launch_async",
-        "ExecutableGraph.launch_async",
-        "graph: many_launches_in_flight",
-    ),
-    row(
-        "ExecutableGraph::launch_and_wait",
-        "ExecutableGraph.launch_and_wait",
-        "graph: an_awaited_launch",
-    ),
-    row(
-        "ExecutableGraph::upload",
-        "ExecutableGraph.upload",
-        "graph: launches_from_a_thread_without_a_context",
-    ),
+    row("Graph", "Graph, Graph.nodes, Graph.clone"),
+    row("Graph::debug_dot", "Graph.debug_dot, DebugDotFlags"),
+    row("Graph::instantiate, GraphInstantiateFlags", "Graph.instantiate, InstantiateFlags"),
+    row("ExecutableGraph::launch", "ExecutableGraph.launch"),
+    row("ExecutableGraph::launch_async", "ExecutableGraph.launch_async"),
+    row("ExecutableGraph::launch_and_wait", "ExecutableGraph.launch_and_wait"),
+    row("ExecutableGraph::upload", "ExecutableGraph.upload"),
     row(
         "ExecutableGraph::upload_async, upload_and_wait",
         "ExecutableGraph.upload_async, ExecutableGraph.upload_and_wait",
-        "graph: an_awaited_launch",
     ),
-    row(
-        "ExecutableGraph::update",
-        "ExecutableGraph.update, GraphUpdateError, GraphUpdateResult",
-        "graph: an_update_takes_over_the_parameters, graph: an_update_that_does_not_fit_says_why_and_changes_nothing",
-    ),
-    row(
-        "GraphNode",
-        "GraphNode.type, GraphNode.dependencies, GraphNode.dependents, GraphNodeType",
-        "graph: nodes_know_their_neighbours",
-    ),
-    row(
-        "GraphEdgeData",
-        "GraphEdgeData, GraphDependencyType",
-        "capture_scopes: annotated_dependencies",
-    ),
-    row("GraphDependency", "GraphDependency", "capture_scopes: annotated_dependencies"),
-    row(
-        "StreamCaptureMode",
-        "CaptureMode",
-        "capture_scopes: another_thread_may_end_a_relaxed_capture_only",
-    ),
-    row(
-        "StreamCaptureStatus",
-        "CaptureStatus",
-        "capture_scopes: an_invalidated_capture_is_told_and_must_be_ended",
-    ),
-    row(
-        "StreamCaptureDependencyUpdate",
-        "DependencyUpdate",
-        "capture_scopes: dependencies_can_be_added_and_replaced",
-    ),
-    row("Status", "CudaError", "attributes: what_the_driver_refuses"),
+    row("ExecutableGraph::update", "ExecutableGraph.update, GraphUpdateError, GraphUpdateResult"),
+    row("GraphNode", "GraphNode.type, GraphNode.dependencies, GraphNode.dependents, GraphNodeType"),
+    row("GraphEdgeData", "GraphEdgeData, GraphDependencyType"),
+    row("GraphDependency", "GraphDependency"),
+    row("StreamCaptureMode", "CaptureMode"),
+    row("StreamCaptureStatus", "CaptureStatus"),
+    row("StreamCaptureDependencyUpdate", "DependencyUpdate"),
+    row("Status", "CudaError"),
 ]
 
+# What neither the chapter nor the crate has, and what a program uses most. The page of all names
+# has the rest.
 BEYOND = [
-    row("", "drain", "service: drain_waits_for_everything"),
-    row(
-        "",
-        "on_context_failed",
-        "service: listeners_are_told_once, lost_context: fault_that_nobody_awaits_is_told_within_a_second",
-    ),
-    row(
-        "",
-        "Stream.torch, Stream.cupy, Stream.numba",
-        "shared_streams: stream_of_another_library_is_on_the_same_handle",
-    ),
-    row("", "health", "lost_context: health_is_none_or_the_error"),
-    row(
-        "", "exit_on_context_failed", "lost_context: process_ends_wherever_the_error_first_appears"
-    ),
-    row("", "wait", "service: waiting_for_all, service: waiting_for_the_first"),
-    row("", "StreamPool, StreamPool.stream", "pool: streams_are_lent_in_turn_and_come_back"),
-    row(
-        "",
-        "Stream.legacy, Stream.per_thread",
-        "stream: the_special_streams_can_be_awaited_without_a_current_context",
-    ),
-    row("", "Graph.borrow, ExecutableGraph.borrow", "graph: graphs_of_other_libraries"),
-    row(
-        "",
-        "Graph.from_raw, Graph.into_raw, ExecutableGraph.from_raw, ExecutableGraph.into_raw",
-        "graph: whose_a_graph_is",
-    ),
-    row("", "statistics", "graph_hostfunc: a_graph_that_is_never_launched"),
+    row("", "drain"),
+    row("", "on_context_failed"),
+    row("", "Stream.torch, Stream.cupy, Stream.numba"),
+    row("", "health"),
+    row("", "exit_on_context_failed"),
+    row("", "as_completed"),
+    row("", "wait"),
+    row("", "StreamPool, StreamPool.stream"),
+    row("", "Stream.legacy, Stream.per_thread"),
+    row("", "Graph.borrow, ExecutableGraph.borrow"),
+    row("", "Graph.from_raw, Graph.into_raw, ExecutableGraph.from_raw, ExecutableGraph.into_raw"),
+    row("", "statistics"),
 ]
 
-_HEAD = """# Names
+# The headings of `reference.md`, and the names under each. A name that is missing here stands
+# under the last one.
+GROUPS = {
+    "Streams": "Stream StreamPool StreamFlags",
+    "Waiting": "CompletionFuture WaitStrategy default_wait set_default_wait wait as_completed"
+    " drain",
+    "Events": "Event WaitEventFlags",
+    "Devices and contexts": "Device Context DevResource DevResourceType",
+    "Capture": "CaptureScope CaptureInfo CaptureMode CaptureStatus DependencyUpdate RecaptureStatus"
+    " capture_mode exchange_capture_mode",
+    "Graphs": "Graph ExecutableGraph GraphNode GraphNodeType GraphDependency GraphEdgeData"
+    " GraphDependencyType InstantiateFlags GraphInstantiateResult GraphUpdateResult"
+    " DebugDotFlags",
+    "Attributes": "StreamAttribute AccessPolicyWindow AccessProperty SynchronizationPolicy"
+    " MemSyncDomain MemSyncDomainMap",
+    "Memory operations": "WaitValue WriteValue MemoryBarrier FlushRemoteWrites WaitValueFlags"
+    " WriteValueFlags MemoryBarrierType MemAttach",
+    "Errors": "CudaError StreamCaptureError ContextFailedError OutOfMemoryError NotSupportedError"
+    " GraphUpdateError StreamClosedError PoolFullError NoDriverError",
+    "A lost context": "health on_context_failed exit_on_context_failed",
+    "Statistics": "statistics Statistics PointCounts FutureCounts WaitCounts HandleCounts",
+    "Other names": "HostFunctionSync",
+}
 
-Every function of the driver's chapter on streams (CUDA 7 to 13) and every method of the Rust `Stream` that this library follows,
-the name that each has here, the oldest driver that it needs, and the tests that show it. Written by `docs/make_reference.py` from
-the library's docstrings; `tests/test_reference.py` holds it to be complete and true. The docstrings say the rest:
-`help(aiostream.Stream.capture)`.
+_REFERENCE_HEAD = """# Names
+
+Every public name, by subject, with the driver functions that its docstring names.
+`python docs/make_reference.py` writes this page from the docstrings.
+They say the rest: `help(aiostream.Stream.capture)`.
+[Coverage](coverage.md) goes the other way: from each driver function to its name here.
+"""
+
+_CRATE = "https://docs.rs/singe-cuda/latest/singe_cuda/stream/struct.Stream.html"
+_COVERAGE_HEAD = f"""# Coverage
+
+This page has two lists of what one can do with a CUDA stream, and the name of each item here:
+
+- every function of the CUDA driver's chapter "Stream Management", from CUDA 7 to 13
+- every method of `Stream` in the Rust crate [singe-cuda]({_CRATE}), whose names aiostream follows
+
+"Needs CUDA" is the oldest driver with which the name works.
+The library itself needs 12.0.
+`python docs/make_reference.py` writes this page, and a test shows each row at work.
+[Names](reference.md) has all names of aiostream.
 """
 
 
@@ -441,59 +243,139 @@ def find(name: str) -> Any:
     return found
 
 
+def text_of(thing: Any) -> str:
+    """Its docstring, or nothing."""
+    return inspect.getdoc(thing) or ""
+
+
+def first_sentences(thing: Any) -> str:
+    """The first paragraph of its docstring, fit for a table."""
+    text = re.sub(r"\s+", " ", text_of(thing).split("\n\n")[0]).strip()
+    return text.replace("|", "\\|")
+
+
 def summary(name: str) -> str:
-    """The first sentence of its docstring."""
-    text = inspect.getdoc(find(name)) or ""
-    return re.sub(r"\s+", " ", text.split("\n\n")[0]).strip()
+    """The first paragraph of a name's docstring."""
+    return first_sentences(find(name))
+
+
+def driver_functions(thing: Any) -> list[str]:
+    """The driver functions that a docstring names, in its order."""
+    return list(dict.fromkeys(re.findall(r"`(cu[A-Z]\w+)`", text_of(thing))))
 
 
 def needed_driver(each: Row) -> int:
-    """The oldest driver with which it works: of the function itself, or of those that the names' docstrings speak of."""
+    """The oldest driver with which it works: of the function, or of those in our docstrings."""
     if each.theirs in _driver.MINIMUM:
         return _driver.MINIMUM[each.theirs]
-    mentioned = {
-        call
-        for name in each.ours
-        for call in re.findall(r"`(cu[A-Z]\w+)`", inspect.getdoc(find(name)) or "")
-    }
+    mentioned = {call for name in each.ours for call in driver_functions(find(name))}
     return max([OLDEST, *(_driver.MINIMUM[call] for call in mentioned if call in _driver.MINIMUM)])
 
 
-def _table(rows: list[Row], head: str) -> list[str]:
-    lines = [f"| {head} | here | what it does | needs CUDA | tests |", "|---|---|---|---|---|"]
-    for each in rows:
-        needed = needed_driver(each)
-        what = summary(each.ours[0]).replace("|", "\\|")
-        names = ", ".join(f"`{name}`" for name in each.ours)
-        tests = ", ".join(f"`{test}`" for test in each.tests)
-        lines.append(
-            f"| {each.theirs} | {names} | {what} | {needed // 1000}.{needed % 1000 // 10} | {tests} |"
-        )
+# ------------------------------------------------------------------------------------ all names
+
+
+def submodules() -> list[str]:
+    """The modules of the package that have public names of their own, such as `simulator`."""
+    found = []
+    for module in pkgutil.iter_modules(aiostream.__path__):
+        if module.name.startswith("_") or module.name in {"bench"}:
+            continue
+        names = getattr(importlib.import_module(f"aiostream.{module.name}"), "__all__", [])
+        if set(names) - set(aiostream.__all__):
+            found.append(module.name)
+    return found
+
+
+def members(public: type) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties of a class that the library itself defines."""
+    seen: dict[str, Any] = {}
+    for base in public.__mro__:
+        if base.__module__.startswith("aiostream"):
+            for name, value in vars(base).items():
+                plain = getattr(value, "__func__", value)
+                if not name.startswith("_") and (callable(plain) or isinstance(value, property)):
+                    seen.setdefault(name, value)
+    yield from seen.items()
+
+
+def entry(name: str, thing: Any) -> list[str]:
+    """The lines of the page for one public name."""
+    lines = [f"### `{name}`\n", first_sentences(thing), ""]
+    if called := driver_functions(thing):
+        lines[1] += f" ({', '.join(called)})" if called[0] not in lines[1] else ""
+    if isinstance(thing, type) and issubclass(thing, enum.Enum):
+        lines += ["Members: " + ", ".join(f"`{each}`" for each in thing.__members__) + ".", ""]
+    elif isinstance(thing, type) and (rows := list(members(thing))):
+        lines += ["| | what it does | driver |", "|---|---|---|"]
+        for member, value in rows:
+            called = driver_functions(value)
+            lines.append(f"| `{member}` | {first_sentences(value)} | {', '.join(called)} |")
+        lines.append("")
     return lines
 
 
-def page() -> str:
-    """The whole page."""
-    parts = [_HEAD]
+def reference_page() -> str:
+    """`reference.md`."""
+    parts = [_REFERENCE_HEAD]
+    grouped = {title: names.split() for title, names in GROUPS.items()}
+    placed = {name for names in grouped.values() for name in names}
+    grouped["Other names"] += sorted(set(aiostream.__all__) - placed)
+    for title, names in grouped.items():
+        parts.append(f"## {title}\n")
+        for name in names:
+            parts += entry(name, find(name))
+    for module in submodules():
+        whole = importlib.import_module(f"aiostream.{module}")
+        parts += [f"## `aiostream.{module}`\n", first_sentences(whole), ""]
+        for name in whole.__all__:
+            if name not in aiostream.__all__:
+                parts += entry(f"{module}.{name}", getattr(whole, name))
+    return "\n".join(parts).rstrip() + "\n"
+
+
+# ------------------------------------------------------------------------------------ coverage
+
+
+def _table(rows: list[Row], head: str) -> list[str]:
+    lines = [f"| {head} | here | what it does | needs CUDA |", "|---|---|---|---|"]
+    for each in rows:
+        needed = needed_driver(each)
+        names = ", ".join(f"`{name}`" for name in each.ours)
+        version = f"{needed // 1000}.{needed % 1000 // 10}"
+        lines.append(f"| {each.theirs} | {names} | {summary(each.ours[0])} | {version} |")
+    return lines
+
+
+def coverage_page() -> str:
+    """`coverage.md`."""
+    parts = [_COVERAGE_HEAD]
     for title, head, rows in (
         ("Driver functions", "driver", DRIVER),
-        ("Methods of the Rust Stream", "Rust", RUST),
+        ("Methods of the Rust Stream", "singe-cuda", RUST),
         ("Beyond both", "", BEYOND),
     ):
         parts += [f"## {title}\n", *_table(rows, head), ""]
-    return "\n".join(parts)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def pages() -> dict[Path, str]:
+    """What each page should be."""
+    return {REFERENCE: reference_page(), COVERAGE: coverage_page()}
 
 
 def main() -> None:
-    """Writes the page, or checks it."""
+    """Writes the pages, or checks them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail if the page is stale"
+        "--check", action="store_true", help="write nothing; fail if a page is stale"
     )
-    if not parser.parse_args().check:
-        PAGE.write_text(page())
-    elif PAGE.read_text() != page():
-        raise SystemExit(f"{PAGE} is stale: run python docs/make_reference.py")
+    check = parser.parse_args().check
+    for path, text in pages().items():
+        if not check:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            raise SystemExit(f"{path} is stale: run python docs/make_reference.py")
 
 
 if __name__ == "__main__":

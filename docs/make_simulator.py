@@ -1,4 +1,4 @@
-"""Writes the table of functions in `docs/simulator.md`, from the simulator's own table, `functions.h`.
+"""Writes the table of functions in `docs/simulator.md`, from the simulator's `functions.h`.
 
     python docs/make_simulator.py
 
@@ -16,7 +16,7 @@ HEAD = "| functions | simulated | answer 801 |\n|---|---|---|\n"
 
 
 def functions() -> dict[str, tuple[list[str], list[str]]]:
-    """The names of the simulated functions and of the lacking ones, by the first word of the name."""
+    """The names of simulated functions and of lacking ones, by the first word of the name."""
     groups: dict[str, tuple[list[str], list[str]]] = {}
     for kind, name in sorted(
         re.findall(r"^(CALL|LACK)\((\w+),", TABLE.read_text(), re.MULTILINE), key=lambda row: row[1]

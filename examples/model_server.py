@@ -1,10 +1,18 @@
-"""A model server: each HTTP request takes a stream of a pool, enqueues its work there, and awaits it, with a timeout.
+"""A model server: each request takes a stream of a pool, enqueues its work there, and awaits it.
 
-`python examples/model_server.py [--server uvicorn|hypercorn] [--port N]` runs on the GPU; with `--simulator` (or
-`AIOSTREAM_SIMULATOR=1`) on aiostream's simulator. uvicorn brings asyncio, hypercorn here brings trio: the application is the
-same.
-
+    pip install 'aiostream-cuda[metrics]' starlette uvicorn
+    python examples/model_server.py                      # on a GPU; --simulator without one
     curl -d '{"a": 2, "x": [1, 2, 3], "y": [10, 20, 30]}' http://127.0.0.1:8000/infer
+
+It shows what a service needs. `/infer` has a timeout (504), a queue with a limit (503), and stops
+waiting when its client disconnects. `/ping` says that the loop runs, `/livez` that the CUDA context
+is well, and `/metrics` is for Prometheus. SIGTERM lets the requests finish. A lost context ends the
+process, so that its supervisor starts another.
+
+uvicorn brings asyncio. `--server hypercorn` brings trio here (`pip install 'hypercorn[trio]'`): the
+application is the same. For several processes, each with its own streams:
+
+    uvicorn --app-dir examples --factory model_server:application --workers 2
 """
 
 from __future__ import annotations
@@ -21,6 +29,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 from cuda.bindings import driver as cuda
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -28,64 +37,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import aiostream
+from aiostream.metrics import Collector
+from aiostream.testing import check, launch, load_kernels, spin
 
 LONGEST = 4096  # numbers in a request
 BLOCK = 2 * 4 * LONGEST  # bytes of its two vectors
-
-# The model: y = a * x + y, and a wait on the GPU in place of the layers that a real one has. The
-# simulator knows both kernels by their names.
-PTX = b"""
-.version 7.0
-.target sm_70
-.address_size 64
-.visible .entry spin(.param .u64 nanoseconds)
-{
-    .reg .u64 %start, %now, %length, %gone;
-    .reg .pred %again;
-    ld.param.u64 %length, [nanoseconds];
-    mov.u64 %start, %globaltimer;
-AGAIN:
-    mov.u64 %now, %globaltimer;
-    sub.u64 %gone, %now, %start;
-    setp.lt.u64 %again, %gone, %length;
-    @%again bra AGAIN;
-    ret;
-}
-.visible .entry saxpy(.param .f32 a, .param .u64 x, .param .u64 y, .param .u32 n)
-{
-    .reg .u64 %px, %py, %offset;
-    .reg .u32 %i, %block, %threads, %thread, %count;
-    .reg .f32 %a, %vx, %vy;
-    .reg .pred %out;
-    ld.param.f32 %a, [a];
-    ld.param.u64 %px, [x];
-    ld.param.u64 %py, [y];
-    ld.param.u32 %count, [n];
-    mov.u32 %block, %ctaid.x;
-    mov.u32 %threads, %ntid.x;
-    mov.u32 %thread, %tid.x;
-    mad.lo.u32 %i, %block, %threads, %thread;
-    setp.ge.u32 %out, %i, %count;
-    @%out bra DONE;
-    mul.wide.u32 %offset, %i, 4;
-    add.u64 %px, %px, %offset;
-    add.u64 %py, %py, %offset;
-    ld.global.f32 %vx, [%px];
-    ld.global.f32 %vy, [%py];
-    fma.rn.f32 %vy, %a, %vx, %vy;
-    st.global.f32 [%py], %vy;
-DONE:
-    ret;
-}
-\0"""
-
-
-def check(answer: tuple[Any, ...]) -> Any:
-    """What a call of the bindings gave back, or its error as an exception."""
-    code, *results = answer
-    if code:
-        raise RuntimeError(str(code))
-    return results[0] if results else None
 
 
 class Block:
@@ -98,50 +54,43 @@ class Block:
 
 
 class Model:
-    """The kernels, and a block of memory for each stream of a pool.
+    """Computes y = a * x + y, and keeps the GPU busy for a while in place of a real model's layers.
 
-    The pool lends a stream to one request at a time, and again only when the GPU has done all its work. So no request ever
-    writes into memory that the GPU still uses, also when the one before has long timed out.
+    It has a block of memory for each stream of a pool. The pool lends a stream to one request at a
+    time, and again only when the GPU has done all its work. So no request ever writes into memory
+    that the GPU still uses, also when the one before has long timed out.
     """
 
     def __init__(self, pool: aiostream.StreamPool) -> None:
-        self._pool = pool
+        self.pool = pool
         self._blocks: dict[int, Block] = {}  # by the stream's handle
         self._context = aiostream.Device(0).primary_context
+        load_kernels(self._context)
         with self._context.as_current():
-            module = check(cuda.cuModuleLoadData(PTX))
-            self._spin = check(cuda.cuModuleGetFunction(module, b"spin"))
-            self._saxpy = check(cuda.cuModuleGetFunction(module, b"saxpy"))
             self._memory = int(check(cuda.cuMemHostAlloc(pool.size * BLOCK, 3)))  # portable, mapped
 
     async def warm_up(self) -> None:
-        """Gives each stream its memory, and has it run the model once: the driver loads kernels at their first launch."""
-        streams = [await self._pool.acquire() for _ in range(self._pool.size)]
+        """Gives each stream its memory, and has it run the model once, because first launches take longer."""
+        streams = [await self.pool.acquire() for _ in range(self.pool.size)]
         for number, stream in enumerate(streams):
             self._blocks[stream.handle] = Block(self._memory + number * BLOCK)
             await stream.enqueue_async(self.enqueue, 0.0, [0.0], [0.0], 0.0)
-            self._pool.release(stream)
+            self.pool.release(stream)
 
     def enqueue(
         self, stream: aiostream.Stream, a: float, x: list[Any], y: list[Any], milliseconds: float
     ) -> Block:
-        """Puts one request's kernels on the stream and returns at once. `enqueue_async` calls it with the context current."""
+        """Puts one request's kernels on the stream and returns at once."""
         block, count = self._blocks[stream.handle], len(x)
         block.x[:count], block.y[:count] = x, y
-        spin = ((round(milliseconds * 1e6),), (ctypes.c_uint64,))
-        types = (ctypes.c_float, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
-        saxpy = ((a, block.address, block.address + 4 * LONGEST, count), types)
-        check(cuda.cuLaunchKernel(self._spin, 1, 1, 1, 1, 1, 1, 0, stream.handle, spin, 0))
-        check(
-            cuda.cuLaunchKernel(
-                self._saxpy, -(-count // 256), 1, 1, 256, 1, 1, 0, stream.handle, saxpy, 0
-            )
-        )
+        spin(stream, milliseconds / 1000)
+        pointers = (ctypes.c_uint64(block.address), ctypes.c_uint64(block.address + 4 * LONGEST))
+        launch(stream, "saxpy", ctypes.c_float(a), *pointers, ctypes.c_uint32(count), threads=count)
         return block
 
     async def infer(self, a: float, x: list[Any], y: list[Any], milliseconds: float) -> list[float]:
         """Computes `a * x + y`."""
-        async with self._pool.stream() as stream:
+        async with self.pool.stream() as stream:
             block = await stream.enqueue_async(self.enqueue, a, x, y, milliseconds)
             return block.y[: len(x)]  # copied while the stream, and so the block, is still ours
 
@@ -155,56 +104,99 @@ async def ping(_: Request) -> Response:
     return PlainTextResponse("pong")
 
 
+async def livez(_: Request) -> Response:
+    """What the orchestrator's health check asks. It launches nothing, so a busy GPU does not fail it."""
+    lost = aiostream.health()
+    return PlainTextResponse(str(lost), 503) if lost is not None else PlainTextResponse("ok")
+
+
+async def metrics(request: Request) -> Response:
+    try:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+    except ImportError:
+        return PlainTextResponse("pip install prometheus-client", 501)
+    return Response(generate_latest(request.app.state.collector), media_type=CONTENT_TYPE_LATEST)
+
+
 async def infer(request: Request) -> Response:
     """Reads `{"a": 2, "x": [...], "y": [...], "milliseconds": 5}`, answers `{"y": [...]}`."""
     try:
         body = await request.json()
-        a, x, y = (
-            float(body.get("a", 1)),
-            [float(n) for n in body["x"]],
-            [float(n) for n in body["y"]],
-        )
+        a = float(body.get("a", 1))
+        x, y = [float(n) for n in body["x"]], [float(n) for n in body["y"]]
         milliseconds = float(body.get("milliseconds", 1))
         if not (0 < len(x) == len(y) <= LONGEST and 0 <= milliseconds <= 60_000):
-            raise ValueError(
-                f"x and y must have the same length, 1 to {LONGEST}, and milliseconds lie in 0 to 60000"
+            limits = (
+                f"x and y have the same length, 1 to {LONGEST}, and milliseconds are 0 to 60000"
             )
+            raise ValueError(limits)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return JSONResponse({"error": f"bad request: {error}"}, status_code=400)
+    state = request.app.state
+    answer = Response(status_code=499)  # for a client that has gone: nobody gets it
     try:
-        # On a timeout the request is answered; the GPU finishes what it was given, and the stream
-        # comes back after that.
-        with anyio.fail_after(request.app.state.timeout):
-            result = await request.app.state.model.infer(a, x, y, milliseconds)
+        # On a timeout the request is answered. The GPU finishes what it was given, and the pool
+        # lends the stream again after that.
+        with anyio.fail_after(state.timeout):
+            async with while_connected(request):
+                result = await state.model.infer(a, x, y, milliseconds)
+                numbers = [number if math.isfinite(number) else None for number in result]
+                answer = JSONResponse({"y": numbers})
     except aiostream.PoolFullError:
-        # Better refused at once than answered too late: a queue that is longer than the timeout
-        # serves nobody.
+        # A request that would wait longer than its timeout is better refused at once.
         return JSONResponse({"error": "too many requests wait"}, status_code=503)
     except TimeoutError:
         return JSONResponse({"error": "the GPU did not finish in time"}, status_code=504)
-    return JSONResponse({"y": [number if math.isfinite(number) else None for number in result]})
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def while_connected(request: Request) -> AsyncIterator[None]:
+    """Cancels the block when the client disconnects: its place in the queue is free for others."""
+
+    async def watch(group: TaskGroup) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        group.cancel_scope.cancel()
+
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch, group)
+            yield
+            group.cancel_scope.cancel()
+    except BaseExceptionGroup as several:  # the block's own error, as if there were no task group
+        if len(several.exceptions) == 1:
+            raise several.exceptions[0] from None
+        raise
 
 
 def application(*, streams: int = 8, waiting: int = 64, timeout: float = 1.0) -> Starlette:
-    """The ASGI application; serves under any server, on asyncio and on trio."""
+    """The ASGI application. It serves under any server, on asyncio and on trio."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        # After a sticky error no CUDA call of this process succeeds again: it ends, and its
-        # supervisor starts another.
+        # No CUDA call of this process succeeds any more when its context is lost.
         stop_watching = aiostream.exit_on_context_failed()
         async with aiostream.StreamPool(streams, 0, max_waiting=waiting) as pool:
-            app.state.model = Model(pool)
+            app.state.model, app.state.timeout = Model(pool), timeout
             await app.state.model.warm_up()
-            app.state.timeout = timeout
+            collector = Collector(pools={"model": pool})
+            app.state.collector = collector
             yield
-            # Leaving the block awaits what the GPU still has to do, and destroys the streams.
+            # SIGTERM: the server has answered the requests that it had. What they have left to
+            # the GPU is awaited here. The end of the block destroys the streams.
+            await aiostream.drain(10)
+            collector.close()
         app.state.model.close()
         stop_watching()
 
-    return Starlette(
-        routes=[Route("/ping", ping), Route("/infer", infer, methods=["POST"])], lifespan=lifespan
-    )
+    routes = [
+        Route("/infer", infer, methods=["POST"]),
+        Route("/ping", ping),
+        Route("/livez", livez),
+        Route("/metrics", metrics),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
 
 
 def serve_uvicorn(app: Any, port: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import internals
-from support import LOOPS, recover, run_on, settle
+from support import LOOPS, recover, run_on
 
 PROBE = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
@@ -139,26 +139,12 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(autouse=True)
 def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whatever a test began must have ended when it is over: points, futures, handles, threads."""
-    import aiostream
+    from aiostream import testing
 
-    before = aiostream.statistics()
     threads = {thread.name for thread in threading.enumerate()}
-    yield
-    gc.collect()
     marker = request.node.get_closest_marker("leaks")
-    leaked = before.points.leaked + (marker.args[0] if marker else 0)
-
-    def ended() -> bool:
-        now = aiostream.statistics()
-        return (
-            now.balanced
-            and now.points.pending == 0
-            and now.futures.pending == 0
-            and now.handles.open == before.handles.open
-            and now.points.leaked == leaked
-        )
-
-    assert settle(ended), f"the ledger does not balance: {before} -> {aiostream.statistics()}"
+    with testing.ledger(leaks=marker.args[0] if marker else 0):
+        yield
     left = {thread.name for thread in threading.enumerate()} - threads
     cached = (
         "aiostream-",
@@ -182,7 +168,7 @@ def breakable(driver_kind: str) -> Any:
 
     yield simulator
     simulator.adversary()
-    recover(simulator)
+    recover()
     simulator.clear_faults()
 
 

@@ -14,10 +14,13 @@ from starlette.routing import Route
 import aiostream
 import internals
 
+if os.environ.get("FAULTY_TOUCHES_CUDA"):  # in the parent of workers that are forked
+    aiostream.Device.count()
+
 
 @contextlib.asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    end = aiostream.exit_on_context_failed()
+    end = aiostream.exit_on_context_failed(int(os.environ.get("FAULTY_EXIT_CODE", "70")))
     async with aiostream.StreamPool(8) as pool:
         app.state.pool = pool
         yield

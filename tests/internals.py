@@ -19,19 +19,20 @@ from aiostream import (
     Context,
     CudaError,
     Stream,
+    _arming,
     _clash,
+    _completion,
     _demo,
+    _doctor,
     _driver,
     _kernels,
     _loops,
     _native,
     _points,
+    _pool_waiters,
     _process,
     _turns,
     capture,
-    futures,
-    hostfunc,
-    pool,
     simulator,
     threads,
     waiting,
@@ -39,6 +40,8 @@ from aiostream import (
 from aiostream._loops import bridge as loop_bridge
 from aiostream._loops import dispatcher, on_asyncio, on_trio
 from aiostream.bench import windows
+from aiostream.testing import launch as launch_kernel  # noqa: F401  # public now; tests know them from here
+from aiostream.testing import load_kernels, spin  # noqa: F401
 
 # ------------------------------------------------------------------------------------------------ the driver
 
@@ -153,24 +156,9 @@ def simulated_objects() -> dict[str, int]:
 # ------------------------------------------------------------------------------------------------ kernels
 
 
-def spin(stream: Any, seconds: float) -> None:
-    """Launches a kernel that keeps the stream busy for that long."""
-    _kernels.spin(stream, seconds)
-
-
 def stamp(stream: Any, pointer: int) -> None:
     """Launches a kernel that writes the GPU's clock to an address."""
     _kernels.stamp(stream, pointer)
-
-
-def launch_kernel(stream: Any, name: str) -> None:
-    """Launches one of the library's kernels without arguments: `trap`, `illegal_address`."""
-    _kernels.launch(stream, name)
-
-
-def load_kernels(context: Context) -> None:
-    """Loads the library's kernels into a context."""
-    _kernels.load(context)
 
 
 # ------------------------------------------------------------------------------------------------ interrupts
@@ -179,14 +167,14 @@ ENQUEUE_STEPS = {
     function.__code__
     for function in (
         waiting.enqueue,
-        futures.leak,
-        futures.Completion.complete,
-        futures.Completion.cancel,
-        futures.Completion._settle,
-        futures.Completion._end,
-        futures.EventCompletion.enter_order,
-        futures.EventCompletion.complete,
-        futures.EventCompletion._complete_earlier,
+        _completion.leak,
+        _completion.Completion.complete,
+        _completion.Completion.cancel,
+        _completion.Completion._settle,
+        _completion.Completion._end,
+        _completion.EventCompletion.enter_order,
+        _completion.EventCompletion.complete,
+        _completion.EventCompletion._complete_earlier,
         loop_bridge.Bridge.poll_soon,
         loop_bridge.Bridge._poll,
         loop_bridge.Bridge.drain,
@@ -223,8 +211,7 @@ STEPS_WITH_LOCKS = START_STEPS | {
 """The code that makes what there is once in a process, a context or a loop."""
 
 QUEUE_STEPS = {
-    function.__code__
-    for function in (_loops.Bridge.__init__, hostfunc.arm_completion, hostfunc._arm)
+    function.__code__ for function in (_loops.Bridge.__init__, _arming.arm_completion, _arming.arm)
 }
 """The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there."""
 
@@ -389,7 +376,7 @@ def interrupt_hand_over(patch: pytest.MonkeyPatch, struck: list[None]) -> None:
         struck.append(None)
         raise KeyboardInterrupt
 
-    patch.setattr(futures.EventCompletion, "come_near", come_near)
+    patch.setattr(_completion.EventCompletion, "come_near", come_near)
 
 
 def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
@@ -479,26 +466,26 @@ def describe(point: Any) -> str:
     return f"{type(point).__name__} {fields}"
 
 
-def pending_completion(future: Any, context_id: int) -> futures.Completion:
+def pending_completion(future: Any, context_id: int) -> _completion.Completion:
     """Makes a pending completion that no driver call belongs to."""
-    completion = futures.Completion(future, "a stream", "a call", context_id)
-    _native.set_state(completion, futures.State.PENDING, _native.FUTURES_CREATED)
+    completion = _completion.Completion(future, "a stream", "a call", context_id)
+    _native.set_state(completion, _completion.State.PENDING, _native.FUTURES_CREATED)
     return completion
 
 
-def is_done(completion: futures.Completion) -> bool:
+def is_done(completion: _completion.Completion) -> bool:
     """Whether a completion has settled as done."""
-    return completion.state is futures.State.DONE
+    return completion.state is _completion.State.DONE
 
 
 def fail_future(future: Any, error: BaseException) -> None:
     """Settles a future of the library with an exception."""
-    futures.set_exception(future, error)
+    _completion.set_exception(future, error)
 
 
 def settle_future(future: Any, result: Any) -> None:
     """Settles a future of the library with a result."""
-    futures.set_result(future, result)
+    _completion.set_result(future, result)
 
 
 async def next_turn() -> None:
@@ -533,7 +520,7 @@ RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY
 
 def raise_for(result: int, call: str, stream: str) -> None:
     """Turns the answer of a native call into its exception."""
-    hostfunc.raise_for(result, call, stream)
+    _driver.raise_for(result, call, stream)
 
 
 def captures_in_progress() -> int:
@@ -564,6 +551,25 @@ def demo_drawing(record: _demo.Record) -> list[str]:
     return _demo._drawing(record)
 
 
+def is_mig(name: str) -> bool:
+    """Returns whether the name of a device is that of a part of a GPU."""
+    return _doctor.is_mig(name)
+
+
+def report_sharing(devices: list[dict[str, Any]]) -> None:
+    """Prints what `doctor` says about the sharing of these devices."""
+    report = _doctor.Report(as_text=True)
+    report.data["devices"] = devices
+    _doctor._sharing(report)
+
+
+def report_problem(what: str, finding: str, remedy: str) -> int:
+    """Prints what `doctor` says about one problem; returns its exit code."""
+    report = _doctor.Report(as_text=True)
+    report.problem(what, finding, remedy)
+    return report.end()
+
+
 def other_distribution() -> str | None:
     """Returns where the metadata of PyPI's other aiostream lies, or None."""
     return _clash.other_distribution()
@@ -579,4 +585,4 @@ def fairness_of(window: dict[str, Any]) -> dict[str, Any]:
 
 def health_watches() -> int:
     """Returns how many pools have their context watched."""
-    return sum(isinstance(entry, pool._Watch) for entry in list(_points.registry.values()))
+    return sum(isinstance(entry, _pool_waiters.Watch) for entry in list(_points.registry.values()))

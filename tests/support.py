@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import pytest
 
-from aiostream import Device, Stream, interop
-from internals import (
-    bindings,
-    driver_call,
-    is_drain,
-    load_kernels,
-    spin,
-    start_watcher,
-    stop_watcher,
-)
+from aiostream import Stream
+from aiostream.testing import Gate, recover, settle, spin
+from internals import is_drain
 
 __all__ = [
     "LIMIT",
@@ -118,68 +108,6 @@ def run_together(
         thread.join(60)
         assert not thread.is_alive(), "a loop hangs"
     assert not errors, errors
-
-
-def settle(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Waits until other threads have done what they are about to do."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.0005)
-    return True
-
-
-def recover(simulator: Any) -> None:
-    """Makes the simulator's failed contexts healthy again.
-
-    The library does not expect that. So the watcher is stopped meanwhile: a pass that saw the failure must be over.
-    """
-    stop_watcher()
-    simulator.recover()
-    start_watcher()
-
-
-class Gate:
-    """Holds streams on the GPU until it is opened: work in place of a sleep (`cuStreamWaitValue32` on pinned memory).
-
-    A held stream keeps one of the device's hardware queues (8 by default), so hold few. Leaving the `with` block opens it.
-    """
-
-    def __init__(self) -> None:
-        load_kernels(Device(0).primary_context)  # with a gate shut, the driver would load nothing
-        with Device(0).primary_context.as_current():
-            self._pointer = int(driver_call("cuMemHostAlloc", 64, 3))  # portable, mapped
-        self._word = ctypes.c_uint32.from_address(self._pointer)
-        self._word.value = 0
-
-    def hold(self, stream: Any) -> None:
-        """Later work of the stream waits for `open()`."""
-        reference = interop.reference_to(stream)
-        driver = bindings()
-        with reference.context.as_current():
-            flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value
-            handle = driver.CUstream(reference.handle.value)
-            driver_call("cuStreamWaitValue32", handle, driver.CUdeviceptr(self._pointer), 1, flags)
-
-    def open(self) -> None:
-        """Lets everything through, also what is held later, until it is shut."""
-        self._word.value = 1
-
-    def shut(self) -> None:
-        """Holds what comes from now on; everything that was held before must be through."""
-        self._word.value = 0
-
-    def __enter__(self) -> Gate:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.open()
 
 
 def held_stream(gate: Gate, **options: Any) -> Stream:

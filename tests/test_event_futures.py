@@ -264,7 +264,7 @@ async def test_lost_context_fails_the_future_and_leaks_its_objects(
         del future
         gc.collect()
         assert watched() is not None
-    recover(breakable)
+    recover()
     stream.close()
 
 

@@ -1,37 +1,27 @@
-"""The examples and the README's Python blocks, run as a reader would run them, on the driver under test."""
+"""The examples, run as a reader would run them, on the driver under test."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import signal
-import socket
+import importlib.util
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from support import run_script, settle
+from servers import ROOT, Server, environment, free_port, started
+from support import settle
 
-ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
+SERVED = Path(__file__).parent / "served_model.py"
 TIMEOUT = 0.5  # seconds that the server gives a request; long enough for what shall pass, on a busy machine too
 TOO_LONG = 2000  # milliseconds on the GPU
-
-
-def environment(driver_kind: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "",
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 # ------------------------------------------------------------------------------------------------ quickstart
@@ -76,86 +66,13 @@ def test_quickstart_takes_the_simulator_only_when_asked() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ------------------------------------------------------------------------------------------------ the README
-
-
-def readme_blocks() -> list[str]:
-    return re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-
-
-def test_the_readme_has_its_examples() -> None:
-    assert len(readme_blocks()) >= 4
-
-
-@pytest.mark.parametrize("number", range(len(readme_blocks())))
-def test_the_readme_s_examples_run(driver_kind: str, number: int) -> None:
-    done = run_script(driver_kind, readme_blocks()[number])
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 # ------------------------------------------------------------------------------------------------ the model server
 
 
-@dataclass
-class Server:
-    """A model server in a process of its own."""
-
-    process: subprocess.Popen[str]
-    client: httpx.Client
-
-    def infer(self, milliseconds: float = 1.0, n: int = 3) -> httpx.Response:
-        x = [float(i) for i in range(n)]
-        return self.client.post(
-            "/infer", json={"a": 2.0, "x": x, "y": [10.0] * n, "milliseconds": milliseconds}
-        )
-
-    def answers(self) -> bool:
-        assert self.process.poll() is None, "the server has ended"
-        try:
-            return self.client.get("/ping").text == "pong"
-        except httpx.TransportError:
-            return False
-
-    def stop(self) -> tuple[int, str, str]:
-        """SIGTERM; the exit code and what it wrote."""
-        self.process.send_signal(signal.SIGTERM)
-        out, err = self.process.communicate(timeout=30)
-        return self.process.returncode, out, err
-
-
-@contextlib.contextmanager
-def serving(kind: str, driver_kind: str, *options: str) -> Iterator[Server]:
-    with socket.socket() as finder:
-        finder.bind(("127.0.0.1", 0))
-        port = finder.getsockname()[1]
-    program = [
-        sys.executable,
-        str(EXAMPLES / "model_server.py"),
-        "--server",
-        kind,
-        "--port",
-        str(port),
-    ]
-    process = subprocess.Popen(
-        [*program, "--timeout", str(TIMEOUT), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(driver_kind),
-    )
-    try:
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False
-        ) as client:
-            server = Server(process, client)
-            assert settle(server.answers, 30), "the server does not answer"
-            yield server
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+def serving(kind: str, driver_kind: str, *options: str) -> AbstractContextManager[Server]:
+    port = free_port()
+    options = ("--server", kind, "--port", str(port), "--timeout", str(TIMEOUT), *options)
+    return started(EXAMPLES / "model_server.py", driver_kind, port, *options)
 
 
 @pytest.fixture(params=["uvicorn", "hypercorn"])
@@ -254,3 +171,64 @@ def test_nonsense_is_a_bad_request(uvicorn_server: Server, body: str) -> None:
 def uvicorn_server(driver_kind: str) -> Iterator[Server]:
     with serving("uvicorn", driver_kind) as server:
         yield server
+
+
+def test_health_and_metrics(server: Server) -> None:
+    assert server.client.get("/livez").text == "ok"
+    assert server.infer().status_code == 200
+    answer = server.client.get("/metrics")
+    if importlib.util.find_spec("prometheus_client") is None:
+        assert (answer.status_code, answer.text) == (501, "pip install prometheus-client")
+        return
+    lines = answer.text.splitlines()
+    assert 'aiostream_pool_streams{pool="model",state="idle"} 8.0' in lines
+    assert any(line.startswith("aiostream_wait_seconds_bucket") for line in lines)
+    assert "aiostream_context_lost 0.0" in lines
+
+
+@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+def test_client_that_disconnects_frees_its_place_in_the_queue(kind: str, driver_kind: str) -> None:
+    port = free_port()
+    with (
+        started(SERVED, driver_kind, port, kind, str(port)) as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
+
+        def counts() -> dict[str, int]:
+            return dict(server.client.get("/statistics").json())
+
+        first = pool.submit(server.infer, TOO_LONG)
+        assert settle(lambda: counts()["lent"] == 1)
+        impatient = httpx.Client(base_url=server.client.base_url, timeout=0.2, trust_env=False)
+        with impatient, pytest.raises(httpx.ReadTimeout):
+            Server(server.process, impatient).infer()
+        assert settle(lambda: counts()["waiting"] == 0)
+        # The one place in the queue is free again, and the next request is not refused.
+        assert server.infer().status_code == 200
+        assert first.result().status_code == 200
+        assert server.stop()[::2] == (0, "")
+
+
+@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+def test_request_in_flight_is_answered_after_sigterm(kind: str, driver_kind: str) -> None:
+    port = free_port()
+    with (
+        started(SERVED, driver_kind, port, kind, str(port)) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(server.infer, 500.0)
+        assert settle(lambda: server.client.get("/statistics").json()["lent"] == 1)
+        assert server.stop()[::2] == (0, "")
+        assert answer.result().json() == {"y": [10.0, 12.0, 14.0]}
+
+
+@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+def test_lost_context_ends_the_server(kind: str, driver_kind: str) -> None:
+    port = free_port()
+    with started(SERVED, driver_kind, port, kind, str(port)) as server:
+        assert server.infer().status_code == 200
+        with contextlib.suppress(httpx.TransportError):
+            server.client.get("/fault")
+        assert settle(lambda: server.process.poll() is not None, 30)
+        assert server.process.returncode == 70
+        assert "the CUDA context is lost" in server.process.communicate()[1]

@@ -306,7 +306,7 @@ async def test_a_context_that_breaks_and_recovers(
             await streams[0].synchronize_async()
         with pytest.raises(ContextFailedError):
             streams[0].enqueue_async(lambda stream: None)
-        recover(breakable)
+        recover()
     del future, futures, errors, caught
     gc.collect()
     assert watched() is not None, "nothing proves that the GPU has passed"
@@ -336,7 +336,7 @@ async def test_host_functions_that_come_late_release_what_they_keep(breakable: A
             except ContextFailedError as error:
                 codes.append(error.code)
         assert set(codes) <= {700}
-        recover(breakable)
+        recover()
         while watched() is not None or statistics().points.leaked != before.points.leaked:
             await stream.synchronize_async()
             future = futures = None
@@ -354,7 +354,7 @@ async def test_a_wait_that_ends_in_a_fault_that_shows_late(breakable: Any, loop_
     with pytest.raises(ContextFailedError) as caught:
         await stream.synchronize_async()
     assert caught.value.code == 700
-    recover(breakable)
+    recover()
     await stream.synchronize_async()
     stream.close()
 
@@ -376,7 +376,7 @@ async def test_callbacks_and_the_watcher_meet(breakable: Any, loop_kind: str) ->
             for future in (*futures, *lost):
                 with pytest.raises(ContextFailedError):
                     await future
-            recover(breakable)
+            recover()
         for stream in streams:
             stream.close()
     after = statistics()

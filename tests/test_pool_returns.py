@@ -446,7 +446,7 @@ async def test_context_failure_wakes_all_who_wait(breakable: Any) -> None:
     with pytest.raises(ContextFailedError):
         pool.acquire_nowait()
     pool.release(held)
-    recover(breakable)
+    recover()
     async with pool.stream() as stream:
         await stream.synchronize_async()
     await pool.aclose()
@@ -463,7 +463,7 @@ async def test_pool_of_a_failed_context_ends_with_one_error(breakable: Any) -> N
             await pool.aclose()
         assert caught.value.__context__ is None
         assert pool.closed
-    recover(breakable)
+    recover()
 
 
 @pytest.mark.leaks(1)
@@ -485,5 +485,5 @@ async def test_work_that_fails_after_its_stream_came_back_is_noticed(breakable: 
         await until(
             lambda: statistics().points.pending == 0
         )  # all that is pending has failed, before the context is well again
-    recover(breakable)
+    recover()
     await pool.aclose()

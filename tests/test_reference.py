@@ -1,17 +1,20 @@
-"""The table of names: complete, true, and shown by tests."""
+"""The tables of names: complete, true, and shown by tests."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 import inspect
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+import aiostream
 import internals
+import shown_by
 
 TESTS = Path(__file__).parent
 SCRIPT = TESTS.parent / "docs" / "make_reference.py"
@@ -19,13 +22,15 @@ SCRIPT = TESTS.parent / "docs" / "make_reference.py"
 # The functions of the chapter, as the manuals of CUDA 7, 11 and 13 list them; later versions of one
 # function are one.
 _CHAPTER = """
-cuStreamAddCallback cuStreamAttachMemAsync cuStreamBeginCapture cuStreamBeginCaptureToGraph cuStreamCopyAttributes
-cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy cuStreamEndCapture cuStreamGetAttribute cuStreamGetCaptureInfo
-cuStreamGetCaptureInfo_v2 cuStreamGetCaptureInfo_v3 cuStreamGetCtx cuStreamGetCtx_v2 cuStreamGetDevice cuStreamGetFlags
-cuStreamGetId cuStreamGetPriority cuStreamIsCapturing cuStreamQuery cuStreamSetAttribute cuStreamSynchronize
-cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2 cuStreamWaitEvent cuThreadExchangeStreamCaptureMode
-cuLaunchHostFunc cuStreamGetDevResource cuStreamBeginRecaptureToGraph cuStreamWaitValue32 cuStreamWaitValue64
-cuStreamWriteValue32 cuStreamWriteValue64 cuStreamBatchMemOp
+cuStreamAddCallback cuStreamAttachMemAsync cuStreamBeginCapture cuStreamBeginCaptureToGraph
+cuStreamCopyAttributes cuStreamCreate cuStreamCreateWithPriority cuStreamDestroy
+cuStreamEndCapture cuStreamGetAttribute cuStreamGetCaptureInfo cuStreamGetCaptureInfo_v2
+cuStreamGetCaptureInfo_v3 cuStreamGetCtx cuStreamGetCtx_v2 cuStreamGetDevice cuStreamGetFlags
+cuStreamGetId cuStreamGetPriority cuStreamIsCapturing cuStreamQuery cuStreamSetAttribute
+cuStreamSynchronize cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2
+cuStreamWaitEvent cuThreadExchangeStreamCaptureMode cuLaunchHostFunc cuStreamGetDevResource
+cuStreamBeginRecaptureToGraph cuStreamWaitValue32 cuStreamWaitValue64 cuStreamWriteValue32
+cuStreamWriteValue64 cuStreamBatchMemOp
 """
 
 
@@ -87,15 +92,54 @@ def sources_of(test: str) -> str:
     raise AssertionError(f"there is no test {test}")
 
 
+def rows_with_tests(reference: ModuleType) -> list[tuple[Any, list[str]]]:
+    """Each row with its tests."""
+    tables = [
+        (reference.DRIVER, shown_by.DRIVER),
+        (reference.RUST, shown_by.RUST),
+        (reference.BEYOND, shown_by.BEYOND),
+    ]
+    for rows, shown in tables:
+        assert {row.theirs or ", ".join(row.ours) for row in rows} == shown.keys()
+    return [
+        (row, shown[row.theirs or ", ".join(row.ours)]) for rows, shown in tables for row in rows
+    ]
+
+
 def test_every_row_has_tests_that_use_its_names(reference: ModuleType) -> None:
     missing = []
-    for row in rows(reference):
-        text = "\n".join(sources_of(test) for test in row.tests)
+    for row, tests in rows_with_tests(reference):
+        text = "\n".join(sources_of(test) for test in tests)
         for name in row.ours:
             if name.rpartition(".")[2] not in text:
-                missing.append(f"{name} in {row.tests}")
+                missing.append(f"{name} in {tests}")
     assert not missing
 
 
-def test_the_page_is_not_stale(reference: ModuleType) -> None:
-    assert reference.PAGE.read_text() == reference.page(), "run python docs/make_reference.py"
+def test_every_public_name_is_on_the_page_of_names(reference: ModuleType) -> None:
+    page = reference.REFERENCE.read_text()
+    names = set(re.findall(r"^### `([\w.]+)`$", page, re.MULTILINE))
+    assert "simulator" in reference.submodules()
+    wanted = set(aiostream.__all__)
+    for module in reference.submodules():
+        public = importlib.import_module(f"aiostream.{module}").__all__
+        wanted |= {f"{module}.{name}" for name in public if name not in aiostream.__all__}
+    assert names == wanted
+    for member in ("synchronize_async", "begin_capture", "wait_value", "torch", "handle"):
+        assert f"| `{member}` |" in page, "members of Stream's base classes count too"
+
+
+def test_groups_name_what_there_is(reference: ModuleType) -> None:
+    grouped = [name for names in reference.GROUPS.values() for name in names.split()]
+    assert len(grouped) == len(set(grouped))
+    assert set(grouped) <= set(aiostream.__all__)
+
+
+def test_the_pages_are_not_stale(reference: ModuleType) -> None:
+    for path, text in reference.pages().items():
+        assert path.read_text() == text, "run python docs/make_reference.py"
+
+
+def test_the_pages_name_no_tests(reference: ModuleType) -> None:
+    for path in reference.pages():
+        assert not re.search(r"\btest_\w|`\w+: \w+`", path.read_text())

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -21,7 +22,7 @@ from support import settle
 
 CLIENTS = 4
 LINE = re.compile(
-    r"^aiostream: .* \(719\): the CUDA context is lost\. Process (\d+) ends now, with exit code 70 .*$",
+    r"^aiostream: .* \(719\): the CUDA context is lost\. Process (\d+) ends now, with exit code (?:70|0) .*$",
     re.MULTILINE,
 )
 SERVERS = {
@@ -37,7 +38,19 @@ SERVERS = {
         "warning",
         "--bind",
     ],
+    "hypercorn": [
+        "hypercorn",
+        "faulty_app:app",
+        "--workers",
+        "2",
+        "--log-level",
+        "WARNING",
+        "--bind",
+    ],
 }
+SERVERS["gunicorn --preload"] = [*SERVERS["gunicorn"][:-1], "--preload", "--bind"]
+# hypercorn ends the whole server when a worker ends with another code.
+EXIT_CODES = {"hypercorn": "0"}
 
 
 def free_port() -> int:
@@ -97,6 +110,7 @@ def test_worker_that_lost_its_context_is_replaced(
         **os.environ,
         "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "",
         "PYTHONUNBUFFERED": "1",
+        "FAULTY_EXIT_CODE": EXIT_CODES.get(kind, "70"),
     }
     variables["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
@@ -137,3 +151,51 @@ def test_worker_that_lost_its_context_is_replaced(
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+
+
+def test_hypercorn_ends_the_server_when_a_worker_ends_with_another_code(driver_kind: str) -> None:
+    """docs/serving.md says so; it is hypercorn's doing."""
+    port = free_port()
+    with serving("hypercorn", driver_kind, port, FAULTY_EXIT_CODE="70") as server:
+        url = f"http://127.0.0.1:{port}"
+
+        def answers() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(url + "/infer", timeout=20).status_code == 200
+            return False
+
+        assert settle(answers, 60)
+        with contextlib.suppress(httpx.TransportError):
+            httpx.get(url + "/fault", timeout=20)
+        assert server.wait(60) == 0
+
+
+def test_gunicorn_preload_with_cuda_in_the_parent_is_refused(driver_kind: str) -> None:
+    port = free_port()
+    preload, touches = "gunicorn --preload", "FAULTY_TOUCHES_CUDA"
+    with serving(preload, driver_kind, port, stderr=subprocess.PIPE, **{touches: "1"}) as server:
+        _, errors = server.communicate(timeout=60)
+    assert server.returncode != 0
+    assert "CUDA cannot be used in a forked child" in errors
+
+
+@contextlib.contextmanager
+def serving(
+    kind: str, driver_kind: str, port: int, stderr: int = subprocess.DEVNULL, **settings: str
+) -> Iterator[subprocess.Popen[str]]:
+    search = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    simulator = "1" if driver_kind == "simulator" else ""
+    server = subprocess.Popen(
+        [sys.executable, "-m", *SERVERS[kind], f"127.0.0.1:{port}"],
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        text=True,
+        env={**os.environ, "AIOSTREAM_SIMULATOR": simulator, "PYTHONPATH": search, **settings},
+        start_new_session=True,
+    )
+    try:
+        yield server
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()

@@ -57,7 +57,7 @@ async def test_failing_context_fails_the_wait(
         assert [error.code for error in errors] == [719, 719]
         assert errors[0] is not errors[1]
         assert all(error.call for error in errors)
-        recover(breakable)
+        recover()
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
@@ -93,7 +93,7 @@ async def test_context_that_fails_while_a_wait_is_handed_back(
                 except ContextFailedError as error:
                     errors.append(error)
             monkeypatch.undo()
-            recover(breakable)
+            recover()
     assert [error.code for error in errors] == [700]
 
 

@@ -9,6 +9,7 @@ application registered before it used the library runs after `_stop`, and may aw
 from __future__ import annotations
 
 import atexit
+import logging
 import queue
 import select
 import signal
@@ -89,8 +90,10 @@ def _serve_orphans() -> None:
     _driver.tell_failures()
     while (refusal := _native.refusal_take()) is not None:
         call, code = refusal
+        error = _driver.error(code, call)
+        log_error("a handle leaked, because the driver did not destroy it: %s", error)
         report_unraisable(
-            _driver.error(code, call),
+            error,
             "the last user of a closed handle, which the driver did not destroy",
         )
     while _tasks:
@@ -110,6 +113,16 @@ def _report_from(where: object, function: Callable[[], Any]) -> None:
 def report_unraisable(error: BaseException, where: object) -> None:
     """Reports an exception that can be raised to nobody to `sys.unraisablehook`."""
     _native.write_unraisable(error, where)
+
+
+def log_error(message: str, *values: object) -> None:
+    """Logs what an operator must know, if the application has configured logging.
+
+    Without a handler, Python would print it to stderr, where the program's own output may be.
+    """
+    logger = logging.getLogger("aiostream")
+    if logger.hasHandlers():
+        logger.error(message, *values)
 
 
 def run_in_janitor(task: Callable[[], Any]) -> None:

@@ -64,6 +64,12 @@ def in_trio(loop: object) -> bool:
     return loop is None or getattr(sys.get_asyncgen_hooks().firstiter, "__self__", None) is not loop
 
 
+def runs_loop() -> bool:
+    """Whether a loop of asyncio or trio runs in this thread."""
+    loop = _running_loop()
+    return loop is not None or in_trio(None)
+
+
 def _answers(ask: Callable[[], object]) -> bool:
     try:
         ask()

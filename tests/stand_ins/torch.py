@@ -1,7 +1,8 @@
-"""A stand-in for torch, as far as `aiostream.bench.torch_ways` uses it, for machines without torch or a GPU.
+"""A stand-in for torch, as far as the benchmark and `examples/torch_server.py` use it, for machines without torch or a GPU.
 
 Tensors are 4-byte floats in the driver's memory. An operation on the GPU launches one short kernel on the current stream and
-returns its input, so a model's result is its input, and arrives only when the stream has done its work. Current streams,
+returns its input, so a model's result is its input, and arrives only when the stream has done its work. A copy into fewer
+columns takes the first ones of each row. Current streams,
 copies, events, captures and the memory that belongs to a stream are as torch has them.
 """
 
@@ -208,8 +209,10 @@ class Memory:
 class Tensor:
     """`torch.Tensor`."""
 
-    def __init__(self, count: int, on_gpu: bool = False, memory: Memory | None = None) -> None:
-        self.count, self.on_gpu = count, on_gpu
+    def __init__(
+        self, count: int, on_gpu: bool = False, memory: Memory | None = None, *, columns: int = 1
+    ) -> None:
+        self.count, self.on_gpu, self.columns = count, on_gpu, columns
         self.memory = memory or Memory(count, on_gpu)
 
     @property
@@ -220,7 +223,7 @@ class Tensor:
     def to(self, what: str, non_blocking: bool = False) -> Tensor:
         if what == bfloat16:
             return self
-        found = Tensor(self.count, what == "cuda")
+        found = Tensor(self.count, what == "cuda", columns=self.columns)
         found.copy_(self, non_blocking=non_blocking)
         return found
 
@@ -230,16 +233,31 @@ class Tensor:
             ctypes.memmove(self.memory.address, source.memory.address, count * _SIZE)
             return self
         stream = _current_stream()
-        _call(
-            "cuMemcpyAsync",
-            self.memory.address,
-            source.memory.address,
-            count * _SIZE,
-            driver.CUstream(stream.cuda_stream),
-        )
+        if self.columns < source.columns:
+            _call("cuMemcpy2DAsync", self._columns_of(source), driver.CUstream(stream.cuda_stream))
+        else:
+            _call(
+                "cuMemcpyAsync",
+                self.memory.address,
+                source.memory.address,
+                count * _SIZE,
+                driver.CUstream(stream.cuda_stream),
+            )
         if not non_blocking:
             stream.synchronize()
         return self
+
+    def _columns_of(self, source: Tensor) -> Any:
+        copy, unified = driver.CUDA_MEMCPY2D(), driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        copy.srcMemoryType, copy.dstMemoryType = unified, unified
+        copy.srcDevice, copy.dstDevice = source.memory.address, self.memory.address
+        copy.srcPitch, copy.dstPitch = source.columns * _SIZE, self.columns * _SIZE
+        copy.WidthInBytes, copy.Height = self.columns * _SIZE, self.count // self.columns
+        return copy
+
+    def tolist(self) -> list[list[float]]:
+        numbers = list(self.numbers)
+        return [numbers[at : at + self.columns] for at in range(0, self.count, self.columns)]
 
     def __add__(self, other: Tensor) -> Tensor:
         return self.float()
@@ -255,17 +273,31 @@ class Tensor:
 
 def empty(shape: Sequence[int], *, dtype: Any = None, pin_memory: bool = False) -> Tensor:
     assert pin_memory
-    return Tensor(shape[0] * shape[1])
+    return Tensor(shape[0] * shape[1], columns=shape[1])
 
 
 def randn(shape: Sequence[int]) -> Tensor:
-    found = Tensor(shape[0] * shape[1])
+    found = Tensor(shape[0] * shape[1], columns=shape[1])
     found.numbers[:] = [_random.gauss() for _ in range(found.count)]
     return found
 
 
 def allclose(one: Tensor, other: Tensor, *, atol: float) -> bool:
-    return all(abs(a - b) <= atol for a, b in zip(one.numbers, other.numbers, strict=False))
+    others = other.numbers[
+        :: other.columns // one.columns
+    ]  # the first of each row, as it was copied
+    return all(abs(a - b) <= atol for a, b in zip(one.numbers, others, strict=True))
+
+
+def tensor(numbers: list[int]) -> list[int]:
+    return numbers
+
+
+def index_select(source: Tensor, dimension: int, rows: list[int], *, out: Tensor) -> None:
+    assert dimension == 0
+    width, numbers = source.columns, source.numbers
+    for at, row in enumerate(rows):
+        out.numbers[at * width : (at + 1) * width] = numbers[row * width : (row + 1) * width]
 
 
 def device(kind: str, index: int) -> str:

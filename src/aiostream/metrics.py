@@ -1,0 +1,344 @@
+"""Numbers for operators: a hook for each wait, and a collector for Prometheus.
+
+    pip install 'aiostream-cuda[metrics]'
+
+Nothing of this costs anything before `on_wait` or `Collector` is called.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiostream import _arguments, _process, service
+from aiostream._statistics import statistics
+from aiostream.event import Event
+from aiostream.graph import ExecutableGraph
+from aiostream.pool import StreamPool
+from aiostream.stream import Stream
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+__all__ = ["BUCKETS", "Collector", "Wait", "on_wait"]
+
+BUCKETS = tuple(
+    digit * 10**power for power in range(-4, 1) for digit in (1, 2.5, 5)
+)  # 0.1 ms to 5 s
+"""Upper bounds, in seconds, of the histograms of a `Collector`."""
+
+# What is timed: coroutines, and calls that return futures.
+_COROUTINES: tuple[tuple[type, str], ...] = (
+    (Stream, "synchronize_async"),
+    (Stream, "enqueue_in_thread"),
+    (Event, "synchronize_async"),
+    (ExecutableGraph, "launch_and_wait"),
+    (ExecutableGraph, "upload_and_wait"),
+    (StreamPool, "acquire"),
+)
+_FUTURES: tuple[tuple[type, str], ...] = (
+    (Stream, "enqueue_async"),
+    (Stream, "completion_future"),
+    (Stream, "checked_completion_future"),
+    (ExecutableGraph, "launch_async"),
+    (ExecutableGraph, "upload_async"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One wait that is over."""
+
+    call: str
+    """The method, such as `Stream.synchronize_async` or `StreamPool.acquire`."""
+    seconds: float
+    """From the call until the task goes on, or until the callbacks of its future are called."""
+    outcome: str
+    """`done`, `failed` or `cancelled`."""
+    error: BaseException | None
+    """What was raised, if anything. Do not keep it: its traceback keeps the frames of the task."""
+
+
+Hook = Callable[[Wait], object]
+
+_lock = threading.Lock()  # guards changes of the next two
+_hooks: tuple[Hook, ...] = ()
+_undo: list[Callable[[], None]] = []
+
+
+def on_wait(hook: Hook, /) -> Callable[[], None]:
+    """Has `hook(wait)` called at the end of each wait that begins from now on.
+
+    Waits are the awaitable methods of `Stream`, `Event` and `ExecutableGraph`, and `StreamPool.acquire`.
+    While there is no hook, a wait costs nothing more: the methods are replaced when the first hook comes, and
+    put back when the last one goes. A bound method that you took before is not timed.
+
+    Threads: `hook` is called in the thread of the loop in which the task waits, so it must not block. Its
+    exception goes to `sys.unraisablehook`.
+
+    Returns:
+        A function that ends this. You may call it again.
+
+    Raises:
+        TypeError: `hook` is not callable, or is a coroutine or generator function.
+
+    Example:
+        >>> from aiostream import metrics
+        >>> calls = []
+        >>> end = metrics.on_wait(lambda wait: calls.append((wait.call, wait.outcome)))
+        >>> async with aiostream.Stream() as stream:
+        ...     await stream.synchronize_async()
+        >>> end()
+        >>> calls[0]
+        ('Stream.synchronize_async', 'done')
+    """
+    global _hooks
+    _arguments.plain_function(hook, "on_wait", "have it call loop.create_task")
+
+    def own(wait: Wait) -> object:  # each registration is one of its own, also of the same hook
+        return hook(wait)
+
+    with _lock:
+        _hooks = (*_hooks, own)
+        if not _undo:
+            _replace_all()
+
+    def end() -> None:
+        global _hooks
+        with _lock:
+            _hooks = tuple(each for each in _hooks if each is not own)
+            while _undo and not _hooks:
+                _undo.pop()()
+
+    return end
+
+
+def _replace_all() -> None:
+    for owners, timed in ((_COROUTINES, _timed_coroutine), (_FUTURES, _timed_future)):
+        for owner, name in owners:
+            inherited = name not in vars(owner)
+            original = getattr(owner, name)
+            setattr(owner, name, timed(original, f"{owner.__name__}.{name}"))
+            put_back = (owner, name) if inherited else (owner, name, original)
+            _undo.append(functools.partial(delattr if inherited else setattr, *put_back))
+
+
+def _timed_coroutine(original: Any, call: str) -> Any:
+    @functools.wraps(original)
+    async def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            result = await original(*args, **kwargs)
+        except BaseException as error:
+            outcome = "failed" if isinstance(error, Exception) else "cancelled"
+            _report(Wait(call, time.perf_counter() - began, outcome, error))
+            raise
+        _report(Wait(call, time.perf_counter() - began, "done", None))
+        return result
+
+    return timed
+
+
+def _timed_future(original: Any, call: str) -> Any:
+    @functools.wraps(original)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+
+        def ended(future: Any) -> None:
+            seconds = time.perf_counter() - began
+            if future.cancelled():
+                _report(Wait(call, seconds, "cancelled", None))
+                return
+            # To ask for the exception would count as retrieving it, and asyncio would not report
+            # one that no task takes.
+            error = _unretrieved(future)
+            _report(Wait(call, seconds, "done" if error is None else "failed", error))
+
+        future = original(*args, **kwargs)
+        future.add_done_callback(ended)
+        return future
+
+    return timed
+
+
+def _unretrieved(future: Any) -> BaseException | None:
+    error: BaseException | None = getattr(future, "_exception", None)
+    return error
+
+
+def _report(wait: Wait) -> None:
+    for hook in _hooks:
+        try:
+            hook(wait)
+        except BaseException as error:
+            _process.report_unraisable(error, hook)
+
+
+# ------------------------------------------------------------------------------------------------ Prometheus
+
+
+class _Histogram:
+    """Counts of one call and outcome."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.counts = [0] * (len(bounds) + 1)
+        self.seconds = 0.0
+
+
+class Collector:
+    """Counts and histograms of this process, for the registry of `prometheus_client`.
+
+    It exports how long waits take, by call and outcome; how many futures, waits and host functions are pending
+    and how they ended; how the stages of waiting were used; the streams of the pools that you name, and the
+    tasks that wait for one; handles that are open or leaked; and whether a context is lost.
+
+    How late a task is resumed is not among them, because the library does not know when the GPU was done.
+    `python -m aiostream bench` measures that.
+
+    Threads: any. A scrape never blocks, and calls the driver only for its `health()`.
+
+    Args:
+        pools: The pools to report, by the name that their numbers get.
+        buckets: Upper bounds of the histograms, in seconds.
+
+    Raises:
+        ImportError: When it is scraped, `prometheus_client` is not installed.
+        ValueError: `buckets` do not rise.
+
+    Example:
+        >>> from aiostream.metrics import Collector
+        >>> pool = aiostream.StreamPool(4)
+        >>> collector = Collector(pools={"model": pool})  # prometheus_client.REGISTRY.register(collector)
+        >>> collector.close()
+        >>> await pool.aclose()
+    """
+
+    def __init__(
+        self, *, pools: Mapping[str, StreamPool] | None = None, buckets: Sequence[float] = BUCKETS
+    ) -> None:
+        self._bounds = [float(bound) for bound in buckets]
+        if not self._bounds or sorted(set(self._bounds)) != self._bounds:
+            raise ValueError(f"buckets rise and are not empty, unlike {list(buckets)}")
+        self._pools = dict(pools or {})
+        self._lock = threading.Lock()  # guards the histograms
+        self._histograms: dict[tuple[str, str], _Histogram] = {}
+        self._end = on_wait(self._observe)
+
+    def close(self) -> None:
+        """Ends the timing of waits. What was counted remains. You may call it again."""
+        self._end()
+
+    def _observe(self, wait: Wait) -> None:
+        place = bisect.bisect_left(self._bounds, wait.seconds)
+        with self._lock:
+            histogram = self._histograms.get((wait.call, wait.outcome))
+            if histogram is None:
+                histogram = self._histograms[wait.call, wait.outcome] = _Histogram(self._bounds)
+            histogram.counts[place] += 1
+            histogram.seconds += wait.seconds
+
+    def describe(self) -> list[Metric]:
+        """Nothing: so the registry need not collect when this is registered."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """What the registry calls for each scrape."""
+        yield self._waits()
+        yield from self._ledger()
+        yield from self._pool_gauges()
+        from prometheus_client.core import GaugeMetricFamily
+
+        lost = GaugeMetricFamily(
+            "aiostream_context_lost", "1 if a CUDA context is lost: only a new process helps"
+        )
+        lost.add_metric([], float(service.health() is not None))
+        yield lost
+
+    def _waits(self) -> Metric:
+        from prometheus_client.core import HistogramMetricFamily
+
+        family = HistogramMetricFamily(
+            "aiostream_wait_seconds",
+            "How long waits took, until their task went on",
+            labels=["call", "outcome"],
+        )
+        with self._lock:
+            counted = {
+                labels: (list(each.counts), each.seconds)
+                for labels, each in self._histograms.items()
+            }
+        for labels, (counts, seconds) in sorted(counted.items()):
+            total, buckets = 0, []
+            for bound, count in zip([*map(str, self._bounds), "+Inf"], counts, strict=True):
+                total += count
+                buckets.append((bound, total))
+            family.add_metric(labels, buckets, seconds)
+        return family
+
+    def _ledger(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        now = statistics()
+        gauges = {
+            ("aiostream_pending", "What waits for the GPU now", "kind"): {
+                "future": now.futures.pending,
+                "wait": now.waits.pending,
+                "host_function": now.points.pending,
+            },
+            ("aiostream_open_handles", "Streams, events and graphs that are open", ""): {
+                "": now.handles.open
+            },
+        }
+        counters = {
+            ("aiostream_futures", "Futures by what became of them", "outcome"): {
+                "done": now.futures.done,
+                "failed": now.futures.failed,
+                "cancelled": now.futures.cancelled,
+                "dropped": now.futures.dropped,
+            },
+            ("aiostream_wait_stages", "How often a stage of waiting was entered", "stage"): {
+                "ready": now.waits.ready,
+                "spun": now.waits.spun,
+                "by_timer": now.waits.by_timer,
+                "watched": now.waits.watched,
+                "handed_back": now.waits.handed_back,
+            },
+            ("aiostream_watcher_polls", "How often the watcher has polled an event", ""): {
+                "": now.waits.polls
+            },
+            ("aiostream_leaked", "What is kept until the process ends", "kind"): {
+                "point": now.points.leaked,
+                "handle": now.handles.leaked,
+            },
+        }
+        families: list[tuple[Any, Any]] = [
+            (GaugeMetricFamily, gauges),
+            (CounterMetricFamily, counters),
+        ]
+        for make, rows in families:
+            for (name, text, label), values in rows.items():
+                family = make(name, text, labels=[label] if label else [])
+                for value, number in values.items():
+                    family.add_metric([value] if label else [], number)
+                yield family
+
+    def _pool_gauges(self) -> Iterator[Metric]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        streams = GaugeMetricFamily(
+            "aiostream_pool_streams", "Streams of a pool, by their state", labels=["pool", "state"]
+        )
+        waiting = GaugeMetricFamily(
+            "aiostream_pool_waiting_tasks", "Tasks that wait for a stream", labels=["pool"]
+        )
+        for name, pool in self._pools.items():
+            for state in ("idle", "busy", "lent"):
+                streams.add_metric([name, state], getattr(pool, state))
+            waiting.add_metric([name], pool.waiting)
+        yield streams
+        yield waiting

@@ -1,0 +1,422 @@
+"""Helpers for the tests of programs that use aiostream, on a GPU and on the simulator.
+
+`spin` and `Gate` keep a stream busy without guessing how long something takes. `ledger` and
+`blocking_calls` find what a test has left behind, and what has blocked its loop. `Faults` has the
+simulated driver fail. The pytest plugin (`pytest --aiostream=simulator`) uses them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from aiostream import _driver, _kernels, _native, _turns, interop, service
+from aiostream._statistics import Statistics, statistics
+from aiostream.device import Context, Device
+
+__all__ = [
+    "BlockingCall",
+    "Faults",
+    "Gate",
+    "LedgerError",
+    "blocking_calls",
+    "check",
+    "launch",
+    "ledger",
+    "load_kernels",
+    "recover",
+    "settle",
+    "spin",
+]
+
+
+def check(answer: tuple[Any, ...]) -> Any:
+    """Unpacks what a function of `cuda.bindings.driver` has returned, and raises its error.
+
+    Returns:
+        Nothing, the one output, or a tuple of the outputs.
+
+    Raises:
+        CudaError: The code is not 0.
+
+    Example:
+        >>> from cuda.bindings import driver as cuda
+        >>> from aiostream.testing import check
+        >>> with aiostream.Device(0).primary_context.as_current():
+        ...     memory = check(cuda.cuMemAlloc(1024))
+        ...     check(cuda.cuMemFree(memory))
+    """
+    code, *outputs = answer
+    if int(code) != 0:
+        raise _driver.error(int(code), "a call of cuda.bindings")
+    if not outputs:
+        return None
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+# ------------------------------------------------------------------------------------------------ kernels
+
+
+def spin(stream: Any, seconds: float) -> None:
+    """Launches a kernel that keeps a stream busy for that time. It returns at once.
+
+    Args:
+        stream: A `Stream`, or another library's stream.
+        seconds: How long the kernel runs, on the GPU and on the simulator.
+
+    Raises:
+        CudaError: The driver refused.
+
+    Example:
+        >>> from aiostream.testing import spin
+        >>> async with aiostream.Stream() as stream:
+        ...     spin(stream, 0.001)
+        ...     await stream.synchronize_async()
+    """
+    _kernels.spin(stream, seconds)
+
+
+def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
+    """Launches one of the few kernels that the library brings, on any library's stream.
+
+    They are `spin(u64 nanoseconds)`, `saxpy(f32 a, u64 x, u64 y, u32 n)`, `stamp(u64 pointer)`, which writes
+    the GPU's clock, and two that lose the context: `trap()` and `illegal_address()`.
+
+    Args:
+        stream: A `Stream`, or another library's stream.
+        name: The kernel.
+        arguments: ctypes values, in the kernel's order.
+        threads: How many threads run it.
+
+    Raises:
+        KeyError: There is no such kernel.
+        CudaError: The driver refused.
+    """
+    _kernels.launch(stream, name, *arguments, threads=threads)
+
+
+def load_kernels(context: Context) -> None:
+    """Loads these kernels into a context now. At their first launch the driver may wait for all other work."""
+    _kernels.load(context)
+
+
+# ------------------------------------------------------------------------------------------------ gates
+
+
+class Gate:
+    """Holds streams on the GPU until you open it: use it in place of a sleep.
+
+    A held stream executes nothing that is enqueued later (`cuStreamWaitValue32` on pinned memory). It occupies
+    one of the device's hardware queues, 8 by default, so hold few streams. The end of a `with` block opens the
+    gate.
+
+    Threads: any.
+
+    Example:
+        >>> from aiostream.testing import Gate
+        >>> async with aiostream.Stream() as stream:
+        ...     with Gate() as gate:
+        ...         gate.hold(stream)
+        ...         assert not stream.query()
+        ...     await stream.synchronize_async()
+    """
+
+    _SIZE = 64  # bytes; of each gate, until the process ends, because a stream may still read them
+
+    def __init__(self) -> None:
+        context = Device(0).primary_context
+        load_kernels(context)  # while a gate is shut, the driver would wait before it loads them
+        with context.as_current():
+            portable_and_mapped = 3
+            self._pointer = int(_driver.call("cuMemHostAlloc", self._SIZE, portable_and_mapped))
+        self._word = ctypes.c_uint32.from_address(self._pointer)
+        self._word.value = 0
+
+    def hold(self, stream: Any) -> None:
+        """Later work of the stream waits for `open()`."""
+        reference = interop.reference_to(stream)
+        driver = _driver.bindings()
+        with reference.context.as_current():
+            flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value
+            handle = driver.CUstream(reference.handle.value)
+            pointer = driver.CUdeviceptr(self._pointer)
+            _driver.call("cuStreamWaitValue32", handle, pointer, 1, flags)
+
+    def open(self) -> None:
+        """Lets everything through, also what is held later, until you shut it."""
+        self._word.value = 1
+
+    def shut(self) -> None:
+        """Holds what comes from now on. Everything that was held before must be through."""
+        self._word.value = 0
+
+    def __enter__(self) -> Gate:
+        """Returns the gate."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Opens it."""
+        self.open()
+
+
+def settle(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Blocks until other threads have made `condition()` true.
+
+    Returns:
+        Whether it is true; `False` after that time.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.0005)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------ the ledger
+
+
+class LedgerError(AssertionError):
+    """Something that a block began has not ended with it."""
+
+
+@contextlib.contextmanager
+def ledger(*, leaks: int = 0, seconds: float = 5.0) -> Iterator[None]:
+    """A `with` block at whose end everything must have ended that it began.
+
+    That is: every stream, event and graph is closed, no future or wait is pending, no object is kept alive for
+    work whose end the driver cannot prove, and the counters of `statistics()` add up. Garbage is collected
+    before. If the block raises, nothing is checked.
+
+    Args:
+        leaks: How many points the block leaves leaked. A context that fails leaks what was pending in it.
+        seconds: How long the library's threads have for what they are about to do.
+
+    Raises:
+        LedgerError: Something is left. It says what.
+
+    Example:
+        >>> from aiostream.testing import ledger, spin
+        >>> with ledger():
+        ...     async with aiostream.Stream() as stream:
+        ...         spin(stream, 0.001)
+    """
+    before = statistics()
+    yield
+    gc.collect()
+    if not settle(lambda: not _left_since(before, leaks), seconds):
+        error = LedgerError("; ".join(_left_since(before, leaks)) or "it ended too late")
+        error.add_note(f"{before}\n-> {statistics()}")
+        raise error
+
+
+def _left_since(before: Statistics, leaks: int) -> list[str]:
+    now = statistics()
+    counts = {
+        "streams, events or graphs are open": now.handles.open - before.handles.open,
+        "host functions or callbacks are pending": now.points.pending - before.points.pending,
+        "futures are pending": now.futures.pending - before.futures.pending,
+        "waits are pending": now.waits.pending - before.waits.pending,
+    }
+    left = [f"{count} more {what}" for what, count in counts.items() if count > 0]
+    leaked = now.points.leaked - before.points.leaked
+    if leaked != leaks:
+        left.append(f"{leaked} points were leaked, and not {leaks}")
+    if not now.balanced:
+        left.append("the counters do not add up")
+    return left
+
+
+# ------------------------------------------------------------------------------------------------ blocked loops
+
+# What waits for the GPU in the thread that calls it: by module, each only if it is imported. The
+# first two are looked up in the module at each call, as `driver.cuStreamSynchronize(...)` is.
+_WAITING = {
+    "cuda.bindings.driver": (
+        "cuStreamSynchronize",
+        "cuEventSynchronize",
+        "cuCtxSynchronize",
+        "cuMemcpy",
+        "cuMemcpyDtoH",
+        "cuMemcpyHtoD",
+    ),
+    "cuda.bindings.runtime": (
+        "cudaStreamSynchronize",
+        "cudaEventSynchronize",
+        "cudaDeviceSynchronize",
+        "cudaMemcpy",
+    ),
+    "torch.cuda": ("synchronize", "Stream.synchronize", "Event.synchronize"),
+    "aiostream": ("Stream.synchronize", "Event.synchronize"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockingCall:
+    """A call that waits for the GPU, made in the thread of a running loop."""
+
+    name: str
+    where: str
+    """The lines of the program that led to it."""
+
+    def __str__(self) -> str:
+        """The name and the lines."""
+        return f"{self.name} was called in the thread of a running loop\n{self.where}"
+
+
+_outermost = threading.local()  # `busy` while a call that was noted calls another one
+
+
+@contextlib.contextmanager
+def blocking_calls() -> Iterator[list[BlockingCall]]:
+    """A `with` block that collects the calls which block a loop: those that wait for the GPU in a loop's thread.
+
+    They are collected whether or not there was something to wait for, so that a test with little work finds
+    them too. Known are the synchronizing functions of `cuda.bindings.driver` and `cuda.bindings.runtime`, of
+    torch, and this library's `synchronize()`. Not seen are calls that native code makes by itself, as
+    `tensor.item()`, and functions that a module has imported by name.
+
+    Threads: notes the calls of all threads. Do not nest such blocks in several threads.
+
+    Example:
+        >>> from aiostream.testing import blocking_calls
+        >>> with blocking_calls() as found:
+        ...     async with aiostream.Stream() as stream:
+        ...         stream.synchronize()
+        >>> [call.name for call in found]
+        ['aiostream.Stream.synchronize']
+    """
+    found: list[BlockingCall] = []
+    _driver.bindings()  # now, because the driver of a test that loads it later would not be watched
+    with contextlib.ExitStack() as undo:
+        for module_name, names in _WAITING.items():
+            module = sys.modules.get(module_name)
+            for name in names if module is not None else ():
+                _replace(undo, module, name, f"{module_name}.{name}", found)
+        yield found
+
+
+def _replace(
+    undo: contextlib.ExitStack, owner: Any, name: str, called: str, found: list[BlockingCall]
+) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        owner = getattr(owner, part, None)
+    original = getattr(owner, last, None)
+    if original is None:
+        return
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if getattr(_outermost, "busy", False) or not _turns.runs_loop():
+            return original(*args, **kwargs)
+        _outermost.busy = True
+        try:
+            lines = traceback.format_list(traceback.extract_stack(sys._getframe(1), limit=6))
+            found.append(BlockingCall(called, "".join(lines)))
+            return original(*args, **kwargs)
+        finally:
+            _outermost.busy = False
+
+    setattr(owner, last, noted)
+    undo.callback(setattr, owner, last, original)
+
+
+# ------------------------------------------------------------------------------------------------ faults
+
+
+class Faults:
+    """Has the simulated driver fail on command, and undoes it at the end of a `with` block.
+
+    The block also finds out whether what you arranged has happened. A fault that never happened tests nothing.
+
+    Raises:
+        RuntimeError: The simulator is not this process's driver.
+        AssertionError: At the end of the block, some arranged faults have not happened.
+
+    Example:
+        >>> from aiostream.testing import Faults
+        >>> with Faults() as faults:
+        ...     faults.fail("cuStreamCreateWithPriority", 2)
+        ...     try:
+        ...         aiostream.Stream()
+        ...     except aiostream.OutOfMemoryError:
+        ...         print("refused")
+        refused
+    """
+
+    def __init__(self) -> None:
+        from aiostream import simulator
+
+        if not simulator.installed():
+            raise RuntimeError(
+                "faults are made on the simulator, and it is not this process's driver"
+            )
+        self._simulator = simulator
+        self._broken = False
+
+    def fail(self, call: str, code: int, *, nth: int = 1) -> None:
+        """The `nth` coming call of a driver function answers `code`, once, and does nothing."""
+        self._simulator.fail(call, code, nth=nth)
+
+    def lose_context(self, code: int = 700) -> None:
+        """Fails every context of the process now, as a kernel's illegal address does. `recover()` at the block's end heals it."""
+        self._broken = True
+        self._simulator.break_context(code)
+
+    def adversary(self, **modes: Any) -> None:
+        """Makes the driver nastier until the end of the block, as `simulator.adversary` says."""
+        self._simulator.adversary(**modes)
+
+    def __enter__(self) -> Faults:
+        """Returns this object."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Undoes everything."""
+        self._simulator.adversary()
+        left = self._simulator.clear_faults()
+        if self._broken:
+            recover()
+        if left and error is None:
+            raise AssertionError(f"{left} of the arranged faults did not happen")
+
+
+def recover() -> None:
+    """Makes the simulator's lost contexts healthy again, which no GPU can. All pending work is abandoned.
+
+    Afterwards the listeners of `on_context_failed` are called again for an error that a call or a wait meets.
+    `exit_on_context_failed` does not forget: it ends the process at once if a context was ever lost. Test it in a
+    process of its own.
+
+    Raises:
+        RuntimeError: The simulator is not this process's driver.
+    """
+    from aiostream import simulator
+
+    # The watcher must not see the failure any more when it is gone: a pass that began before would
+    # fail what is waited for afterwards. Stopping waits for the end of the pass.
+    _native.watcher_stop()
+    simulator.recover()
+    while _native.failure_take() is not None:
+        pass  # what the watcher has met and nobody was told of yet is over
+    service.forget_failures()
+    _native.watcher_start()

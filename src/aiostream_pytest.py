@@ -1,0 +1,172 @@
+"""The pytest plugin of aiostream: `pytest --aiostream=simulator` or `--aiostream=gpu`.
+
+It lies outside the package, because pytest imports the plugins of all installed distributions at
+each start. It imports aiostream only when an option or a fixture asks for it. `docs/testing.md` is
+its page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from aiostream.testing import Faults, Gate
+
+_HIDES = "CUDA_VISIBLE_DEVICES"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options."""
+    group = parser.getgroup("aiostream", "tests of programs that use aiostream")
+    group.addoption(
+        "--aiostream",
+        choices=["simulator", "gpu"],
+        help="run on aiostream's simulator or on a GPU. Each test then fails if it leaves streams, futures or waits "
+        "behind, or if a call that waits for the GPU blocks its loop",
+    )
+    group.addoption(
+        "--aiostream-devices",
+        type=int,
+        metavar="N",
+        help="how many GPUs the simulator has (default: 1)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses the driver, and switches the checks on, if the option asks for that."""
+    config.addinivalue_line(
+        "markers", "cuda_leaks(n): the test leaves n points leaked, as by losing a context"
+    )
+    config.addinivalue_line(
+        "markers", "cuda_ledger_off(reason): what the test leaves behind is not checked"
+    )
+    config.addinivalue_line(
+        "markers", "cuda_blocking(reason): the test may block its loop with synchronizing calls"
+    )
+    driver = config.getoption("--aiostream")
+    devices = config.getoption("--aiostream-devices")
+    if devices is not None and driver != "simulator":
+        raise pytest.UsageError("--aiostream-devices needs --aiostream=simulator")
+    if driver is None:
+        return
+    try:
+        _use_simulator(devices) if driver == "simulator" else _use_gpu()
+    except (RuntimeError, ValueError) as problem:
+        raise pytest.UsageError(f"--aiostream={driver}: {problem}") from problem
+    config.pluginmanager.register(_Checks(), "aiostream-checks")
+
+
+def _use_simulator(devices: int | None) -> None:
+    from aiostream import simulator
+
+    os.environ.pop(_HIDES, None)  # what hides this machine's GPUs would hide the simulated ones
+    simulator.install(devices=devices)
+
+
+def _use_gpu() -> None:
+    from aiostream import Device, simulator
+
+    Device.count()  # loads the driver: the first one that is loaded is the process's for good
+    if simulator.installed():
+        raise RuntimeError("the simulator is this process's driver; is AIOSTREAM_SIMULATOR set?")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Says which driver the tests run on."""
+    if config.getoption("--aiostream") is None:
+        return None
+    from aiostream import Device
+
+    return f"aiostream: {', '.join(Device(n).name for n in range(Device.count()))}"
+
+
+class _Checks:
+    """What `--aiostream` adds to each test."""
+
+    @pytest.fixture(autouse=True)
+    def _cuda_ledger_of_each_test(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        if request.node.get_closest_marker("cuda_ledger_off") is None:
+            yield from _ledger(request)
+        else:
+            yield
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Fails a test that has blocked its loop. Only its own code counts, not that of fixtures."""
+        if item.get_closest_marker("cuda_blocking") is not None:
+            return (yield)
+        from aiostream import testing
+
+        with testing.blocking_calls() as found:
+            result = yield
+        _fail_if_blocked(found)
+        return result
+
+
+def _fail_if_blocked(found: list[Any]) -> None:
+    if found:
+        advice = "Await `synchronize_async` instead, or make the call in a thread."
+        pytest.fail("\n".join([*map(str, found), advice]), pytrace=False)
+
+
+def _ledger(request: pytest.FixtureRequest) -> Iterator[None]:
+    from aiostream import testing
+
+    marker = request.node.get_closest_marker("cuda_leaks")
+    with testing.ledger(leaks=marker.args[0] if marker is not None else 0):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------ fixtures
+
+
+@pytest.fixture
+def cuda_ledger(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The test fails if something that it began has not ended: streams, events, graphs, futures, waits."""
+    yield from _ledger(request)
+
+
+@pytest.fixture
+def cuda_blocking_calls() -> Iterator[None]:
+    """The test fails if a call that waits for the GPU is made in the thread of a running loop."""
+    from aiostream import testing
+
+    with testing.blocking_calls() as found:
+        yield
+    _fail_if_blocked(found)
+
+
+@pytest.fixture
+def cuda_simulator() -> Any:
+    """The module `aiostream.simulator`, installed. On a GPU the test is skipped."""
+    from aiostream import simulator
+
+    try:
+        simulator.install()
+    except RuntimeError as problem:
+        if not simulator.installed():
+            pytest.skip(f"needs the simulator: {problem}")
+    yield simulator
+    simulator.seed(None)
+
+
+@pytest.fixture
+def cuda_faults(cuda_simulator: Any) -> Iterator[Faults]:
+    """Has driver calls fail, or the context be lost (`aiostream.testing.Faults`). Undone after the test."""
+    from aiostream import testing
+
+    with testing.Faults() as faults:
+        yield faults
+
+
+@pytest.fixture
+def cuda_gate() -> Iterator[Gate]:
+    """Holds streams until it is opened (`aiostream.testing.Gate`). Opened after the test."""
+    from aiostream import testing
+
+    with testing.Gate() as gate:
+        yield gate

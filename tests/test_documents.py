@@ -1,0 +1,267 @@
+"""The documents: every Python snippet runs as a reader would run it, and every link leads somewhere.
+
+A comment before a snippet says how it runs. Without one, it is a program of its own.
+
+    <!-- snippet: continues -->        it goes on from the snippet before it
+    <!-- snippet: file conftest.py --> it is a file; pytest runs all files of the page together
+    <!-- snippet: typed -->            its lines are typed into `python -m asyncio` or a notebook
+    <!-- snippet: shown: why -->       it cannot run by itself; it only has to be Python
+
+Snippets that import torch, cupy or numba.cuda need a GPU, because those libraries stand on the
+CUDA runtime. The page about torch has a test of its own, `test_torch_page.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiostream
+from aiostream import simulator
+from support import run_script
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    path
+    for pattern in ("*.md", "docs/*.md", "benchmarks/**/*.md")
+    for path in sorted(ROOT.glob(pattern))
+]
+OF_THE_RUNTIME = ("torch", "cupy", "numba")  # they stand on the CUDA runtime
+# Names of other libraries, and of the past, that look like ours.
+NOT_OURS: dict[str, tuple[str, ...]] = {
+    "CHANGELOG.md": ("Context.current",),
+    "design.md": ("Device.sync",),
+    "simulator.md": ("Device.sync",),
+}
+OPTIONAL = ("fastapi", "httpx", "prometheus_client", "trio")  # what the extra `test` brings
+_SNIPPET = re.compile(
+    r"(?:^[ ]*<!-- snippet: (?P<how>[^\n]*?) -->\n+)?"
+    r"^(?P<indent>[ ]*)```python[^\n]*\n(?P<code>.*?)^[ ]*```$",
+    re.MULTILINE | re.DOTALL,
+)
+_TYPED = """
+import ast as _ast, asyncio as _asyncio, inspect as _inspect
+async def _type(source):
+    names = {{"__name__": "__main__"}}
+    for line in _ast.parse(source).body:
+        kind = _ast.Interactive([line])
+        code = compile(kind, "<typed>", "single", flags=_ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        result = eval(code, names)
+        if _inspect.iscoroutine(result):
+            await result
+_asyncio.run(_type({source!r}))
+"""
+
+
+@dataclass
+class Program:
+    """Snippets of one page that run together."""
+
+    name: str
+    line: int
+    how: str
+    code: str
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def imported(self) -> set[str]:
+        """The packages that the snippet imports."""
+        text = self.code + "\n".join(self.files.values())
+        return set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE))
+
+    @property
+    def needs(self) -> list[str]:
+        """Libraries that the snippet imports and that need a GPU."""
+        return [name for name in OF_THE_RUNTIME if name in self.imported]
+
+
+def programs_of(page: Path) -> list[Program]:
+    found: list[Program] = []
+    text = page.read_text()
+    for match in _SNIPPET.finditer(text):
+        how, code = match["how"] or "", textwrap.dedent(match["code"])
+        line = text.count("\n", 0, match.start("code"))
+        if how == "continues":
+            found[-1].code += "\n\n" + code
+        elif how.startswith("file "):
+            files = next((each for each in found if each.how == "files"), None)
+            if files is None:
+                files = Program(f"{page.name}-files", line, "files", "")
+                found.append(files)
+            files.files[how.removeprefix("file ")] = code
+        else:
+            found.append(Program(f"{page.name}-{line}", line, how, code))
+    return found
+
+
+PROGRAMS = [program for page in PAGES if page.name != "torch.md" for program in programs_of(page)]
+
+
+def test_the_documents_have_snippets() -> None:
+    if not (ROOT / "docs").is_dir():
+        pytest.skip("the documents are not beside the tests")
+    assert len(PROGRAMS) >= 25
+    assert len(programs_of(ROOT / "README.md")) >= 2
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_snippet_is_python(program: Program) -> None:
+    for code in (program.code, *program.files.values()):
+        compile(code, program.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    known = ("", "typed", "files")
+    assert program.how in known or re.fullmatch(r"shown: \w.{10,}", program.how), program.how
+
+
+@pytest.mark.parametrize(
+    "program",
+    [program for program in PROGRAMS if not program.how.startswith("shown")],
+    ids=lambda program: program.name,
+)
+def test_snippet_runs(driver_kind: str, program: Program, tmp_path: Path) -> None:
+    if program.needs and driver_kind != "gpu":
+        pytest.skip(f"{' and '.join(program.needs)} needs a GPU")
+    for name in (*OF_THE_RUNTIME, *OPTIONAL):
+        if name in program.imported:
+            pytest.importorskip(name)
+    if program.how == "files":
+        run_files(driver_kind, program, tmp_path)
+        return
+    code = _TYPED.format(source=program.code) if program.how == "typed" else program.code
+    warnings = "ignore" if program.needs else "error"
+    done = run_script(driver_kind, code, warnings=warnings, NO_COLOR="1")
+    assert done.returncode == 0, done.stderr
+    assert program.needs or not done.stderr, done.stderr
+
+
+def run_files(driver_kind: str, program: Program, folder: Path) -> None:
+    """Has pytest run the files of a page, in a folder of their own."""
+    for name, code in program.files.items():
+        (folder / name).write_text(code)
+    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
+    variables.pop("PYTEST_ADDOPTS", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    command += ["-p", "aiostream_pytest", f"--aiostream={driver_kind}"]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+# ------------------------------------------------------------------------------- links and pictures
+
+
+def without_code_blocks(text: str) -> str:
+    return re.sub(r"^[ ]*```.*?^[ ]*```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs both make them."""
+    headings = re.findall(r"^#+ +(.*)$", without_code_blocks(page.read_text()), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    return {re.sub(r"-+", "-", anchor) for anchor in plain} | set(plain)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Links within the repository: the file is there, and the heading too."""
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code_blocks(page.read_text())):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        name, _, anchor = target.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        if not other.exists() or (anchor and anchor not in anchors_of(other)):
+            wrong.append(target)
+    assert not wrong
+
+
+# ------------------------------------------------------------------------------- what pages name
+
+
+def inline_code(page: Path) -> list[str]:
+    """What stands between backticks outside of code blocks."""
+    return re.findall(r"`([^`\n]+)`", without_code_blocks(page.read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_are_there(page: Path) -> None:
+    """Files of the repository, by their path or by their name alone."""
+    folders = ("src", "tests", "docs", "examples", "benchmarks")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    files = "".join(f"/{path.relative_to(ROOT)}\n" for path in [*paths, *ROOT.glob("*.*")])
+    named = [code for code in inline_code(page) if re.fullmatch(r"[\w./-]+\.(?:py|c|h|sh)", code)]
+    assert not [name for name in named if f"/{name}\n" not in files]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_attributes_are_there(page: Path) -> None:
+    """`Stream.query`, `aiostream.drain` and `simulator.fail` exist, if a page names them."""
+    owners: dict[str, Any] = {
+        name: getattr(aiostream, name) for name in aiostream.__all__ if name[0].isupper()
+    }
+    owners |= {"aiostream": aiostream, "simulator": simulator, "pool": aiostream.StreamPool}
+    missing = [
+        f"{owner}.{name}"
+        for code in inline_code(page)
+        for owner, name in re.findall(r"(?<![\w.])(\w+)\.(\w+)(?![\w/])", code)
+        if owner in owners and not hasattr(owners[owner], name)
+        if not importlib.util.find_spec(f"aiostream.{name}")
+    ]
+    assert not [name for name in missing if name not in NOT_OURS.get(page.name, ())]
+
+
+def test_pages_of_the_site_are_linked() -> None:
+    """Each page of `docs/` can be reached from the first one."""
+    if not (ROOT / "docs").is_dir():
+        pytest.skip("the documents are not beside the tests")
+    first = (ROOT / "docs" / "index.md").read_text()
+    linked = set(re.findall(r"\]\((\w[\w-]*\.md)", first))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - linked == {"index.md"}
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+
+
+def test_the_readme_keeps_its_set_up_commands() -> None:
+    """One installs and runs the demo. `.ci/run` does the other, in a fresh environment."""
+    text = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^python3 -m venv .venv && .*$", text, re.MULTILINE)
+    assert commands == [
+        "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/python -m aiostream demo",
+        "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/python -m pytest",
+    ]
+
+
+def test_mypy_accepts_the_readme_s_programs(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed")
+    files = []
+    for number, program in enumerate(programs_of(ROOT / "README.md")):
+        if not program.needs:
+            files.append(tmp_path / f"snippet_{number}.py")
+            files[-1].write_text(program.code)
+    assert files
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", *map(str, files)]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stdout

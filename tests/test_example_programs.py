@@ -1,0 +1,175 @@
+"""The smaller examples, each started by its command and talked to: tokens, a pipeline, several GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from aiostream import Device
+from servers import ROOT, Server, environment, free_port, started
+from support import settle, succeed
+
+EXAMPLES = ROOT / "examples"
+
+
+def tokens(server: Server, count: int) -> list[str]:
+    return server.client.get("/generate", params={"tokens": count}).text.split("\n\n")[:-1]
+
+
+# ------------------------------------------------------------------------------------------------ token_stream.py
+
+
+@pytest.fixture
+def generator(driver_kind: str) -> Iterator[Server]:
+    port = free_port()
+    options = ("--port", str(port), "--streams", "2", "--waiting", "0")
+    with started(EXAMPLES / "token_stream.py", driver_kind, port, *options) as server:
+        yield server
+
+
+def test_each_token_is_sent_when_it_is_there(generator: Server) -> None:
+    # A request for 10,000 tokens takes 20 s at least: the first ones come long before its end.
+    with generator.client.stream("GET", "/generate?tokens=10000") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = (line for line in answer.iter_lines() if line)
+        assert [next(lines) for _ in range(5)] == [f"data: {n}" for n in range(1, 6)]
+        assert generator.answers()
+    assert tokens(generator, 20) == [f"data: {n}" for n in range(1, 21)]
+
+
+def test_generations_at_once_do_not_mix(generator: Server) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        for answer in pool.map(lambda _: tokens(generator, 50), range(2)):
+            assert answer == [f"data: {n}" for n in range(1, 51)]
+    assert generator.stop()[::2] == (0, "")
+
+
+def test_client_that_disconnects_ends_its_generation(generator: Server) -> None:
+    url = "/generate?tokens=10000"
+    with (
+        generator.client.stream("GET", url) as first,
+        generator.client.stream("GET", url) as second,
+    ):
+        streams = [first.iter_raw(), second.iter_raw()]  # httpx closes one that nobody holds
+        assert [next(each)[:9] for each in streams] == [b"data: 1\n\n"] * 2
+        assert generator.client.get(url).status_code == 503  # two streams, and nobody may wait
+    assert settle(lambda: tokens(generator, 3) == ["data: 1", "data: 2", "data: 3"])
+    assert generator.stop()[::2] == (0, "")
+
+
+@pytest.mark.parametrize("wrong", ["0", "x", "100000"])
+def test_nonsense_is_a_bad_request(generator: Server, wrong: str) -> None:
+    assert generator.client.get(f"/generate?tokens={wrong}").status_code == 400
+
+
+# ------------------------------------------------------------------------------------------------ pipeline.py
+
+
+def test_pipeline_computes_every_batch(driver_kind: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / "pipeline.py"), "--batches", "20"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(driver_kind),
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    first, three, one = done.stdout.splitlines()
+    assert first.startswith("driver: ")
+    assert three.startswith("three streams: 20 batches in ")
+    assert one.startswith("one stream: 20 batches in ")
+    assert three.endswith("all results right")
+    assert one.endswith("all results right")
+
+
+# ------------------------------------------------------------------------------------------------ workers.py
+
+
+@contextlib.contextmanager
+def workers(driver_kind: str, locks: Path, *options: str) -> Iterator[Server]:
+    if driver_kind == "gpu" and Device.count() < 2:
+        pytest.skip("needs two GPUs")
+    port = free_port()
+    settings = {"WORKERS_LOCKS": str(locks), "AIOSTREAM_SIMULATOR_DEVICES": "2"}
+    arguments = ("--gpus", "2", "--port", str(port), *options)
+    with started(EXAMPLES / "workers.py", driver_kind, port, *arguments, **settings) as server:
+        yield server
+
+
+def who(server: Server, requests: int = 30, milliseconds: float = 2) -> Counter[tuple[int, str]]:
+    """Who answers: process and GPU. Each request is on a connection of its own, which any worker may take."""
+
+    def ask(_: int) -> Any:
+        with contextlib.suppress(httpx.TransportError):
+            return client.get("/infer", params={"milliseconds": milliseconds}).json()
+        return None  # a worker that was killed had it
+
+    url, fresh = server.client.base_url, httpx.Limits(max_keepalive_connections=0)
+    with (
+        httpx.Client(base_url=url, limits=fresh, timeout=30, trust_env=False) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        answers = [answer for answer in pool.map(ask, range(requests)) if answer is not None]
+    return Counter((answer["pid"], answer["gpu"]) for answer in answers)
+
+
+def test_each_worker_has_a_gpu_and_its_successor_takes_it(driver_kind: str, tmp_path: Path) -> None:
+    with workers(driver_kind, tmp_path) as server:
+        assert settle(lambda: len(who(server)) == 2, 60)
+        before = set(who(server, 60))
+        assert {gpu for _, gpu in before} == {"0", "1"}
+        victim, its_gpu = min(before)
+        os.kill(victim, signal.SIGKILL)
+
+        def replaced() -> bool:
+            now = set(who(server))
+            return len(now) == 2 and victim not in {pid for pid, _ in now}
+
+        assert settle(replaced, 60)
+        assert {gpu for pid, gpu in who(server, 60) if (pid, gpu) not in before} == {its_gpu}
+        assert server.stop()[0] == 0
+
+
+def test_one_process_uses_the_gpu_with_the_least_work(driver_kind: str, tmp_path: Path) -> None:
+    with workers(driver_kind, tmp_path, "--one-process") as server:
+        answers = who(server, 32, milliseconds=20)
+        assert len({pid for pid, _ in answers}) == 1
+        assert {gpu for _, gpu in answers} == {"0", "1"}
+        assert min(answers.values()) >= 8  # of 32, with eight requests at once
+        assert server.stop()[::2] == (0, "")
+
+
+def test_more_workers_than_gpus_are_refused(driver_kind: str, tmp_path: Path) -> None:
+    script = f"""
+        import os, sys
+        sys.path.insert(0, {str(EXAMPLES)!r})
+        import workers
+
+        def claim():
+            os.environ["CUDA_VISIBLE_DEVICES"] = "GPU-a,GPU-b"
+            return workers.claimed_gpu(2)
+
+        with claim() as first, claim() as second:
+            assert (first, second) == ("GPU-a", "GPU-b")
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
+            try:
+                claim().__enter__()
+            except RuntimeError as error:
+                print(error)
+        with claim() as first:
+            assert first == "GPU-a"
+    """
+    printed = succeed(driver_kind, script, WORKERS_LOCKS=str(tmp_path))
+    assert printed == "other processes hold all 2 GPUs\n"

@@ -1,0 +1,324 @@
+"""Metrics: the hook for each wait, the Prometheus collector, and what is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import aiostream
+from aiostream import Event, ExecutableGraph, Stream, StreamPool, metrics
+from aiostream.metrics import Collector, Wait, on_wait
+from aiostream.testing import Gate, spin
+from support import run_on, settle, succeed
+
+
+@pytest.fixture
+def waits() -> Iterator[list[Wait]]:
+    seen: list[Wait] = []
+    end = on_wait(seen.append)
+    yield seen
+    end()
+
+
+def outcomes(waits: list[Wait]) -> list[tuple[str, str]]:
+    return [(wait.call, wait.outcome) for wait in waits]
+
+
+async def turns(count: int = 5) -> None:
+    import anyio.lowlevel
+
+    for _ in range(count):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_each_kind_of_wait_is_reported(waits: list[Wait]) -> None:
+    async with StreamPool(1) as pool, pool.stream() as stream:
+        spin(stream, 0.005)
+        await stream.synchronize_async()
+        await stream.enqueue_async(spin, 0.001)
+        await stream.completion_future()
+        await stream.checked_completion_future()
+        await stream.enqueue_in_thread(spin, 0.001)
+        event = Event()
+        event.record(stream)
+        await event.synchronize_async()
+        event.close()
+        with stream.capture_executable() as capture:
+            spin(stream, 0.001)
+        await capture.executable.launch_async(stream)
+        await capture.executable.launch_and_wait(stream)
+        capture.executable.close()
+        await turns()
+        seen = outcomes(waits)
+    assert seen[:2] == [("StreamPool.acquire", "done"), ("Stream.synchronize_async", "done")]
+    assert sorted(seen[2:]) == [
+        ("Event.synchronize_async", "done"),
+        ("ExecutableGraph.launch_and_wait", "done"),
+        ("ExecutableGraph.launch_async", "done"),
+        ("Stream.checked_completion_future", "done"),
+        ("Stream.completion_future", "done"),
+        ("Stream.enqueue_async", "done"),
+        ("Stream.enqueue_in_thread", "done"),
+    ]
+    assert 0.004 < waits[1].seconds < 5
+    assert all(wait.error is None for wait in waits)
+
+
+def test_waits_that_are_cancelled_are_reported_as_such(waits: list[Wait]) -> None:
+    async def main() -> None:
+        async with Stream() as stream:
+            with Gate() as gate:
+                gate.hold(stream)
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.001):
+                        await stream.synchronize_async()
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.001):
+                        await stream.enqueue_async(spin, 0)
+                await turns()
+
+    asyncio.run(main())
+    assert outcomes(waits)[:2] == [
+        ("Stream.synchronize_async", "cancelled"),
+        ("Stream.enqueue_async", "cancelled"),
+    ]
+
+
+@pytest.mark.leaks(1)
+def test_waits_that_fail_are_reported_with_their_error(breakable: Any, waits: list[Wait]) -> None:
+    async def main() -> None:
+        stream = Stream()
+        with Gate() as gate:
+            gate.hold(stream)
+            waiting = asyncio.create_task(stream.synchronize_async())
+            future = stream.completion_future()
+            await asyncio.sleep(0)
+            breakable.break_context(700)
+            for each in (waiting, future):
+                with pytest.raises(aiostream.ContextFailedError):
+                    await each
+            await turns()
+        with pytest.raises(aiostream.CudaError):
+            stream.shutdown()
+
+    run_on("asyncio", main)
+    assert sorted(outcomes(waits)) == [
+        ("Stream.completion_future", "failed"),
+        ("Stream.synchronize_async", "failed"),
+    ]
+    assert all(isinstance(wait.error, aiostream.ContextFailedError) for wait in waits)
+    waits.clear()
+
+
+@pytest.mark.leaks(1)
+def test_an_error_that_no_task_retrieves_is_still_reported_by_asyncio(
+    breakable: Any, waits: list[Wait]
+) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, said: told.append(said["message"])
+        )
+        stream = Stream()
+        with Gate() as gate:
+            gate.hold(stream)
+            future = stream.completion_future()
+            breakable.break_context(700)
+            while not future.done():
+                await asyncio.sleep(0.001)
+            await turns()
+            del future
+            waits.clear()
+            gc.collect()
+        with pytest.raises(aiostream.CudaError):
+            stream.shutdown()
+
+    run_on("asyncio", main)
+    assert [message.endswith("exception was never retrieved") for message in told] == [True]
+
+
+def test_hooks_end_and_the_methods_are_put_back() -> None:
+    owners = (Stream, Event, ExecutableGraph, StreamPool)
+    before = [dict(vars(owner)) for owner in owners]
+    first: list[Wait] = []
+    second: list[Wait] = []
+    ends = [on_wait(first.append), on_wait(second.append), on_wait(first.append)]
+
+    async def wait() -> None:
+        async with Stream() as stream:
+            await stream.synchronize_async()
+
+    asyncio.run(wait())
+    assert len(first) == 2 * len(second) == 4
+    ends[0]()
+    ends[0]()
+    asyncio.run(wait())
+    assert len(first) == 6
+    for end in ends:
+        end()
+    asyncio.run(wait())
+    assert len(first) == 6
+    assert [dict(vars(owner)) for owner in owners] == before
+
+
+async def test_a_hook_that_raises_disturbs_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda args: reported.append(args.exc_value))
+    end = on_wait(lambda wait: 1 / 0)
+    try:
+        async with Stream() as stream:
+            await stream.synchronize_async()
+    finally:
+        end()
+    assert all(isinstance(error, ZeroDivisionError) for error in reported)
+    assert reported
+
+
+def test_what_is_no_hook_is_refused() -> None:
+    async def coroutine(wait: Wait) -> None: ...
+
+    for wrong in (None, coroutine):
+        with pytest.raises(TypeError, match="on_wait"):
+            on_wait(wrong)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------ Prometheus
+
+
+def scrape(collector: Collector) -> dict[str, float]:
+    prometheus = pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
+    registry = prometheus.CollectorRegistry()
+    registry.register(collector)
+    lines = prometheus.generate_latest(registry).decode().splitlines()
+    samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in samples}
+
+
+async def test_collector_counts_waits_pools_and_handles() -> None:
+    async with StreamPool(3) as pool:
+        collector = Collector(pools={"model": pool}, buckets=(0.005, 10))
+        try:
+            async with pool.stream() as stream:
+                spin(stream, 0.02)
+                await stream.synchronize_async()
+                await stream.synchronize_async()
+                now = scrape(collector)
+        finally:
+            collector.close()
+    waits = 'aiostream_wait_seconds{}{{call="Stream.synchronize_async",{}outcome="done"}}'.format
+    assert now[waits("_count", "")] == 2
+    assert 0.02 <= now[waits("_sum", "")] < 10
+    in_buckets = {
+        name.split('le="')[1].split('"')[0]: value
+        for name, value in now.items()
+        if name.startswith('aiostream_wait_seconds_bucket{call="Stream.synchronize_async"')
+    }
+    assert in_buckets["10.0"] == in_buckets["+Inf"] == 2
+    assert in_buckets["0.005"] <= 1
+    states = {
+        state: now[f'aiostream_pool_streams{{pool="model",state="{state}"}}']
+        for state in ("idle", "busy", "lent")
+    }
+    assert states == {"idle": 2, "busy": 0, "lent": 1}
+    assert now['aiostream_pool_waiting_tasks{pool="model"}'] == 0
+    assert now["aiostream_open_handles"] == aiostream.statistics().handles.open + 3
+    assert now["aiostream_context_lost"] == 0
+    assert now['aiostream_pending{kind="wait"}'] == 0
+    assert now['aiostream_leaked_total{kind="handle"}'] == aiostream.statistics().handles.leaked
+
+
+async def test_collector_shows_who_waits() -> None:
+    import anyio
+
+    async with StreamPool(1) as pool:
+        collector = Collector(pools={"model": pool})
+        with Gate() as gate:
+            async with anyio.create_task_group() as group:
+
+                async def one() -> None:
+                    async with pool.stream() as stream:
+                        gate.hold(stream)
+                        await stream.synchronize_async()
+
+                group.start_soon(one)
+                group.start_soon(one)
+                await turns(10)
+                now = scrape(collector)
+                gate.open()
+        collector.close()
+    assert now['aiostream_pending{kind="wait"}'] == 1
+    assert now['aiostream_pool_waiting_tasks{pool="model"}'] == 1
+    assert now['aiostream_pool_streams{pool="model",state="lent"}'] == 1
+
+
+def test_collector_shows_a_lost_context(breakable: Any) -> None:
+    stream = Stream()
+    collector = Collector()
+    breakable.break_context(700)
+    now = scrape(collector)
+    collector.close()
+    with pytest.raises(aiostream.CudaError):
+        stream.shutdown()
+    assert now["aiostream_context_lost"] == 1
+
+
+def test_buckets_rise() -> None:
+    for wrong in ((), (1, 1), (2, 1)):
+        with pytest.raises(ValueError, match="buckets"):
+            Collector(buckets=wrong)
+    assert list(metrics.BUCKETS) == sorted(metrics.BUCKETS)
+
+
+def test_importing_it_needs_no_prometheus(driver_kind: str) -> None:
+    succeed(
+        driver_kind,
+        """
+        import sys
+        import aiostream.metrics
+        assert "prometheus_client" not in sys.modules
+        """,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ logging
+
+
+def test_lost_context_is_logged_once_where_logging_is_configured(
+    breakable: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.name == "aiostream"]
+
+    stream = Stream()
+    breakable.break_context(700)
+    for _ in range(3):
+        assert aiostream.health() is not None
+        with pytest.raises(aiostream.ContextFailedError):
+            stream.query()
+    with pytest.raises(aiostream.CudaError):
+        stream.shutdown()
+    assert settle(lambda: bool(lost()))
+    assert [record.levelname for record in lost()] == ["ERROR"]
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in lost()[0].getMessage()
+
+
+def test_nothing_is_printed_where_logging_is_not_configured(driver_kind: str) -> None:
+    if driver_kind != "simulator":
+        pytest.skip("loses a context on command")
+    printed = succeed(
+        driver_kind,
+        """
+        import aiostream
+        from aiostream import simulator
+        stream = aiostream.Stream()
+        simulator.break_context(700)
+        print(aiostream.health().code)
+        """,
+    )
+    assert printed == "700\n"

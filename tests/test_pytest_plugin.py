@@ -1,0 +1,308 @@
+"""The pytest plugin, as a user's suite meets it: each test here runs pytest in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import aiostream
+
+SUITE = '''
+"""A user's suite. It knows the plugin, its own application, and nothing else of aiostream's tests."""
+
+import asyncio
+
+import anyio
+import pytest
+
+import aiostream
+from aiostream.testing import spin
+
+
+class Service:
+    """What is tested: it answers with twice the number, when the GPU has worked."""
+
+    def __init__(self, streams=2, waiting=None):
+        self.pool = aiostream.StreamPool(streams, max_waiting=waiting)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *error):
+        await self.pool.aclose()
+
+    async def answer(self, number):
+        async with self.pool.stream() as stream:
+            await stream.enqueue_async(spin, 0.001)
+        return 2 * number
+
+
+def test_one_answer():
+    async def main():
+        async with Service() as service:
+            assert await service.answer(21) == 42
+
+    asyncio.run(main())
+
+
+def test_many_answers_at_once():
+    async def main():
+        async with Service() as service:
+            answers = await asyncio.gather(*(service.answer(n) for n in range(20)))
+            assert answers == [2 * n for n in range(20)]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_any_loop(backend):
+    async def main():
+        async with Service() as service:
+            assert await service.answer(1) == 2
+
+    anyio.run(main, backend=backend)
+
+
+def test_a_request_that_gives_up_leaves_nothing(cuda_gate):
+    async def main():
+        async with Service(streams=1) as service:
+            async with service.pool.stream() as stream:
+                cuda_gate.hold(stream)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await service.answer(1)
+            cuda_gate.open()
+            assert await service.answer(2) == 4
+
+    asyncio.run(main())
+
+
+def test_a_full_service_refuses(cuda_gate):
+    async def main():
+        async with Service(streams=1, waiting=0) as service:
+            async with service.pool.stream() as stream:
+                cuda_gate.hold(stream)
+            with pytest.raises(aiostream.PoolFullError):
+                await service.answer(1)
+            cuda_gate.open()
+
+    asyncio.run(main())
+
+
+def test_no_memory_is_reported(cuda_faults):
+    cuda_faults.fail("cuStreamCreateWithPriority", 2, nth=2)
+    with pytest.raises(aiostream.OutOfMemoryError):
+        Service(streams=2)
+
+
+def test_the_health_of_a_lost_context(cuda_faults):
+    async def main():
+        async with Service() as service:
+            assert await service.answer(1) == 2
+            cuda_faults.lose_context(700)
+            assert aiostream.health().code == 700
+            with pytest.raises(aiostream.ContextFailedError):
+                await service.answer(1)
+            with pytest.raises(aiostream.ContextFailedError):
+                await service.pool.aclose()
+
+    asyncio.run(main())
+    assert aiostream.statistics().points.leaked == 0
+
+
+def test_the_context_is_well_again():
+    async def main():
+        async with Service() as service:
+            assert await service.answer(1) == 2
+
+    asyncio.run(main())
+    assert aiostream.health() is None
+
+
+@pytest.mark.cuda_blocking("shows that shutdown() may block where nothing else runs")
+def test_allowed_to_block():
+    async def main():
+        aiostream.Stream().shutdown()
+
+    asyncio.run(main())
+
+
+def test_two_devices(cuda_simulator):
+    assert cuda_simulator.installed()
+    assert aiostream.Device.count() == 2
+'''
+
+WRONG = """
+import asyncio
+
+import pytest
+import aiostream
+
+
+def test_blocks_its_loop():
+    async def main():
+        async with aiostream.Stream() as stream:
+            stream.synchronize()
+
+    asyncio.run(main())
+
+
+kept = []
+
+
+def test_leaves_a_stream():
+    kept.append(aiostream.Stream())
+
+
+@pytest.mark.cuda_ledger_off("a stream for all tests")
+def test_may_leave_a_stream():
+    kept.append(aiostream.Stream())
+
+
+def test_fault_that_does_not_happen(cuda_faults):
+    cuda_faults.fail("cuMemAlloc", 2)
+
+
+def test_fails_itself():
+    async def main():
+        async with aiostream.Stream() as stream:
+            stream.synchronize()
+            assert 1 == 2
+
+    asyncio.run(main())
+"""
+
+
+def pytest_of(
+    folder: Path, suite: str, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs pytest with the plugin on a suite, in a process of its own."""
+    (folder / "test_suite.py").write_text(textwrap.dedent(suite))
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nfilterwarnings = error\naddopts = --strict-markers\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider"]
+    plugins = ["-p", "aiostream_pytest"]
+    alone = {"AIOSTREAM_SIMULATOR": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(
+        [*command, *plugins, *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
+        env={**os.environ, **alone, **environment},
+        check=False,
+    )
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stdout.rstrip().splitlines()[-1]
+
+
+def test_a_suite_with_the_plugin_only(tmp_path: Path) -> None:
+    done = pytest_of(tmp_path, SUITE, "--aiostream=simulator", "--aiostream-devices=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert last_line(done).startswith("11 passed"), done.stdout
+
+
+def test_simulator_is_used_where_gpus_are_hidden(tmp_path: Path) -> None:
+    suite = "import aiostream\n\ndef test_it():\n    assert aiostream.Device.count() == 1\n"
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator", CUDA_VISIBLE_DEVICES="")
+    assert last_line(done).startswith("1 passed"), done.stdout
+
+
+def test_what_is_wrong_fails(tmp_path: Path) -> None:
+    done = pytest_of(tmp_path, WRONG, "--aiostream=simulator")
+    summary = done.stdout[done.stdout.index("short test summary") :]
+    lines = {
+        line.split("::")[1].split(" - ")[0]: line for line in summary.splitlines() if "::" in line
+    }
+    assert lines.keys() == {
+        "test_blocks_its_loop",
+        "test_leaves_a_stream",
+        "test_fault_that_does_not_happen",
+        "test_fails_itself",
+    }, done.stdout
+    assert lines["test_blocks_its_loop"].startswith("FAILED")
+    assert "Stream.synchronize was called in the thread of a running loop" in done.stdout
+    assert "1 more streams, events or graphs are open" in done.stdout
+    assert "1 of the arranged faults did not happen" in done.stdout
+    assert "assert 1 == 2" in lines["test_fails_itself"]  # its own failure, and not that it blocks
+    assert "1 failed" not in last_line(done)
+    assert "2 failed, 3 passed, 2 errors" in last_line(done), done.stdout
+
+
+def test_without_the_option_nothing_is_checked_and_nothing_imported(tmp_path: Path) -> None:
+    suite = """
+    import sys
+
+    def test_nothing_is_imported():
+        assert not [name for name in sys.modules if name == "aiostream" or name.startswith(("aiostream.", "cuda"))]
+    """
+    done = pytest_of(tmp_path, suite)
+    assert last_line(done).startswith("1 passed"), done.stdout
+
+
+def test_fixtures_work_without_the_option(tmp_path: Path) -> None:
+    suite = """
+    import asyncio
+    import aiostream
+
+    kept = []
+
+    def test_leaves_a_stream_unnoticed(cuda_simulator):
+        kept.append(aiostream.Stream())
+
+    def test_leaves_another(cuda_simulator, cuda_ledger):
+        kept.append(aiostream.Stream())
+
+    def test_blocks(cuda_simulator, cuda_blocking_calls):
+        async def main():
+            kept[0].synchronize()
+
+        asyncio.run(main())
+    """
+    done = pytest_of(tmp_path, suite)
+    assert "ERROR test_suite.py::test_leaves_another" in done.stdout, done.stdout
+    assert "ERROR test_suite.py::test_blocks" in done.stdout, done.stdout
+    assert "3 passed, 2 errors" in last_line(done), done.stdout
+
+
+def test_gpu_asked_for_is_not_replaced_by_the_simulator(tmp_path: Path, driver_kind: str) -> None:
+    suite = "def test_it():\n    pass\n"
+    done = pytest_of(tmp_path, suite, "--aiostream=gpu", AIOSTREAM_SIMULATOR="1")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "AIOSTREAM_SIMULATOR" in done.stderr
+    done = pytest_of(tmp_path, suite, "--aiostream=gpu")
+    if driver_kind == "gpu":
+        assert last_line(done).startswith("1 passed"), done.stdout
+    else:
+        assert done.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "--aiostream=gpu: No CUDA driver was found" in done.stderr
+
+
+def test_options_are_refused_that_mean_nothing(tmp_path: Path) -> None:
+    done = pytest_of(tmp_path, "", "--aiostream-devices=2")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--aiostream-devices needs --aiostream=simulator" in done.stderr
+
+
+def test_tests_that_need_the_simulator_are_skipped_on_a_gpu(
+    tmp_path: Path, driver_kind: str
+) -> None:
+    if driver_kind != "gpu":
+        pytest.skip("needs a GPU")
+    done = pytest_of(tmp_path, SUITE, "--aiostream=gpu")
+    assert "8 passed, 3 skipped" in last_line(done), done.stdout
+
+
+def test_the_plugin_is_not_part_of_the_package() -> None:
+    """Else each pytest of the environment would import aiostream."""
+    import aiostream_pytest
+
+    assert Path(aiostream_pytest.__file__).parent == Path(aiostream.__file__).parents[1]

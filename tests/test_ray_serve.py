@@ -1,0 +1,104 @@
+"""`examples/ray_serve.py`: batches, a replica that lost its context, and the graceful end. Needs ray."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from servers import ROOT, environment, free_port
+from support import settle
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None,
+        reason="ray is not installed: pip install 'ray[serve]'",
+    ),
+    pytest.mark.timeout(
+        400
+    ),  # ray takes 10 s to start on an idle machine, and a minute on a busy one
+]
+
+
+def test_replicas_batch_and_one_that_lost_its_context_is_replaced(
+    driver_kind: str, tmp_path: Path
+) -> None:
+    port, ends = free_port(), tmp_path / "ends"
+    variables = {
+        **environment(driver_kind),
+        "AIOSTREAM_SIMULATOR_DEVICES": "2",
+        "SERVED_RAY_FILE": str(ends),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else ray warns
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT / "examples"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests" / "served_ray.py"), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=out,
+            text=True,
+            env=variables,
+            start_new_session=True,
+        )
+    try:
+        assert settle(lambda: "ready" in log.read_text() or process.poll() is not None, 240)
+        assert process.poll() is None, log.read_text()
+        talk(port)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 0, log.read_text()
+        # Both replicas have awaited their work and destroyed their streams.
+        lines = ends.read_text().splitlines()
+        assert len(lines) == 2, lines
+        assert all(line.endswith("ended with 0 handles open") for line in lines)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def talk(port: int) -> None:
+    url = f"http://127.0.0.1:{port}/"
+    fresh = httpx.Limits(max_keepalive_connections=0)
+    with (
+        httpx.Client(base_url=url, timeout=30, limits=fresh, trust_env=False) as client,
+        ThreadPoolExecutor(16) as pool,
+    ):
+
+        def ask(x: int) -> tuple[int, Any]:
+            answer = client.get("/", params={"x": x})
+            return answer.status_code, answer.json() if answer.status_code == 200 else answer.text
+
+        answers = list(pool.map(ask, range(64)))
+        assert [(status, body["y"]) for status, body in answers] == [
+            (200, 2.0 * x) for x in range(64)
+        ]
+        assert len({body["pid"] for _, body in answers}) == 2
+        assert max(body["batch"] for _, body in answers) > 1
+
+        with contextlib.suppress(httpx.TransportError, KeyError):
+            lost = client.get("/", params={"fault": 1}).json()["pid"]
+        faulted = time.monotonic()
+
+        def replaced() -> bool:
+            now = [body["pid"] for status, body in pool.map(ask, range(16)) if status == 200]
+            return len(now) == 16 and len(set(now)) == 2 and lost not in now
+
+        assert settle(replaced, 120)
+        assert time.monotonic() - faulted < 120
+        assert [status for status, _ in pool.map(ask, range(64))] == [200] * 64

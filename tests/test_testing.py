@@ -1,0 +1,241 @@
+"""`aiostream.testing`: kernels, gates, the ledger, blocked loops, and faults on command."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import sys
+import time
+import types
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as cuda
+
+import aiostream
+from aiostream import CudaError, OutOfMemoryError, Stream, testing
+from aiostream.testing import Faults, Gate, LedgerError, blocking_calls, check, ledger, spin
+from support import run_on
+
+
+def test_check_unpacks_answers_and_raises_their_errors() -> None:
+    assert check((cuda.CUresult.CUDA_SUCCESS,)) is None
+    assert check((cuda.CUresult.CUDA_SUCCESS, 7)) == 7
+    assert check((cuda.CUresult.CUDA_SUCCESS, 7, 8)) == (7, 8)
+    with pytest.raises(OutOfMemoryError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        check((cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None))
+    with pytest.raises(CudaError):
+        check(cuda.cuEventQuery(cuda.CUevent(0)))
+
+
+async def test_spin_takes_its_time_on_the_gpu() -> None:
+    async with Stream() as stream:
+        spin(stream, 0)  # loads the kernel
+        await stream.synchronize_async()
+        began = time.monotonic()
+        spin(stream, 0.03)
+        await stream.synchronize_async()
+        assert time.monotonic() - began >= 0.03
+
+
+async def test_a_launched_kernel_gets_its_arguments() -> None:
+    async with Stream() as stream:
+        with stream.context.as_current():
+            memory = int(check(cuda.cuMemHostAlloc(32, 3)))
+        x = (ctypes.c_float * 4).from_address(memory)
+        y = (ctypes.c_float * 4).from_address(memory + 16)
+        x[:], y[:] = [1, 2, 3, 4], [10, 20, 30, 40]
+        arguments = (ctypes.c_float(2), ctypes.c_uint64(memory), ctypes.c_uint64(memory + 16))
+        testing.launch(stream, "saxpy", *arguments, ctypes.c_uint32(4), threads=4)
+        await stream.synchronize_async()
+        assert list(y) == [12, 24, 36, 48]
+        with stream.context.as_current():
+            check(cuda.cuMemFreeHost(memory))
+
+
+async def test_gate_holds_until_it_is_opened_and_again_when_shut() -> None:
+    async with Stream() as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+            assert not stream.query()
+            gate.open()
+            await stream.synchronize_async()
+            gate.shut()
+            gate.hold(stream)
+            assert not stream.query()
+        await stream.synchronize_async()
+
+
+def test_settle_gives_up() -> None:
+    assert testing.settle(lambda: True)
+    assert not testing.settle(lambda: False, 0.001)
+
+
+# ------------------------------------------------------------------------------------------------ the ledger
+
+
+def test_ledger_names_what_was_left_open() -> None:
+    left: list[Stream] = []
+    with (
+        pytest.raises(LedgerError, match="1 more streams, events or graphs are open"),
+        ledger(seconds=0),
+    ):
+        left.append(Stream())
+    left.pop().close()
+
+
+async def test_ledger_names_what_is_pending() -> None:
+    async with Stream() as stream:
+        with Gate() as gate:
+            with pytest.raises(LedgerError, match="1 more futures are pending"), ledger(seconds=0):
+                gate.hold(stream)
+                future = stream.enqueue_async(lambda stream: None)
+            gate.open()
+            await future
+
+
+def test_ledger_collects_garbage_and_lets_the_error_of_the_block_win() -> None:
+    gc.collect()
+    with ledger():
+        cycle: list[Any] = [Stream()]
+        cycle.append(cycle)
+        del cycle
+    with pytest.raises(ZeroDivisionError), ledger(seconds=0):
+        stream = Stream()
+        1 / 0  # noqa: B018
+    stream.close()
+
+
+@pytest.mark.leaks(1)
+def test_ledger_counts_what_leaked(breakable: Any) -> None:
+    async def lose() -> None:
+        stream = Stream()
+        with Gate() as gate:
+            gate.hold(stream)
+            future = stream.enqueue_async(lambda stream: object())
+            breakable.break_context(700)
+            with pytest.raises(aiostream.ContextFailedError):
+                await future
+        with pytest.raises(CudaError):
+            stream.shutdown()
+
+    with pytest.raises(LedgerError, match="1 points were leaked, and not 0"), ledger(seconds=0.2):
+        run_on("asyncio", lose)
+
+
+# ------------------------------------------------------------------------------------------------ blocked loops
+
+
+async def test_synchronizing_calls_in_a_loop_s_thread_are_found() -> None:
+    event = aiostream.Event()
+    async with Stream() as stream:
+        event.record(stream)
+        with blocking_calls() as found:
+            stream.synchronize()
+            event.synchronize()
+            with stream.context.as_current():
+                check(cuda.cuCtxSynchronize())
+                check(cuda.cuStreamSynchronize(cuda.CUstream(stream.handle)))
+        event.close()
+    assert [call.name for call in found] == [
+        "aiostream.Stream.synchronize",
+        "aiostream.Event.synchronize",
+        "cuda.bindings.driver.cuCtxSynchronize",
+        "cuda.bindings.driver.cuStreamSynchronize",
+    ]
+    assert "test_testing.py" in found[0].where
+    assert "stream.synchronize()" in found[0].where
+
+
+async def test_what_does_not_block_a_loop_is_not_found() -> None:
+    import anyio.to_thread
+
+    with blocking_calls() as found:
+        async with Stream() as stream:
+            spin(stream, 0.001)
+            await stream.synchronize_async()
+            await stream.enqueue_async(spin, 0.001)
+            await anyio.to_thread.run_sync(stream.synchronize)
+            await aiostream.drain(10)
+    assert found == []
+
+
+def test_without_a_loop_nothing_is_blocked_and_the_calls_are_put_back() -> None:
+    before = cuda.cuCtxSynchronize, Stream.synchronize
+    stream = Stream()
+    with blocking_calls() as found:
+        assert (cuda.cuCtxSynchronize, Stream.synchronize) != before
+        stream.synchronize()
+    stream.close()
+    assert found == []
+    assert (cuda.cuCtxSynchronize, Stream.synchronize) == before
+
+
+async def test_torch_s_synchronize_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = types.SimpleNamespace(synchronize=cuda.cuCtxSynchronize)
+    monkeypatch.setitem(sys.modules, "torch.cuda", torch)  # type: ignore[arg-type]
+    with blocking_calls() as found, aiostream.Device(0).primary_context.as_current():
+        torch.synchronize()
+    # One call, although it calls another that would be found.
+    assert [call.name for call in found] == ["torch.cuda.synchronize"]
+
+
+# ------------------------------------------------------------------------------------------------ faults
+
+
+def test_faults_happen_and_are_undone(breakable: Any) -> None:
+    with Faults() as faults:
+        faults.fail("cuStreamCreateWithPriority", 2, nth=2)
+        Stream().close()
+        with pytest.raises(OutOfMemoryError):
+            Stream()
+    Stream().close()
+
+
+def test_a_fault_that_did_not_happen_is_an_error(breakable: Any) -> None:
+    with (
+        pytest.raises(AssertionError, match="1 of the arranged faults did not happen"),
+        Faults() as faults,
+    ):
+        faults.fail("cuStreamCreateWithPriority", 2)
+    Stream().close()
+    with pytest.raises(ZeroDivisionError), Faults() as faults:  # the block's own error wins
+        faults.fail("cuStreamCreateWithPriority", 2)
+        1 / 0  # noqa: B018
+
+
+def test_lost_context_is_healed_and_reported_again(breakable: Any) -> None:
+    def lose_it() -> None:
+        async def wait() -> None:
+            with Gate() as gate, Faults() as faults:
+                stream = Stream()
+                gate.hold(stream)
+                waiting = asyncio.create_task(stream.synchronize_async())
+                await asyncio.sleep(0)
+                faults.lose_context(719)
+                with pytest.raises(aiostream.ContextFailedError):
+                    await waiting
+                with pytest.raises(CudaError):
+                    stream.shutdown()
+
+        run_on("asyncio", wait)
+
+    lose_it()
+    told: list[int] = []
+    end = aiostream.on_context_failed(lambda error: told.append(error.code))
+    try:
+        Stream().close()
+        assert aiostream.health() is None
+        assert told == []
+        for times in (1, 2):
+            lose_it()
+            assert testing.settle(lambda times=times: told == [719] * times), told
+    finally:
+        end()
+
+
+def test_faults_need_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aiostream.simulator, "installed", lambda: False)
+    with pytest.raises(RuntimeError, match="simulator"):
+        Faults()
