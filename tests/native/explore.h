@@ -45,7 +45,7 @@ struct scenario {
     bool with_parking; /* the number of pending points matters, because the watcher reads it */
 };
 
-/* ------------------------------------------------------------------------------------------------ coroutines */
+/* --- coroutines --- */
 
 struct thread {
     jmp_buf top, here;
@@ -55,7 +55,8 @@ struct thread {
     int locks;                   /* how many it holds: it is not interrupted */
     const int64_t *waits_for;    /* it cannot go on before this has changed */
     int64_t waited_value;
-    unsigned clock[THREADS + 1]; /* what it has seen of the others, by the rules of C11: only release and acquire count */
+    /* what it has seen of the others, by the rules of C11: only release and acquire count */
+    unsigned clock[THREADS + 1];
 };
 static struct thread threads[THREADS + 1]; /* the last one is for what is alone */
 static struct thread *const alone = &threads[THREADS];
@@ -71,7 +72,8 @@ static void yield(void) {
 
 static void coroutine(void) {
     struct thread *self = current;
-    if (_setjmp(self->top) == 0) swapcontext(&starting, &starter); /* once; from then on each run begins by a jump to here */
+    /* once; from then on each run begins by a jump to here */
+    if (_setjmp(self->top) == 0) swapcontext(&starting, &starter);
     current->run();
     current->done = true;
     _longjmp(scheduler, 1);
@@ -107,7 +109,7 @@ static void run_alone(void (*function)(void)) {
 
 static bool on_a_stack(const void *address) { return (const char *)address >= stacks && (const char *)address < stacks + (THREADS + 1) * STACK; }
 
-/* ------------------------------------------------------------------------------------------------ memory as it was */
+/* --- memory as it was --- */
 
 static struct {
     void *address;
@@ -115,8 +117,10 @@ static struct {
     int size;
 } undo_log[UNDO];
 static int undo_count;
-static int64_t readable[DESCRIPTORS]; /* the counts of the eventfds; nothing is asked of the kernel */
-static int queue_descriptors[DESCRIPTORS], queue_descriptor_count; /* the eventfd of each queue, by the queue's number */
+/* the counts of the eventfds; nothing is asked of the kernel */
+static int64_t readable[DESCRIPTORS];
+/* the eventfd of each queue, by the queue's number */
+static int queue_descriptors[DESCRIPTORS], queue_descriptor_count;
 static struct queue *queues_made[DESCRIPTORS];                      /* likewise */
 
 static void note_old(void *address, int size) {
@@ -134,7 +138,7 @@ static void undo_all(void) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ steps and their order */
+/* --- steps and their order --- */
 
 struct access {
     uintptr_t address;
@@ -145,7 +149,8 @@ struct access {
 struct step { /* of one thread: an access, and what follows until its next */
     int thread, count;
     struct access accesses[ACCESSES];
-    int clock[THREADS]; /* how many steps of this run, from the first, are before it, for each thread's latest */
+    /* how many steps of this run, from the first, are before it, for each thread's latest */
+    int clock[THREADS];
 };
 struct point { /* of the tree of schedules: the state before a step */
     struct step step;
@@ -169,7 +174,8 @@ bool is_lag(const struct queue *, const void *address);
 bool is_pending(const void *address);
 static struct location locations[LOCATIONS];
 static int64_t runs, complete_runs, all_runs;
-static bool found_shared; /* memory is used by more threads than was known: what was explored so far is void */
+/* memory is used by more threads than was known: what was explored so far is void */
+static bool found_shared;
 
 static struct location *location_of(uintptr_t address) {
     size_t place = (address >> 3 ^ address << 9 ^ address >> 15) * 0x9e3779b97f4a7c15ull >> 50;
@@ -292,7 +298,7 @@ static void plain(void *address, bool write, int size, void *where) {
     else location->plain_reads[self] = current->clock[self];
 }
 
-/* ------------------------------------------------------------------------------------------------ what gcc calls */
+/* --- what gcc calls --- */
 
 #define HOOK __attribute__((used, noinline)) /* its caller is the line that is shown */
 #define HERE __builtin_return_address(0)
@@ -377,7 +383,7 @@ static void after_write(const void *address, bool visible, bool read, void *wher
         __attribute__((alias("__tsan_atomic" #bits "_compare_exchange_strong")));
 ATOMIC(8) ATOMIC(16) ATOMIC(32) ATOMIC(64)
 
-/* ------------------------------------------------------------------------------------------------ what the linker puts in their place */
+/* --- what the linker puts in their place --- */
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *time) {
     (void)clock;
@@ -504,7 +510,7 @@ int __wrap_ppoll(struct pollfd *descriptors, unsigned long count, const struct t
 
 static bool queue_is_readable(struct queue *queue) { return readable[queue_descriptors[queue_index(queue)]] > 0; }
 
-/* ------------------------------------------------------------------------------------------------ all interleavings */
+/* --- all interleavings --- */
 
 static bool conflict(const struct step *left, const struct step *right) {
     for (int i = 0; i < left->count; i++)
@@ -551,7 +557,8 @@ static void order_step(bool find_races) {
         int early = candidates[i], other = path[early].step.thread;
         bool race = other != self && !(previous >= 0 && is_before(early, &path[previous].step));
         for (int j = 0; race && j < count; j++) race = candidates[j] == early || !is_before(early, &path[candidates[j]].step);
-        if (!race || !(path[early].enabled & 1u << self)) continue; /* not enabled: the earlier step is what let it go on */
+        /* not enabled: the earlier step is what let it go on */
+        if (!race || !(path[early].enabled & 1u << self)) continue;
         unsigned first = first_steps(early, depth);
         if (first & path[early].wanted) continue;
         path[early].wanted |= first & 1u << self ? 1u << self : first & -first;

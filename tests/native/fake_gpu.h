@@ -31,9 +31,11 @@ struct item {
     _Atomic bool over;
 };
 struct stream {
-    _Atomic uint64_t tail;         /* number of the last work that was enqueued, and when it is over: see `end_of` */
+    /* number of the last work that was enqueued, and when it is over: see `end_of` */
+    _Atomic uint64_t tail;
     _Atomic int64_t done;          /* number of the last work that is over */
-    _Atomic int64_t periods[2];    /* ns; of a regular stream: its work takes these in turn; 0: it moves when `moving` moves it */
+    /* ns; of a regular stream: its work takes these in turn; 0: it moves when `moving` moves it */
+    _Atomic int64_t periods[2];
     _Atomic int64_t *dues;         /* of a regular stream: when each work is over, in us; a ring */
     _Atomic(struct item *) behind; /* of a helper */
     _Atomic int context;
@@ -79,7 +81,8 @@ static bool is_over(struct position position) {
     if (!stream || relaxed_load(&stream->done) >= position.number) return true;
     if (!stream->dues || !is_regular(stream)) return false;
     uint64_t tail = relaxed_load(&stream->tail);
-    if (number_of(tail) - position.number >= DUES) return true; /* its due is overwritten: it was long ago */
+    /* its due is overwritten: it was long ago */
+    if (number_of(tail) - position.number >= DUES) return true;
     return now_us() >= (number_of(tail) == position.number ? due_of(tail) : relaxed_load(&stream->dues[position.number % DUES]));
 }
 
@@ -98,7 +101,8 @@ static bool is_item_over(struct item *last) {
 }
 
 static struct position enqueue_work(struct stream *stream) {
-    bool is_short = relaxed_load(&unruly) && chance(12) == 0; /* than expected: a guard look sees it */
+    /* than expected: a guard look sees it */
+    bool is_short = relaxed_load(&unruly) && chance(12) == 0;
     uint64_t tail = relaxed_load(&stream->tail), next;
     do {
         int64_t number = number_of(tail) + 1, period = relaxed_load(&stream->periods[number % 2]) / MICROSECOND;
@@ -111,7 +115,8 @@ static struct position enqueue_work(struct stream *stream) {
 }
 
 enum { NO_CAPTURE = 1 << 30 };
-static _Thread_local int capture_checks, capture_begins = NO_CAPTURE; /* the check from which on the stream captures */
+/* the check from which on the stream captures */
+static _Thread_local int capture_checks, capture_begins = NO_CAPTURE;
 static _Thread_local bool was_taken;
 static _Thread_local int capture_mode;
 static _Thread_local int contexts_entered;
@@ -177,7 +182,8 @@ static int fake_event_record(void *object, void *target, unsigned flags) {
     /* One that was recorded on a helper may be put back before its end, because no wait polls it any more. */
     REQUIRE(!event->recorded || event->behind || is_over(event->position), "recorded again, but its stream had not come to it");
     event->context = relaxed_load(&stream->context);
-    if (capture_begins <= 1) { /* it has begun, or does so now: the event is its until it is recorded again */
+    /* it has begun, or does so now: the event is its until it is recorded again */
+    if (capture_begins <= 1) {
         capture_begins = 0;
         was_taken = event->taken = true;
         event->recorded = false;
@@ -216,7 +222,8 @@ static int fake_event_query(void *object) {
     return is_item_over(event->behind) && is_over(event->position) ? 0 : CUDA_NOT_READY;
 }
 
-static _Thread_local int creations, refused_helpers; /* since the test's last call; how many waits of a helper to refuse */
+/* since the test's last call; how many waits of a helper to refuse */
+static _Thread_local int creations, refused_helpers;
 
 static int fake_stream_create(void **stream, unsigned flags) {
     REQUIRE(flags == 1 && contexts_entered == 1, "a helper without a context, or that blocks");
@@ -259,7 +266,8 @@ static int fake_stream_wait_event(void *object, void *awaited, unsigned flags) {
     return 0;
 }
 
-static int fake_launch_host_func(void *stream, host_function call, void *data) { /* the test's own point: see fail_and_recover */
+/* the test's own point: see fail_and_recover */
+static int fake_launch_host_func(void *stream, host_function call, void *data) {
     (void)call, (void)data;
     REQUIRE((struct stream *)stream >= health && (struct stream *)stream < health + CONTEXTS, "a host function for a wait");
     return 0;

@@ -18,7 +18,8 @@
 
 enum function { ALLOCATION, EVENTFD, EPOLL_CREATE1, EPOLL_CTL, TIMERFD_CREATE, PTHREAD_CREATE, FUNCTIONS };
 
-static _Atomic long counts[FUNCTIONS], failing[FUNCTIONS]; /* which call fails, counted as `counts` does; 0: none. Any thread */
+/* which call fails, counted as `counts` does; 0: none. Any thread */
+static _Atomic long counts[FUNCTIONS], failing[FUNCTIONS];
 struct range { uintptr_t begin, end; };
 static struct range watched, spared; /* written before any fault is armed */
 

@@ -110,7 +110,7 @@ static void end_with_loop(void) {
     require_recycled(queue);
 }
 
-/* ------------------------------------------------------------------------------------------------ a loop that is open */
+/* --- a loop that is open --- */
 
 static void fire_0(void) { point_fire(points[0].ticket, 0); }
 static void fire_1(void) { point_fire(points[1].ticket, 0); }
@@ -163,7 +163,8 @@ static void end_captured(void) {
         HOLDS(queue_drain(queue, emit, NULL), "nothing is there");
     } else {
         HOLDS(arm_answer == 0, "the arming answered %d", arm_answer);
-        if (!points[0].passed) fire_0(), take_rest(queue, LOOP); /* failed, and the driver comes later */
+        /* failed, and the driver comes later */
+        if (!points[0].passed) fire_0(), take_rest(queue, LOOP);
         require_all_ended();
     }
     queue_close(queue);
@@ -177,7 +178,7 @@ static void begin_health(void) {
 }
 static void end_health(void) { point_end_health(points[0].ticket); }
 
-/* ------------------------------------------------------------------------------------------------ a loop that closes */
+/* --- a loop that closes --- */
 
 static struct queue *new_queue;
 static int new_point;
@@ -215,7 +216,7 @@ static void end_closed(void) {
 static void begin_one_closing(void) { begin_one(), new_queue = NULL; }
 static void begin_two_closing(void) { begin_two(), new_queue = NULL; }
 
-/* ------------------------------------------------------------------------------------------------ handles */
+/* --- handles --- */
 
 static struct handle *handle;
 static int64_t users; /* of what the handle stands for */
@@ -252,7 +253,7 @@ static void end_handle(void) {
     HOLDS(!handle_pin(handle) && counters[HANDLES_OPEN] == 0, "a closed handle took a use");
 }
 
-/* ------------------------------------------------------------------------------------------------ the watcher parks */
+/* --- the watcher parks --- */
 
 /* If a point is armed, the watcher is awake, or will be woken: else both threads have ended but for the watcher, which waits. */
 static bool never(void) { return false; }

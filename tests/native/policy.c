@@ -117,7 +117,8 @@ static int64_t one_wait(struct run *run, int64_t length) {
             with_watcher = true;
             int64_t at = plan.at > age ? plan.at : age;
             REQUIRE(at <= policy_latest_look(age, run->lists) || at <= age + run->turn / 8, "the watcher looks after the latest look, at age %lld us", (long long)(age / US));
-            at += (int64_t)uniform(0, policy_pass_gap(run->lists, plan.exact, run->turn)); /* since the pass for another list */
+            /* since the pass for another list */
+            at += (int64_t)uniform(0, policy_pass_gap(run->lists, plan.exact, run->turn));
             int64_t slept = at - age;
             age = at + oversleep(slept);
             run->cpu += slept < 12 * US ? slept + US / 2 : 6 * US;
@@ -141,7 +142,7 @@ static int64_t bound_of(int64_t length) {
     return 250 * US + share;
 }
 
-/* ------------------------------------------------------------------------------------------------ patterns */
+/* --- patterns --- */
 
 struct pattern {
     const char *name;

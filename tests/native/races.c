@@ -72,7 +72,8 @@ static void others_go_on(void) {
     push_to_orphans(closing); /* the closing thread */
     REQUIRE(is_delivered(orphans, failed), "the janitor gets the failed point");
     queue_unref(closing);                     /* the owner's reference */
-    callback(NULL, 709, failed_data);         /* the driver comes late, and gives the point's reference back */
+    /* the driver comes late, and gives the point's reference back */
+    callback(NULL, 709, failed_data);
     is_delivered(orphans, failed);
     reopened = queue_open(); /* another loop's */
     completed = point_reserve(reopened, healthy, KIND_HOST_FUNCTION);

@@ -18,16 +18,19 @@ enum { LOOPS = 4, GPUS = 3, SLOTS = 1 << 16, MAILBOX = 1 << 12, IN_FLIGHT = 300,
 enum { ERROR_REFUSED = 719, ERROR_FAILED = 700 };
 enum { STREAM_PLAIN = 16, STREAM_REFUSES = 32, STREAM_CAPTURES = 48, STREAM_AT_ONCE = 64, PRIVATE_STREAM = 80 };
 
-/* ------------------------------------------------------------------------------------------------ what became of a ticket */
+/* --- what became of a ticket --- */
 
 struct record {
     uint64_t ticket;
     int failed, passed;
-    bool may_pass; /* false once the driver has refused it (known to the driver's thread of control alone) */
+    /* false once the driver has refused it (known to the driver's thread of control alone) */
+    bool may_pass;
 };
 static struct record records[SLOTS];
-static _Atomic int64_t accepted, refused, quarantined, abandoned, capture_refused, lost, users_quarantined; /* by the calls */
-static _Atomic int64_t captured, graph_runs; /* host functions that captures took in, and how often their graphs ran them */
+/* by the calls */
+static _Atomic int64_t accepted, refused, quarantined, abandoned, capture_refused, lost, users_quarantined;
+/* host functions that captures took in, and how often their graphs ran them */
+static _Atomic int64_t captured, graph_runs;
 static _Atomic int64_t python_accepted, foreign_accepted, dispatched, foreign_run, fire_calls, delivered_passed, delivered_failed;
 
 static struct record *record_of(uint64_t ticket) {
@@ -75,7 +78,7 @@ static void python_dispatch(uint64_t ticket, int status) {
 
 static void foreign(void *data) { atomic_fetch_add((_Atomic int64_t *)data, 1); }
 
-/* ------------------------------------------------------------------------------------------------ the fake driver */
+/* --- the fake driver --- */
 
 struct firing {
     host_function function;
@@ -155,7 +158,8 @@ static void *gpu(void *argument) {
 
 static _Thread_local int capture_checks; /* of the arm that this thread is in */
 static _Thread_local int capture_begins; /* at which check the capture is on */
-static _Thread_local bool swallowed;     /* the arm that this thread is in became a node of a graph that never runs */
+/* the arm that this thread is in became a node of a graph that never runs */
+static _Thread_local bool swallowed;
 
 /* A graph, as far as a host function in it is concerned: the user object that owns it, and launches. */
 struct user_object {
@@ -282,11 +286,12 @@ static const struct driver_calls fake_driver = {
     .graph_release_user_object = fake_graph_release, .graph_destroy = fake_destroy, .graph_exec_destroy = fake_destroy,
 };
 
-/* ------------------------------------------------------------------------------------------------ loops and the janitor */
+/* --- loops and the janitor --- */
 
 static struct context *contexts[2];
 static _Atomic bool stop_loops, stop_janitor, stop_failing;
-static _Atomic bool seen_queue[MAX_SEEN], keeps_points[MAX_SEEN]; /* by a queue's number; the latter for ever */
+/* by a queue's number; the latter for ever */
+static _Atomic bool seen_queue[MAX_SEEN], keeps_points[MAX_SEEN];
 
 /* Waits until the queue's descriptor is readable: a wake-up that got lost shows here, and not as a slow test. */
 static void await_wake(struct queue *queue, const char *who) {
@@ -320,7 +325,8 @@ static void arm_one(struct queue *queue) {
     capture_checks = information = 0;
     swallowed = false;
     object_made = false;
-    capture_begins = chance(8) ? 1 : 0; /* at the second check: between the check and the enqueue. Or before all. */
+    /* at the second check: between the check and the enqueue. Or before all. */
+    capture_begins = chance(8) ? 1 : 0;
     int mode = relaxed_enter();
     int result = point_arm(ticket, (void *)(stream + chance(15)));
     relaxed_leave(mode);
@@ -331,7 +337,8 @@ static void arm_one(struct queue *queue) {
         atomic_fetch_add(object_made ? &captured : &refused, 1);
     } else if (result == 0) {
         atomic_fetch_add(&accepted, 1);
-        if (swallowed) { /* the waiter had failed before the second check, so it is not quarantined but leaked */
+        /* the waiter had failed before the second check, so it is not quarantined but leaked */
+        if (swallowed) {
             atomic_fetch_add(&lost, 1);
             atomic_store(&keeps_points[queue_index(queue)], true);
             return;
@@ -494,7 +501,7 @@ static void require_all_queues_back(void) {
     printf("queues: %d, all given back\n", known);
 }
 
-/* ------------------------------------------------------------------------------------------------ order */
+/* --- order --- */
 
 static uint64_t expected[10000];
 static _Atomic int arrived;
@@ -553,7 +560,7 @@ static void order(void) {
     printf("order: 10000 arrivals in order\n");
 }
 
-/* ------------------------------------------------------------------------------------------------ handles */
+/* --- handles --- */
 
 enum { USERS = 4, GENERATIONS = 2000 };
 static struct handle *the_handle, *the_child;

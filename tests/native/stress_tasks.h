@@ -7,10 +7,12 @@
 #include <poll.h>
 
 enum { TASKS = 12, LOOPS = 3, SLOTS = 1 << 16, EVENTS = 4, USERS_EVENTS = 1 << 15 };
-static const int64_t FORGOTTEN_NS = 5000000000; /* a wait that is over for so long is looked at by nothing any more */
+/* a wait that is over for so long is looked at by nothing any more */
+static const int64_t FORGOTTEN_NS = 5000000000;
 
 static _Atomic bool stop_tasks, stop_janitor;
-static _Atomic bool few_tasks; /* one in each loop, on regular streams: the conditions under which waits are handed back */
+/* one in each loop, on regular streams: the conditions under which waits are handed back */
+static _Atomic bool few_tasks;
 
 enum task_state { IDLE, SPINNING, WATCHED };
 struct task {
@@ -53,7 +55,7 @@ static void await_wake(struct queue *queue, const char *who) {
     REQUIRE(poll(&descriptor, 1, 20000) == 1, "%s was not woken within 20 s", who);
 }
 
-/* ------------------------------------------------------------------------------------------------ users' events */
+/* --- users' events --- */
 
 struct users_event {
     struct handle *handle;
@@ -129,7 +131,7 @@ static bool begin_event(struct queue *queue, enum wait_mode mode, struct task *t
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------ tasks and their loops */
+/* --- tasks and their loops --- */
 
 static void task_ends(struct task *task, int64_t status) {
     if (status == 0) {
@@ -390,7 +392,7 @@ static void *loop(void *argument) {
     return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------ failing contexts */
+/* --- failing contexts --- */
 
 static bool emit_canary(void *argument, uint64_t ticket, int64_t status, bool complete) {
     (void)ticket, (void)complete;

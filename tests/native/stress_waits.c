@@ -14,9 +14,10 @@ static void python_dispatch(uint64_t ticket, int status) {
     broken("host function %llx, %d: none was armed", (unsigned long long)ticket, status);
 }
 
-static struct stream *const still = &streams[0][STREAMS - 1], *const other = &streams[0][STREAMS - 2]; /* moved by the parts */
+/* moved by the parts */
+static struct stream *const still = &streams[0][STREAMS - 1], *const other = &streams[0][STREAMS - 2];
 
-/* ------------------------------------------------------------------------------------------------ single waits */
+/* --- single waits --- */
 
 static int64_t last_status;
 static uint64_t awaited;
@@ -50,7 +51,8 @@ static struct wait_result begin_one(struct wait_list *list, struct stream *strea
     wait_begin(list, stream, queue, mode, &result);
     relaxed_leave(before);
     REQUIRE(result.refusal == 0, "refused with %d", result.refusal);
-    return result; /* neither a ticket nor a wait: a regular stream was ready, because this thread was slow */
+    /* neither a ticket nor a wait: a regular stream was ready, because this thread was slow */
+    return result;
 }
 
 static struct wait_result begin_for_event(struct users_event *event, struct shared_history *history, struct queue *queue,
@@ -99,7 +101,8 @@ static int see_through(struct wait_result result, struct queue *queue) {
     }
 }
 
-static int64_t references(const void *counted) { return atomic_load((_Atomic int64_t *)counted); } /* its first field */
+/* its first field */
+static int64_t references(const void *counted) { return atomic_load((_Atomic int64_t *)counted); }
 
 static void await_true(bool (*is_true)(void), const char *what) {
     for (int64_t deadline = now_ns() + 5 * SECOND; !is_true(); pause_for(200000)) REQUIRE(now_ns() < deadline, "%s", what);
@@ -131,7 +134,7 @@ static void close_event(struct users_event *event) {
     relaxed_leave(before);
 }
 
-/* ------------------------------------------------------------------------------------------------ order */
+/* --- order --- */
 
 /* The list's clock says in which order the waits of a stream end, whatever the order in which the watcher gets them. */
 static void order(struct queue *queue) {
@@ -181,7 +184,7 @@ static void overlap(struct queue *queue) {
     printf("overlap: waits that were recorded at once do not hold each other up\n");
 }
 
-/* ------------------------------------------------------------------------------------------------ in time */
+/* --- in time --- */
 
 static int by_size(const void *left, const void *right) {
     int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
@@ -271,7 +274,7 @@ static void alternate(struct queue *queue) {
     printf("alternate: a wait was handed back %d times\n", most);
 }
 
-/* ------------------------------------------------------------------------------------------------ waits without a task */
+/* --- waits without a task --- */
 
 /* A loop that closes leaves the waits in its timer to the watcher, and their ends to the orphans' queue. */
 static void close_loop(struct queue *orphans) {
@@ -308,7 +311,8 @@ static void behind_a_dropped(struct queue *queue) {
     for (int i = -6; i < TRIALS; i++) { /* the first few are young */
         enqueue_work(still);
         wait_drop(begin_one(list, still, queue, WAIT_SPIN).spinning);
-        if (i >= 0) pause_for((50 + chance(50)) * MILLISECOND); /* so old that it is looked at each 6 to 12 ms */
+        /* so old that it is looked at each 6 to 12 ms */
+        if (i >= 0) pause_for((50 + chance(50)) * MILLISECOND);
         uint64_t ticket = begin_one(list, still, queue, WAIT_EVENT).ticket;
         pause_for(chance(2000000));
         finish(still);
@@ -326,7 +330,8 @@ static void behind_a_dropped(struct queue *queue) {
 
 /* Begins waits until a new event has to be made: as many as there are records in the pools. */
 static int64_t take_all(int context, struct queue *queue) {
-    static struct stream ours[CONTEXTS]; /* nothing else moves them: a wait must find something to wait for */
+    /* nothing else moves them: a wait must find something to wait for */
+    static struct stream ours[CONTEXTS];
     struct stream *stream = &ours[context];
     stream->context = context;
     struct wait_list *list = wait_list_new(contexts[context], histories[0]);
@@ -366,7 +371,8 @@ static void dropped_to_a_parked_watcher(struct queue *queue) {
     enqueue_work(still);
     wait_drop(begin_one(list, still, queue, WAIT_SPIN).spinning);
     finish(still);
-    for (int64_t more = 1; take_all(0, queue) < records + more; more++) { /* each poll makes one more */
+    /* each poll makes one more */
+    for (int64_t more = 1; take_all(0, queue) < records + more; more++) {
         REQUIRE(now_ns() < deadline, "the record of a dropped wait does not come back");
         pause_for(1000000);
     }
@@ -391,7 +397,8 @@ static void late_watcher(void) {
         REQUIRE(record_event(event, regular) == 0, "a record was refused");
         watcher_stop();
         uint64_t ticket = spin_out(begin_for_event(event, history, queue, WAIT_AUTO), queue);
-        for (int64_t end = now_ns() + 10 * MILLISECOND; ticket && now_ns() < end;) take_ticket(queue, ticket); /* by its timer */
+        /* by its timer */
+        for (int64_t end = now_ns() + 10 * MILLISECOND; ticket && now_ns() < end;) take_ticket(queue, ticket);
         struct wait *wait = ticket && !point_is_live(ticket) ? wait_handed_back(last_status) : NULL;
         if (wait && i % 3 == 0) wait_drop(wait);
         else if (wait) see_through((struct wait_result){.spinning = wait}, queue);
@@ -410,10 +417,10 @@ static void late_watcher(void) {
     printf("late: a watcher that comes late finds what was left to it\n");
 }
 
-/* ------------------------------------------------------------------------------------------------ events */
+/* --- events --- */
 #include "stress_events.h"
 
-/* ------------------------------------------------------------------------------------------------ all at once */
+/* --- all at once --- */
 
 static pthread_t gpu;
 
@@ -470,7 +477,8 @@ static void require_all_back(struct queue *queue) {
     for (int i = 0; i < EVENTS; i++) close_event(atomic_load(&current_events[i]));
     await_true(events_are_destroyed, "a closed event is not destroyed");
     for (int64_t i = 0; i < USERS_EVENTS && i < users_event_count; i++) {
-        int64_t refs = atomic_load((_Atomic int64_t *)users_events[i].handle + 1); /* its second field */
+        /* its second field */
+        int64_t refs = atomic_load((_Atomic int64_t *)users_events[i].handle + 1);
         REQUIRE(refs == 1 && *handle_attachment(users_events[i].handle) == NULL, "an event's handle has references left");
         handle_unref(users_events[i].handle);
     }

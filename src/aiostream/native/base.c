@@ -41,7 +41,8 @@ int thread_start(pthread_t *thread, void *(*run)(void *)) {
     sigset_t blocked, before;
     sigfillset(&blocked);
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&blocked, faults[i]);
-    pthread_sigmask(SIG_SETMASK, &blocked, &before); /* a thread begins with the mask of its maker */
+    /* a thread begins with the mask of its maker */
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
     int error = pthread_create(thread, NULL, run, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error;
@@ -58,9 +59,11 @@ void wait_briefly(pthread_cond_t *condition, pthread_mutex_t *mutex) {
 int capture_refusal(void *stream) {
     int capturing = 0;
     int status = driver.stream_is_capturing(stream, &capturing);
-    if (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST) return -status; /* 906: the legacy stream */
+    /* 906: the legacy stream */
+    if (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST) return -status;
     if (status != CUDA_SUCCESS) return failed_in("cuStreamIsCapturing", status);
-    return capturing ? RESULT_CAPTURING - (capturing - 1) : 0; /* 1 active: -900; 2 invalidated: -901 */
+    /* 1 active: -900; 2 invalidated: -901 */
+    return capturing ? RESULT_CAPTURING - (capturing - 1) : 0;
 }
 
 uint64_t context_identity(void *context) {

@@ -38,7 +38,8 @@ struct driver_calls {
     int (*ctx_push)(void *context);
     int (*ctx_pop)(void **context);
     int (*ctx_get_id)(void *context, uint64_t *id);
-    int (*capture_info)(void *stream, int *status, uint64_t *id, void **graph, void *nodes, void *count); /* as of CUDA 11.3 */
+    /* as of CUDA 11.3 */
+    int (*capture_info)(void *stream, int *status, uint64_t *id, void **graph, void *nodes, void *count);
     int (*user_object_create)(void **object, void *data, host_function, unsigned references, unsigned flags);
     int (*user_object_release)(void *object, unsigned references);
     int (*graph_retain_user_object)(void *graph, void *object, unsigned references, unsigned flags);
@@ -48,14 +49,16 @@ struct driver_calls {
     int (*graph_update)(void *executable, void *graph, void *result);
     int (*graph_destroy)(void *graph);
     int (*graph_exec_destroy)(void *executable);
-    int (*launch_host_func_v2)(void *stream, host_function, void *data, unsigned mode); /* NULL where the driver is too old */
+    /* NULL where the driver is too old */
+    int (*launch_host_func_v2)(void *stream, host_function, void *data, unsigned mode);
 };
 extern struct driver_calls driver;
 
 /* Results: 0 and positive numbers are the driver's own codes. */
 enum {
     RESULT_CLOSED = -1,      /* the handle was closed or released: nothing was done */
-    RESULT_QUARANTINED = -2, /* a capture began between the check and the enqueue: the point is kept for ever */
+    /* a capture began between the check and the enqueue: the point is kept for ever */
+    RESULT_QUARANTINED = -2,
     RESULT_NO_MEMORY = -4,
     RESULT_CAPTURING = -900, /* -900, -901, -906: refused before the stream was touched */
 };
@@ -76,7 +79,8 @@ bool context_is_gone(void *context, uint64_t identity);
 
 /* Runs a few driver calls so that they can disturb nobody's capture: every query of ours happens between these two. */
 static inline int relaxed_enter(void) {
-    int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED; THREAD_LOCAL is not enough on a thread that itself captures */
+    /* CU_STREAM_CAPTURE_MODE_RELAXED; THREAD_LOCAL is not enough on a thread that itself captures */
+    int mode = 2;
     return driver.exchange_capture_mode(&mode) == 0 ? mode : -1;
 }
 static inline void relaxed_leave(int mode) {
@@ -87,7 +91,8 @@ enum counter {
     POINTS_ARMED, POINTS_FIRED, POINTS_LEAKED,
     POINTS_STALE,       /* firings of a ticket that was no longer armed: ignored */
     POINTS_QUARANTINED, /* armed into a capture that began meanwhile; counted as leaked too */
-    HOST_FUNCTIONS_LATE, /* Python host functions that came after the exit gate had closed: not run */
+    /* Python host functions that came after the exit gate had closed: not run */
+    HOST_FUNCTIONS_LATE,
     WATCHER_PASSES,
     HANDLES_CREATED, HANDLES_DESTROYED, HANDLES_RELEASED, HANDLES_OPEN,
     HANDLES_RETIRED,    /* closed and not destroyed, because another library has the handle too */
@@ -100,7 +105,8 @@ enum counter {
     WAITS_HANDED_BACK, /* how often the watcher handed one back to its task */
     EVENT_POLLS,       /* by the watcher */
     EVENT_PASSES,      /* in so many of its passes, or more: some find nothing due */
-    POINT_SLOTS, WAIT_RECORDS, /* made so far: they are recycled, so these follow the most that was in use at once */
+    /* made so far: they are recycled, so these follow the most that was in use at once */
+    POINT_SLOTS, WAIT_RECORDS,
     HISTORIES,         /* that exist now */
     COUNTERS,
 };
@@ -112,10 +118,13 @@ int64_t now_ns(void); /* CLOCK_MONOTONIC */
  * thread has its own note, and an operation that begins forgets what was noted before. */
 void failed_forget(void);
 int failed_in(const char *call, int status); /* the status */
-const char *failed_call(int status);         /* what was noted with this status, or NULL; forgets it */
+/* what was noted with this status, or NULL; forgets it */
+const char *failed_call(int status);
 
-int thread_start(pthread_t *, void *(*run)(void *)); /* a thread that takes no signals; 0, or an errno */
-void wait_briefly(pthread_cond_t *, pthread_mutex_t *); /* for the condition, or a few hundredths of a second */
+/* a thread that takes no signals; 0, or an errno */
+int thread_start(pthread_t *, void *(*run)(void *));
+/* for the condition, or a few hundredths of a second */
+void wait_briefly(pthread_cond_t *, pthread_mutex_t *);
 int capture_refusal(void *stream); /* 0, RESULT_CAPTURING.., or the driver's error */
 
 #endif

@@ -17,7 +17,8 @@ struct context {
     uint64_t identity; /* see context_is_gone */
     int device;
     _Atomic int64_t healthy_at; /* when its health was last read and was good; any thread */
-    _Atomic int gone; /* what the private stream answered when the context was destroyed: it is not queried again; any thread */
+    /* what the private stream answered when the context was destroyed: it is not queried again; any thread */
+    _Atomic int gone;
     _Atomic int64_t pending; /* points armed and neither fired nor failed; any thread */
     int index;
 };

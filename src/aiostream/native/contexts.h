@@ -20,6 +20,7 @@ int64_t contexts_pending(void);
 int context_health(struct context *); /* 0, or the context's error */
 /* What a call in the context has answered; CUDA_CONTEXT_IS_DESTROYED if the handle is invalid because the context was destroyed. */
 int context_answer(const struct context *, int status);
-int context_recent_health(struct context *); /* the same, but it may have been good up to 1 ms ago */
+/* the same, but it may have been good up to 1 ms ago */
+int context_recent_health(struct context *);
 
 #endif

@@ -21,9 +21,12 @@ const struct fatal_code fatal_codes[] = {
     {0, NULL},
 };
 
-static pthread_mutex_t failure_lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf; guards all of these, but the last two */
-static char calls[MAX_FATAL_CODES][48];                          /* by the place in the table: what first answered it; "": not met */
-static uint32_t untold;                                          /* a bit for each that failure_take has yet to give */
+/* a leaf; guards all of these, but the last two */
+static pthread_mutex_t failure_lock = PTHREAD_MUTEX_INITIALIZER;
+/* by the place in the table: what first answered it; "": not met */
+static char calls[MAX_FATAL_CODES][48];
+/* a bit for each that failure_take has yet to give */
+static uint32_t untold;
 static struct {
     pid_t process; /* that asked for it, and not one that it has forked; 0: nobody has */
     int status, signal;
@@ -42,7 +45,7 @@ static int place_of(int code) {
 bool failure_is_fatal(int code) { return place_of(code) >= 0; }
 bool failure_is_of_process(int code) { return code != CUDA_CONTEXT_IS_DESTROYED && place_of(code) >= 0; }
 
-/* ------------------------------------------------------------------------------------------------ the end */
+/* --- the end --- */
 
 static const int64_t LINE_NS = 300000000; /* for the line on stderr */
 static int64_t grace_left_ns; /* written before its thread is made */
@@ -75,7 +78,8 @@ static void say(int place, const char *call, int status, int64_t grace_ns) {
     if (length >= (int)sizeof line) length = sizeof line - 1;
     /* The process must also end when stderr is a full pipe that no process reads. */
     struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
-    if (poll(&out, 1, 100) != 1 || out.revents != POLLOUT) return; /* POLLERR: it is closed, and SIGPIPE might come */
+    /* POLLERR: it is closed, and SIGPIPE might come */
+    if (poll(&out, 1, 100) != 1 || out.revents != POLLOUT) return;
     ssize_t ignored = write(STDERR_FILENO, line, (size_t)length);
     (void)ignored;
 }
@@ -108,7 +112,7 @@ void exit_disarm(void) {
     pthread_mutex_unlock(&failure_lock);
 }
 
-/* ------------------------------------------------------------------------------------------------ codes */
+/* --- codes --- */
 
 void failure_note(int code, const char *call) {
     int place = place_of(code);

@@ -20,10 +20,12 @@ static inline int failure_noted(int code, const char *call) { /* the code itself
     return code;
 }
 bool failure_is_fatal(int code);
-bool failure_is_of_process(int code); /* fatal, and not 709, which says that one context was destroyed */
+/* fatal, and not 709, which says that one context was destroyed */
+bool failure_is_of_process(int code);
 /* The next code that was met for the first time, and the call that answered it; 0: none. By one thread. */
 int failure_take(const char **call);
-void failures_tell(void (*listener)(void)); /* called once for each code, in the thread that met it */
+/* called once for each code, in the thread that met it */
+void failures_tell(void (*listener)(void));
 
 /* How many there are who want to know of failures while nothing is pending: then the watcher looks now and then. */
 void failures_watch(int more);

@@ -55,7 +55,7 @@ int wait_record_future(struct wait *wait, void *stream, enum stage *stage) {
     return CUDA_SUCCESS;
 }
 
-/* ------------------------------------------------------------------------------------------------ the loop's list */
+/* --- the loop's list --- */
 
 static void append(struct polled_waits *polled, struct wait *wait) {
     wait->next_polled = NULL;
@@ -73,7 +73,7 @@ static void removed(struct polled_waits *polled, struct wait *wait) {
     wait->near = false;
 }
 
-/* ------------------------------------------------------------------------------------------------ polling by a task */
+/* --- polling by a task --- */
 
 /* A task of a closed loop is never resumed, so whoever closes the loop's queue leaves to the watcher what its tasks poll. The task
  * may be dropped at that time, in any thread. */
@@ -100,7 +100,8 @@ bool wait_take_future(struct wait *wait, uint64_t ticket) {
     if (wait->next_polled) wait->next_polled->previous_polled = wait->previous_polled;
     else polled->last = wait->previous_polled;
     removed(polled, wait);
-    wait->first_poll_due = true; /* how early the loop has to wake is learnt from the task's first poll, which comes a turn later */
+    /* how early the loop has to wake is learnt from the task's first poll, which comes a turn later */
+    wait->first_poll_due = true;
     wait->first_poll = 0;
     take(wait);
     return true;
@@ -149,7 +150,8 @@ bool wait_task_polls_on(struct wait *wait, uint64_t *ticket) {
 void wait_end_future(struct wait *wait, int status) {
     struct queue *queue = wait->queue;
     untake(wait);
-    queue_suppress_wakeup(queue); /* the task drains the queue, or has its loop do that in the next turn */
+    /* the task drains the queue, or has its loop do that in the next turn */
+    queue_suppress_wakeup(queue);
     wait_end_in_loop(wait, status);
     drain_again(queue);
 }
@@ -183,7 +185,7 @@ static void take_back_forgotten(struct queue *queue) {
     if (left) drain_again(queue);
 }
 
-/* ------------------------------------------------------------------------------------------------ polling by the loop */
+/* --- polling by the loop --- */
 
 void wait_poll_future(struct wait *wait) {
     struct polled_waits *polled = queue_polled_waits(wait->queue);
@@ -238,7 +240,7 @@ bool waits_poll_futures(struct queue *queue) {
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------ the loop is closed */
+/* --- the loop is closed --- */
 
 void waits_leave_futures(struct queue *queue) {
     struct polled_waits *polled = queue_polled_waits(queue);

@@ -12,7 +12,8 @@
 #include "failures.h"
 
 static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull << 33, DESTROYED = 1ull << 34,
-                      AWAITED = 1ull << 35, SHARED = 1ull << 36; /* another library has it: it is never destroyed */
+                      /* another library has it: it is never destroyed */
+                      AWAITED = 1ull << 35, SHARED = 1ull << 36;
 
 struct handle {
     _Atomic uint64_t word; /* number of uses, and the bits above; any thread */
@@ -21,7 +22,8 @@ struct handle {
     void *value;           /* the rest is written by handle_new and then constant */
     void *context;
     uint64_t identity;     /* of the context; see context_is_gone */
-    struct handle *parent; /* a borrowed stream of ours pins its owner's handle too; kept alive by module.c */
+    /* a borrowed stream of ours pins its owner's handle too; kept alive by module.c */
+    struct handle *parent;
     enum handle_kind kind;
     bool owned;
     bool needs_context; /* the legacy and per-thread streams are the *current* context's */
@@ -100,7 +102,8 @@ static int destroy(struct handle *handle, bool shared) {
     int status = CUDA_SUCCESS;
     if (!handle_is_gone(handle)) { /* else it went with its context */
         bool entered = enter(handle->context);
-        int mode = relaxed_enter(); /* an executable graph gives memory back, which would end another thread's capture */
+        /* an executable graph gives memory back, which would end another thread's capture */
+        int mode = relaxed_enter();
         status = failure_noted(call_destructor(handle), DESTRUCTORS[handle->kind]);
         relaxed_leave(mode);
         leave(entered);
@@ -112,10 +115,11 @@ static int destroy(struct handle *handle, bool shared) {
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------ refusals */
+/* --- refusals --- */
 
 enum { HANDLE_KINDS = HANDLE_GRAPH_EXEC + 1 };
-static _Atomic int refusals[HANDLE_KINDS]; /* the latest of each kind that handle_take_refusal has yet to give; any thread */
+/* the latest of each kind that handle_take_refusal has yet to give; any thread */
+static _Atomic int refusals[HANDLE_KINDS];
 static void (*_Atomic told)(void);
 
 void handles_tell(void (*listener)(void)) { atomic_store(&told, listener); }
@@ -140,7 +144,8 @@ static void note_refusal(const struct handle *handle, int status) {
 
 /* One thread wins the right to destroy: the one that turns "closing, no uses" into "destroyed". */
 static int destroy_if_last(struct handle *handle) {
-    uint64_t shared = atomic_load(&handle->word) & SHARED, word = CLOSING | shared; /* a closed one is shared no more */
+    /* a closed one is shared no more */
+    uint64_t shared = atomic_load(&handle->word) & SHARED, word = CLOSING | shared;
     return atomic_compare_exchange_strong(&handle->word, &word, DESTROYED) ? destroy(handle, shared) : CUDA_SUCCESS;
 }
 

@@ -10,7 +10,8 @@ enum { MAX_HELPERS = 4 };
 struct helper {
     void *stream;
     int users;
-    int left, passed; /* times that a user left it before it was idle; how many of these it is known to have passed */
+    /* times that a user left it before it was idle; how many of these it is known to have passed */
+    int left, passed;
 };
 
 static struct {
@@ -80,7 +81,8 @@ static void look_at_left(struct context *context) {
         relaxed_leave(mode);
         if (!idle) continue;
         pthread_mutex_lock(&helper_lock);
-        helpers[context_index(context)].all[i].passed = copy.left; /* it may have been left once more since */
+        /* it may have been left once more since */
+        helpers[context_index(context)].all[i].passed = copy.left;
         pthread_mutex_unlock(&helper_lock);
     }
 }
@@ -91,7 +93,8 @@ static bool is_better(const struct helper *one, const struct helper *other) {
 }
 
 int helper_take(struct context *context, void **stream) {
-    int status = helpers_make(context); /* nothing is left to make, unless the driver refused it before */
+    /* nothing is left to make, unless the driver refused it before */
+    int status = helpers_make(context);
     if (helpers_made(context) == 0) return status;
     look_at_left(context);
     struct helper *found = NULL;

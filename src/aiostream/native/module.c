@@ -8,7 +8,7 @@
 
 #include "waits.h"
 
-/* ---------------------------------------------------------------- Handle */
+/* --- Handle --- */
 
 typedef struct {
     PyObject_HEAD
@@ -324,7 +324,8 @@ static int do_event_record(struct handle *stream, void *argument) {
     struct recording *recording = argument;
     void *value = handle_value(stream);
     int refusal = capture_refusal(value);
-    if (refusal > 0 || refusal == -906) return refusal; /* 906: touching the legacy stream would end the other's capture */
+    /* 906: touching the legacy stream would end the other's capture */
+    if (refusal > 0 || refusal == -906) return refusal;
     if (!handle_pin(recording->event)) return RESULT_CLOSED;
     int status = wait_snapshot_before_record(recording->context, recording->event);
     if (status == CUDA_SUCCESS) status = driver.event_record(handle_value(recording->event), value, recording->flags);
@@ -359,7 +360,8 @@ static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOO!", &stream, &function, &PyList_Type, &results)) return NULL;
     struct handle *handle = as_handle(stream);
     if (!handle) return NULL;
-    int status = driver.ctx_push(handle_context(handle)); /* its caller has asked for the context's health */
+    /* its caller has asked for the context's health */
+    int status = driver.ctx_push(handle_context(handle));
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     PyObject *result = PyObject_CallNoArgs(function);
     bool kept = result && PyList_Append(results, result) == 0;
@@ -369,7 +371,7 @@ static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
     return kept ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 
-/* ---------------------------------------------------------------- points and queues */
+/* --- points and queues --- */
 
 struct queue *as_queue(int index) {
     struct queue *queue = queue_at(index);
@@ -396,7 +398,8 @@ static PyObject *native_queue_close(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
     struct queue *queue = as_queue(index);
     if (!queue) return NULL;
-    if (is_child()) Py_RETURN_NONE; /* another thread of the parent may have held a lock at the fork */
+    /* another thread of the parent may have held a lock at the fork */
+    if (is_child()) Py_RETURN_NONE;
     waits_leave_loop(queue);
     queue_close(queue);
     Py_RETURN_NONE;
@@ -535,7 +538,7 @@ static PyObject *native_arm(PyObject *self, PyObject *args) {
     return PyLong_FromLong(result);
 }
 
-/* ---------------------------------------------------------------- the ledger */
+/* --- the ledger --- */
 
 bool append_number(PyObject *list, PyObject *number) {
     if (!number) return false;

@@ -13,13 +13,16 @@ bool refuse_at_exit(void);  /* the exit gate is closed; with an exception set */
 struct handle *as_handle(PyObject *);
 struct queue *as_queue(int index);
 struct context *as_context(int index);
-bool append_number(PyObject *list, PyObject *number); /* takes the number; false: with an exception set */
+/* takes the number; false: with an exception set */
+bool append_number(PyObject *list, PyObject *number);
 
 /* One driver call on a pinned handle, without the GIL, in its context, under RELAXED. */
 typedef int (*handle_operation)(struct handle *, void *argument);
 int operate(struct handle *, handle_operation, void *argument);
-int operate_pinned_as_is(struct handle *, handle_operation, void *argument); /* likewise, and the caller has pinned it */
-int operate_as_is(struct handle *, handle_operation, void *argument); /* in the thread's own capture mode */
+/* likewise, and the caller has pinned it */
+int operate_pinned_as_is(struct handle *, handle_operation, void *argument);
+/* in the thread's own capture mode */
+int operate_as_is(struct handle *, handle_operation, void *argument);
 
 int add_wait_types(PyObject *module); /* also their functions; -1: an exception is set */
 int add_failure_functions(PyObject *module);

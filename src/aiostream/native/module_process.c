@@ -22,7 +22,8 @@ bool refuse_in_child(void) {
     return true;
 }
 
-/* ---------------------------------------------------------------- the exit gate
+/* --- the exit gate ---
+ *
  * A driver thread that asks for the GIL of an interpreter that is being torn down hangs or crashes. So it passes this gate
  * first; at exit the gate is closed and those inside are waited for, without the GIL. */
 
@@ -30,7 +31,8 @@ static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_empty = PTHREAD_COND_INITIALIZER;
 static bool gate_closed;      /* under gate_lock */
 static int gate_inside;       /* under gate_lock */
-static PyObject *dispatcher;  /* set once, before any Python host function is armed; never released */
+/* set once, before any Python host function is armed; never released */
+static PyObject *dispatcher;
 
 bool refuse_at_exit(void) {
     pthread_mutex_lock(&gate_lock);
@@ -90,7 +92,7 @@ static PyObject *native_set_dispatcher(PyObject *self, PyObject *callable) {
     Py_RETURN_NONE;
 }
 
-/* ---------------------------------------------------------------- the process */
+/* --- the process --- */
 
 static PyObject *native_bind(PyObject *self, PyObject *addresses) {
     (void)self;

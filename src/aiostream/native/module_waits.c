@@ -4,7 +4,7 @@
 #include "helper_streams.h"
 #include "waits.h"
 
-/* ---------------------------------------------------------------- Wait */
+/* --- Wait --- */
 
 /* A KeyboardInterrupt may come between a call's return and the next step of Python, when its answer is lost. So what must not be
  * lost is an object, and what it owns is given up in one step with the call that takes it over. */
@@ -133,7 +133,7 @@ static PyType_Slot wait_slots[] = {
 static PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
                          wait_slots};
 
-/* ---------------------------------------------------------------- Reserved */
+/* --- Reserved --- */
 
 /* Everything that a future's wait needs, before its work is enqueued. Given back when it dies unrecorded. */
 typedef struct {
@@ -197,7 +197,8 @@ static PyObject *Reserved_take(PyObject *object, PyObject *at_once) {
     ReservedObject *self = (ReservedObject *)object;
     if (refuse_in_child()) return NULL;
     if (!self->recorded) Py_RETURN_NONE;
-    WaitObject *taken = (WaitObject *)new_wait(NULL, NULL); /* first, because what was taken must not be lost */
+    /* first, because what was taken must not be lost */
+    WaitObject *taken = (WaitObject *)new_wait(NULL, NULL);
     if (!taken) return NULL;
     if (!wait_take_future(self->wait, self->ticket)) {
         Py_DECREF(taken);
@@ -241,7 +242,7 @@ static PyType_Slot reserved_slots[] = {
 static PyType_Spec reserved_spec = {"aiostream._native.Reserved", sizeof(ReservedObject), 0,
                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, reserved_slots};
 
-/* ---------------------------------------------------------------- History */
+/* --- History --- */
 
 typedef struct {
     PyObject_HEAD
@@ -285,7 +286,7 @@ static PyType_Slot history_slots[] = {
 };
 static PyType_Spec history_spec = {"aiostream._native.History", sizeof(HistoryObject), 0, Py_TPFLAGS_DEFAULT, history_slots};
 
-/* ---------------------------------------------------------------- WaitList */
+/* --- WaitList --- */
 
 typedef struct {
     PyObject_HEAD
@@ -436,7 +437,8 @@ static bool append(void *argument, uint64_t ticket, int64_t status, bool complet
         Py_DECREF(code);
         return true;
     }
-    if (wait && code) disown_wait(code); /* the ticket goes back on its queue, and the wait with it */
+    /* the ticket goes back on its queue, and the wait with it */
+    if (wait && code) disown_wait(code);
     Py_XDECREF(code);
     PyList_SetSlice(list, length, PyList_Size(list), NULL);
     return false;

@@ -32,7 +32,8 @@ struct slot {
     _Atomic(struct queue *) queue; /* written by reserve, constant until the slot is free again; a stale firing may read
                                       it at any time, but uses it only if its transition succeeds */
     _Atomic(struct context *) context; /* likewise */
-    host_function foreign;   /* these three are written before the slot is armed; read by its own firing; KIND_FOREIGN only */
+    /* these three are written before the slot is armed; read by its own firing; KIND_FOREIGN only */
+    host_function foreign;
     void *foreign_data;
     int sync_mode;           /* of cuLaunchHostFunc_v2; -1 leaves it to the driver */
     _Atomic int64_t fire_status; /* written by the one that sets FIRED, before it pushes */
@@ -42,15 +43,17 @@ struct slot {
                              transition */
 };
 
-static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* free list and growth; never held across a driver call */
+/* free list and growth; never held across a driver call */
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct slot *) chunks[MAX_CHUNKS];
 static _Atomic uint32_t chunk_count;
 static struct slot *free_slots;
-static python_dispatcher dispatch_to_python; /* set once, before any Python host function is armed */
+/* set once, before any Python host function is armed */
+static python_dispatcher dispatch_to_python;
 
 void points_set_dispatcher(python_dispatcher dispatcher) { dispatch_to_python = dispatcher; }
 
-/* ------------------------------------------------------------------------------------------------ slots */
+/* --- slots --- */
 
 static struct slot *slot_of(struct queue_entry *entry) { return (struct slot *)entry; }
 
@@ -79,7 +82,8 @@ static bool grow(void) { /* table_lock held */
 }
 
 static void slot_release(struct slot *slot) {
-    uint64_t next_generation = generation_of(((atomic_load(&slot->word) >> 8) + 1) << SLOT_BITS); /* as much as a ticket can say */
+    /* as much as a ticket can say */
+    uint64_t next_generation = generation_of(((atomic_load(&slot->word) >> 8) + 1) << SLOT_BITS);
     atomic_store(&slot->word, next_generation << 8);
     pthread_mutex_lock(&table_lock);
     slot->entry.next = (struct queue_entry *)free_slots;
@@ -137,7 +141,7 @@ void point_unreserve(uint64_t ticket) {
     queue_unref(queue);
 }
 
-/* ------------------------------------------------------------------------------------------------ firing */
+/* --- firing --- */
 
 static bool awaits_firing(uint64_t ticket) {
     struct slot *slot = slot_at(ticket);
@@ -225,7 +229,7 @@ static void on_graph_host_function(void *data) {
 /* The user object's destructor: nothing will call the function any more. On whatever thread the driver likes. */
 static void on_graph_released(void *data) { point_fire((uint64_t)(uintptr_t)data, CUDA_SUCCESS); }
 
-/* ------------------------------------------------------------------------------------------------ arming */
+/* --- arming --- */
 
 static int launch(const struct slot *slot, void *stream, host_function function, void *data) {
     if (slot->sync_mode >= 0) return driver.launch_host_func_v2(stream, function, data, slot->sync_mode);
@@ -255,7 +259,8 @@ static void disarm(struct slot *slot, uint64_t ticket) {
     if (!queued && !transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) {
         /* Queued between the two transitions: from now on only this thread and the consumer move it. */
         queued = transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
-        if (!queued && !transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) return; /* it fired after all */
+        /* it fired after all */
+        if (!queued && !transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) return;
     }
     atomic_fetch_sub(&counters[POINTS_ARMED], 1);
     if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
@@ -287,7 +292,8 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     void *object;
     int before;
     int status = capture_of(stream, &capture);
-    if (status == CUDA_SUCCESS && capture.status != 1) status = RESULT_CAPTURING; /* it has just ended: the caller may try again */
+    /* it has just ended: the caller may try again */
+    if (status == CUDA_SUCCESS && capture.status != 1) status = RESULT_CAPTURING;
     void *data = (void *)(uintptr_t)ticket;
     if (status == CUDA_SUCCESS)
         status = failed_in("cuUserObjectCreate", driver.user_object_create(&object, data, on_graph_released, 1, NO_DESTRUCTOR_SYNC));
@@ -308,7 +314,8 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
         driver.graph_release_user_object(capture.graph, object, 1);
         return status;
     }
-    if (capture_of(stream, &after) != CUDA_SUCCESS || after.status == 2) return CUDA_SUCCESS; /* the graph will be destroyed */
+    /* the graph will be destroyed */
+    if (capture_of(stream, &after) != CUDA_SUCCESS || after.status == 2) return CUDA_SUCCESS;
     if (after.status == 1 && after.id == capture.id) return CUDA_SUCCESS;
     /* Another thread ended the capture meanwhile: what was enqueued may be plain work of the stream, which no graph keeps. The
      * ticket is never used again, so a firing does nothing; what was given to it is kept for ever. */
@@ -377,7 +384,7 @@ uint64_t point_watch_health(struct queue *queue, struct context *context) {
 
 void point_end_health(uint64_t ticket) { fire(ticket, CUDA_SUCCESS); }
 
-/* ------------------------------------------------------------------------------------------------ the consumer */
+/* --- the consumer --- */
 
 static void consumer_release(struct slot *slot) {
     struct queue *queue = slot->queue;
@@ -419,7 +426,7 @@ bool queue_drain(struct queue *queue, emit_function emit, void *argument) {
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------ the watcher's side */
+/* --- the watcher's side --- */
 
 /* Fails every waiter of a context. The points stay armed: a stream callback still comes, and a host function might. */
 void points_fail(struct context *context, int status) {
@@ -430,8 +437,10 @@ void points_fail(struct context *context, int status) {
             struct slot *slot = &chunk[j];
             uint64_t word = atomic_load(&slot->word);
             if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || slot->context != context) continue;
-            if (in_graph(slot)) continue; /* nobody waits for it, and its destructor comes all the same */
-            if (slot->kind == KIND_WATCHED) continue; /* the driver has no ticket of it: the watcher fires it with the status */
+            /* nobody waits for it, and its destructor comes all the same */
+            if (in_graph(slot)) continue;
+            /* the driver has no ticket of it: the watcher fires it with the status */
+            if (slot->kind == KIND_WATCHED) continue;
             uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
             if (!is_counted(slot)) {
                 fire(ticket, status);

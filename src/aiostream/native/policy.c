@@ -18,30 +18,49 @@
 static const int64_t US = 1000, MS = 1000000, NEVER = INT64_MAX;
 
 /* All in ns. The name of a benchmark goal says what a constant is held by (`python -m aiostream bench --measures goals`). */
-static const int64_t SPIN_NS = 50000;             /* how long a task polls a wait of which nothing is known ("20 us", "100 us") */
-static const int64_t START_SPIN_NS = 75000;       /* a window that opens so soon is polled from the beginning ("100 us") */
-static const int64_t SHORT_NS = 120000;           /* a length so short makes it worth polling at first ("64 x empty") */
-static const int64_t SHORTEST_INTERVAL_NS = 5000; /* the shortest interval of the plain schedule ("unpredictable") */
-static const int64_t LONGEST_INTERVAL_NS = 120000; /* its longest, up to 48 ms ("patterns: log-uniform") */
-static const int64_t LONGEST_FRESH_NS = 750000;    /* of a stream of which nothing is known ("a lone 100 ms") */
-static const int64_t SHARED_PER_LIST_NS = 1600, LONGEST_SHARED_NS = 200000; /* the same where many streams wait ("mixed: CPU") */
-static const int64_t GUARD_FLOOR_NS = 150000;     /* no guard look comes before this age ("CPU at 100 us") */
-static const int64_t GUARD_SLACK_NS = 130000;     /* of the 0.25 ms of P16; the rest is for waking watcher and loop ("CPU at 5 ms") */
+/* how long a task polls a wait of which nothing is known ("20 us", "100 us") */
+static const int64_t SPIN_NS = 50000;
+/* a window that opens so soon is polled from the beginning ("100 us") */
+static const int64_t START_SPIN_NS = 75000;
+/* a length so short makes it worth polling at first ("64 x empty") */
+static const int64_t SHORT_NS = 120000;
+/* the shortest interval of the plain schedule ("unpredictable") */
+static const int64_t SHORTEST_INTERVAL_NS = 5000;
+/* its longest, up to 48 ms ("patterns: log-uniform") */
+static const int64_t LONGEST_INTERVAL_NS = 120000;
+/* of a stream of which nothing is known ("a lone 100 ms") */
+static const int64_t LONGEST_FRESH_NS = 750000;
+/* the same where many streams wait ("mixed: CPU") */
+static const int64_t SHARED_PER_LIST_NS = 1600, LONGEST_SHARED_NS = 200000;
+/* no guard look comes before this age ("CPU at 100 us") */
+static const int64_t GUARD_FLOOR_NS = 150000;
+/* of the 0.25 ms of P16; the rest is for waking watcher and loop ("CPU at 5 ms") */
+static const int64_t GUARD_SLACK_NS = 130000;
 static const int64_t GUARD_MOST_NS = 1000000;     /* the 1 ms of P16 */
-static const int64_t WINDOW_TAIL_NS = 60000;      /* how long after its last length a window closes ("CPU at 300 us") */
-static const int64_t NARROW_NS = 50000;           /* a window so wide, and a share of its length, is narrow ("steady") */
+/* how long after its last length a window closes ("CPU at 300 us") */
+static const int64_t WINDOW_TAIL_NS = 60000;
+/* a window so wide, and a share of its length, is narrow ("steady") */
+static const int64_t NARROW_NS = 50000;
 static const int64_t LONGEST_STEP_NS = 120000;    /* in a wide window ("patterns: within 10 %") */
 static const int64_t SHORTEST_STEP_NS = 30000;
-static const int64_t SHORTEST_EVENT_STEP_NS = 5000; /* in a narrow one that the watcher polls ("event") */
-static const int64_t TRUE_NS = 40000;             /* an interval so wide, and a share of the length, is a true length */
-static const int64_t CLUSTER_GAP_NS = 60000;      /* lengths so near, and a share of them, are of one cluster */
+/* in a narrow one that the watcher polls ("event") */
+static const int64_t SHORTEST_EVENT_STEP_NS = 5000;
+/* an interval so wide, and a share of the length, is a true length */
+static const int64_t TRUE_NS = 40000;
+/* lengths so near, and a share of them, are of one cluster */
+static const int64_t CLUSTER_GAP_NS = 60000;
 static const int64_t ZONE_STEP_NS = 20000;        /* the shortest step in a zone */
 static const int64_t LEAD_LEAST_NS = 5000;
-static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000; /* "128 x 5 ms: cores" */
-static const int64_t SHARED_GAP_NS = 40000;       /* a pass for looks of which none is exact costs a wake-up ("server: open loop") */
-static const int64_t PASS_LAG_MOST_NS = 500000;   /* how long all waits of a busy loop may go without a pass ("server: 128 connections") */
-static const int64_t LAG_WAIT_MOST_NS = 1000000;  /* how long a guard look may wait for a loop that comes late anyway */
-static const int64_t TURN_BUDGET_NS = 500000;     /* of ready waits, all tasks together, in one turn of a loop ("fairness") */
+/* "128 x 5 ms: cores" */
+static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000;
+/* a pass for looks of which none is exact costs a wake-up ("server: open loop") */
+static const int64_t SHARED_GAP_NS = 40000;
+/* how long all waits of a busy loop may go without a pass ("server: 128 connections") */
+static const int64_t PASS_LAG_MOST_NS = 500000;
+/* how long a guard look may wait for a loop that comes late anyway */
+static const int64_t LAG_WAIT_MOST_NS = 1000000;
+/* of ready waits, all tasks together, in one turn of a loop ("fairness") */
+static const int64_t TURN_BUDGET_NS = 500000;
 static const int64_t UNWANTED_MOST_NS = 45000000;
 enum {
     INTERVALS_PER_AGE = 8, /* the plain schedule looks after each eighth of the age */
@@ -56,19 +75,25 @@ enum {
     RECENT = 8,            /* so many members of a cluster say whether its window is narrow */
     MARGIN_SHARE = 8,      /* a wide window is wider than its cluster by two eighths */
     WIDEST_SHARE = 3,      /* lengths that are spread over more than a third are no cluster */
-    LIKELY_SHARE = 4,      /* a task is woken only for a window in which a quarter of the longer waits end */
-    SPIN_MAX_LOOP_TURNS = 3, /* an end within so many turns of the loop is polled by the task ("64 x 0.5 ms") */
-    WORTH_LOOP_LAGS = 4,   /* a task is woken for an end only if the wait is longer than so many turns */
+    /* a task is woken only for a window in which a quarter of the longer waits end */
+    LIKELY_SHARE = 4,
+    /* an end within so many turns of the loop is polled by the task ("64 x 0.5 ms") */
+    SPIN_MAX_LOOP_TURNS = 3,
+    /* a task is woken for an end only if the wait is longer than so many turns */
+    WORTH_LOOP_LAGS = 4,
     MAX_LISTS_HANDED_BACK = 256, /* with more, common wake-ups are cheaper */
     ZONE_STEPS = 12,       /* a zone is polled in so many steps */
     ZONE_TRIES = 16,       /* and given up after so many waits that passed it */
     MAX_UNEXPECTED = 2,    /* of the last 16 waits ("mixed", "patterns: log-uniform") */
     LATEST_FEW = 0xf,      /* and one of the last four ("patterns: within 10 %") */
     MOST_BACKOFF = 32,
-    LOOP_LISTS = 8,        /* up to so many, a wide window is polled by the loop, which is awake then ("varying work") */
-    EXACT_LISTS = 8,       /* up to so many lists each is polled just when it is due, if its look is exact */
+    /* up to so many, a wide window is polled by the loop, which is awake then ("varying work") */
+    LOOP_LISTS = 8,
+    /* up to so many lists each is polled just when it is due, if its look is exact */
+    EXACT_LISTS = 8,
     FEW_LISTS = 2,         /* with more, the others are polled together */
-    LAG_SHARE = 8,         /* a busy loop's waits are looked at so often in each of its turns ("server: 128 connections") */
+    /* a busy loop's waits are looked at so often in each of its turns ("server: 128 connections") */
+    LAG_SHARE = 8,
 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -83,7 +108,7 @@ static int bucket_of(int64_t length) {
 
 static bool is_near(int64_t a, int64_t b) { return greatest(a, b) - least(a, b) < CLUSTER_GAP_NS + greatest(a, b) / GAP_SHARE; }
 
-/* ------------------------------------------------------------------------------------------------ the windows */
+/* --- the windows --- */
 
 static int64_t lead_of(const struct history *history, int64_t length) {
     int64_t lead = history->leads[bucket_of(length)];
@@ -149,7 +174,7 @@ struct prediction history_predict(const struct history *history) {
     return prediction;
 }
 
-/* ------------------------------------------------------------------------------------------------ learning */
+/* --- learning --- */
 
 static void remember(struct history *history, int64_t length) {
     int64_t *sorted = history->sorted;
@@ -246,18 +271,20 @@ void history_learn_lead(struct history *history, int64_t length, bool late, int6
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ deciding */
+/* --- deciding --- */
 
 int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lag) {
     if (lists <= FEW_LISTS) return 0;
     int64_t gap = lists > EXACT_LISTS ? least(lists * PASS_GAP_PER_LIST_NS, PASS_GAP_MOST_NS) : 0;
     if (!exact) gap = greatest(gap, SHARED_GAP_NS);
-    return greatest(gap, least(loop_lag, PASS_LAG_MOST_NS)); /* what is seen within one turn of the loop is told to it together */
+    /* what is seen within one turn of the loop is told to it together */
+    return greatest(gap, least(loop_lag, PASS_LAG_MOST_NS));
 }
 
 int64_t policy_latest_look(int64_t age, int lists) {
     int64_t interval = greatest(least(age / INTERVALS_PER_AGE, GUARD_MOST_NS), age / LATE_SHARE) + GUARD_SLACK_NS;
-    return greatest(age + interval, GUARD_FLOOR_NS) - policy_pass_gap(lists, false, 0); /* which the look may come later */
+    /* which the look may come later */
+    return greatest(age + interval, GUARD_FLOOR_NS) - policy_pass_gap(lists, false, 0);
 }
 
 int64_t policy_latest_pass(int64_t age, int64_t loop_lag) {
@@ -279,7 +306,8 @@ static const struct window *next_window(const struct prediction *prediction, int
 
 static int64_t plain_interval(const struct prediction *prediction, int64_t age, const struct load *load) {
     int64_t shortest = SHORTEST_INTERVAL_NS, longest = prediction->fresh ? LONGEST_FRESH_NS : LONGEST_INTERVAL_NS;
-    if (load->lists > FEW_LISTS) { /* with few of these, each pass polls all lists: that costs less than to wake for each */
+    /* with few of these, each pass polls all lists: that costs less than to wake for each */
+    if (load->lists > FEW_LISTS) {
         shortest = SHARED_GAP_NS;
         longest = clamp(load->lists * SHARED_PER_LIST_NS, shortest, LONGEST_SHARED_NS);
     }
@@ -335,7 +363,8 @@ static int64_t watch_at(const struct prediction *prediction, const struct window
     }
     at = least(at, zone_look(prediction, age));
     at = least(at, policy_latest_look(age, load->lists));
-    return greatest(at, age + load->loop_lag_ns / LAG_SHARE); /* P16 holds for loops that are not busy */
+    /* P16 holds for loops that are not busy */
+    return greatest(at, age + load->loop_lag_ns / LAG_SHARE);
 }
 
 struct plan policy_plan(const struct prediction *prediction, int64_t age, const struct load *load, enum wait_mode mode) {

@@ -32,11 +32,14 @@ struct zone {
 
 struct prediction {
     int count;
-    bool short_likely; /* some of the latest waits ended before a task would have stopped polling, or nothing is known yet */
-    bool early;        /* the latest wait was over when it was first looked at, at no age that any window expected */
+    /* some of the latest waits ended before a task would have stopped polling, or nothing is known yet */
+    bool short_likely;
+    /* the latest wait was over when it was first looked at, at no age that any window expected */
+    bool early;
     bool fresh;        /* nothing is known of the stream yet */
     bool irregular;    /* too many of the latest waits ended in no window to count on the windows */
-    bool dense;        /* no true length was seen for long: this wait is looked at closely all the time */
+    /* no true length was seen for long: this wait is looked at closely all the time */
+    bool dense;
     struct window windows[MAX_WINDOWS];
     struct zone zones[MAX_ZONES];
 };
@@ -50,7 +53,8 @@ struct history {
     uint16_t unexpected; /* a bit for each of the latest waits: it ended in no window */
     int pause;      /* unexpected ends to pass over until one makes a zone again */
     int backoff;    /* how many, the next time that a zone was in vain */
-    int32_t leads[LEAD_BUCKETS]; /* by the power of two of the length: how long before an end the task is woken; 0: not learnt */
+    /* by the power of two of the length: how long before an end the task is woken; 0: not learnt */
+    int32_t leads[LEAD_BUCKETS];
     struct prediction prediction; /* of the next wait */
 };
 
@@ -70,7 +74,8 @@ struct load {
 
 enum stage {
     STAGE_TASK,    /* the task polls, once in each turn of its loop, until `until` */
-    STAGE_TIMER,   /* a timer of the loop wakes the task at `at`, or looks itself; the watcher looks at guard times before */
+    /* a timer of the loop wakes the task at `at`, or looks itself; the watcher looks at guard times before */
+    STAGE_TIMER,
     STAGE_WATCHER, /* the watcher polls at `at` */
 };
 
@@ -78,8 +83,10 @@ struct plan {
     enum stage stage;
     int64_t at, until;
     int64_t length; /* of the window for which the task polls or is woken; 0: none */
-    bool look;      /* STAGE_TIMER: the loop polls natively at `at`, and does not resume the task for that */
-    bool exact;     /* STAGE_WATCHER: an end is expected at `at`, so that the watcher polls just then */
+    /* STAGE_TIMER: the loop polls natively at `at`, and does not resume the task for that */
+    bool look;
+    /* STAGE_WATCHER: an end is expected at `at`, so that the watcher polls just then */
+    bool exact;
 };
 
 /* What to do with a wait of that age which was not over when it was last looked at. */

@@ -16,13 +16,16 @@ enum { MAX_QUEUES = 65536 };
  * that comes late can only wake the next owner for nothing.
  * `refs` counts the owner and every point that has not fired; at zero nobody can push any more and it may be recycled. */
 struct queue {
-    _Atomic(struct queue_entry *) head; /* pushed by any thread; taken whole by the consumer, or by whoever sees `closed` */
+    /* pushed by any thread; taken whole by the consumer, or by whoever sees `closed` */
+    _Atomic(struct queue_entry *) head;
     _Atomic int64_t refs;
-    _Atomic bool closed; /* set once by the owner, then the stack is drained; a pusher reads it after its push */
+    /* set once by the owner, then the stack is drained; a pusher reads it after its push */
+    _Atomic bool closed;
     _Atomic int64_t pushed;  /* when its stack stopped being empty; by that pusher */
     _Atomic int64_t lag;     /* a running mean; by the owner's thread, read by any */
     _Atomic int64_t lag_noted; /* when it was last noted; likewise */
-    _Atomic bool wakeup_suppressed;     /* the consumer is about to take the stack: no need to wake it; by its thread, read by any */
+    /* the consumer is about to take the stack: no need to wake it; by its thread, read by any */
+    _Atomic bool wakeup_suppressed;
     struct {                 /* by the owner's thread alone */
         bool open;           /* a callback will say when the next turn begins */
         const void *task;    /* whose waits were ready last; compared, never used */
@@ -39,7 +42,8 @@ struct queue {
     struct queue *next_free; /* under table_lock */
 };
 
-static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* free list and growth; never held across a driver call */
+/* free list and growth; never held across a driver call */
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct queue *) queues[MAX_QUEUES]; /* number 0 is the orphans' */
 static int queue_count;
 static struct queue *free_queues;
@@ -95,7 +99,8 @@ struct queue *queue_open(void) {
     memset(&queue->turn, 0, sizeof queue->turn);
     queue->polled = (struct polled_waits){0};
     queue->lag = 0; /* its former owner's says nothing of this one */
-    queue->wakeup_suppressed = false; /* an interrupt may have kept its former owner from the drain that ends this */
+    /* an interrupt may have kept its former owner from the drain that ends this */
+    queue->wakeup_suppressed = false;
     queue->refs = 1;
     queue->closed = false;
     timer_open(queue->timer);
@@ -103,7 +108,8 @@ struct queue *queue_open(void) {
 }
 
 struct queue *queue_orphans(void) {
-    struct queue *orphans = queues[0]; /* the starts of two threads are one after the other: see _process.py */
+    /* the starts of two threads are one after the other: see _process.py */
+    struct queue *orphans = queues[0];
     return orphans ? orphans : queue_open();
 }
 
@@ -119,8 +125,10 @@ void queue_wake(struct queue *queue) {
     while (write(queue->eventfd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
-static const int64_t LAG_MOST_NS = 5000000;  /* a turn that somebody has blocked for long says little of the next */
-static const int64_t LAG_LIFE_NS = 20000000; /* what was noted before says nothing of now: a busy loop notes it in each turn */
+/* a turn that somebody has blocked for long says little of the next */
+static const int64_t LAG_MOST_NS = 5000000;
+/* what was noted before says nothing of now: a busy loop notes it in each turn */
+static const int64_t LAG_LIFE_NS = 20000000;
 
 int64_t queue_lag(const struct queue *constant) {
     struct queue *queue = (struct queue *)constant;

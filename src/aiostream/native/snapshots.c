@@ -15,17 +15,21 @@
 #include "helper_streams.h"
 
 struct snapshot {
-    int64_t refs; /* under snapshot_lock, as handle_attachment(): the waits on it, and a record that replaces it */
+    /* under snapshot_lock, as handle_attachment(): the waits on it, and a record that replaces it */
+    int64_t refs;
     _Atomic(void *) event;
-    _Atomic int users;     /* threads that use the user's event, or are about to see that another one stands in */
+    /* threads that use the user's event, or are about to see that another one stands in */
+    _Atomic int users;
     struct handle *handle; /* pinned */
-    struct wait *replaced; /* the record whose event stands in, and the helper; by wait_snapshot_before_record */
+    /* the record whose event stands in, and the helper; by wait_snapshot_before_record */
+    struct wait *replaced;
     void *helper;
     struct context *context;
     int64_t pending_in; /* see snapshot_note_pending; the watcher's alone */
 };
 
-static pthread_mutex_t snapshot_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
+/* never held across a driver call */
+static pthread_mutex_t snapshot_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The handle's snapshot with a reference, or else `made`, which becomes it. */
 static struct snapshot *join(struct handle *event, struct snapshot *made) {
@@ -48,7 +52,8 @@ int snapshot_of(struct handle *event, struct snapshot **snapshot) {
     if (*snapshot) return CUDA_SUCCESS;
     struct snapshot *made = calloc(1, sizeof *made);
     if (!made) return RESULT_NO_MEMORY;
-    if (!handle_pin(event)) { /* closed meanwhile: the caller's pin keeps it only until the call is through */
+    /* closed meanwhile: the caller's pin keeps it only until the call is through */
+    if (!handle_pin(event)) {
         free(made);
         return RESULT_CLOSED;
     }
@@ -56,7 +61,8 @@ int snapshot_of(struct handle *event, struct snapshot **snapshot) {
     *made = (struct snapshot){.refs = 1, .event = handle_value(event), .handle = event};
     *snapshot = join(event, made);
     if (*snapshot == made) return CUDA_SUCCESS;
-    handle_unpin(event); /* another thread was first. One that stayed alone would be unknown to the next record. */
+    /* another thread was first. One that stayed alone would be unknown to the next record. */
+    handle_unpin(event);
     handle_unref(event);
     free(made);
     return CUDA_SUCCESS;

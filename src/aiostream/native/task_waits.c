@@ -10,15 +10,17 @@
 #include "failures.h"
 #include "waker.h"
 
-enum { QUERY_EACH = 8 }; /* a stream that was busy so many times in a row is queried only each so many waits */
+/* a stream that was busy so many times in a row is queried only each so many waits */
+enum { QUERY_EACH = 8 };
 
-static _Atomic int max_timer_waits = 256; /* of one loop: with more, common wake-ups by the watcher are cheaper */
+/* of one loop: with more, common wake-ups by the watcher are cheaper */
+static _Atomic int max_timer_waits = 256;
 
 int waits_limit_timer(int most) { return atomic_exchange(&max_timer_waits, most); }
 
 static bool is_legacy(const void *stream) { return (uintptr_t)stream <= 1; }
 
-/* ------------------------------------------------------------------------------------------------ leaving */
+/* --- leaving --- */
 
 /* Leaves a wait to a timer or the watcher. Whoever has it next may end it before this returns. */
 static void leave(struct wait *wait, enum holder holder, int64_t due) {
@@ -88,7 +90,7 @@ static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------ beginning */
+/* --- beginning --- */
 
 /* Whether the stream has something to wait for: CUDA_NOT_READY, or the answer. */
 static int ask(struct wait_list *list, void *stream) {
@@ -167,7 +169,7 @@ void wait_begin_event(struct context *context, struct shared_history *history, s
     if (wait) go_on(wait, result, now_ns());
 }
 
-/* ------------------------------------------------------------------------------------------------ polling */
+/* --- polling --- */
 
 enum wait_look wait_look(struct wait *wait, struct queue *queue, int *status) {
     int64_t before = now_ns();
@@ -220,7 +222,7 @@ void wait_drop(struct wait *wait) {
     else wait_leave_to_watcher(wait);
 }
 
-/* ------------------------------------------------------------------------------------------------ the loop's timer */
+/* --- the loop's timer --- */
 
 void wait_end_in_loop(struct wait *wait, int status) {
     atomic_fetch_sub(&pending_waits, 1);
@@ -254,7 +256,8 @@ void waits_run_due(struct queue *queue) {
     while (due) {
         struct wait *wait = (struct wait *)due;
         due = due->next;
-        int expected = HELD_BY_TIMER; /* or the watcher has unlisted it meanwhile, or was never told */
+        /* or the watcher has unlisted it meanwhile, or was never told */
+        int expected = HELD_BY_TIMER;
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
         if (wait->look_at_due) look_at(wait, queue);
         else resume(wait);

@@ -9,15 +9,18 @@
 #include <unistd.h>
 
 static const int64_t DUE_SOON_NS = 2000; /* ns: what is due so soon is due now */
-enum { MAX_WOKEN_AT_ONCE = 8 };           /* tasks that are woken together run in one turn of their loop, and all others wait for that */
+/* tasks that are woken together run in one turn of their loop, and all others wait for that */
+enum { MAX_WOKEN_AT_ONCE = 8 };
 
 struct timer {
     int descriptor;           /* of the timer; constant */
-    pthread_mutex_t lock;     /* guards the rest: the loop's thread sets and takes, whoever closes the queue takes what is left */
+    /* guards the rest: the loop's thread sets and takes, whoever closes the queue takes what is left */
+    pthread_mutex_t lock;
     struct timer_entry *first, *last; /* by their time */
     int count;
     bool closed;
-    _Atomic int64_t set_for; /* written under the lock; read without it by the loop's thread; 0: the timer is not running */
+    /* written under the lock; read without it by the loop's thread; 0: the timer is not running */
+    _Atomic int64_t set_for;
 };
 
 struct timer *timer_new(void) {
@@ -116,7 +119,8 @@ struct timer_entry *timer_take_due(struct timer *timer, int64_t now) {
     timer->first = *link;
     *link = NULL;
     if (!timer->first) timer->last = NULL;
-    set(timer, timer->first ? timer->first->time : 0); /* which may be over: then the descriptor is readable again */
+    /* which may be over: then the descriptor is readable again */
+    set(timer, timer->first ? timer->first->time : 0);
     pthread_mutex_unlock(&timer->lock);
     return due;
 }

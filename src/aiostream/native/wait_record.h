@@ -25,17 +25,20 @@ struct wait_list {
     _Atomic uint64_t clock;     /* counts the beginnings and the ends of records */
     struct context *context;    /* these two are constant */
     struct shared_history *history;
-    _Atomic unsigned busy;      /* waits in a row that were not ready at once; any thread, and a lost one does not matter */
+    /* waits in a row that were not ready at once; any thread, and a lost one does not matter */
+    _Atomic unsigned busy;
     /* The latest end lay between these two: the work of the next wait began then. By whoever saw it; if two do, either will do. */
     _Atomic int64_t free_after, free_since;
-    _Atomic bool revisit;       /* a wait that the watcher lists has changed hands; set by its task, cleared by the watcher */
+    /* a wait that the watcher lists has changed hands; set by its task, cleared by the watcher */
+    _Atomic bool revisit;
     /* The watcher's alone: */
     struct wait *first, *last;         /* in the order of their records */
     struct wait_list *next, *previous; /* the lists with waits */
     bool active;
     int64_t next_poll;
     bool exact; /* an end is expected then */
-    int64_t latest; /* the latest time for that look by the bound, whatever the gap between passes has become meanwhile */
+    /* the latest time for that look by the bound, whatever the gap between passes has become meanwhile */
+    int64_t latest;
     int64_t loop_lag; /* of the loop of its oldest wait */
 };
 
@@ -59,7 +62,8 @@ struct wait {
     struct timer_entry timer_entry; /* first: the loop's timer knows a wait by it */
     void *event;                    /* ours; these two are made with the record and constant */
     struct context *context;
-    struct wait *next; /* of one list at a time, with that list's owner: pool (pool_lock), new_waits, wait list */
+    /* of one list at a time, with that list's owner: pool (pool_lock), new_waits, wait list */
+    struct wait *next;
     _Atomic int holder;
     /* By wait_begin, constant until the record is back in the pool: */
     struct wait_list *list;
@@ -67,10 +71,13 @@ struct wait {
     uint64_t opened, closed;   /* the list's clock before and after the record */
     int64_t began;
     enum wait_mode mode;
-    bool future; /* its ticket is for all its life, and its loop polls it natively, until a task takes it: */
-    struct wait *next_polled, *previous_polled; /* by the loop's thread (the watcher may still list it, by `next`) */
+    /* its ticket is for all its life, and its loop polls it natively, until a task takes it: */
+    bool future;
+    /* by the loop's thread (the watcher may still list it, by `next`) */
+    struct wait *next_polled, *previous_polled;
     _Atomic bool polled_by_loop; /* by the loop's thread */
-    bool taken;                  /* a task polls it; guarded by taken_lock, and so are the links meanwhile */
+    /* a task polls it; guarded by taken_lock, and so are the links meanwhile */
+    bool taken;
     int64_t taken_at;            /* by the loop's thread */
     bool near;                   /* its timer was due, and its loop has not been told */
     struct queue *queue;
@@ -79,12 +86,15 @@ struct wait {
     _Atomic int64_t start;      /* when its work began, as far as is known: */
     _Atomic int64_t start_slack; /* perhaps so much earlier */
     _Atomic int64_t pending_at; /* the last time at which it was seen not to be over; 0: never */
-    _Atomic int64_t due;        /* when the watcher is to look first; by the task before it leaves it, taken by the watcher */
-    _Atomic uint64_t ticket;    /* 0: no task waits for it now; the watcher reads it of all that it lists */
+    /* when the watcher is to look first; by the task before it leaves it, taken by the watcher */
+    _Atomic int64_t due;
+    /* 0: no task waits for it now; the watcher reads it of all that it lists */
+    _Atomic uint64_t ticket;
     int over_status;            /* written before OVER_LISTED */
     int64_t poll_until, polled; /* by the task while it polls, ns */
     int polls;
-    bool look_at_due;    /* the loop polls it when its timer is due, and does not resume the task for that */
+    /* the loop polls it when its timer is due, and does not resume the task for that */
+    bool look_at_due;
     int64_t woken_for;   /* the length for which the task was woken; 0: for none */
     bool first_poll_due; /* handed back, and not yet polled */
     int64_t first_poll;  /* the task's first poll after that; 0: the wait was over by then */
@@ -93,7 +103,8 @@ struct wait {
 extern _Atomic(struct wait *) new_waits; /* pushed by any thread, taken whole by the watcher */
 int wait_query(const struct wait *);      /* polls its event */
 extern _Atomic bool some_revisit;        /* some list's `revisit` is set */
-extern _Atomic int active_count;         /* wait lists that the watcher has; written by it, read by any thread */
+/* wait lists that the watcher has; written by it, read by any thread */
+extern _Atomic int active_count;
 extern _Atomic int64_t pending_waits;    /* waits with a task */
 
 int wait_record_take(struct context *, struct wait **); /* for its event alone */
@@ -103,7 +114,8 @@ int wait_start(struct wait_list *, struct queue *, enum wait_mode, struct wait *
 /* Its event is complete, or will never be of use again, and the watcher does not list it. */
 void wait_recycle(struct wait *, int status);
 void wait_push_new(struct wait *);
-void wait_note_end(struct wait *, int64_t seen); /* of its list: work behind it began no earlier than it was last pending */
+/* of its list: work behind it began no earlier than it was last pending */
+void wait_note_end(struct wait *, int64_t seen);
 void wait_learn(struct wait *, int64_t seen);    /* its end was first seen then */
 void wait_learn_lead(struct wait *, int64_t seen);
 struct load wait_load(const struct wait *);
@@ -115,17 +127,22 @@ enum wait_look wait_look(struct wait *, struct queue *, int *status);
 void wait_end_in_loop(struct wait *, int status); /* over, in its loop's thread: fires its ticket */
 void wait_release(struct wait *, int status); /* its task or loop needs the record no more */
 void wait_leave_to_watcher(struct wait *);
-int wait_record(struct wait *, void *stream); /* our event at the stream's present end; 0, or why not */
-void waits_leave_futures(struct queue *);     /* those that the loop polls are the watcher's from now on */
+/* our event at the stream's present end; 0, or why not */
+int wait_record(struct wait *, void *stream);
+/* those that the loop polls are the watcher's from now on */
+void waits_leave_futures(struct queue *);
 void wait_poll_future(struct wait *); /* the loop's thread polls it from now on */
-bool wait_task_polls_on(struct wait *, uint64_t *ticket); /* wait_polls_on for a future that a task polls */
+/* wait_polls_on for a future that a task polls */
+bool wait_task_polls_on(struct wait *, uint64_t *ticket);
 void wait_end_future(struct wait *, int status); /* over, seen by the task that polls it */
-void wait_fire_hand_back(struct wait *, int64_t length); /* fires its ticket with STATUS_HANDED_BACK */
+/* fires its ticket with STATUS_HANDED_BACK */
+void wait_fire_hand_back(struct wait *, int64_t length);
 
-/* ---------------------------------------------------------------- snapshots.c: what a user's event has recorded */
+/* --- snapshots.c: what a user's event has recorded --- */
 
 struct snapshot;
-int snapshot_of(struct handle *event, struct snapshot **); /* of the present record, shared by all waits for it; 0, or an error */
+/* of the present record, shared by all waits for it; 0, or an error */
+int snapshot_of(struct handle *event, struct snapshot **);
 int snapshot_query(struct snapshot *);                     /* polls the event that stands for it */
 void snapshot_unref(struct snapshot *, bool complete);
 /* The watcher's pass that began at that time has found it pending: its other waits need no poll of their own in that pass. */

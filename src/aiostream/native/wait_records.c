@@ -6,7 +6,8 @@
 #include "failures.h"
 
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
-static struct wait *pools[MAX_CONTEXTS];                      /* by the context's number; under pool_lock */
+/* by the context's number; under pool_lock */
+static struct wait *pools[MAX_CONTEXTS];
 static _Atomic bool predicting = true;
 
 _Atomic(struct wait *) new_waits;
@@ -17,9 +18,10 @@ _Atomic int64_t pending_waits;
 void waits_predict(bool enabled) { atomic_store(&predicting, enabled); }
 int64_t waits_pending(void) { return atomic_load(&pending_waits); }
 
-/* ------------------------------------------------------------------------------------------------ histories */
+/* --- histories --- */
 
-static struct forecast none = {.refs = 1, .prediction = {.short_likely = true}}; /* never freed, because of this one reference */
+/* never freed, because of this one reference */
+static struct forecast none = {.refs = 1, .prediction = {.short_likely = true}};
 
 static struct forecast *forecast_ref(struct forecast *forecast) {
     atomic_fetch_add(&forecast->refs, 1);
@@ -98,7 +100,7 @@ struct load wait_load(const struct wait *wait) {
     };
 }
 
-/* ------------------------------------------------------------------------------------------------ wait lists */
+/* --- wait lists --- */
 
 struct wait_list *wait_list_new(struct context *context, struct shared_history *history) {
     struct wait_list *list = calloc(1, sizeof *list);
@@ -116,7 +118,7 @@ void wait_list_unref(struct wait_list *list) {
     free(list);
 }
 
-/* ------------------------------------------------------------------------------------------------ records */
+/* --- records --- */
 
 static int make(struct context *context, struct wait **made) {
     void *event = NULL, *popped;

@@ -10,7 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static const int64_t SHORTEST_SLEEP_NS = 12000; /* a shorter pause is spent awake, because falling asleep takes as long */
+/* a shorter pause is spent awake, because falling asleep takes as long */
+static const int64_t SHORTEST_SLEEP_NS = 12000;
 static const int64_t NEVER = INT64_MAX;
 
 static _Atomic bool parked;          /* written by the watcher; read by whoever arms a point */
@@ -18,7 +19,8 @@ static _Atomic bool parked;          /* written by the watcher; read by whoever 
 static _Atomic int64_t asleep_until;
 static int wake_descriptor = -1;
 static int timer_descriptor = -1; /* wakes it earlier than it meant to */
-static pthread_mutex_t timer_lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf: the timer is set for what asleep_until says */
+/* a leaf: the timer is set for what asleep_until says */
+static pthread_mutex_t timer_lock = PTHREAD_MUTEX_INITIALIZER;
 
 int waker_open(void) {
     if (wake_descriptor < 0) wake_descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);

@@ -10,7 +10,7 @@ static struct wait_list *active; /* the lists with records; the watcher's alone 
 
 bool waits_are_new(void) { return atomic_load(&new_waits) != NULL || atomic_load(&some_revisit); }
 
-/* ------------------------------------------------------------------------------------------------ lists */
+/* --- lists --- */
 
 /* In the order of the records, which is that of their ends. A wait that its task polled first comes late. */
 static void insert(struct wait_list *list, struct wait *wait) {
@@ -56,7 +56,7 @@ static void unlist_to_timer(struct wait *wait) {
     if (!atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) unlist(wait);
 }
 
-/* ------------------------------------------------------------------------------------------------ ends */
+/* --- ends --- */
 
 /* The wait is over, or has failed, and the watcher owns it. */
 static void settle(struct wait *wait, int status) {
@@ -128,7 +128,7 @@ static int poll_list(struct wait_list *list, int64_t now) {
     return polls;
 }
 
-/* ------------------------------------------------------------------------------------------------ what comes next */
+/* --- what comes next --- */
 
 /* True if any wait still has a task. Dropped waits stay listed until their event is complete. */
 static bool is_wanted(const struct wait_list *list) {
@@ -203,7 +203,8 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
 static int64_t schedule_new(struct wait_list *list, int64_t now) {
     int64_t at = schedule(list, now);
     if (!list->first) return at;
-    int64_t due = atomic_exchange(&list->first->due, NEVER); /* its task may be just leaving it again */
+    /* its task may be just leaving it again */
+    int64_t due = atomic_exchange(&list->first->due, NEVER);
     return due < at ? due : at;
 }
 
@@ -224,7 +225,8 @@ static void take_new_waits(int64_t now) {
     while ((wait = oldest)) {
         oldest = wait->next;
         struct wait_list *list = wait->list;
-        atomic_fetch_add(&list->refs, 1); /* the wait may be its last user, and may be over by now */
+        /* the wait may be its last user, and may be over by now */
+        atomic_fetch_add(&list->refs, 1);
         if (!list->active) activate(list);
         insert(list, wait);
         /* A list that was without a task was looked at ever more seldom. */
@@ -234,7 +236,7 @@ static void take_new_waits(int64_t now) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ the pass */
+/* --- the pass --- */
 
 static int poll_due(struct wait_list *list, int64_t now) {
     int polls = 0;
@@ -249,7 +251,8 @@ static int poll_due(struct wait_list *list, int64_t now) {
 int64_t waits_poll(int64_t now) {
     atomic_store(&some_revisit, false);
     if (atomic_load(&new_waits)) take_new_waits(now);
-    int64_t next[2] = {NEVER, NEVER}, latest = NEVER; /* for looks that are exact, and for the others; by the bound */
+    /* for looks that are exact, and for the others; by the bound */
+    int64_t next[2] = {NEVER, NEVER}, latest = NEVER;
     int64_t loop_lag = NEVER;
     int polls = 0;
     for (struct wait_list *list = active, *following; list; list = following) {

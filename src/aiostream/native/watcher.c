@@ -17,10 +17,12 @@
 
 enum { IDLE_PASSES_BEFORE_PARKING = 4 };
 static const int64_t HEALTH_PERIOD_NS = 15000000;
-static const int64_t IDLE_HEALTH_PERIOD_NS = 900000000; /* of contexts with nothing pending, if somebody wants to know: P19 is a second */
+/* of contexts with nothing pending, if somebody wants to know: P19 is a second */
+static const int64_t IDLE_HEALTH_PERIOD_NS = 900000000;
 static const int64_t NEVER = INT64_MAX;
 
-static pthread_mutex_t watcher_lock = PTHREAD_MUTEX_INITIALIZER; /* for watcher_start and watcher_stop alone */
+/* for watcher_start and watcher_stop alone */
+static pthread_mutex_t watcher_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool running;          /* under watcher_lock */
 static _Atomic bool stopping; /* written by watcher_stop; read by the watcher */
 static pthread_t thread;
@@ -51,7 +53,8 @@ static void *watch(void *unused) {
     int idle_passes = 0;
     int64_t next_health = 0, next_idle_health = 0;
     while (!atomic_load(&stopping)) {
-        if (!relaxed) relaxed = relaxed_enter() >= 0; /* for good: no query of this thread may disturb anybody's capture */
+        /* for good: no query of this thread may disturb anybody's capture */
+        if (!relaxed) relaxed = relaxed_enter() >= 0;
         int64_t now = now_ns();
         int64_t next = waits_poll(now);
         if (contexts_pending() > 0 || next != NEVER) {
@@ -74,7 +77,8 @@ static void *watch(void *unused) {
             waker_set_parked(true);
             if (contexts_pending() == 0) waker_sleep_until(sleeps_unwatched ? NEVER : next_idle_health, must_leave_park);
             waker_set_parked(false);
-            idle_passes = must_wake() || contexts_pending() > 0 ? 0 : IDLE_PASSES_BEFORE_PARKING; /* only its time was up */
+            /* only its time was up */
+            idle_passes = must_wake() || contexts_pending() > 0 ? 0 : IDLE_PASSES_BEFORE_PARKING;
         }
     }
     return NULL;
@@ -112,7 +116,8 @@ static void stop_by(const struct timespec *deadline) {
 void watcher_stop(void) { stop_by(NULL); }
 
 void watcher_stop_within(int64_t patience_ns) {
-    if (process != getpid()) return; /* in a forked child the lock may be held for ever, and there is no such thread */
+    /* in a forked child the lock may be held for ever, and there is no such thread */
+    if (process != getpid()) return;
     struct timespec deadline;
     clock_gettime(CLOCK_REALTIME, &deadline);
     deadline.tv_sec += patience_ns / 1000000000;

@@ -50,7 +50,8 @@ CUresult attribute_get(const struct attributes *attributes, unsigned allowed, in
 
 static CUresult set_window(struct attributes *attributes, const struct window *window)
 {
-    bool properties = window->miss >= 0 && window->miss <= 1; /* a miss cannot persist; of a hit an H200 takes anything */
+    /* a miss cannot persist; of a hit an H200 takes anything */
+    bool properties = window->miss >= 0 && window->miss <= 1;
     if (!properties || !(window->ratio >= 0 && window->ratio <= 1) || window->bytes > LARGEST_WINDOW)
         return INVALID_VALUE;
     attributes->window.base = window->base;

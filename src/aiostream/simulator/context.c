@@ -37,7 +37,8 @@ static void activate(struct context *context)
     if (context->active)
         return;
     context->active = true;
-    if (context->generation > 0) /* a reset leaves the handle, and what comes after it is another context all the same */
+    /* a reset leaves the handle, and what comes after it is another context all the same */
+    if (context->generation > 0)
         context->id = ++sim.next_id;
     context->legacy = stream_make(context, 0, 0);
     context->legacy->legacy = true;

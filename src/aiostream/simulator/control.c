@@ -38,7 +38,8 @@ CUresult initialise(void)
         if (sim.queues != 0)
             sim.queues = queues < 1 || queues > 32 ? 8 : (unsigned)queues;
         const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
-        sim.launch_blocking = blocking != NULL && strtol(blocking, NULL, 10) == 1; /* 2 is off on the H200 */
+        /* 2 is off on the H200 */
+        sim.launch_blocking = blocking != NULL && strtol(blocking, NULL, 10) == 1;
         CUresult code = devices_choose(getenv("CUDA_VISIBLE_DEVICES"));
         if (code != OK)
             return leave(code); /* and every other call answers 3 */

@@ -17,7 +17,8 @@ static CUresult check(const struct stream *stream, const void *address, size_t b
         return INVALID_VALUE;
     if (found != NULL || side == DEVICE_SIDE || side == PEER_SIDE)
         return check_device_memory((uintptr_t)address, bytes);
-    return address != NULL ? OK : INVALID_VALUE; /* pageable memory: to be trusted, as the driver does */
+    /* pageable memory: to be trusted, as the driver does */
+    return address != NULL ? OK : INVALID_VALUE;
 }
 
 static CUresult put(struct stream *stream, struct op *op, int node_type, bool wait)

@@ -196,7 +196,10 @@ EXPORT CUresult cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode *f
     return take_away(graph, from, to, edges, count);
 }
 
-/* --- asking: with nowhere to list them the count alone; else as many as fit, and NULL for the rest of the room --- */
+/* --- asking ---
+ *
+ * Without room for a list, a call answers the count alone. Else it lists as many as fit, and writes
+ * NULL into the rest of the room. */
 
 struct list {
     CUgraphNode *from, *to;

@@ -13,14 +13,16 @@ enum { LAST_ATTRIBUTE = 147 }; /* of CUDA 13.0; the H200 refuses those above */
 
 /* As an H200 answers, where a library may ask and the answer has a meaning here; what is not simulated is 0. */
 static const struct { int attribute, value; } attributes[] = {
-    {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, /* launch shape */
+    /* launch shape */
+    {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535},
     {8, 49152}, {9, 65536}, {10, 32}, {11, 2147483647}, {12, 65536}, {13, 1980000}, {14, 512},
     {15, 1}, {16, 132}, {19, 1}, {31, 1}, {32, 1}, {36, 3201000}, {37, 6016}, {38, 62914560}, {39, 2048}, {40, 3},
     {41, 1},  /* UNIFIED_ADDRESSING */
     {51, 32}, {75, 9}, {76, 0}, /* COMPUTE_CAPABILITY */
     {78, 1},  /* STREAM_PRIORITIES_SUPPORTED */
     {81, 233472}, {82, 65536}, {83, 1}, /* MANAGED_MEMORY */
-    {87, 2}, {89, 1}, {90, 1}, {91, 1}, /* CONCURRENT_MANAGED_ACCESS ... CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
+    /* CONCURRENT_MANAGED_ACCESS ... CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
+    {87, 2}, {89, 1}, {90, 1}, {91, 1},
     {97, 232448}, {99, 1}, {106, 32}, {111, 1024}, {113, 1},
     {122, 1}, {123, 1}, /* stream memory operations: 64 bit, NOR */
     {109, 134217728}, /* MAX_ACCESS_POLICY_WINDOW_SIZE */
@@ -211,7 +213,9 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *id)
     return leave(INVALID_DEVICE);
 }
 
-/* --- peers: every device here reaches all memory; what was enabled is kept, and checked by nothing --- */
+/* --- peers ---
+ *
+ * Every device here reaches all memory. What a program has enabled is kept and never checked. */
 
 EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer)
 {

@@ -89,7 +89,8 @@ struct op {
     struct op *next;
     struct op *next_holder; /* the stream's next op that needs a hardware queue */
     struct op *next_host;   /* the next one in the context's host queue */
-    struct stream *stream;  /* NULL once the stream's queue was abandoned: the host thread that has it frees it */
+    /* NULL once the stream's queue was abandoned: the host thread that has it frees it */
+    struct stream *stream;
     struct context *context;
     struct launch_refs *launch_refs; /* the launch of a graph that this is a part of: a reference */
     uint64_t sequence; /* position in the order of all enqueues of the process */
@@ -103,7 +104,8 @@ struct op {
             void *function; /* what follows is only told: cuGraphKernelNodeGetParams */
             unsigned grid[3], block[3], shared_bytes;
         } kernel;
-        struct { void *to; const void *from; size_t bytes; bool known_to, known_from; } copy; /* from == payload: a snapshot */
+        /* from == payload: a snapshot */
+        struct { void *to; const void *from; size_t bytes; bool known_to, known_from; } copy;
         struct { void *to; uint32_t value; unsigned width; size_t count; } fill;
         struct { CUhostFn host; CUstreamCallback callback; CUstream handle; void *user_data; } host;
         struct { struct marker *marker; bool holder; } mark;
@@ -111,7 +113,8 @@ struct op {
         void *memory;
     } u;
     size_t payload_bytes;
-    _Alignas(16) unsigned char payload[]; /* kernel arguments, or the snapshot of a pageable source */
+    /* kernel arguments, or the snapshot of a pageable source */
+    _Alignas(16) unsigned char payload[];
 };
 
 /* As in the ABI. */
@@ -172,7 +175,8 @@ struct event {
     unsigned flags;
     struct context *context;
     uint64_t generation; /* the context's when the event was made */
-    struct marker *marker;   /* the last record; NULL: never recorded, or last recorded under capture */
+    /* the last record; NULL: never recorded, or last recorded under capture */
+    struct marker *marker;
     struct capture *capture; /* last recorded in this capture: a reference */
     struct dependencies dependencies; /* ... behind these nodes */
 };
@@ -186,7 +190,8 @@ struct context {
     uint64_t generation;  /* grows when it is destroyed or reset: what it held is gone */
     struct stream *streams;
     struct stream *legacy;
-    struct stream *legacy_waits_for; /* the blocking stream that holds up the legacy stream's head */
+    /* the blocking stream that holds up the legacy stream's head */
+    struct stream *legacy_waits_for;
     struct waiter *waiters;
     /* The host thread's queue: BUSY host functions and callbacks in completion order. */
     struct op *host_head, *host_tail;
@@ -198,9 +203,11 @@ struct context {
     bool peers[MAX_DEVICES]; /* whose memory its kernels were allowed to reach */
 };
 
-struct pools { struct pool *first, *now; }; /* the default, and what cuMemAllocAsync takes from; NULL: not asked for yet */
+/* the default, and what cuMemAllocAsync takes from; NULL: not asked for yet */
+struct pools { struct pool *first, *now; };
 struct device {
-    int number; /* among those that were installed, of which CUDA_VISIBLE_DEVICES may hide some and reorder the others */
+    /* among those that were installed, of which CUDA_VISIBLE_DEVICES may hide some and reorder the others */
+    int number;
     size_t total, used;
     struct context *primary;
     /* Streams with pending host functions or memory operations, by the sequence number of the first of them. The first
@@ -228,7 +235,8 @@ struct function {
     const struct kernel *kernel;
     int attributes[FUNCTION_ATTRIBUTES];
 };
-struct variable { char *name; void *memory; size_t bytes; struct variable *next; }; /* of a module; memory of its device */
+/* of a module; memory of its device */
+struct variable { char *name; void *memory; size_t bytes; struct variable *next; };
 struct module {
     struct context *context; /* NULL: a library */
     uint64_t generation;     /* the context's */
@@ -248,8 +256,10 @@ struct capture {
     struct stream *origin;
     struct context *context;
     struct graph *graph;
-    struct dependencies exempt; /* nodes that need not be joined: the program itself has cut them off */
-    struct dependencies left;    /* where streams stood that were destroyed: still to be joined, if they have not been */
+    /* nodes that need not be joined: the program itself has cut them off */
+    struct dependencies exempt;
+    /* where streams stood that were destroyed: still to be joined, if they have not been */
+    struct dependencies left;
     struct recapture *recapture; /* NULL: new nodes are added */
     struct capture *next; /* all captures that have not ended */
 };
@@ -280,13 +290,15 @@ struct simulator {
     unsigned host_functions_running;
     pthread_cond_t host_returned; /* for the driver_lock adversary */
     CUresult sticky, last_fault;
-    uint64_t fault_epoch; /* grows with every fault: a waiter that slept through fault and recovery still reports it */
+    /* grows with every fault: a waiter that slept through fault and recovery still reports it */
+    uint64_t fault_epoch;
     struct capture *captures;
     bool seeded; /* else streams move in the order in which they became able to */
     uint64_t seed, seed_start; /* the sequence number at which the seed was set */
     struct { bool driver_lock, shuffle_callbacks, fire_after_fault; uint64_t late_faults; } adversary;
     _Atomic uint64_t enqueue_delay; /* ns; read without the lock */
-    _Atomic bool forked;            /* set in the child of a fork, where none of our threads exist */
+    /* set in the child of a fork, where none of our threads exist */
+    _Atomic bool forked;
 };
 extern struct simulator sim;
 
@@ -294,11 +306,13 @@ extern struct simulator sim;
 struct thread_state {
     struct context **stack;
     size_t depth, space;
-    struct { struct stream *stream; uint64_t id; } *streams; /* per-thread default streams, one per context */
+    /* per-thread default streams, one per context */
+    struct { struct stream *stream; uint64_t id; } *streams;
     size_t stream_count;
     int capture_mode;
     bool in_host_function, is_engine;
-    struct { struct user_object *first, *last; } dead; /* destroyed when the call that let go of them is over */
+    /* destroyed when the call that let go of them is over */
+    struct { struct user_object *first, *last; } dead;
 };
 extern _Thread_local struct thread_state me;
 
@@ -332,8 +346,10 @@ extern const size_t version_count;
 
 /* --- handles.c --- */
 void *object_new(enum object_kind kind, size_t bytes);
-void object_register(void *object, enum object_kind kind); /* makes a handle of what was made otherwise */
-void object_unregister(void *handle); /* the handle is unknown from here on; the memory is the caller's to free */
+/* makes a handle of what was made otherwise */
+void object_register(void *object, enum object_kind kind);
+/* the handle is unknown from here on; the memory is the caller's to free */
+void object_unregister(void *handle);
 void *object_find(const void *handle, enum object_kind kind);
 
 /* --- context.c --- */
@@ -355,8 +371,10 @@ void streams_unregister(struct context *context);
 struct op *op_new(enum op_kind kind, size_t payload_bytes);
 void op_free(struct op *op);
 struct op *op_copy(const struct op *pattern);
-CUresult enqueue(struct stream *stream, struct op *op); /* may block while the stream is full; owns op either way */
-CUresult enqueue_room(struct stream *stream, unsigned depth); /* blocks while the stream is full, which may lose it */
+/* may block while the stream is full; owns op either way */
+CUresult enqueue(struct stream *stream, struct op *op);
+/* blocks while the stream is full, which may lose it */
+CUresult enqueue_room(struct stream *stream, unsigned depth);
 void enqueue_now(struct stream *stream, struct op *op); /* never blocks */
 void make_ready(struct stream *stream);
 void op_done(struct op *op);
@@ -396,7 +414,8 @@ struct op *event_record_op(struct event *event);
 struct op *event_wait_op(const struct event *event, bool on_legacy);
 
 /* --- device.c --- */
-CUresult devices_choose(const char *visible); /* CUDA_VISIBLE_DEVICES; NULL: all. Changes nothing if it fails */
+/* CUDA_VISIBLE_DEVICES; NULL: all. Changes nothing if it fails */
+CUresult devices_choose(const char *visible);
 
 /* --- memory.c --- */
 struct allocation *find_allocation(const void *address);
@@ -417,7 +436,8 @@ void memory_release_context(struct context *context);
 char *ptx_copy(const char *text); /* without comments; the caller's to free */
 CUresult ptx_check(const char *text);
 bool ptx_has_entry(const char *text, const char *name);
-size_t ptx_variable(const char *text, const char *name, unsigned char **initial); /* the caller's to free */
+/* the caller's to free */
+size_t ptx_variable(const char *text, const char *name, unsigned char **initial);
 
 /* --- kernels.c, module.c, function.c --- */
 const struct kernel *find_kernel(const char *name, size_t length);
@@ -442,7 +462,8 @@ CUresult capture_unsupported(struct stream *stream);
 void capture_invalidate(struct capture *capture);
 void capture_exempt(struct capture *capture, struct node *node);
 struct capture *capture_into(const struct graph *graph);
-struct capture *capture_inside(const struct graph *graph); /* or into a child graph of it, however deep */
+/* or into a child graph of it, however deep */
+struct capture *capture_inside(const struct graph *graph);
 void capture_unregister_stream(struct stream *stream);
 void capture_release(struct capture *capture);
 

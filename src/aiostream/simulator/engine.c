@@ -26,7 +26,8 @@ static uint64_t last_look; /* when the words were looked at */
 static pthread_cond_t wake_engine;
 static bool asleep;
 static bool carrying_out;     /* run_unlocked is at an op, without the lock */
-static bool abandoning;       /* a fault waits for that op to end before the streams are abandoned */
+/* a fault waits for that op to end before the streams are abandoned */
+static bool abandoning;
 static struct waiter *settled_waiters;
 
 uint64_t now_ns(void)
@@ -626,7 +627,8 @@ static void *engine(void *unused)
     (void)unused;
     me.is_engine = true;
     prctl(PR_SET_NAME, "sim-engine");
-    prctl(PR_SET_TIMERSLACK, 1000); /* the kernel's default, 50 us, would round every short kernel up */
+    /* the kernel's default, 50 us, would round every short kernel up */
+    prctl(PR_SET_TIMERSLACK, 1000);
     pthread_mutex_lock(&sim.lock);
     for (;;) {
         run_timers();

@@ -210,12 +210,15 @@ CUresult node_can_become(const struct node *old, const struct node *new, int *re
     return *result == UPDATED ? OK : GRAPH_EXEC_UPDATE_FAILURE;
 }
 
-/* --- pairing the nodes of two graphs, as the manual has it for updates: from the last nodes back, in the order of edges --- */
+/* --- pairing the nodes of two graphs ---
+ *
+ * As the manual says for updates: from the last nodes back, in the order of edges. */
 
 struct pairing {
     struct graph *old, *new;
     struct node **partner; /* of the old graph's nodes, by place */
-    struct node **queue;   /* the old graph's nodes in the order in which they found theirs: ends first */
+    /* the old graph's nodes in the order in which they found theirs: ends first */
+    struct node **queue;
     bool *taken;           /* of the new graph's nodes, by place */
     int result;
     struct node *error, *error_from; /* in the new graph */

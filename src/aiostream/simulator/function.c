@@ -246,7 +246,9 @@ EXPORT CUresult cuKernelGetParamCount(CUkernel handle, size_t *count)
     return parameter_count(handle, count);
 }
 
-/* --- occupancy: from the attributes of the device and of the kernel, all of whose threads have 16 registers here --- */
+/* --- occupancy ---
+ *
+ * Computed from the attributes of the device and of the kernel. Each thread has 16 registers here. */
 
 static int least(int first, int second)
 {

@@ -221,7 +221,8 @@ bool graph_order(struct graph *graph, struct node **order)
         graph->nodes[i]->place = i;
     for (size_t i = 0; i < count; i++)
         missing[i] = graph->nodes[i]->before.count;
-    for (size_t before = SIZE_MAX; before != done;) { /* one pass suffices unless edges lead back to older nodes */
+    /* one pass suffices unless edges lead back to older nodes */
+    for (size_t before = SIZE_MAX; before != done;) {
         before = done;
         for (size_t i = 0; i < count; i++) {
             const struct dependencies *needs = &graph->nodes[i]->before;
@@ -280,7 +281,8 @@ EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode handle, CUg
     const struct graph *clone = object_find(clone_handle, OBJECT_GRAPH);
     if (node == NULL || clone == NULL)
         return leave(clone == NULL ? INVALID_VALUE : INVALID_HANDLE);
-    struct node *found = graph_find_copy(clone, node->id, false); /* a child graph's copies are not found, on an H200 neither */
+    /* a child graph's copies are not found, on an H200 neither */
+    struct node *found = graph_find_copy(clone, node->id, false);
     if (found == NULL || out == NULL)
         return leave(INVALID_VALUE);
     *out = found;

@@ -51,7 +51,8 @@ struct node_params {
         struct fill_params fill;
         struct host_params host;
         struct { CUgraph graph; int ownership; } child;
-        struct { CUevent event; CUcontext context; CUgreenCtx green; } event; /* a wait node's ends after the event */
+        /* a wait node's ends after the event */
+        struct { CUevent event; CUcontext context; CUgreenCtx green; } event;
         struct words_params words;
         struct alloc_params alloc;
         CUdeviceptr free;
@@ -86,7 +87,8 @@ struct node {
     struct dependencies before;
     struct op **ops; /* the work, one after another: patterns to be copied into a stream */
     size_t op_count;
-    struct context *context; /* where it runs; NULL: where the stream is that the graph is launched into */
+    /* where it runs; NULL: where the stream is that the graph is launched into */
+    struct context *context;
     struct event *event;     /* a reference */
     struct graph_memory *memory; /* of a node that allocates or frees: a reference */
     struct graph *child;     /* the node's own */
@@ -141,7 +143,8 @@ struct executable {
 /* --- dependencies.c --- */
 void dependencies_set(struct dependencies *to, const struct dependencies *from);
 void dependencies_clear(struct dependencies *dependencies);
-bool dependencies_add(struct dependencies *dependencies, struct node *node, const struct edge *edge); /* false: is there already */
+/* false: is there already */
+bool dependencies_add(struct dependencies *dependencies, struct node *node, const struct edge *edge);
 void dependencies_remove(struct dependencies *dependencies, size_t i);
 CUresult dependencies_read(const struct graph *graph, const CUgraphNode *handles, const struct edge *edges, size_t count,
                            struct dependencies *out);
@@ -156,9 +159,11 @@ struct graph *graph_copy(const struct graph *graph, bool hidden);
 struct node *node_new(int type);
 void node_free(struct node *node);
 struct node *node_copy(const struct node *node, bool hidden); /* its work, not its dependencies */
-void node_refill(struct node *node, struct node *with); /* takes over the work of `with`, and frees it */
+/* takes over the work of `with`, and frees it */
+void node_refill(struct node *node, struct node *with);
 void node_add_op(struct node *node, struct op *op);
-CUresult graph_link(struct graph *graph, struct node *node, const struct dependencies *before); /* owns node */
+/* owns node */
+CUresult graph_link(struct graph *graph, struct node *node, const struct dependencies *before);
 struct node *graph_find_copy(const struct graph *graph, uint64_t original, bool deep);
 bool graph_order(struct graph *graph, struct node **order); /* false: it has a cycle */
 CUresult copy_out_count(size_t *count, size_t found, bool listed);
@@ -201,7 +206,8 @@ CUresult graph_memory_capture_free(struct stream *stream, CUdeviceptr address);
 
 /* --- recapture.c --- */
 struct recapture *recapture_new(CUrecaptureFn function, void *user_data);
-CUresult recapture_node(struct stream *stream, struct node *node, struct node **out); /* owns node; out: the graph's own */
+/* owns node; out: the graph's own */
+CUresult recapture_node(struct stream *stream, struct node *node, struct node **out);
 CUresult recapture_end(struct capture *capture);
 
 /* --- userobject.c --- */

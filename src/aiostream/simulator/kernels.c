@@ -15,7 +15,8 @@ static struct kernel builtins[] = {
     {.name = "stamp", .builtin = STAMP, .parameter_count = 1, .sizes = {8}},
     {.name = "empty", .builtin = EMPTY},
 };
-static struct kernel *registered; /* under sim.lock; entries are never freed, functions may point to them */
+/* under sim.lock; entries are never freed, functions may point to them */
+static struct kernel *registered;
 
 const struct kernel *find_kernel(const char *name, size_t length)
 {

@@ -89,7 +89,8 @@ static void comes_after(struct executable *executable, size_t step, size_t befor
 static bool lay_out(struct executable *executable, struct graph *graph, size_t entry)
 {
     struct node **order = malloc((graph->node_count + 1) * sizeof *order);
-    size_t *ends = malloc((graph->node_count + 1) * sizeof *ends); /* by place: the step after which the node is done */
+    /* by place: the step after which the node is done */
+    size_t *ends = malloc((graph->node_count + 1) * sizeof *ends);
     bool whole = graph_order(graph, order);
     for (size_t i = 0; whole && i < graph->node_count; i++) {
         struct node *node = order[i];
@@ -103,7 +104,8 @@ static bool lay_out(struct executable *executable, struct graph *graph, size_t e
             continue;
         size_t place = node->place;
         whole = lay_out(executable, node->child, step);
-        size_t end = executable->step_count, inside = end - step; /* every step of the child, and the entry */
+        /* every step of the child, and the entry */
+        size_t end = executable->step_count, inside = end - step;
         add_step(executable, NULL, inside);
         for (size_t s = step; s < end; s++)
             if (executable->steps[s].last)
@@ -141,7 +143,8 @@ struct launch {
     struct lane *lanes;
     size_t lane_count;
     size_t *lane_of;        /* by step */
-    struct marker **marker; /* by step: recorded behind it; NULL: nobody on another lane waits for it */
+    /* by step: recorded behind it; NULL: nobody on another lane waits for it */
+    struct marker **marker;
     struct marker *begin;
 };
 
@@ -196,7 +199,8 @@ static size_t choose_lane(struct launch *launch, size_t at)
     struct context *context = step->node != NULL ? step->node->context : NULL;
     if (context == NULL)
         context = launch->lanes[0].context;
-    for (size_t i = 0; i < step->before_count; i++) { /* a lane that ends with what it comes after, if there is one */
+    /* a lane that ends with what it comes after, if there is one */
+    for (size_t i = 0; i < step->before_count; i++) {
         size_t lane = launch->lane_of[step->before[i]];
         if (launch->lanes[lane].context == context && launch->lanes[lane].tail == step->before[i])
             return lane;

@@ -23,7 +23,8 @@ static CUresult make(const union word_params *params, struct op **out)
     if (!waits && kind != WRITE_32 && kind != WRITE_64)
         return INVALID_VALUE;
     unsigned width = kind == WAIT_32 || kind == WRITE_32 ? 4 : 8;
-    bool valid = waits ? (params->word.flags & ~3u) == 0 : params->word.flags == 0; /* an H200 knows no write without a barrier */
+    /* an H200 knows no write without a barrier */
+    bool valid = waits ? (params->word.flags & ~3u) == 0 : params->word.flags == 0;
     if (!valid || params->word.address % width != 0 || check_device_memory(params->word.address, width) != OK)
         return INVALID_VALUE;
     struct op *op = op_new(waits ? OP_WAIT_VALUE : OP_WRITE_VALUE, 0);

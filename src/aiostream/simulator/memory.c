@@ -164,7 +164,8 @@ static CUresult free_now(void *base, bool host)
     CUresult code = context_drain(found->context);
     if (code != OK)
         return code;
-    found = find_allocation(base); /* the table may have moved, or another thread may have freed it */
+    /* the table may have moved, or another thread may have freed it */
+    found = find_allocation(base);
     if (found == NULL || found->id != id)
         return INVALID_VALUE;
     if (found->graph_memory == NULL)

@@ -103,7 +103,8 @@ static void unload(struct module *module)
     while (module->variables != NULL) {
         struct variable *variable = module->variables;
         module->variables = variable->next;
-        if (module->context->active && module->generation == module->context->generation) /* else it went with its context */
+        /* else it went with its context */
+        if (module->context->active && module->generation == module->context->generation)
             memory_free_device(variable->memory);
         free(variable->name);
         free(variable);

@@ -171,7 +171,8 @@ CUresult node_make(int type, const struct node_params *params, struct node **out
     case NODE_WORDS: code = make_words(node, &params->u.words); break;
     case NODE_ALLOC: code = make_alloc(node, &params->u.alloc); break;
     case NODE_FREE: code = make_free(node, params->u.free); break;
-    default: code = type < 0 || type > 18 ? INVALID_VALUE : NOT_SUPPORTED; break; /* semaphores, conditions */
+    /* semaphores, conditions */
+    default: code = type < 0 || type > 18 ? INVALID_VALUE : NOT_SUPPORTED; break;
     }
     if (code != OK)
         node_free(node);
@@ -239,7 +240,8 @@ static CUresult add_with(CUgraphNode *out, CUgraph handle, const CUgraphNode *be
     CUresult code = dependencies_read(graph, before, edges, count, &dependencies);
     if (code != OK)
         return leave(code);
-    const struct node probe = {.type = params->type}; /* refuse before a child graph has been moved into the node */
+    /* refuse before a child graph has been moved into the node */
+    const struct node probe = {.type = params->type};
     for (size_t i = 0; i < count; i++)
         if (!edge_fits(&dependencies.edges[i], dependencies.nodes[i], &probe))
             code = INVALID_VALUE;

@@ -9,8 +9,10 @@
 #include <string.h>
 
 /* As in the ABI. */
-enum { PINNED = 1, MANAGED = 2 };                                                    /* CUmemAllocationType */
-enum { ON_DEVICE = 1, ON_HOST = 2, ON_NODE = 3, ON_CURRENT_NODE = 4, READ_WRITE = 3 }; /* CUmemLocationType */
+/* CUmemAllocationType */
+enum { PINNED = 1, MANAGED = 2 };
+/* CUmemLocationType */
+enum { ON_DEVICE = 1, ON_HOST = 2, ON_NODE = 3, ON_CURRENT_NODE = 4, READ_WRITE = 3 };
 enum {
     REUSE_FIRST = 1, REUSE_LAST = 3, RELEASE_THRESHOLD = 4, RESERVED = 5, RESERVED_HIGH = 6, USED = 7, USED_HIGH = 8,
 };
@@ -22,7 +24,8 @@ struct pool {
     bool is_default, destroyed;
     int reuse[3];
     uint64_t threshold;
-    size_t used, used_high, reserved, reserved_high, most; /* most: 0, no bound but the device's memory */
+    /* most: 0, no bound but the device's memory */
+    size_t used, used_high, reserved, reserved_high, most;
     int access[MAX_DEVICES], host_access;
 };
 

@@ -100,7 +100,8 @@ static bool is_statement(const char *at, const char *end)
 /* Whether the braces match, and each statement inside of a body has the shape of one. */
 static bool bodies_fit(const char *text)
 {
-    size_t depth = 0, lists = 0; /* of bodies and blocks; of the braces round operands or initial values */
+    /* of bodies and blocks; of the braces round operands or initial values */
+    size_t depth = 0, lists = 0;
     const char *start = text;
     for (const char *at = text; *at != 0; at++) {
         const char *first = skip_prefixes(start, at);
@@ -197,7 +198,8 @@ static void put_values(const char *at, const char *end, size_t width, char lette
         bool real = letter == 'f' && at[0] == '0' && (at[1] == 'f' || at[1] == 'F' || at[1] == 'd' || at[1] == 'D');
         char *after;
         uint64_t value = real ? strtoull(at + 2, &after, 16) : strtoull(at, &after, 0);
-        memcpy(out + i, &value, width); /* little-endian, as every GPU and every machine that we build for */
+        /* little-endian, as every GPU and every machine that we build for */
+        memcpy(out + i, &value, width);
         at = after;
     }
 }

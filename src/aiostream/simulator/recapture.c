@@ -72,7 +72,8 @@ static bool same_work(const struct node *first, const struct node *second)
     for (size_t i = 0; i < first->op_count; i++)
         if (!same_op(first->ops[i], second->ops[i]))
             return false;
-    return first->child == NULL; /* a child graph's contents are not compared: it counts as different */
+    /* a child graph's contents are not compared: it counts as different */
+    return first->child == NULL;
 }
 
 /* Asks the program, without the lock. Neither node can go meanwhile: a graph that is captured into keeps its nodes. */

@@ -131,7 +131,8 @@ static bool valid(unsigned count)
 EXPORT CUresult cuUserObjectCreate(CUuserObject *out, void *pointer, CUhostFn destroy, unsigned count, unsigned flags)
 {
     ENTER(cuUserObjectCreate, 0);
-    if (out == NULL || destroy == NULL || !valid(count) || flags != 1) /* CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, the only one */
+    /* CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, the only one */
+    if (out == NULL || destroy == NULL || !valid(count) || flags != 1)
         return leave(INVALID_VALUE);
     struct user_object *object = object_new(OBJECT_USER, sizeof *object);
     object->references = object->owned = count;
