@@ -1,10 +1,13 @@
-/* Drives the native files with a fake driver: threads that arm, fire (late, twice, at once), fail, drain and close queues,
- * and threads that pin, close and release handles. Built with ThreadSanitizer and with AddressSanitizer by test_native.py.
+/* Drives the native files with a fake driver: threads that arm, fire (late, twice, at once), fail,
+ * drain and close queues, and threads that pin, close and release handles. Built with
+ * ThreadSanitizer and with AddressSanitizer by test_native.py.
  *
- * Usage: stress SECONDS SEED. Ends with code 0 and one line per part, or with the first promise that was broken.
+ * Usage: stress SECONDS SEED. Ends with code 0 and one line per part, or with the first promise
+ * that was broken.
  *
- * What is known of a ticket stands in `records`, in plain fields on purpose: a slot may be reserved again only after its
- * last delivery, and ThreadSanitizer sees here whether the native files make that so.
+ * What is known of a ticket stands in `records`, in plain fields on purpose: a slot may be reserved
+ * again only after its last delivery, and ThreadSanitizer sees here whether the native files make
+ * that so.
  */
 #include "stress.h"
 
@@ -14,9 +17,24 @@
 #include <string.h>
 #include <time.h>
 
-enum { LOOPS = 4, GPUS = 3, SLOTS = 1 << 16, MAILBOX = 1 << 12, IN_FLIGHT = 300, LATE = 256, KEPT = 64, MAX_SEEN = 1 << 16 };
+enum {
+    LOOPS = 4,
+    GPUS = 3,
+    SLOTS = 1 << 16,
+    MAILBOX = 1 << 12,
+    IN_FLIGHT = 300,
+    LATE = 256,
+    KEPT = 64,
+    MAX_SEEN = 1 << 16
+};
 enum { ERROR_REFUSED = 719, ERROR_FAILED = 700 };
-enum { STREAM_PLAIN = 16, STREAM_REFUSES = 32, STREAM_CAPTURES = 48, STREAM_AT_ONCE = 64, PRIVATE_STREAM = 80 };
+enum {
+    STREAM_PLAIN = 16,
+    STREAM_REFUSES = 32,
+    STREAM_CAPTURES = 48,
+    STREAM_AT_ONCE = 64,
+    PRIVATE_STREAM = 80
+};
 
 /* --- what became of a ticket --- */
 
@@ -28,10 +46,12 @@ struct record {
 };
 static struct record records[SLOTS];
 /* by the calls */
-static _Atomic int64_t accepted, refused, quarantined, abandoned, capture_refused, lost, users_quarantined;
+static _Atomic int64_t accepted, refused, quarantined, abandoned, capture_refused, lost,
+    users_quarantined;
 /* host functions that captures took in, and how often their graphs ran them */
 static _Atomic int64_t captured, graph_runs;
-static _Atomic int64_t python_accepted, foreign_accepted, dispatched, foreign_run, fire_calls, delivered_passed, delivered_failed;
+static _Atomic int64_t python_accepted, foreign_accepted, dispatched, foreign_run, fire_calls,
+    delivered_passed, delivered_failed;
 
 static struct record *record_of(uint64_t ticket) {
     uint32_t index = ticket & 0xffffff;
@@ -43,24 +63,31 @@ static uint64_t reserve(struct queue *queue, struct context *context, enum point
     uint64_t ticket = point_reserve(queue, context, kind);
     REQUIRE(ticket != 0, "no ticket");
     struct record *record = record_of(ticket);
-    REQUIRE(record->ticket != ticket, "ticket %llx was given out twice", (unsigned long long)ticket);
+    REQUIRE(record->ticket != ticket, "ticket %llx was given out twice",
+            (unsigned long long)ticket);
     *record = (struct record){.ticket = ticket, .may_pass = true};
     return ticket;
 }
 
-/* Refuses now and then, as a drain does that runs out of memory or is struck by a KeyboardInterrupt. */
+/* Refuses now and then, as a drain does that runs out of memory or is struck by a
+ * KeyboardInterrupt. */
 static bool emit(void *argument, uint64_t ticket, int64_t status, bool complete) {
     bool never_refuse = argument != NULL;
     if (!never_refuse && chance(400) == 0) return false;
     struct record *record = record_of(ticket);
-    REQUIRE(record->ticket == ticket, "ticket %llx was delivered after its slot had gone on", (unsigned long long)ticket);
-    REQUIRE(record->passed == 0, "ticket %llx was delivered complete, and then again", (unsigned long long)ticket);
+    REQUIRE(record->ticket == ticket, "ticket %llx was delivered after its slot had gone on",
+            (unsigned long long)ticket);
+    REQUIRE(record->passed == 0, "ticket %llx was delivered complete, and then again",
+            (unsigned long long)ticket);
     if (complete) {
-        REQUIRE(record->may_pass, "ticket %llx was refused by the driver and completed", (unsigned long long)ticket);
+        REQUIRE(record->may_pass, "ticket %llx was refused by the driver and completed",
+                (unsigned long long)ticket);
         record->passed = 1;
         atomic_fetch_add(&delivered_passed, 1);
-        REQUIRE(status == (record->failed ? ERROR_FAILED : status), "a failed point completed with %d", (int)status);
-        bool known = status == 0 || status == STATUS_UNKNOWN || status == ERROR_FAILED || status == ERROR_REFUSED;
+        REQUIRE(status == (record->failed ? ERROR_FAILED : status),
+                "a failed point completed with %d", (int)status);
+        bool known = status == 0 || status == STATUS_UNKNOWN || status == ERROR_FAILED ||
+                     status == ERROR_REFUSED;
         REQUIRE(known, "status %d", (int)status);
     } else {
         REQUIRE(record->failed == 0, "ticket %llx failed twice", (unsigned long long)ticket);
@@ -122,7 +149,8 @@ static bool take(struct mailbox *box, struct firing *firing) {
     return taken;
 }
 
-/* A driver thread. Some firings come at once, some only many others later, some twice, the second one any time later. */
+/* A driver thread. Some firings come at once, some only many others later, some twice, the second
+ * one any time later. */
 static void *gpu(void *argument) {
     struct mailbox *box = argument;
     seed_thread(7, (uint64_t)(box - mailboxes));
@@ -161,7 +189,8 @@ static _Thread_local int capture_begins; /* at which check the capture is on */
 /* the arm that this thread is in became a node of a graph that never runs */
 static _Thread_local bool swallowed;
 
-/* A graph, as far as a host function in it is concerned: the user object that owns it, and launches. */
+/* A graph, as far as a host function in it is concerned: the user object that owns it, and
+ * launches. */
 struct user_object {
     host_function destructor;
     void *data;
@@ -170,16 +199,20 @@ static _Thread_local struct user_object object; /* of the capture that this thre
 static _Thread_local bool object_made, owned_by_graph;
 static _Thread_local int information; /* how often this arm has asked for the capture */
 
-static int fake_capture_info(void *stream, int *status, uint64_t *id, void **graph, void *nodes, void *count) {
-    REQUIRE(((uintptr_t)stream & ~15u) == STREAM_CAPTURES && !nodes && !count, "asked for the capture of a stream that has none");
+static int fake_capture_info(void *stream, int *status, uint64_t *id, void **graph, void *nodes,
+                             void *count) {
+    REQUIRE(((uintptr_t)stream & ~15u) == STREAM_CAPTURES && !nodes && !count,
+            "asked for the capture of a stream that has none");
     bool second = information++ > 0;
     *status = second && chance(16) == 0 ? (int)chance(2) * 2 : 1; /* ended, or invalidated */
     *id = second && chance(16) == 0 ? 8 : 7;
     *graph = &object;
     return 0;
 }
-static int fake_user_object_create(void **out, void *data, host_function destructor, unsigned references, unsigned flags) {
-    REQUIRE(references == 1 && flags == 1, "a user object with %u references and flags %u", references, flags);
+static int fake_user_object_create(void **out, void *data, host_function destructor,
+                                   unsigned references, unsigned flags) {
+    REQUIRE(references == 1 && flags == 1, "a user object with %u references and flags %u",
+            references, flags);
     if (chance(16) == 0) return ERROR_REFUSED;
     object = (struct user_object){destructor, data};
     object_made = true;
@@ -188,13 +221,15 @@ static int fake_user_object_create(void **out, void *data, host_function destruc
     return 0;
 }
 static int fake_retain(void *graph, void *user_object, unsigned references, unsigned flags) {
-    REQUIRE(graph == &object && user_object == &object && references == 1 && flags == 1, "retained otherwise than moved");
+    REQUIRE(graph == &object && user_object == &object && references == 1 && flags == 1,
+            "retained otherwise than moved");
     if (chance(16) == 0) return ERROR_REFUSED;
     owned_by_graph = true;
     return 0;
 }
 static int release(bool owned) {
-    REQUIRE(owned_by_graph == owned && object.destructor, "a reference was given back that is somebody else's");
+    REQUIRE(owned_by_graph == owned && object.destructor,
+            "a reference was given back that is somebody else's");
     fire((struct firing){.function = object.destructor, .data = object.data});
     object.destructor = NULL;
     return 0;
@@ -204,7 +239,8 @@ static int fake_user_object_release(void *user_object, unsigned references) {
     return release(false);
 }
 static int fake_graph_release(void *graph, void *user_object, unsigned references) {
-    REQUIRE(graph == &object && user_object == &object && references == 1, "released %u", references);
+    REQUIRE(graph == &object && user_object == &object && references == 1, "released %u",
+            references);
     return release(true);
 }
 
@@ -216,7 +252,8 @@ static int add_node(struct firing firing) {
         atomic_fetch_add(&graph_runs, 1);
         firing.function(firing.data);
     }
-    post(&mailboxes[chance(GPUS)], (struct firing){.function = object.destructor, .data = object.data});
+    post(&mailboxes[chance(GPUS)],
+         (struct firing){.function = object.destructor, .data = object.data});
     return 0;
 }
 
@@ -237,19 +274,24 @@ static int enqueue(void *stream, struct firing firing) {
 static int fake_launch_host_func(void *stream, host_function function, void *data) {
     return enqueue(stream, (struct firing){.function = function, .data = data});
 }
-static int fake_stream_add_callback(void *stream, stream_callback callback, void *data, unsigned flags) {
+static int fake_stream_add_callback(void *stream, stream_callback callback, void *data,
+                                    unsigned flags) {
     REQUIRE(flags == 0, "cuStreamAddCallback's flags are %u", flags);
-    return enqueue(stream, (struct firing){.callback = callback, .data = data, .status = chance(3) ? 0 : ERROR_REFUSED});
+    return enqueue(stream, (struct firing){.callback = callback,
+                                           .data = data,
+                                           .status = chance(3) ? 0 : ERROR_REFUSED});
 }
 static int fake_stream_is_capturing(void *stream, int *status) {
-    bool captures = ((uintptr_t)stream & ~15u) == STREAM_CAPTURES && capture_checks++ >= capture_begins;
+    bool captures =
+        ((uintptr_t)stream & ~15u) == STREAM_CAPTURES && capture_checks++ >= capture_begins;
     if (captures && chance(4) == 0) return 906;
     *status = captures ? 1 + (int)chance(2) : 0;
     return 0;
 }
 static _Atomic bool context_failed; /* what the contexts' private streams answer */
 static int fake_stream_query(void *stream) {
-    REQUIRE(((uintptr_t)stream & ~15u) == PRIVATE_STREAM, "a stream was queried that is not the library's own");
+    REQUIRE(((uintptr_t)stream & ~15u) == PRIVATE_STREAM,
+            "a stream was queried that is not the library's own");
     return atomic_load(&context_failed) ? ERROR_FAILED : 0;
 }
 static _Thread_local int capture_mode; /* 0 GLOBAL, 2 RELAXED */
@@ -259,8 +301,14 @@ static int fake_exchange_capture_mode(int *mode) {
     *mode = before;
     return 0;
 }
-static int fake_synchronize(void *object) { (void)object; return 0; }
-static int fake_event_record(void *event, void *stream, unsigned flags) { (void)event, (void)stream, (void)flags; return 0; }
+static int fake_synchronize(void *object) {
+    (void)object;
+    return 0;
+}
+static int fake_event_record(void *event, void *stream, unsigned flags) {
+    (void)event, (void)stream, (void)flags;
+    return 0;
+}
 
 struct thing { /* what a handle stands for */
     _Atomic int users, destroyed;
@@ -272,18 +320,43 @@ static int fake_destroy(void *object) {
     return 0;
 }
 static _Thread_local int contexts_entered;
-static int fake_get_id(void *context, uint64_t *id) { *id = (uintptr_t)context; return 0; }
-static int fake_push(void *context) { (void)context; contexts_entered++; return 0; }
-static int fake_pop(void **context) { *context = NULL; contexts_entered--; return 0; }
+static int fake_get_id(void *context, uint64_t *id) {
+    *id = (uintptr_t)context;
+    return 0;
+}
+static int fake_push(void *context) {
+    (void)context;
+    contexts_entered++;
+    return 0;
+}
+static int fake_pop(void **context) {
+    *context = NULL;
+    contexts_entered--;
+    return 0;
+}
 
 static const struct driver_calls fake_driver = {
-    .launch_host_func = fake_launch_host_func, .stream_add_callback = fake_stream_add_callback, .stream_query = fake_stream_query,
-    .stream_synchronize = fake_synchronize, .stream_is_capturing = fake_stream_is_capturing, .stream_destroy = fake_destroy,
-    .exchange_capture_mode = fake_exchange_capture_mode, .event_query = fake_synchronize, .event_record = fake_event_record,
-    .event_synchronize = fake_synchronize, .event_destroy = fake_destroy, .ctx_push = fake_push, .ctx_get_id = fake_get_id, .ctx_pop = fake_pop,
-    .capture_info = fake_capture_info, .user_object_create = fake_user_object_create,
-    .user_object_release = fake_user_object_release, .graph_retain_user_object = fake_retain,
-    .graph_release_user_object = fake_graph_release, .graph_destroy = fake_destroy, .graph_exec_destroy = fake_destroy,
+    .launch_host_func = fake_launch_host_func,
+    .stream_add_callback = fake_stream_add_callback,
+    .stream_query = fake_stream_query,
+    .stream_synchronize = fake_synchronize,
+    .stream_is_capturing = fake_stream_is_capturing,
+    .stream_destroy = fake_destroy,
+    .exchange_capture_mode = fake_exchange_capture_mode,
+    .event_query = fake_synchronize,
+    .event_record = fake_event_record,
+    .event_synchronize = fake_synchronize,
+    .event_destroy = fake_destroy,
+    .ctx_push = fake_push,
+    .ctx_get_id = fake_get_id,
+    .ctx_pop = fake_pop,
+    .capture_info = fake_capture_info,
+    .user_object_create = fake_user_object_create,
+    .user_object_release = fake_user_object_release,
+    .graph_retain_user_object = fake_retain,
+    .graph_release_user_object = fake_graph_release,
+    .graph_destroy = fake_destroy,
+    .graph_exec_destroy = fake_destroy,
 };
 
 /* --- loops and the janitor --- */
@@ -293,19 +366,22 @@ static _Atomic bool stop_loops, stop_janitor, stop_failing;
 /* by a queue's number; the latter for ever */
 static _Atomic bool seen_queue[MAX_SEEN], keeps_points[MAX_SEEN];
 
-/* Waits until the queue's descriptor is readable: a wake-up that got lost shows here, and not as a slow test. */
+/* Waits until the queue's descriptor is readable: a wake-up that got lost shows here, and not as a
+ * slow test. */
 static void await_wake(struct queue *queue, const char *who) {
     struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
     REQUIRE(poll(&descriptor, 1, 20000) == 1, "%s was not woken within 20 s", who);
 }
 
 static void drain_all(struct queue *queue) {
-    while (!queue_drain(queue, emit, NULL)) {}
+    while (!queue_drain(queue, emit, NULL)) {
+    }
 }
 
 static _Thread_local bool meets_captures;
 
-/* One point. Its thread may not look at the ticket again after arming it: it may belong to another point by then. */
+/* One point. Its thread may not look at the ticket again after arming it: it may belong to another
+ * point by then. */
 static void arm_one(struct queue *queue) {
     static const enum point_kind kinds[] = {KIND_HOST_FUNCTION, KIND_HOST_FUNCTION,   KIND_CALLBACK,
                                             KIND_PYTHON_HOST,   KIND_PYTHON_CALLBACK, KIND_FOREIGN};
@@ -320,8 +396,11 @@ static void arm_one(struct queue *queue) {
     }
     if (kind == KIND_FOREIGN) point_set_foreign(ticket, foreign, &foreign_run);
     uintptr_t stream = streams[chance(6)];
-    /* Seldom and in one loop, because their slots, and the queues of those that failed too, are kept for ever. */
-    if (stream == STREAM_CAPTURES && (!meets_captures || chance(4) || atomic_load(&quarantined) > 4000)) stream = STREAM_PLAIN;
+    /* Seldom and in one loop, because their slots, and the queues of those that failed too, are
+     * kept for ever. */
+    if (stream == STREAM_CAPTURES &&
+        (!meets_captures || chance(4) || atomic_load(&quarantined) > 4000))
+        stream = STREAM_PLAIN;
     capture_checks = information = 0;
     swallowed = false;
     object_made = false;
@@ -331,9 +410,11 @@ static void arm_one(struct queue *queue) {
     int result = point_arm(ticket, (void *)(stream + chance(15)));
     relaxed_leave(mode);
     REQUIRE(capture_mode == 0, "the thread was left in capture mode %d", capture_mode);
-    bool may_be_captured = stream == STREAM_CAPTURES && capture_begins == 0 && (kind == KIND_PYTHON_HOST || kind == KIND_FOREIGN);
+    bool may_be_captured = stream == STREAM_CAPTURES && capture_begins == 0 &&
+                           (kind == KIND_PYTHON_HOST || kind == KIND_FOREIGN);
     if (may_be_captured && information && (result == 0 || result == ERROR_REFUSED)) {
-        /* Once the user object was made its destructor ends the point, also when a later step was refused. */
+        /* Once the user object was made its destructor ends the point, also when a later step was
+         * refused. */
         atomic_fetch_add(object_made ? &captured : &refused, 1);
     } else if (result == 0) {
         atomic_fetch_add(&accepted, 1);
@@ -343,17 +424,20 @@ static void arm_one(struct queue *queue) {
             atomic_store(&keeps_points[queue_index(queue)], true);
             return;
         }
-        if (kind == KIND_PYTHON_HOST || kind == KIND_PYTHON_CALLBACK) atomic_fetch_add(&python_accepted, 1);
+        if (kind == KIND_PYTHON_HOST || kind == KIND_PYTHON_CALLBACK)
+            atomic_fetch_add(&python_accepted, 1);
         if (kind == KIND_FOREIGN) atomic_fetch_add(&foreign_accepted, 1);
     } else if (result == RESULT_QUARANTINED) {
         REQUIRE(stream == STREAM_CAPTURES, "quarantined, though nobody captured");
         atomic_fetch_add(&quarantined, 1);
         if (kind >= KIND_PYTHON_HOST) atomic_fetch_add(&users_quarantined, 1);
     } else if (result <= RESULT_CAPTURING) {
-        REQUIRE(stream == STREAM_CAPTURES && capture_begins == 0, "refused as capturing, though nobody captured");
+        REQUIRE(stream == STREAM_CAPTURES && capture_begins == 0,
+                "refused as capturing, though nobody captured");
         atomic_fetch_add(&capture_refused, 1);
     } else {
-        REQUIRE(result == ERROR_REFUSED && stream == STREAM_REFUSES, "point_arm answered %d", result);
+        REQUIRE(result == ERROR_REFUSED && stream == STREAM_REFUSES, "point_arm answered %d",
+                result);
         atomic_fetch_add(&refused, 1);
     }
 }
@@ -367,8 +451,10 @@ struct loop {
 static struct queue *open_seen(void) {
     struct queue *queue = queue_open();
     REQUIRE(queue, "no queue");
-    REQUIRE(queue_index(queue) < MAX_SEEN, "queues are not recycled: this one has number %d", queue_index(queue));
-    REQUIRE(queue_lag(queue) == 0, "a new queue has the lag of its former owner: %lld ns", (long long)queue_lag(queue));
+    REQUIRE(queue_index(queue) < MAX_SEEN, "queues are not recycled: this one has number %d",
+            queue_index(queue));
+    REQUIRE(queue_lag(queue) == 0, "a new queue has the lag of its former owner: %lld ns",
+            (long long)queue_lag(queue));
     atomic_store(&seen_queue[queue_index(queue)], true);
     return queue;
 }
@@ -382,16 +468,19 @@ static void *loop(void *argument) {
         struct queue *queue = open_seen();
         int rounds = 1 + (int)chance(40);
         while (rounds-- && !atomic_load(&stop_loops)) {
-            int64_t in_flight = atomic_load(&counters[POINTS_ARMED]) - atomic_load(&counters[POINTS_FIRED]) -
+            int64_t in_flight = atomic_load(&counters[POINTS_ARMED]) -
+                                atomic_load(&counters[POINTS_FIRED]) -
                                 atomic_load(&counters[POINTS_QUARANTINED]) - atomic_load(&lost);
             int number = in_flight > IN_FLIGHT ? 0 : 1 + (int)chance(30);
             if (!number) sched_yield();
             while (number--) arm_one(queue);
-            /* Sometimes as a loop does, sometimes without a reason (a descriptor is recycled with its queue). */
+            /* Sometimes as a loop does, sometimes without a reason (a descriptor is recycled with
+             * its queue). */
             struct pollfd descriptor = {.fd = queue_descriptor(queue), .events = POLLIN};
             if (poll(&descriptor, 1, 0) == 1 || chance(3) == 0) drain_all(queue);
             int64_t lag = queue_lag(queue);
-            REQUIRE(lag <= now_ns() - opened, "a lag of %lld ns is longer than there has been a queue", (long long)lag);
+            REQUIRE(lag <= now_ns() - opened,
+                    "a lag of %lld ns is longer than there has been a queue", (long long)lag);
         }
         queue_close(queue); /* what is pending goes to the janitor */
     }
@@ -408,7 +497,8 @@ static void *janitor(void *argument) {
     }
 }
 
-/* Stands for the watcher, which is the only one to call points_fail, and calls it much more often. */
+/* Stands for the watcher, which is the only one to call points_fail, and calls it much more often.
+ */
 static void *failing(void *unused) {
     (void)unused;
     seed_thread(5, 5);
@@ -425,7 +515,8 @@ static void *flickering(void *unused) {
     while (!atomic_load(&stop_failing)) {
         int64_t passes = atomic_load(&counters[WATCHER_PASSES]);
         atomic_store(&context_failed, !atomic_load(&context_failed));
-        while (atomic_load(&counters[WATCHER_PASSES]) == passes && !atomic_load(&stop_failing)) sched_yield();
+        while (atomic_load(&counters[WATCHER_PASSES]) == passes && !atomic_load(&stop_failing))
+            sched_yield();
     }
     atomic_store(&context_failed, false);
     return NULL;
@@ -471,19 +562,29 @@ static void stress_points(struct queue *orphans, double seconds, uint64_t seed, 
     pthread_join(janitor_thread, NULL);
     drain_all(orphans);
 
-    require_equal(counters[POINTS_ARMED], accepted + quarantined + captured, "armed, and what the driver took");
-    require_equal(counters[POINTS_FIRED], accepted - lost + captured, "fired, and what the driver took");
-    require_equal(delivered_passed, accepted - lost + captured, "delivered as passed, and what the driver took");
-    require_equal(counters[POINTS_LEAKED], quarantined + lost, "leaked, and what captures have swallowed");
-    require_equal(counters[POINTS_QUARANTINED], quarantined, "quarantined, and what the calls said");
-    require_equal(counters[POINTS_FIRED] + counters[POINTS_STALE], fire_calls, "fired or stale, and firings");
+    require_equal(counters[POINTS_ARMED], accepted + quarantined + captured,
+                  "armed, and what the driver took");
+    require_equal(counters[POINTS_FIRED], accepted - lost + captured,
+                  "fired, and what the driver took");
+    require_equal(delivered_passed, accepted - lost + captured,
+                  "delivered as passed, and what the driver took");
+    require_equal(counters[POINTS_LEAKED], quarantined + lost,
+                  "leaked, and what captures have swallowed");
+    require_equal(counters[POINTS_QUARANTINED], quarantined,
+                  "quarantined, and what the calls said");
+    require_equal(counters[POINTS_FIRED] + counters[POINTS_STALE], fire_calls,
+                  "fired or stale, and firings");
     require_equal(points_pending(), 0, "pending at the end");
-    /* One that was just running when its point was quarantined has run; how many did, nobody can say. */
+    /* One that was just running when its point was quarantined has run; how many did, nobody can
+     * say. */
     int64_t ran = dispatched + foreign_run - graph_runs, taken = python_accepted + foreign_accepted;
-    REQUIRE(ran >= taken && ran <= taken + users_quarantined, "%lld functions run, %lld armed, %lld quarantined", (long long)ran,
-            (long long)taken, (long long)users_quarantined);
-    REQUIRE(delivered_failed > 0 && counters[POINTS_STALE] > 0 && quarantined > 0, "the run was too short to meet everything");
-    REQUIRE(refused > 0 && capture_refused > 0 && abandoned > 0 && captured > 0 && graph_runs > 0, "the run was too short to meet everything");
+    REQUIRE(ran >= taken && ran <= taken + users_quarantined,
+            "%lld functions run, %lld armed, %lld quarantined", (long long)ran, (long long)taken,
+            (long long)users_quarantined);
+    REQUIRE(delivered_failed > 0 && counters[POINTS_STALE] > 0 && quarantined > 0,
+            "the run was too short to meet everything");
+    REQUIRE(refused > 0 && capture_refused > 0 && abandoned > 0 && captured > 0 && graph_runs > 0,
+            "the run was too short to meet everything");
 }
 
 /* Every queue that was closed can be had again, and no other: all have counted themselves out. */
@@ -493,8 +594,8 @@ static void require_all_queues_back(void) {
     struct queue **queues = calloc((size_t)known, sizeof *queues);
     for (; opened < known; opened++) {
         queues[opened] = queue_open();
-        REQUIRE(seen_queue[queue_index(queues[opened])], "queue %d is new: another one was never given back",
-                queue_index(queues[opened]));
+        REQUIRE(seen_queue[queue_index(queues[opened])],
+                "queue %d is new: another one was never given back", queue_index(queues[opened]));
     }
     while (opened) queue_close(queues[--opened]);
     free(queues);
@@ -508,7 +609,8 @@ static _Atomic int arrived;
 
 static bool emit_in_order(void *argument, uint64_t ticket, int64_t status, bool complete) {
     (void)argument;
-    REQUIRE(complete && status == STATUS_UNKNOWN, "a host function brings no status, and this one brought %d", (int)status);
+    REQUIRE(complete && status == STATUS_UNKNOWN,
+            "a host function brings no status, and this one brought %d", (int)status);
     int number = arrived++;
     REQUIRE(expected[number] == ticket, "arrival %d is another ticket", number);
     return true;
@@ -607,10 +709,12 @@ static void *handle_user(void *argument) {
 
 static void stress_handles(void) {
     pthread_t users[USERS];
-    int64_t created = counters[HANDLES_CREATED], gone = counters[HANDLES_DESTROYED] + counters[HANDLES_RELEASED];
+    int64_t created = counters[HANDLES_CREATED],
+            gone = counters[HANDLES_DESTROYED] + counters[HANDLES_RELEASED];
     int released = 0;
     pthread_barrier_init(&barrier, NULL, USERS + 1);
-    for (int i = 0; i < USERS; i++) pthread_create(&users[i], NULL, handle_user, (void *)(uintptr_t)i);
+    for (int i = 0; i < USERS; i++)
+        pthread_create(&users[i], NULL, handle_user, (void *)(uintptr_t)i);
     for (int generation = 0; generation < GENERATIONS; generation++) {
         the_thing.destroyed = the_thing.users = released_by = 0;
         the_handle = handle_new(generation % 4, &the_thing, &the_thing, true, false, NULL);
@@ -628,7 +732,8 @@ static void stress_handles(void) {
     for (int i = 0; i < USERS; i++) pthread_join(users[i], NULL);
     pthread_barrier_destroy(&barrier);
     require_equal(counters[HANDLES_CREATED] - created, GENERATIONS, "created");
-    require_equal(counters[HANDLES_DESTROYED] + counters[HANDLES_RELEASED] - gone, GENERATIONS, "destroyed or released");
+    require_equal(counters[HANDLES_DESTROYED] + counters[HANDLES_RELEASED] - gone, GENERATIONS,
+                  "destroyed or released");
     require_equal(counters[HANDLES_OPEN], 0, "open");
     printf("handles: %d, of which %d given away, %d pins\n", GENERATIONS, released, (int)pins);
 }
@@ -645,13 +750,17 @@ int main(int count, char **arguments) {
     struct queue *orphans = queue_open();
     REQUIRE(orphans && queue_index(orphans) == 0, "the first queue is not number 0");
     bool is_taken;
-    contexts[0] = context_register(&contexts[0], (uintptr_t)&contexts[0], (void *)(uintptr_t)PRIVATE_STREAM, 0, &is_taken);
-    contexts[1] = context_register(&contexts[1], (uintptr_t)&contexts[1], (void *)(uintptr_t)(PRIVATE_STREAM + 1), 1, &is_taken);
+    contexts[0] = context_register(&contexts[0], (uintptr_t)&contexts[0],
+                                   (void *)(uintptr_t)PRIVATE_STREAM, 0, &is_taken);
+    contexts[1] = context_register(&contexts[1], (uintptr_t)&contexts[1],
+                                   (void *)(uintptr_t)(PRIVATE_STREAM + 1), 1, &is_taken);
     stress_points(orphans, seconds / 2, seed, false);
     stress_points(orphans, seconds / 2, seed + 100, true);
-    printf("points: %lld passed, %lld failed first, %lld refused, %lld quarantined, %lld stale, %lld passes of the watcher\n",
-           (long long)delivered_passed, (long long)delivered_failed, (long long)refused, (long long)quarantined,
-           (long long)counters[POINTS_STALE], (long long)counters[WATCHER_PASSES]);
+    printf("points: %lld passed, %lld failed first, %lld refused, %lld quarantined, %lld stale, "
+           "%lld passes of the watcher\n",
+           (long long)delivered_passed, (long long)delivered_failed, (long long)refused,
+           (long long)quarantined, (long long)counters[POINTS_STALE],
+           (long long)counters[WATCHER_PASSES]);
     order();
     require_all_queues_back();
     stress_handles();

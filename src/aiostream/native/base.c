@@ -1,4 +1,5 @@
-/* The driver's table, the counters, the clock, and the one question that every enqueue asks: does this stream capture? */
+/* The driver's table, the counters, the clock, and the one question that every enqueue asks: does
+ * this stream capture? */
 #include "base.h"
 
 #include <signal.h>
@@ -34,8 +35,9 @@ const char *failed_call(int status) {
     return call;
 }
 
-/* The process's signals are for its own threads: a thread of ours would take from it what it waits for by sigwait or signalfd, and
- * would die of one that all others block. Those that a fault raises stay, because they are this thread's. */
+/* The process's signals are for its own threads: a thread of ours would take from it what it waits
+ * for by sigwait or signalfd, and would die of one that all others block. Those that a fault raises
+ * stay, because they are this thread's. */
 int thread_start(pthread_t *thread, void *(*run)(void *)) {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
     sigset_t blocked, before;
@@ -76,5 +78,6 @@ bool context_is_gone(void *context, uint64_t identity) {
     if (!context || !identity) return false;
     int status = driver.ctx_get_id(context, &now);
     if (status == CUDA_SUCCESS) return now != identity;
-    return status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE || status == CUDA_CONTEXT_IS_DESTROYED;
+    return status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE ||
+           status == CUDA_CONTEXT_IS_DESTROYED;
 }

@@ -1,8 +1,9 @@
 /* The registry of contexts, and their health.
  *
- * After a sticky error no host function ever runs, so a waiter that only its host function could wake would hang for ever.
- * The fault shows at the same moment on every stream of the process, also on an idle one that nobody else knows; so the watcher
- * queries a private stream of ours per context, and never a user's, which might be capturing or destroyed.
+ * After a sticky error no host function ever runs, so a waiter that only its host function could
+ * wake would hang for ever. The fault shows at the same moment on every stream of the process, also
+ * on an idle one that nobody else knows; so the watcher queries a private stream of ours per
+ * context, and never a user's, which might be capturing or destroyed.
  */
 #include "contexts.h"
 
@@ -17,7 +18,8 @@ struct context {
     uint64_t identity; /* see context_is_gone */
     int device;
     _Atomic int64_t healthy_at; /* when its health was last read and was good; any thread */
-    /* what the private stream answered when the context was destroyed: it is not queried again; any thread */
+    /* what the private stream answered when the context was destroyed: it is not queried again; any
+     * thread */
     _Atomic int gone;
     _Atomic int64_t pending; /* points armed and neither fired nor failed; any thread */
     int index;
@@ -38,7 +40,8 @@ static struct context *find(uint64_t identity) { /* context_lock held */
     return NULL;
 }
 
-struct context *context_register(void *handle, uint64_t identity, void *private_stream, int device, bool *is_taken) {
+struct context *context_register(void *handle, uint64_t identity, void *private_stream, int device,
+                                 bool *is_taken) {
     pthread_mutex_lock(&context_lock);
     struct context *context = find(identity);
     int number = context_count;
@@ -59,9 +62,12 @@ struct context *context_register(void *handle, uint64_t identity, void *private_
 int context_index(const struct context *context) { return context->index; }
 int context_device(const struct context *context) { return context->device; }
 void *context_handle(const struct context *context) { return context->handle; }
-struct context *context_at(int index) { return index < 0 || index >= context_count ? NULL : &contexts[index]; }
+struct context *context_at(int index) {
+    return index < 0 || index >= context_count ? NULL : &contexts[index];
+}
 
-/* Add, then read `parked`; the watcher sets `parked`, then reads the total: one of the two sees the other. */
+/* Add, then read `parked`; the watcher sets `parked`, then reads the total: one of the two sees the
+ * other. */
 void context_add_pending(struct context *context) {
     atomic_fetch_add(&context->pending, 1);
     atomic_fetch_add(&pending_total, 1);
@@ -83,10 +89,13 @@ int context_health(struct context *context) {
         status = failure_noted(driver.stream_query(context->stream), "cuStreamQuery");
         relaxed_leave(mode);
     }
-    /* NOT_READY cannot come from an idle stream unless the driver is being slow; 9xx speak of somebody's capture. */
-    if (status == CUDA_NOT_READY || (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST)) status = CUDA_SUCCESS;
+    /* NOT_READY cannot come from an idle stream unless the driver is being slow; 9xx speak of
+     * somebody's capture. */
+    if (status == CUDA_NOT_READY || (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST))
+        status = CUDA_SUCCESS;
     if (status == CUDA_SUCCESS) atomic_store(&context->healthy_at, before);
-    else if (status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE || status == CUDA_CONTEXT_IS_DESTROYED) {
+    else if (status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE ||
+             status == CUDA_CONTEXT_IS_DESTROYED) {
         atomic_store(&context->gone, status); /* the private stream went with its context */
         failure_note(CUDA_CONTEXT_IS_DESTROYED, "cuStreamQuery");
     }
@@ -95,7 +104,9 @@ int context_health(struct context *context) {
 
 int context_answer(const struct context *context, int status) {
     bool invalid = status == CUDA_INVALID_HANDLE || status == CUDA_INVALID_CONTEXT;
-    return invalid && context_is_gone(context->handle, context->identity) ? CUDA_CONTEXT_IS_DESTROYED : status;
+    return invalid && context_is_gone(context->handle, context->identity)
+               ? CUDA_CONTEXT_IS_DESTROYED
+               : status;
 }
 
 int context_recent_health(struct context *context) {
@@ -103,5 +114,7 @@ int context_recent_health(struct context *context) {
     return fresh ? CUDA_SUCCESS : context_health(context);
 }
 
-bool context_has_pending(const struct context *context) { return atomic_load(&((struct context *)context)->pending) > 0; }
+bool context_has_pending(const struct context *context) {
+    return atomic_load(&((struct context *)context)->pending) > 0;
+}
 int64_t contexts_pending(void) { return atomic_load(&pending_total); }

@@ -1,7 +1,8 @@
 /* Fatal codes, and the end of the process. See failures.h.
  *
- * After such a code every CUDA call of the process fails, so a server would answer errors from then on. The end needs no GIL and no
- * Python, because Python may be blocked in a call that never returns.
+ * After such a code every CUDA call of the process fails, so a server would answer errors from then
+ * on. The end needs no GIL and no Python, because Python may be blocked in a call that never
+ * returns.
  */
 #include "failures.h"
 
@@ -12,11 +13,21 @@
 #include <unistd.h>
 
 const struct fatal_code fatal_codes[] = {
-    {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},   {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE"}, {226, "CUDA_ERROR_CONTAINED"},
-    {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},     {702, "CUDA_ERROR_LAUNCH_TIMEOUT"},       {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
-    {710, "CUDA_ERROR_ASSERT"},              {714, "CUDA_ERROR_HARDWARE_STACK_ERROR"}, {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION"},
-    {716, "CUDA_ERROR_MISALIGNED_ADDRESS"},  {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE"}, {718, "CUDA_ERROR_INVALID_PC"},
-    {719, "CUDA_ERROR_LAUNCH_FAILED"},       {721, "CUDA_ERROR_TENSOR_MEMORY_LEAK"},   {810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"},
+    {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
+    {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE"},
+    {226, "CUDA_ERROR_CONTAINED"},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+    {702, "CUDA_ERROR_LAUNCH_TIMEOUT"},
+    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
+    {710, "CUDA_ERROR_ASSERT"},
+    {714, "CUDA_ERROR_HARDWARE_STACK_ERROR"},
+    {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION"},
+    {716, "CUDA_ERROR_MISALIGNED_ADDRESS"},
+    {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE"},
+    {718, "CUDA_ERROR_INVALID_PC"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED"},
+    {721, "CUDA_ERROR_TENSOR_MEMORY_LEAK"},
+    {810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"},
     {911, "CUDA_ERROR_EXTERNAL_DEVICE"},
     {0, NULL},
 };
@@ -43,22 +54,27 @@ static int place_of(int code) {
 }
 
 bool failure_is_fatal(int code) { return place_of(code) >= 0; }
-bool failure_is_of_process(int code) { return code != CUDA_CONTEXT_IS_DESTROYED && place_of(code) >= 0; }
+bool failure_is_of_process(int code) {
+    return code != CUDA_CONTEXT_IS_DESTROYED && place_of(code) >= 0;
+}
 
 /* --- the end --- */
 
 static const int64_t LINE_NS = 300000000; /* for the line on stderr */
-static int64_t grace_left_ns; /* written before its thread is made */
+static int64_t grace_left_ns;             /* written before its thread is made */
 static int final_status;
 
 static void *end_after_grace(void *unused) {
     (void)unused;
-    struct timespec left = {.tv_sec = grace_left_ns / 1000000000, .tv_nsec = grace_left_ns % 1000000000};
-    while (nanosleep(&left, &left) < 0) {}
+    struct timespec left = {.tv_sec = grace_left_ns / 1000000000,
+                            .tv_nsec = grace_left_ns % 1000000000};
+    while (nanosleep(&left, &left) < 0) {
+    }
     _exit(final_status);
 }
 
-/* A thread of its own, because every other thread of the process may hang in the driver, or wait for one that does. */
+/* A thread of its own, because every other thread of the process may hang in the driver, or wait
+ * for one that does. */
 static bool begin_grace(int64_t grace_ns, int status) {
     grace_left_ns = grace_ns;
     final_status = status;
@@ -72,9 +88,11 @@ static void say(int place, const char *call, int status, int64_t grace_ns) {
     char line[320], when[48] = "now";
     if (grace_ns) snprintf(when, sizeof when, "in %.3g s at the latest", (double)grace_ns / 1e9);
     int length = snprintf(line, sizeof line,
-                          "aiostream: %s reported %s (%d): the CUDA context is lost. Process %ld ends %s, with exit code %d "
+                          "aiostream: %s reported %s (%d): the CUDA context is lost. Process %ld "
+                          "ends %s, with exit code %d "
                           "(exit_on_context_failed).\n",
-                          call, fatal_codes[place].name, fatal_codes[place].code, (long)getpid(), when, status);
+                          call, fatal_codes[place].name, fatal_codes[place].code, (long)getpid(),
+                          when, status);
     if (length >= (int)sizeof line) length = sizeof line - 1;
     /* The process must also end when stderr is a full pipe that no process reads. */
     struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
@@ -84,7 +102,8 @@ static void say(int place, const char *call, int status, int64_t grace_ns) {
     (void)ignored;
 }
 
-/* Under failure_lock, so that nobody else learns of the failure before this process ends; it returns only for a grace period. */
+/* Under failure_lock, so that nobody else learns of the failure before this process ends; it
+ * returns only for a grace period. */
 static void end_process(int place) {
     if (!ending.process || ending.process != getpid() || has_begun_to_end) return;
     has_begun_to_end = true;

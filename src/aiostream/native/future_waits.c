@@ -1,21 +1,25 @@
-/* The waits of futures. What enqueue_async keeps alive hangs on their ticket, so that is one for all their life.
+/* The waits of futures. What enqueue_async keeps alive hangs on their ticket, so that is one for
+ * all their life.
  *
- * When the end of one is near, the loop itself polls it, natively, once in each of its turns: the drain of its queue does that,
- * and asks for another turn while any is left. A task that awaits the future takes the wait from the loop and polls it as its own,
- * because it then goes on in the very turn in which it sees the end. Otherwise a timer of the loop or the watcher has it, as any
- * wait.
+ * When the end of one is near, the loop itself polls it, natively, once in each of its turns: the
+ * drain of its queue does that, and asks for another turn while any is left. A task that awaits the
+ * future takes the wait from the loop and polls it as its own, because it then goes on in the very
+ * turn in which it sees the end. Otherwise a timer of the loop or the watcher has it, as any wait.
  */
 #include "wait_record.h"
 
 #include <pthread.h>
 
-/* The call for the next turn may be lost: a KeyboardInterrupt takes it, or the loop is closed. Then the timer brings the next drain,
- * or has the dispatcher find out that the loop is closed. */
+/* The call for the next turn may be lost: a KeyboardInterrupt takes it, or the loop is closed. Then
+ * the timer brings the next drain, or has the dispatcher find out that the loop is closed. */
 static const int64_t SECOND_SOURCE_NS = 20000000;
 
-static void drain_again(struct queue *queue) { timer_wake_by(queue_timer(queue), now_ns() + SECOND_SOURCE_NS); }
+static void drain_again(struct queue *queue) {
+    timer_wake_by(queue_timer(queue), now_ns() + SECOND_SOURCE_NS);
+}
 
-int wait_reserve(struct wait_list *list, struct queue *queue, enum wait_mode mode, struct wait **reserved) {
+int wait_reserve(struct wait_list *list, struct queue *queue, enum wait_mode mode,
+                 struct wait **reserved) {
     int status = wait_start(list, queue, mode, reserved);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *reserved;
@@ -66,7 +70,8 @@ static void append(struct polled_waits *polled, struct wait *wait) {
     atomic_store(&wait->polled_by_loop, true);
 }
 
-/* Before anything else is done with the wait: whoever has it next may recycle it, and then the field is another loop's. */
+/* Before anything else is done with the wait: whoever has it next may recycle it, and then the
+ * field is another loop's. */
 static void removed(struct polled_waits *polled, struct wait *wait) {
     atomic_store(&wait->polled_by_loop, false);
     if (wait->near) polled->near--;
@@ -75,8 +80,8 @@ static void removed(struct polled_waits *polled, struct wait *wait) {
 
 /* --- polling by a task --- */
 
-/* A task of a closed loop is never resumed, so whoever closes the loop's queue leaves to the watcher what its tasks poll. The task
- * may be dropped at that time, in any thread. */
+/* A task of a closed loop is never resumed, so whoever closes the loop's queue leaves to the
+ * watcher what its tasks poll. The task may be dropped at that time, in any thread. */
 static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void take(struct wait *wait) {
@@ -92,15 +97,19 @@ static void take(struct wait *wait) {
 }
 
 bool wait_take_future(struct wait *wait, uint64_t ticket) {
-    /* Asked twice: in between the record may have become another loop's, which polls it, but never with the same ticket. */
-    if (atomic_load(&wait->ticket) != ticket || !atomic_load(&wait->polled_by_loop) || atomic_load(&wait->ticket) != ticket) return false;
+    /* Asked twice: in between the record may have become another loop's, which polls it, but never
+     * with the same ticket. */
+    if (atomic_load(&wait->ticket) != ticket || !atomic_load(&wait->polled_by_loop) ||
+        atomic_load(&wait->ticket) != ticket)
+        return false;
     struct polled_waits *polled = queue_polled_waits(wait->queue);
     if (wait->previous_polled) wait->previous_polled->next_polled = wait->next_polled;
     else polled->first = wait->next_polled;
     if (wait->next_polled) wait->next_polled->previous_polled = wait->previous_polled;
     else polled->last = wait->previous_polled;
     removed(polled, wait);
-    /* how early the loop has to wake is learnt from the task's first poll, which comes a turn later */
+    /* how early the loop has to wake is learnt from the task's first poll, which comes a turn later
+     */
     wait->first_poll_due = true;
     wait->first_poll = 0;
     take(wait);
@@ -164,8 +173,8 @@ static struct wait *take_back(struct queue *queue) {
     return wait;
 }
 
-/* Second source: a task that polls does so in each turn. One that does not is a coroutine that somebody steps by hand, or has dropped
- * into a cycle; others may await the future too. */
+/* Second source: a task that polls does so in each turn. One that does not is a coroutine that
+ * somebody steps by hand, or has dropped into a cycle; others may await the future too. */
 static void take_back_forgotten(struct queue *queue) {
     struct polled_waits *polled = queue_polled_waits(queue);
     int64_t now = now_ns();
@@ -201,9 +210,13 @@ static bool poll_on(struct wait *wait, struct queue *queue) {
     int status;
     uint64_t ticket;
     switch (wait_look(wait, queue, &status)) {
-    case LOOK_OVER: wait_end_in_loop(wait, status); return false;
-    case LOOK_EXPIRED: return wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK;
-    default: return true;
+    case LOOK_OVER:
+        wait_end_in_loop(wait, status);
+        return false;
+    case LOOK_EXPIRED:
+        return wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK;
+    default:
+        return true;
     }
 }
 

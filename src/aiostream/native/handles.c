@@ -1,8 +1,9 @@
 /* Handles: who may still use a stream, an event or a graph.
  *
- * Each call pins the handle for as long as the driver may use it. close() refuses new uses, and whoever is the last user
- * destroys the driver's object; release() (into_raw) refuses new uses and waits for the last one. All in one word, so that a
- * KeyboardInterrupt cannot come between the count and the call.
+ * Each call pins the handle for as long as the driver may use it. close() refuses new uses, and
+ * whoever is the last user destroys the driver's object; release() (into_raw) refuses new uses and
+ * waits for the last one. All in one word, so that a KeyboardInterrupt cannot come between the
+ * count and the call.
  */
 #include "handles.h"
 
@@ -11,9 +12,10 @@
 
 #include "failures.h"
 
-static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull << 33, DESTROYED = 1ull << 34,
+static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull << 33,
+                      DESTROYED = 1ull << 34,
                       /* another library has it: it is never destroyed */
-                      AWAITED = 1ull << 35, SHARED = 1ull << 36;
+    AWAITED = 1ull << 35, SHARED = 1ull << 36;
 
 struct handle {
     _Atomic uint64_t word; /* number of uses, and the bits above; any thread */
@@ -21,7 +23,7 @@ struct handle {
     void *attachment;      /* see handle_attachment */
     void *value;           /* the rest is written by handle_new and then constant */
     void *context;
-    uint64_t identity;     /* of the context; see context_is_gone */
+    uint64_t identity; /* of the context; see context_is_gone */
     /* a borrowed stream of ours pins its owner's handle too; kept alive by module.c */
     struct handle *parent;
     enum handle_kind kind;
@@ -32,13 +34,19 @@ struct handle {
 static pthread_mutex_t release_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t unused = PTHREAD_COND_INITIALIZER;
 
-struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned, bool needs_context,
-                          struct handle *parent) {
+struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned,
+                          bool needs_context, struct handle *parent) {
     struct handle *handle = calloc(1, sizeof *handle);
     if (!handle) return NULL;
     uint64_t identity = parent ? parent->identity : context ? context_identity(context) : 0;
-    *handle = (struct handle){.refs = 1, .value = value, .context = context, .parent = parent, .kind = kind, .owned = owned,
-                              .needs_context = needs_context, .identity = identity};
+    *handle = (struct handle){.refs = 1,
+                              .value = value,
+                              .context = context,
+                              .parent = parent,
+                              .kind = kind,
+                              .owned = owned,
+                              .needs_context = needs_context,
+                              .identity = identity};
     if (owned) {
         atomic_fetch_add(&counters[HANDLES_CREATED], 1);
         atomic_fetch_add(&counters[HANDLES_OPEN], 1);
@@ -57,7 +65,8 @@ void *handle_value(const struct handle *handle) { return handle->value; }
 void *handle_context(const struct handle *handle) { return handle->context; }
 
 bool handle_is_open(const struct handle *handle) {
-    if (atomic_load(&((struct handle *)handle)->word) & (CLOSING | RELEASED | DESTROYED)) return false;
+    if (atomic_load(&((struct handle *)handle)->word) & (CLOSING | RELEASED | DESTROYED))
+        return false;
     return !handle->parent || handle_is_open(handle->parent);
 }
 
@@ -68,7 +77,9 @@ static void leave(bool entered) {
     if (entered) driver.ctx_pop(&popped);
 }
 
-bool handle_is_gone(const struct handle *handle) { return context_is_gone(handle->context, handle->identity); }
+bool handle_is_gone(const struct handle *handle) {
+    return context_is_gone(handle->context, handle->identity);
+}
 
 int handle_enter_context(const struct handle *handle, bool *entered) {
     *entered = false;
@@ -81,14 +92,19 @@ int handle_enter_context(const struct handle *handle, bool *entered) {
 
 void handle_leave_context(bool entered) { leave(entered); }
 
-static const char *const DESTRUCTORS[] = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy", "cuGraphExecDestroy"};
+static const char *const DESTRUCTORS[] = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy",
+                                          "cuGraphExecDestroy"};
 
 static int call_destructor(struct handle *handle) {
     switch (handle->kind) {
-    case HANDLE_STREAM: return driver.stream_destroy(handle->value);
-    case HANDLE_EVENT: return driver.event_destroy(handle->value);
-    case HANDLE_GRAPH: return driver.graph_destroy(handle->value);
-    default: return driver.graph_exec_destroy(handle->value);
+    case HANDLE_STREAM:
+        return driver.stream_destroy(handle->value);
+    case HANDLE_EVENT:
+        return driver.event_destroy(handle->value);
+    case HANDLE_GRAPH:
+        return driver.graph_destroy(handle->value);
+    default:
+        return driver.graph_exec_destroy(handle->value);
     }
 }
 
@@ -146,12 +162,17 @@ static void note_refusal(const struct handle *handle, int status) {
 static int destroy_if_last(struct handle *handle) {
     /* a closed one is shared no more */
     uint64_t shared = atomic_load(&handle->word) & SHARED, word = CLOSING | shared;
-    return atomic_compare_exchange_strong(&handle->word, &word, DESTROYED) ? destroy(handle, shared) : CUDA_SUCCESS;
+    return atomic_compare_exchange_strong(&handle->word, &word, DESTROYED) ? destroy(handle, shared)
+                                                                           : CUDA_SUCCESS;
 }
 
-bool handle_is_used(const struct handle *handle) { return atomic_load(&((struct handle *)handle)->word) & USES; }
+bool handle_is_used(const struct handle *handle) {
+    return atomic_load(&((struct handle *)handle)->word) & USES;
+}
 
-bool handle_is_shared(const struct handle *handle) { return atomic_load(&((struct handle *)handle)->word) & SHARED; }
+bool handle_is_shared(const struct handle *handle) {
+    return atomic_load(&((struct handle *)handle)->word) & SHARED;
+}
 
 bool handle_share(struct handle *handle) {
     uint64_t word = atomic_load(&handle->word);
@@ -234,11 +255,14 @@ void handle_release_end(struct handle *handle) {
     atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
 }
 
-void handle_release_cancel(struct handle *handle) { atomic_fetch_and(&handle->word, ~(RELEASED | AWAITED)); }
+void handle_release_cancel(struct handle *handle) {
+    atomic_fetch_and(&handle->word, ~(RELEASED | AWAITED));
+}
 
 bool handle_release(struct handle *handle) {
     if (!handle_release_begin(handle)) return false;
-    while (!handle_release_await(handle)) {}
+    while (!handle_release_await(handle)) {
+    }
     handle_release_end(handle);
     return true;
 }

@@ -1,6 +1,6 @@
-/* The helper streams of each context: at most MAX_HELPERS, made together and kept for good, since making a stream may block until
- * the GPU is idle. When all are in use, they are shared: then an event may be noticed only after another one that was recorded
- * before. */
+/* The helper streams of each context: at most MAX_HELPERS, made together and kept for good, since
+ * making a stream may block until the GPU is idle. When all are in use, they are shared: then an
+ * event may be noticed only after another one that was recorded before. */
 #include "helper_streams.h"
 
 #include <pthread.h>
@@ -25,7 +25,8 @@ static int create(struct context *context, void **stream) {
     int status = failed_in("cuCtxPushCurrent", driver.ctx_push(context_handle(context)));
     if (status == CUDA_SUCCESS) {
         void *popped;
-        status = failed_in("cuStreamCreate", driver.stream_create(stream, 1 /* CU_STREAM_NON_BLOCKING */));
+        status = failed_in("cuStreamCreate",
+                           driver.stream_create(stream, 1 /* CU_STREAM_NON_BLOCKING */));
         driver.ctx_pop(&popped);
     }
     relaxed_leave(mode);
@@ -120,7 +121,8 @@ void helper_put(struct context *context, void *stream, bool idle) {
 int helper_count(struct context *context) {
     int idle = 0;
     pthread_mutex_lock(&helper_lock);
-    for (int i = 0; i < helpers[context_index(context)].count; i++) idle += helpers[context_index(context)].all[i].users == 0;
+    for (int i = 0; i < helpers[context_index(context)].count; i++)
+        idle += helpers[context_index(context)].all[i].users == 0;
     pthread_mutex_unlock(&helper_lock);
     return idle;
 }

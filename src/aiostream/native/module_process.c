@@ -1,5 +1,5 @@
-/* What the native part has once per process, as Python sees it: the driver's addresses, the watcher, the exit gate and the mark of a
- * forked child.
+/* What the native part has once per process, as Python sees it: the driver's addresses, the
+ * watcher, the exit gate and the mark of a forked child.
  */
 #include "module.h"
 
@@ -15,22 +15,28 @@ bool is_child(void) { return atomic_load(&forked); }
 
 bool refuse_in_child(void) {
     if (!is_child()) return false;
-    PyErr_SetString(PyExc_RuntimeError, "CUDA cannot be used in a forked child: neither the driver nor aiostream survives fork(). "
-                                        "Start worker processes with multiprocessing's 'spawn' or 'forkserver' method. A server that "
-                                        "loads its application before it forks (gunicorn --preload, Celery) must not use CUDA in the "
-                                        "parent, not even Device.count(): make streams in the lifespan, or in a hook after the fork.");
+    PyErr_SetString(
+        PyExc_RuntimeError,
+        "CUDA cannot be used in a forked child: neither the driver nor aiostream survives fork(). "
+        "Start worker processes with multiprocessing's 'spawn' or 'forkserver' method. A server "
+        "that "
+        "loads its application before it forks (gunicorn --preload, Celery) must not use CUDA in "
+        "the "
+        "parent, not even Device.count(): make streams in the lifespan, or in a hook after the "
+        "fork.");
     return true;
 }
 
 /* --- the exit gate ---
  *
- * A driver thread that asks for the GIL of an interpreter that is being torn down hangs or crashes. So it passes this gate
- * first; at exit the gate is closed and those inside are waited for, without the GIL. */
+ * A driver thread that asks for the GIL of an interpreter that is being torn down hangs or crashes.
+ * So it passes this gate first; at exit the gate is closed and those inside are waited for, without
+ * the GIL. */
 
 static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_empty = PTHREAD_COND_INITIALIZER;
-static bool gate_closed;      /* under gate_lock */
-static int gate_inside;       /* under gate_lock */
+static bool gate_closed; /* under gate_lock */
+static int gate_inside;  /* under gate_lock */
 /* set once, before any Python host function is armed; never released */
 static PyObject *dispatcher;
 
@@ -39,8 +45,11 @@ bool refuse_at_exit(void) {
     bool closed = gate_closed;
     pthread_mutex_unlock(&gate_lock);
     if (closed)
-        PyErr_SetString(PyExc_RuntimeError, "Python is ending, and the driver's threads may not call Python functions any more. "
-                                            "Enqueue host functions and callbacks before the interpreter runs its atexit handlers.");
+        PyErr_SetString(
+            PyExc_RuntimeError,
+            "Python is ending, and the driver's threads may not call Python functions any more. "
+            "Enqueue host functions and callbacks before the interpreter runs its atexit "
+            "handlers.");
     return closed;
 }
 
@@ -79,7 +88,8 @@ static PyObject *native_gate_close(PyObject *self, PyObject *unused) {
         empty = gate_inside == 0;
         pthread_mutex_unlock(&gate_lock);
         Py_END_ALLOW_THREADS
-        if (!empty && PyErr_CheckSignals() < 0) return NULL; /* a host function that never ends can be interrupted */
+        if (!empty && PyErr_CheckSignals() < 0)
+            return NULL; /* a host function that never ends can be interrupted */
     }
     Py_RETURN_NONE;
 }
@@ -156,7 +166,8 @@ static PyObject *native_watcher_start(PyObject *self, PyObject *unused) {
         errno = error;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    /* After all of Python's atexit handlers, because one of them may await. Python has room for 32 such functions; C has more. */
+    /* After all of Python's atexit handlers, because one of them may await. Python has room for 32
+     * such functions; C has more. */
     if (!ends) ends = Py_AtExit(end_watcher) == 0 || atexit(end_watcher) == 0;
     Py_RETURN_NONE;
 }
@@ -169,7 +180,8 @@ static PyObject *native_watcher_stop(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* open_orphans(): the descriptor of queue 0, which is made at the first call. So a start that failed can be repeated. */
+/* open_orphans(): the descriptor of queue 0, which is made at the first call. So a start that
+ * failed can be repeated. */
 static PyObject *native_open_orphans(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
     if (refuse_in_child()) return NULL;
@@ -182,7 +194,8 @@ static PyObject *native_write_unraisable(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *error, *where;
     if (!PyArg_ParseTuple(args, "OO", &error, &where)) return NULL;
-    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), Py_NewRef(error), PyException_GetTraceback(error));
+    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), Py_NewRef(error),
+                  PyException_GetTraceback(error));
     PyErr_WriteUnraisable(where);
     Py_RETURN_NONE;
 }
@@ -200,15 +213,22 @@ static PyObject *native_is_forked(PyObject *self, PyObject *unused) {
 
 static PyMethodDef process_functions[] = {
     {"bind", native_bind, METH_O, "Takes the driver's raw addresses, by name."},
-    {"open_orphans", native_open_orphans, METH_NOARGS, "The descriptor of the orphans' queue, which is made once."},
-    {"set_dispatcher", native_set_dispatcher, METH_O, "What runs a user's Python host function: f(ticket, status)."},
-    {"gate_close", native_gate_close, METH_NOARGS, "Closes the exit gate and waits for those inside."},
+    {"open_orphans", native_open_orphans, METH_NOARGS,
+     "The descriptor of the orphans' queue, which is made once."},
+    {"set_dispatcher", native_set_dispatcher, METH_O,
+     "What runs a user's Python host function: f(ticket, status)."},
+    {"gate_close", native_gate_close, METH_NOARGS,
+     "Closes the exit gate and waits for those inside."},
     {"watcher_start", native_watcher_start, METH_NOARGS, "Starts the watcher thread, once."},
     {"watcher_stop", native_watcher_stop, METH_NOARGS, "Stops and joins it."},
-    {"write_unraisable", native_write_unraisable, METH_VARARGS, "Reports an exception to sys.unraisablehook."},
-    {"set_forked", native_set_forked, METH_NOARGS, "From now on every call here is refused: this is a forked child."},
+    {"write_unraisable", native_write_unraisable, METH_VARARGS,
+     "Reports an exception to sys.unraisablehook."},
+    {"set_forked", native_set_forked, METH_NOARGS,
+     "From now on every call here is refused: this is a forked child."},
     {"is_forked", native_is_forked, METH_NOARGS, "Whether set_forked() was called."},
     {NULL, NULL, 0, NULL},
 };
 
-int add_process_functions(PyObject *module) { return PyModule_AddFunctions(module, process_functions); }
+int add_process_functions(PyObject *module) {
+    return PyModule_AddFunctions(module, process_functions);
+}

@@ -6,8 +6,9 @@
 
 /* --- Wait --- */
 
-/* A KeyboardInterrupt may come between a call's return and the next step of Python, when its answer is lost. So what must not be
- * lost is an object, and what it owns is given up in one step with the call that takes it over. */
+/* A KeyboardInterrupt may come between a call's return and the next step of Python, when its answer
+ * is lost. So what must not be lost is an object, and what it owns is given up in one step with the
+ * call that takes it over. */
 typedef struct {
     PyObject_HEAD
     struct wait *wait;   /* NULL: it is over, or the watcher has it */
@@ -32,7 +33,8 @@ static PyObject *new_wait(struct wait *wait, struct queue *queue) {
 
 static void disown_wait(PyObject *object) { ((WaitObject *)object)->wait = NULL; }
 
-/* Whether it is over, one way or another; if not, or if it has failed with an exception, begun is of no use. */
+/* Whether it is over, one way or another; if not, or if it has failed with an exception, begun is
+ * of no use. */
 static bool poll(WaitObject *self, struct wait_result *result) {
     if (refuse_in_child()) return false;
     if (!self->wait) {
@@ -55,10 +57,12 @@ static bool poll(WaitObject *self, struct wait_result *result) {
 
 /* Codes and refusals are small, tickets are from 1 << 24 on. */
 static PyObject *as_number(const struct wait_result *result) {
-    return result->ticket ? PyLong_FromUnsignedLongLong(result->ticket) : PyLong_FromLong(result->refusal);
+    return result->ticket ? PyLong_FromUnsignedLongLong(result->ticket)
+                          : PyLong_FromLong(result->refusal);
 }
 
-/* poll(): itself if the wait is not over. Else 0, an error, or the ticket that the watcher has from now on. */
+/* poll(): itself if the wait is not over. Else 0, an error, or the ticket that the watcher has from
+ * now on. */
 static PyObject *Wait_poll(PyObject *self, PyObject *unused) {
     (void)unused;
     struct wait_result result;
@@ -74,9 +78,10 @@ static PyObject *end_iteration(const struct wait_result *result) {
     return NULL;
 }
 
-/* One step of `await wait`, in asyncio: a turn of the loop (what a bare `yield` asks for), then polls with turns in between. Its
- * value is what poll() says in the end, or None for 0, which spares the exception that would carry it. A future's wait that was
- * dropped meanwhile (the future was cancelled) has been left to the watcher. */
+/* One step of `await wait`, in asyncio: a turn of the loop (what a bare `yield` asks for), then
+ * polls with turns in between. Its value is what poll() says in the end, or None for 0, which
+ * spares the exception that would carry it. A future's wait that was dropped meanwhile (the future
+ * was cancelled) has been left to the watcher. */
 static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
     struct wait_result result = {.ticket = self->ticket};
@@ -117,8 +122,10 @@ static void Wait_dealloc(PyObject *object) {
 }
 
 static PyMethodDef wait_methods[] = {
-    {"poll", Wait_poll, METH_NOARGS, "Queries it: itself if it is not over, else 0, an error, or the watcher's ticket."},
-    {"drop", Wait_drop, METH_NOARGS, "Nobody waits any more. May be called again, and when it is over."},
+    {"poll", Wait_poll, METH_NOARGS,
+     "Queries it: itself if it is not over, else 0, an error, or the watcher's ticket."},
+    {"drop", Wait_drop, METH_NOARGS,
+     "Nobody waits any more. May be called again, and when it is over."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot wait_slots[] = {
@@ -127,15 +134,17 @@ static PyType_Slot wait_slots[] = {
     {Py_am_await, Wait_await},
     {Py_tp_iter, Wait_await},
     {Py_tp_iternext, Wait_next},
-    {Py_tp_doc, "A wait at which its task polls itself; an asyncio task can await it. When it dies it is dropped."},
+    {Py_tp_doc, "A wait at which its task polls itself; an asyncio task can await it. When it dies "
+                "it is dropped."},
     {0, NULL},
 };
-static PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                         wait_slots};
+static PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, wait_slots};
 
 /* --- Reserved --- */
 
-/* Everything that a future's wait needs, before its work is enqueued. Given back when it dies unrecorded. */
+/* Everything that a future's wait needs, before its work is enqueued. Given back when it dies
+ * unrecorded. */
 typedef struct {
     PyObject_HEAD
     struct wait *wait; /* once it is recorded, the record may be another's by then */
@@ -161,18 +170,22 @@ struct recording_future {
 
 static int do_record_future(struct handle *stream, void *argument) {
     struct recording_future *recording = argument;
-    int status = wait_record_future(recording->reserved->wait, handle_value(stream), &recording->stage);
+    int status =
+        wait_record_future(recording->reserved->wait, handle_value(stream), &recording->stage);
     if (status == CUDA_SUCCESS) recording->reserved->recorded = true;
     return status;
 }
 
-/* record(handle): (0 or a refusal, who looks at it first: STAGE_TASK, and then the loop has to poll soon, STAGE_TIMER or
- * STAGE_WATCHER, which has it until the end). The caller has pinned the handle. */
+/* record(handle): (0 or a refusal, who looks at it first: STAGE_TASK, and then the loop has to poll
+ * soon, STAGE_TIMER or STAGE_WATCHER, which has it until the end). The caller has pinned the
+ * handle. */
 static PyObject *Reserved_record(PyObject *object, PyObject *stream) {
-    struct recording_future recording = {.reserved = (ReservedObject *)object, .stage = STAGE_WATCHER};
+    struct recording_future recording = {.reserved = (ReservedObject *)object,
+                                         .stage = STAGE_WATCHER};
     struct handle *handle = as_handle(stream);
     if (!handle) return NULL;
-    if (recording.reserved->recorded) return PyErr_Format(PyExc_ValueError, "it was recorded before");
+    if (recording.reserved->recorded)
+        return PyErr_Format(PyExc_ValueError, "it was recorded before");
     int status;
     Py_BEGIN_ALLOW_THREADS
     status = operate_pinned_as_is(handle, do_record_future, &recording);
@@ -191,8 +204,8 @@ static PyObject *Reserved_fire(PyObject *object, PyObject *status) {
     Py_RETURN_NONE;
 }
 
-/* take(at_once): the wait, if the loop polls it: its caller, in the loop's thread, polls it from now on. Else None. An `await` of it
- * polls at once, or after a turn of the loop. */
+/* take(at_once): the wait, if the loop polls it: its caller, in the loop's thread, polls it from
+ * now on. Else None. An `await` of it polls at once, or after a turn of the loop. */
 static PyObject *Reserved_take(PyObject *object, PyObject *at_once) {
     ReservedObject *self = (ReservedObject *)object;
     if (refuse_in_child()) return NULL;
@@ -222,9 +235,11 @@ static PyObject *Reserved_is_recorded(PyObject *object, void *unused) {
 }
 
 static PyMethodDef reserved_methods[] = {
-    {"record", Reserved_record, METH_O, "Records what a pinned stream has reached: (0 or a refusal, STAGE_...)."},
+    {"record", Reserved_record, METH_O,
+     "Records what a pinned stream has reached: (0 or a refusal, STAGE_...)."},
     {"fire", Reserved_fire, METH_O, "Fires the ticket with a status in place of recording."},
-    {"take", Reserved_take, METH_O, "The Wait, if its loop polls it: the caller does from now on. Else None."},
+    {"take", Reserved_take, METH_O,
+     "The Wait, if its loop polls it: the caller does from now on. Else None."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef reserved_properties[] = {
@@ -240,7 +255,8 @@ static PyType_Slot reserved_slots[] = {
     {0, NULL},
 };
 static PyType_Spec reserved_spec = {"aiostream._native.Reserved", sizeof(ReservedObject), 0,
-                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, reserved_slots};
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                    reserved_slots};
 
 /* --- History --- */
 
@@ -284,7 +300,8 @@ static PyType_Slot history_slots[] = {
     {Py_tp_doc, "How long waits took: of one stream, of one event, or of the streams of a pool."},
     {0, NULL},
 };
-static PyType_Spec history_spec = {"aiostream._native.History", sizeof(HistoryObject), 0, Py_TPFLAGS_DEFAULT, history_slots};
+static PyType_Spec history_spec = {"aiostream._native.History", sizeof(HistoryObject), 0,
+                                   Py_TPFLAGS_DEFAULT, history_slots};
 
 /* --- WaitList --- */
 
@@ -327,8 +344,8 @@ static PyObject *from_result(const struct wait_result *result, struct queue *que
 }
 
 struct beginning {
-    struct wait_list *list;         /* of a stream */
-    struct context *context;        /* these two of an event */
+    struct wait_list *list;  /* of a stream */
+    struct context *context; /* these two of an event */
     struct shared_history *history;
     struct queue *queue;
     enum wait_mode mode;
@@ -337,18 +354,21 @@ struct beginning {
 
 static int do_begin(struct handle *stream, void *argument) {
     struct beginning *beginning = argument;
-    wait_begin(beginning->list, handle_value(stream), beginning->queue, beginning->mode, &beginning->result);
+    wait_begin(beginning->list, handle_value(stream), beginning->queue, beginning->mode,
+               &beginning->result);
     return 0;
 }
 
 static int do_begin_event(struct handle *event, void *argument) {
     struct beginning *beginning = argument;
-    wait_begin_event(beginning->context, beginning->history, event, beginning->queue, beginning->mode, &beginning->result);
+    wait_begin_event(beginning->context, beginning->history, event, beginning->queue,
+                     beginning->mode, &beginning->result);
     return 0;
 }
 
 /* The arguments handle, queue and mode; false: an exception is set. */
-static bool parse_beginning(PyObject *const *args, struct handle **handle, struct beginning *beginning) {
+static bool parse_beginning(PyObject *const *args, struct handle **handle,
+                            struct beginning *beginning) {
     *handle = as_handle(args[0]);
     beginning->queue = *handle ? as_queue((int)PyLong_AsLong(args[1])) : NULL;
     long mode = beginning->queue ? PyLong_AsLong(args[2]) : -1;
@@ -369,10 +389,13 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
     return from_result(&beginning.result, beginning.queue);
 }
 
-/* begin_event_wait(handle, queue, mode, context, history): what the handle's event has recorded now. */
+/* begin_event_wait(handle, queue, mode, context, history): what the handle's event has recorded
+ * now. */
 static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    if (count != 5) return PyErr_Format(PyExc_TypeError, "a handle, a queue, a mode, a context and a history are needed");
+    if (count != 5)
+        return PyErr_Format(PyExc_TypeError,
+                            "a handle, a queue, a mode, a context and a history are needed");
     struct handle *handle;
     struct beginning beginning = {0};
     if (!parse_beginning(args, &handle, &beginning)) return NULL;
@@ -412,15 +435,19 @@ static PyObject *WaitList_reserve(PyObject *object, PyObject *args) {
 
 static PyMethodDef wait_list_methods[] = {
     {"reserve", WaitList_reserve, METH_VARARGS, "Reserves the wait of a future."},
-    {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL, "Begins a wait for a stream's present end."},
+    {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL,
+     "Begins a wait for a stream's present end."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot wait_list_slots[] = {
-    {Py_tp_new, WaitList_new},         {Py_tp_dealloc, WaitList_dealloc},
-    {Py_tp_methods, wait_list_methods}, {Py_tp_doc, "The waits on one stream, in its order."},
+    {Py_tp_new, WaitList_new},
+    {Py_tp_dealloc, WaitList_dealloc},
+    {Py_tp_methods, wait_list_methods},
+    {Py_tp_doc, "The waits on one stream, in its order."},
     {0, NULL},
 };
-static PyType_Spec wait_list_spec = {"aiostream._native.WaitList", sizeof(WaitListObject), 0, Py_TPFLAGS_DEFAULT, wait_list_slots};
+static PyType_Spec wait_list_spec = {"aiostream._native.WaitList", sizeof(WaitListObject), 0,
+                                     Py_TPFLAGS_DEFAULT, wait_list_slots};
 
 struct delivery {
     PyObject *list;
@@ -432,8 +459,10 @@ static bool append(void *argument, uint64_t ticket, int64_t status, bool complet
     PyObject *list = delivery->list;
     Py_ssize_t length = PyList_Size(list);
     struct wait *wait = wait_handed_back(status);
-    PyObject *code = wait ? new_wait(wait, delivery->queue) : PyLong_FromLongLong(complete ? status : -status);
-    if (code && append_number(list, PyLong_FromUnsignedLongLong(ticket)) && PyList_Append(list, code) == 0) {
+    PyObject *code =
+        wait ? new_wait(wait, delivery->queue) : PyLong_FromLongLong(complete ? status : -status);
+    if (code && append_number(list, PyLong_FromUnsignedLongLong(ticket)) &&
+        PyList_Append(list, code) == 0) {
         Py_DECREF(code);
         return true;
     }
@@ -463,7 +492,8 @@ static PyObject *native_drain(PyObject *self, PyObject *args) {
     }
     if (!queue_drain(queue, append, &delivery)) return NULL;
     for (uint64_t ticket; (ticket = waits_next_near(queue));)
-        if (!append(&delivery, ticket, STATUS_NEAR, true)) return NULL; /* then the loop goes on polling it */
+        if (!append(&delivery, ticket, STATUS_NEAR, true))
+            return NULL; /* then the loop goes on polling it */
     return PyBool_FromLong(again);
 }
 
@@ -545,27 +575,42 @@ static PyObject *native_pending_waits(PyObject *self, PyObject *unused) {
 int add_wait_types(PyObject *module) {
     static PyTypeObject *wait_list_type;
     if (!wait_list_type) wait_list_type = (PyTypeObject *)PyType_FromSpec(&wait_list_spec);
-    if (!wait_list_type || PyModule_AddObjectRef(module, "WaitList", (PyObject *)wait_list_type) < 0) return -1;
+    if (!wait_list_type ||
+        PyModule_AddObjectRef(module, "WaitList", (PyObject *)wait_list_type) < 0)
+        return -1;
     if (!history_type) history_type = (PyTypeObject *)PyType_FromSpec(&history_spec);
-    if (!history_type || PyModule_AddObjectRef(module, "History", (PyObject *)history_type) < 0) return -1;
+    if (!history_type || PyModule_AddObjectRef(module, "History", (PyObject *)history_type) < 0)
+        return -1;
     if (!reserved_type) reserved_type = (PyTypeObject *)PyType_FromSpec(&reserved_spec);
-    if (!reserved_type || PyModule_AddObjectRef(module, "Reserved", (PyObject *)reserved_type) < 0) return -1;
+    if (!reserved_type || PyModule_AddObjectRef(module, "Reserved", (PyObject *)reserved_type) < 0)
+        return -1;
     if (!wait_type) wait_type = (PyTypeObject *)PyType_FromSpec(&wait_spec);
     if (!wait_type || PyModule_AddObjectRef(module, "Wait", (PyObject *)wait_type) < 0) return -1;
     return PyModule_AddFunctions(module, wait_functions);
 }
 
 static PyMethodDef wait_functions[] = {
-    {"drain", native_drain, METH_VARARGS, "Appends ticket, code, ... of all that has arrived to a list. True: drain again in the next turn."},
-    {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL, "Begins a wait for an event."},
-    {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL, "A wait of a task was ready: TURN_ flags."},
+    {"drain", native_drain, METH_VARARGS,
+     "Appends ticket, code, ... of all that has arrived to a list. True: drain again in the next "
+     "turn."},
+    {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL,
+     "Begins a wait for an event."},
+    {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL,
+     "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
-    {"watch_health", native_watch_health, METH_VARARGS, "A ticket that fires with the code when the context fails."},
-    {"end_health", native_end_health, METH_VARARGS, "Fires such a ticket with 0, unless it has fired."},
-    {"make_helpers", native_make_helpers, METH_VARARGS, "Makes a context's helper streams; may block. The driver's code."},
-    {"helpers", native_helpers, METH_VARARGS, "How many helper streams of a context are idle, and how many there are."},
-    {"predict", native_predict, METH_O, "Whether the policy uses what waits have learnt; for benchmarks and tests."},
-    {"limit_timer", native_limit_timer, METH_VARARGS, "How many waits a loop's timer takes; what it was. For tests."},
-    {"pending_waits", native_pending_waits, METH_NOARGS, "Waits with a task, also those that the task polls."},
+    {"watch_health", native_watch_health, METH_VARARGS,
+     "A ticket that fires with the code when the context fails."},
+    {"end_health", native_end_health, METH_VARARGS,
+     "Fires such a ticket with 0, unless it has fired."},
+    {"make_helpers", native_make_helpers, METH_VARARGS,
+     "Makes a context's helper streams; may block. The driver's code."},
+    {"helpers", native_helpers, METH_VARARGS,
+     "How many helper streams of a context are idle, and how many there are."},
+    {"predict", native_predict, METH_O,
+     "Whether the policy uses what waits have learnt; for benchmarks and tests."},
+    {"limit_timer", native_limit_timer, METH_VARARGS,
+     "How many waits a loop's timer takes; what it was. For tests."},
+    {"pending_waits", native_pending_waits, METH_NOARGS,
+     "Waits with a task, also those that the task polls."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,19 +1,21 @@
 /* Tickets, points and completion queues: what the driver's threads touch.
  *
- * The driver is given a ticket, a number: (generation << 24) | slot. Slots live in chunks that are never freed, so a firing
- * that comes a second time, or long after its waiter has gone, reads valid memory, finds another generation and is counted
- * as stale.
+ * The driver is given a ticket, a number: (generation << 24) | slot. Slots live in chunks that are
+ * never freed, so a firing that comes a second time, or long after its waiter has gone, reads valid
+ * memory, finds another generation and is counted as stale.
  *
  * The life of a slot, all in its `word` = (generation << 8) | flags:
  *
- *   0 --reserve--> RESERVED --arm--> ARMED --fire--> ARMED|FIRED|QUEUED --drain--> 0 (next generation)
- *                     |                |--watcher--> ARMED|FAILED|QUEUED --drain--> ARMED|FAILED ("leaked")
- *                     |                |                 `--fire--> +FIRED --drain--> 0         `--fire--> +FIRED|QUEUED
- *                     |                |--capture began meanwhile--> QUARANTINED (kept for ever)
- *                     `<--disarm-------'  (the driver refused; +DISARMED if the watcher has already queued it)
+ *   0 --reserve--> RESERVED --arm--> ARMED --fire--> ARMED|FIRED|QUEUED --drain--> 0 (next
+ * generation) |                |--watcher--> ARMED|FAILED|QUEUED --drain--> ARMED|FAILED ("leaked")
+ *                     |                |                 `--fire--> +FIRED --drain--> 0 `--fire-->
+ * +FIRED|QUEUED |                |--capture began meanwhile--> QUARANTINED (kept for ever)
+ *                     `<--disarm-------'  (the driver refused; +DISARMED if the watcher has already
+ * queued it)
  *
- * Only the thread that sets QUEUED pushes, so a slot is on at most one stack and its `next` has one writer. OWED says that
- * the point ended while another thread may still be pushing it: the consumer then gives back its reference to the queue.
+ * Only the thread that sets QUEUED pushes, so a slot is on at most one stack and its `next` has one
+ * writer. OWED says that the point ended while another thread may still be pushing it: the consumer
+ * then gives back its reference to the queue.
  */
 #include "points.h"
 
@@ -22,25 +24,37 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { RESERVED = 1, ARMED = 2, FIRED = 4, FAILED = 8, QUEUED = 16, DISARMED = 32, QUARANTINED = 64, OWED = 128 };
+enum {
+    RESERVED = 1,
+    ARMED = 2,
+    FIRED = 4,
+    FAILED = 8,
+    QUEUED = 16,
+    DISARMED = 32,
+    QUARANTINED = 64,
+    OWED = 128
+};
 enum { SLOT_BITS = 24, CHUNK_SLOTS = 1024, MAX_CHUNKS = (1 << SLOT_BITS) / CHUNK_SLOTS };
 
 struct slot {
-    struct queue_entry entry; /* first, because a queue knows a slot by it. Its link belongs to the thread that set QUEUED until
-                                 the consumer has taken the stack; on the free list it is under table_lock */
+    struct queue_entry entry; /* first, because a queue knows a slot by it. Its link belongs to the
+                                 thread that set QUEUED until the consumer has taken the stack; on
+                                 the free list it is under table_lock */
     _Atomic uint64_t word;    /* any thread, by compare-and-swap as drawn above */
-    _Atomic(struct queue *) queue; /* written by reserve, constant until the slot is free again; a stale firing may read
-                                      it at any time, but uses it only if its transition succeeds */
+    _Atomic(struct queue *)
+        queue; /* written by reserve, constant until the slot is free again; a stale firing may read
+                  it at any time, but uses it only if its transition succeeds */
     _Atomic(struct context *) context; /* likewise */
-    /* these three are written before the slot is armed; read by its own firing; KIND_FOREIGN only */
+    /* these three are written before the slot is armed; read by its own firing; KIND_FOREIGN only
+     */
     host_function foreign;
     void *foreign_data;
-    int sync_mode;           /* of cuLaunchHostFunc_v2; -1 leaves it to the driver */
+    int sync_mode;               /* of cuLaunchHostFunc_v2; -1 leaves it to the driver */
     _Atomic int64_t fire_status; /* written by the one that sets FIRED, before it pushes */
-    _Atomic int fail_status; /* written by the watcher before it sets FAILED */
+    _Atomic int fail_status;     /* written by the watcher before it sets FAILED */
     uint32_t index;
-    _Atomic uint8_t kind; /* written before the slot is armed; points_fail may read it at any time, and is proved right by its
-                             transition */
+    _Atomic uint8_t kind; /* written before the slot is armed; points_fail may read it at any time,
+                             and is proved right by its transition */
 };
 
 /* free list and growth; never held across a driver call */
@@ -118,15 +132,20 @@ void point_set_foreign(uint64_t ticket, host_function function, void *data) {
 void point_set_sync_mode(uint64_t ticket, int mode) { slot_at(ticket)->sync_mode = mode; }
 
 static bool is_counted(const struct slot *slot) { return slot->kind != KIND_HEALTH; }
-static bool in_graph(const struct slot *slot) { return slot->kind == KIND_GRAPH_PYTHON || slot->kind == KIND_GRAPH_FOREIGN; }
+static bool in_graph(const struct slot *slot) {
+    return slot->kind == KIND_GRAPH_PYTHON || slot->kind == KIND_GRAPH_FOREIGN;
+}
 
-/* Changes the flags of `ticket` if it is still that ticket's slot: clears `clear`, sets `set`. Fails, and says so, when the
- * generation is another, or any of `unless` is set, or not all of `when` are. *before gets the flags as they were. */
-static bool transition(struct slot *slot, uint64_t ticket, int when, int unless, int clear, int set, int *before) {
+/* Changes the flags of `ticket` if it is still that ticket's slot: clears `clear`, sets `set`.
+ * Fails, and says so, when the generation is another, or any of `unless` is set, or not all of
+ * `when` are. *before gets the flags as they were. */
+static bool transition(struct slot *slot, uint64_t ticket, int when, int unless, int clear, int set,
+                       int *before) {
     uint64_t word = atomic_load(&slot->word);
     do {
         int flags = word & 0xff;
-        if (word >> 8 != generation_of(ticket) || (flags & when) != when || (flags & unless)) return false;
+        if (word >> 8 != generation_of(ticket) || (flags & when) != when || (flags & unless))
+            return false;
         *before = flags;
     } while (!atomic_compare_exchange_weak(&slot->word, &word, (word & ~(uint64_t)clear) | set));
     return true;
@@ -147,7 +166,8 @@ static bool awaits_firing(uint64_t ticket) {
     struct slot *slot = slot_at(ticket);
     if (!slot) return false;
     uint64_t word = atomic_load(&slot->word);
-    return word >> 8 == generation_of(ticket) && (word & ARMED) && !(word & (FIRED | QUARANTINED | DISARMED));
+    return word >> 8 == generation_of(ticket) && (word & ARMED) &&
+           !(word & (FIRED | QUARANTINED | DISARMED));
 }
 
 /* The driver was given the ticket, and its consumer has not yet seen the end of it. */
@@ -161,15 +181,19 @@ bool point_is_live(uint64_t ticket) {
 static bool fire(uint64_t ticket, int64_t status) {
     struct slot *slot = slot_at(ticket);
     int before;
-    /* The watcher and the consumer may move the slot between the two attempts: then they are made again. */
+    /* The watcher and the consumer may move the slot between the two attempts: then they are made
+     * again. */
     while (slot && awaits_firing(ticket)) {
-        if (transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED | DISARMED, 0, FIRED | OWED, &before)) {
-            /* The watcher has failed the waiter and the consumer has not looked yet: it will see both and release. */
+        if (transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED | DISARMED, 0, FIRED | OWED,
+                       &before)) {
+            /* The watcher has failed the waiter and the consumer has not looked yet: it will see
+             * both and release. */
             atomic_fetch_add(&counters[POINTS_FIRED], 1);
             atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
             return true;
         }
-        if (transition(slot, ticket, ARMED, FIRED | QUEUED | QUARANTINED | DISARMED, 0, FIRED | QUEUED, &before)) {
+        if (transition(slot, ticket, ARMED, FIRED | QUEUED | QUARANTINED | DISARMED, 0,
+                       FIRED | QUEUED, &before)) {
             /* Nobody else looks at the slot until it is pushed. */
             struct queue *queue = slot->queue;
             atomic_store(&slot->fire_status, status);
@@ -184,8 +208,8 @@ static bool fire(uint64_t ticket, int64_t status) {
     return false;
 }
 
-/* The GPU has come to the point. On a driver thread: no GIL, no allocation. The last thing it does is to count itself out
- * of the queue, which may be recycled from then on. */
+/* The GPU has come to the point. On a driver thread: no GIL, no allocation. The last thing it does
+ * is to count itself out of the queue, which may be recycled from then on. */
 void point_fire(uint64_t ticket, int64_t status) {
     if (!fire(ticket, status)) atomic_fetch_add(&counters[POINTS_STALE], 1);
 }
@@ -226,39 +250,52 @@ static void on_graph_host_function(void *data) {
     if (awaits_firing(ticket)) dispatch_to_python(ticket, CUDA_SUCCESS);
 }
 
-/* The user object's destructor: nothing will call the function any more. On whatever thread the driver likes. */
+/* The user object's destructor: nothing will call the function any more. On whatever thread the
+ * driver likes. */
 static void on_graph_released(void *data) { point_fire((uint64_t)(uintptr_t)data, CUDA_SUCCESS); }
 
 /* --- arming --- */
 
 static int launch(const struct slot *slot, void *stream, host_function function, void *data) {
-    if (slot->sync_mode >= 0) return driver.launch_host_func_v2(stream, function, data, slot->sync_mode);
+    if (slot->sync_mode >= 0)
+        return driver.launch_host_func_v2(stream, function, data, slot->sync_mode);
     return driver.launch_host_func(stream, function, data);
 }
 
 static int enqueue(struct slot *slot, uint64_t ticket, void *stream) {
     void *data = (void *)(uintptr_t)ticket;
     switch (slot->kind) {
-    case KIND_CALLBACK: return driver.stream_add_callback(stream, on_callback, data, 0);
-    case KIND_PYTHON_CALLBACK: return driver.stream_add_callback(stream, on_python_callback, data, 0);
-    case KIND_PYTHON_HOST: return launch(slot, stream, on_python_host_function, data);
-    case KIND_FOREIGN: return launch(slot, stream, on_foreign, data);
-    case KIND_GRAPH_PYTHON: return launch(slot, stream, on_graph_host_function, data);
-    case KIND_GRAPH_FOREIGN: return launch(slot, stream, slot->foreign, slot->foreign_data);
-    default: return launch(slot, stream, on_host_function, data);
+    case KIND_CALLBACK:
+        return driver.stream_add_callback(stream, on_callback, data, 0);
+    case KIND_PYTHON_CALLBACK:
+        return driver.stream_add_callback(stream, on_python_callback, data, 0);
+    case KIND_PYTHON_HOST:
+        return launch(slot, stream, on_python_host_function, data);
+    case KIND_FOREIGN:
+        return launch(slot, stream, on_foreign, data);
+    case KIND_GRAPH_PYTHON:
+        return launch(slot, stream, on_graph_host_function, data);
+    case KIND_GRAPH_FOREIGN:
+        return launch(slot, stream, slot->foreign, slot->foreign_data);
+    default:
+        return launch(slot, stream, on_host_function, data);
     }
 }
 
-/* The driver refused: nothing will ever fire. The watcher may have failed the point meanwhile, in which case the consumer
- * has it on its stack (and releases it) or has had it (and it is released here). */
+/* The driver refused: nothing will ever fire. The watcher may have failed the point meanwhile, in
+ * which case the consumer has it on its stack (and releases it) or has had it (and it is released
+ * here). */
 static void disarm(struct slot *slot, uint64_t ticket) {
     int before;
     struct queue *queue = slot->queue;
     struct context *context = slot->context;
-    bool queued = transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
+    bool queued =
+        transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
     if (!queued && !transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) {
-        /* Queued between the two transitions: from now on only this thread and the consumer move it. */
-        queued = transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
+        /* Queued between the two transitions: from now on only this thread and the consumer move
+         * it. */
+        queued =
+            transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
         /* it fired after all */
         if (!queued && !transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) return;
     }
@@ -273,20 +310,22 @@ static void disarm(struct slot *slot, uint64_t ticket) {
 enum { NO_DESTRUCTOR_SYNC = 1, MOVE_REFERENCE = 1 };
 
 struct capture {
-    int status; /* CUstreamCaptureStatus: none, active, invalidated */
+    int status;  /* CUstreamCaptureStatus: none, active, invalidated */
     uint64_t id; /* these two only while it is active */
     void *graph;
 };
 
 static int capture_of(void *stream, struct capture *capture) {
     *capture = (struct capture){0};
-    int status = driver.capture_info(stream, &capture->status, &capture->id, &capture->graph, NULL, NULL);
+    int status =
+        driver.capture_info(stream, &capture->status, &capture->id, &capture->graph, NULL, NULL);
     return failed_in("cuStreamGetCaptureInfo", status);
 }
 
-/* Makes a host function a node of the graph that the stream captures into. The graph is given the owner before the node, so
- * that no node is ever without; from then on the user object's destructor alone ends the point, also when a later step fails
- * (the ticket is then still live, and its consumer drops it). */
+/* Makes a host function a node of the graph that the stream captures into. The graph is given the
+ * owner before the node, so that no node is ever without; from then on the user object's destructor
+ * alone ends the point, also when a later step fails (the ticket is then still live, and its
+ * consumer drops it). */
 static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     struct capture capture, after;
     void *object;
@@ -296,7 +335,9 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     if (status == CUDA_SUCCESS && capture.status != 1) status = RESULT_CAPTURING;
     void *data = (void *)(uintptr_t)ticket;
     if (status == CUDA_SUCCESS)
-        status = failed_in("cuUserObjectCreate", driver.user_object_create(&object, data, on_graph_released, 1, NO_DESTRUCTOR_SYNC));
+        status = failed_in(
+            "cuUserObjectCreate",
+            driver.user_object_create(&object, data, on_graph_released, 1, NO_DESTRUCTOR_SYNC));
     if (status != CUDA_SUCCESS) {
         point_unreserve(ticket);
         return status;
@@ -304,7 +345,8 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     slot->kind = slot->kind == KIND_FOREIGN ? KIND_GRAPH_FOREIGN : KIND_GRAPH_PYTHON;
     atomic_fetch_add(&counters[POINTS_ARMED], 1);
     transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
-    status = failed_in("cuGraphRetainUserObject", driver.graph_retain_user_object(capture.graph, object, 1, MOVE_REFERENCE));
+    status = failed_in("cuGraphRetainUserObject",
+                       driver.graph_retain_user_object(capture.graph, object, 1, MOVE_REFERENCE));
     if (status != CUDA_SUCCESS) {
         driver.user_object_release(object, 1);
         return status;
@@ -317,23 +359,29 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     /* the graph will be destroyed */
     if (capture_of(stream, &after) != CUDA_SUCCESS || after.status == 2) return CUDA_SUCCESS;
     if (after.status == 1 && after.id == capture.id) return CUDA_SUCCESS;
-    /* Another thread ended the capture meanwhile: what was enqueued may be plain work of the stream, which no graph keeps. The
-     * ticket is never used again, so a firing does nothing; what was given to it is kept for ever. */
-    if (!transition(slot, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, &before)) return CUDA_SUCCESS;
+    /* Another thread ended the capture meanwhile: what was enqueued may be plain work of the
+     * stream, which no graph keeps. The ticket is never used again, so a firing does nothing; what
+     * was given to it is kept for ever. */
+    if (!transition(slot, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, &before))
+        return CUDA_SUCCESS;
     atomic_fetch_add(&counters[POINTS_QUARANTINED], 1);
     atomic_fetch_add(&counters[POINTS_LEAKED], 1);
     queue_unref(slot->queue);
     return RESULT_QUARANTINED;
 }
 
-static bool may_be_captured(const struct slot *slot) { return slot->kind == KIND_PYTHON_HOST || slot->kind == KIND_FOREIGN; }
+static bool may_be_captured(const struct slot *slot) {
+    return slot->kind == KIND_PYTHON_HOST || slot->kind == KIND_FOREIGN;
+}
 
-/* Called without the GIL, under RELAXED. On any answer but 0 and RESULT_QUARANTINED the ticket is gone, or about to be. */
+/* Called without the GIL, under RELAXED. On any answer but 0 and RESULT_QUARANTINED the ticket is
+ * gone, or about to be. */
 int point_arm(uint64_t ticket, void *stream) {
     struct slot *slot = slot_at(ticket);
     int before;
     int refusal = capture_refusal(stream);
-    if (refusal == RESULT_CAPTURING && may_be_captured(slot)) return point_capture(slot, ticket, stream);
+    if (refusal == RESULT_CAPTURING && may_be_captured(slot))
+        return point_capture(slot, ticket, stream);
     if (refusal) {
         point_unreserve(ticket);
         return refusal;
@@ -347,8 +395,9 @@ int point_arm(uint64_t ticket, void *stream) {
         return status;
     }
     if (capture_refusal(stream) >= 0) return CUDA_SUCCESS;
-    /* A capture is on now: our function may have become a node, to run once for each launch of the graph, or never. Or it
-     * went in just before, and fires once. Nobody can tell, so the ticket is never given to anybody else. */
+    /* A capture is on now: our function may have become a node, to run once for each launch of the
+     * graph, or never. Or it went in just before, and fires once. Nobody can tell, so the ticket is
+     * never given to anybody else. */
     if (transition(slot, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, &before)) {
         atomic_fetch_add(&counters[POINTS_QUARANTINED], 1);
         atomic_fetch_add(&counters[POINTS_LEAKED], 1);
@@ -393,21 +442,26 @@ static void consumer_release(struct slot *slot) {
     if (owed) queue_unref(queue);
 }
 
-/* What the consumer does with one slot that it has taken off a stack; false: emit refused, and it belongs back on one. */
+/* What the consumer does with one slot that it has taken off a stack; false: emit refused, and it
+ * belongs back on one. */
 static bool consume(struct slot *slot, emit_function emit, void *argument) {
     uint64_t word = atomic_load(&slot->word);
     uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
     int before = word & 0xff;
     if (before & FIRED) {
-        int64_t status = before & FAILED && slot->fail_status ? slot->fail_status : slot->fire_status;
+        int64_t status =
+            before & FAILED && slot->fail_status ? slot->fail_status : slot->fire_status;
         if (!emit(argument, ticket, status, true)) return false;
         consumer_release(slot);
         return true;
     }
-    /* Failed by the watcher. If it fires or is disarmed before the transition, that is seen there. */
+    /* Failed by the watcher. If it fires or is disarmed before the transition, that is seen there.
+     */
     if (!(before & DISARMED) && !emit(argument, ticket, slot->fail_status, false)) return false;
     if (!transition(slot, ticket, QUEUED, FIRED | DISARMED, QUEUED, 0, &before)) {
-        if (!(atomic_load(&slot->word) & DISARMED) && !emit(argument, ticket, slot->fail_status, true)) return false;
+        if (!(atomic_load(&slot->word) & DISARMED) &&
+            !emit(argument, ticket, slot->fail_status, true))
+            return false;
         consumer_release(slot);
     }
     return true;
@@ -428,7 +482,8 @@ bool queue_drain(struct queue *queue, emit_function emit, void *argument) {
 
 /* --- the watcher's side --- */
 
-/* Fails every waiter of a context. The points stay armed: a stream callback still comes, and a host function might. */
+/* Fails every waiter of a context. The points stay armed: a stream callback still comes, and a host
+ * function might. */
 void points_fail(struct context *context, int status) {
     uint32_t chunk_total = atomic_load(&chunk_count);
     for (uint32_t i = 0; i < chunk_total; i++) {
@@ -436,7 +491,9 @@ void points_fail(struct context *context, int status) {
         for (int j = 0; j < CHUNK_SLOTS; j++) {
             struct slot *slot = &chunk[j];
             uint64_t word = atomic_load(&slot->word);
-            if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || slot->context != context) continue;
+            if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) ||
+                slot->context != context)
+                continue;
             /* nobody waits for it, and its destructor comes all the same */
             if (in_graph(slot)) continue;
             /* the driver has no ticket of it: the watcher fires it with the status */
@@ -448,11 +505,14 @@ void points_fail(struct context *context, int status) {
             }
             int before;
             atomic_store(&slot->fail_status, status);
-            if (!transition(slot, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED, &before)) continue;
+            if (!transition(slot, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED,
+                            &before))
+                continue;
             atomic_fetch_add(&counters[POINTS_LEAKED], 1);
             context_drop_pending(context);
-            /* The point's reference is its consumer's, or a late firing's, as soon as it is pushed. Without one of our own the queue
-             * could be another loop's before queue_push has looked at it again, and would lose what arrives for that one. */
+            /* The point's reference is its consumer's, or a late firing's, as soon as it is pushed.
+             * Without one of our own the queue could be another loop's before queue_push has looked
+             * at it again, and would lose what arrives for that one. */
             struct queue *queue = slot->queue;
             queue_ref(queue);
             queue_push(queue, &slot->entry);
@@ -475,6 +535,7 @@ static int64_t count_pending(bool captured_only) {
     return pending;
 }
 
-/* Counted slot by slot, and not from the counters, so that the ledger checks one against the other. */
+/* Counted slot by slot, and not from the counters, so that the ledger checks one against the other.
+ */
 int64_t points_pending(void) { return count_pending(false); }
 int64_t points_captured(void) { return count_pending(true); }

@@ -17,12 +17,13 @@ enum point_kind {
     KIND_GRAPH_PYTHON = 6,
     /* likewise a KIND_FOREIGN; the driver was given the user's own pointer */
     KIND_GRAPH_FOREIGN = 7,
-    KIND_HEALTH = 8,          /* no place in a stream: fires if the context fails; in no count */
+    KIND_HEALTH = 8, /* no place in a stream: fires if the context fails; in no count */
 };
 
-/* Takes everything that has arrived; calls emit(argument, ticket, status, complete) for each, oldest first. complete is false
- * when the waiter failed but the driver may still come to the point: what is kept alive for it must stay. An emit that
- * returns false stops the drain and what is left goes back: nothing is lost. */
+/* Takes everything that has arrived; calls emit(argument, ticket, status, complete) for each,
+ * oldest first. complete is false when the waiter failed but the driver may still come to the
+ * point: what is kept alive for it must stay. An emit that returns false stops the drain and what
+ * is left goes back: nothing is lost. */
 typedef bool (*emit_function)(void *argument, uint64_t ticket, int64_t status, bool complete);
 bool queue_drain(struct queue *, emit_function, void *argument);
 
@@ -48,7 +49,8 @@ uint64_t point_watch_health(struct queue *, struct context *);
 /* fires it with 0, if it has not fired */
 void point_end_health(uint64_t ticket);
 
-/* Runs the user's Python function for a ticket, on the driver's thread. Set once by the Python face, before any is armed. */
+/* Runs the user's Python function for a ticket, on the driver's thread. Set once by the Python
+ * face, before any is armed. */
 typedef void (*python_dispatcher)(uint64_t ticket, int status);
 void points_set_dispatcher(python_dispatcher);
 

@@ -1,4 +1,5 @@
-/* Completion queues: what has arrived for a loop, pushed by any thread, taken whole by the loop's. */
+/* Completion queues: what has arrived for a loop, pushed by any thread, taken whole by the loop's.
+ */
 #include "queues.h"
 
 #include <errno.h>
@@ -11,31 +12,32 @@
 
 enum { MAX_QUEUES = 65536 };
 
-/* A multi-producer stack that is drained whole, with the eventfd that wakes its consumer, and a timer that does so too: the
- * consumer watches one descriptor for both. Queues are recycled, never freed, and their descriptors are never closed: a write
- * that comes late can only wake the next owner for nothing.
- * `refs` counts the owner and every point that has not fired; at zero nobody can push any more and it may be recycled. */
+/* A multi-producer stack that is drained whole, with the eventfd that wakes its consumer, and a
+ * timer that does so too: the consumer watches one descriptor for both. Queues are recycled, never
+ * freed, and their descriptors are never closed: a write that comes late can only wake the next
+ * owner for nothing. `refs` counts the owner and every point that has not fired; at zero nobody can
+ * push any more and it may be recycled. */
 struct queue {
     /* pushed by any thread; taken whole by the consumer, or by whoever sees `closed` */
     _Atomic(struct queue_entry *) head;
     _Atomic int64_t refs;
     /* set once by the owner, then the stack is drained; a pusher reads it after its push */
     _Atomic bool closed;
-    _Atomic int64_t pushed;  /* when its stack stopped being empty; by that pusher */
-    _Atomic int64_t lag;     /* a running mean; by the owner's thread, read by any */
+    _Atomic int64_t pushed;    /* when its stack stopped being empty; by that pusher */
+    _Atomic int64_t lag;       /* a running mean; by the owner's thread, read by any */
     _Atomic int64_t lag_noted; /* when it was last noted; likewise */
     /* the consumer is about to take the stack: no need to wake it; by its thread, read by any */
     _Atomic bool wakeup_suppressed;
-    struct {                 /* by the owner's thread alone */
-        bool open;           /* a callback will say when the next turn begins */
-        const void *task;    /* whose waits were ready last; compared, never used */
-        int64_t since;       /* when that task came on */
-        int ops;             /* its ready waits since then */
+    struct {                   /* by the owner's thread alone */
+        bool open;             /* a callback will say when the next turn begins */
+        const void *task;      /* whose waits were ready last; compared, never used */
+        int64_t since;         /* when that task came on */
+        int ops;               /* its ready waits since then */
         int tasks, last_tasks; /* that had ready waits in this turn, and in the one before */
-        int64_t latest;      /* when the latest wait was ready */
+        int64_t latest;        /* when the latest wait was ready */
     } turn;
     struct polled_waits polled;
-    struct timer *timer;     /* these four are constant */
+    struct timer *timer; /* these four are constant */
     int eventfd;
     int descriptor; /* an epoll of the eventfd and the timer's */
     int index;
@@ -59,7 +61,8 @@ static bool open_descriptors(struct queue *queue) {
     queue->timer = timer_new();
     if (queue->timer) queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (queue->eventfd >= 0) queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
-    return queue->descriptor >= 0 && watch(queue, queue->eventfd) && watch(queue, timer_descriptor(queue->timer));
+    return queue->descriptor >= 0 && watch(queue, queue->eventfd) &&
+           watch(queue, timer_descriptor(queue->timer));
 }
 
 static void discard(struct queue *queue) {
@@ -95,7 +98,8 @@ struct queue *queue_open(void) {
     pthread_mutex_unlock(&table_lock);
     if (!queue) return NULL;
     uint64_t ignored;
-    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
+    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {
+    }
     memset(&queue->turn, 0, sizeof queue->turn);
     queue->polled = (struct polled_waits){0};
     queue->lag = 0; /* its former owner's says nothing of this one */
@@ -117,12 +121,15 @@ int queue_descriptor(const struct queue *queue) { return queue->descriptor; }
 struct timer *queue_timer(const struct queue *queue) { return queue->timer; }
 void queue_suppress_wakeup(struct queue *queue) { atomic_store(&queue->wakeup_suppressed, true); }
 int queue_index(const struct queue *queue) { return queue->index; }
-struct queue *queue_at(int index) { return index < 0 || index >= MAX_QUEUES ? NULL : queues[index]; }
+struct queue *queue_at(int index) {
+    return index < 0 || index >= MAX_QUEUES ? NULL : queues[index];
+}
 
 void queue_wake(struct queue *queue) {
     uint64_t one = 1;
     /* EAGAIN means that the counter is full, so the consumer is awake; EINTR is retried. */
-    while (write(queue->eventfd, &one, sizeof one) < 0 && errno == EINTR) {}
+    while (write(queue->eventfd, &one, sizeof one) < 0 && errno == EINTR) {
+    }
 }
 
 /* a turn that somebody has blocked for long says little of the next */
@@ -166,12 +173,14 @@ static void push_to_orphans(struct queue *queue) {
     if (stack_push(queues[0], first, last)) queue_wake(queues[0]);
 }
 
-/* Push, then read `closed`; the closer sets `closed`, then drains: whichever comes second sees the other (both sequentially
- * consistent), so no ticket stays behind on a queue that nobody reads. */
+/* Push, then read `closed`; the closer sets `closed`, then drains: whichever comes second sees the
+ * other (both sequentially consistent), so no ticket stays behind on a queue that nobody reads. */
 void queue_push(struct queue *queue, struct queue_entry *entry) {
-    /* Noted before the push, because the consumer may take the slot at once. Two that find it empty note nearly the same. What the
-     * consumer itself pushes, or what comes while it is about to drain, says nothing of how long it takes to come. */
-    if (!atomic_load(&queue->head)) atomic_store(&queue->pushed, atomic_load(&queue->wakeup_suppressed) ? 0 : now_ns());
+    /* Noted before the push, because the consumer may take the slot at once. Two that find it empty
+     * note nearly the same. What the consumer itself pushes, or what comes while it is about to
+     * drain, says nothing of how long it takes to come. */
+    if (!atomic_load(&queue->head))
+        atomic_store(&queue->pushed, atomic_load(&queue->wakeup_suppressed) ? 0 : now_ns());
     bool was_empty = stack_push(queue, entry, entry);
     if (atomic_load(&queue->closed)) push_to_orphans(queue);
     else if (was_empty && !atomic_load(&queue->wakeup_suppressed)) queue_wake(queue);
@@ -200,7 +209,8 @@ int queue_spend_turn(struct queue *queue, const void *task) {
     }
     queue->turn.ops++;
     queue->turn.latest = now;
-    int tasks = queue->turn.last_tasks > queue->turn.tasks ? queue->turn.last_tasks : queue->turn.tasks;
+    int tasks =
+        queue->turn.last_tasks > queue->turn.tasks ? queue->turn.last_tasks : queue->turn.tasks;
     if (policy_keep_turn(now - queue->turn.since, queue->turn.ops, tasks)) return flags;
     queue->turn.ops = 0;
     return flags | TURN_YIELD;
@@ -229,14 +239,16 @@ static struct queue_entry *reversed(struct queue_entry *entry) {
 
 struct queue_entry *queue_take(struct queue *queue) {
     uint64_t ignored;
-    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
-    /* A pusher that read `wakeup_suppressed` before this store has already pushed (both sequentially consistent). */
+    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {
+    }
+    /* A pusher that read `wakeup_suppressed` before this store has already pushed (both
+     * sequentially consistent). */
     atomic_store(&queue->wakeup_suppressed, false);
     struct queue_entry *entry = reversed(atomic_exchange(&queue->head, NULL));
     int64_t pushed = atomic_load(&queue->pushed);
     if (!entry || !pushed) return entry;
-    /* A few together came in a turn of the loop. A single one may have come to a loop that slept, and slow waking says nothing of its
-     * turns, except that they are no longer. */
+    /* A few together came in a turn of the loop. A single one may have come to a loop that slept,
+     * and slow waking says nothing of its turns, except that they are no longer. */
     int64_t lag = now_ns() - pushed, mean = atomic_load(&queue->lag);
     if (entry->next && entry->next->next) queue_note_lag(queue, lag);
     else if (lag < mean) atomic_store(&queue->lag, (lag + mean) / 2);

@@ -10,7 +10,7 @@ struct queue;
 struct queue_entry { /* part of what is queued, which stays valid until it was taken */
     struct queue_entry *next;
 };
-struct queue *queue_open(void);    /* NULL: errno says why */
+struct queue *queue_open(void); /* NULL: errno says why */
 /* number 0, made at the first call, which comes before any other queue is opened; or NULL */
 struct queue *queue_orphans(void);
 void queue_close(struct queue *);
@@ -30,7 +30,7 @@ struct queue_entry *queue_take(struct queue *);
 /* what the consumer could not take; it will be woken again */
 void queue_put_back(struct queue *, struct queue_entry *oldest);
 struct wait;
-struct polled_waits { /* by the loop's thread alone; in the order in which they came */
+struct polled_waits {          /* by the loop's thread alone; in the order in which they came */
     struct wait *first, *last; /* last: only while there is a first */
     int near;                  /* how many of them are `near` */
     struct wait *taken;        /* those that tasks poll; guarded by taken_lock of future_waits.c */
@@ -40,8 +40,8 @@ struct polled_waits *queue_polled_waits(struct queue *); /* see future_waits.c *
 int64_t queue_lag(const struct queue *);
 void queue_note_lag(struct queue *, int64_t lag);
 
-/* Ready waits do not yield to their loop by themselves, so the tasks of a loop share a budget for each of its turns. By the loop's
- * thread alone. */
+/* Ready waits do not yield to their loop by themselves, so the tasks of a loop share a budget for
+ * each of its turns. By the loop's thread alone. */
 enum { TURN_YIELD = 1, TURN_BEGAN = 2 };
 /* a wait of that task was ready: the flags say what to do */
 int queue_spend_turn(struct queue *, const void *task);

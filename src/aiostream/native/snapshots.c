@@ -1,11 +1,13 @@
 /* What a user's event has recorded, for those who wait for it.
  *
- * A wait polls the user's event itself: that needs no stream and no record of ours. All waits for one record share a snapshot,
- * which pins the event's handle, so that close() destroys it only when nobody polls it any more.
+ * A wait polls the user's event itself: that needs no stream and no record of ours. All waits for
+ * one record share a snapshot, which pins the event's handle, so that close() destroys it only when
+ * nobody polls it any more.
  *
- * A later record must not prolong the waits. So before our own Event is recorded again, a helper stream waits for what it has
- * recorded so far, an event of ours is recorded there, and the snapshot's waits poll that one from then on. (A record through the
- * raw handle, by another library, is not seen here: it prolongs the waits.)
+ * A later record must not prolong the waits. So before our own Event is recorded again, a helper
+ * stream waits for what it has recorded so far, an event of ours is recorded there, and the
+ * snapshot's waits poll that one from then on. (A record through the raw handle, by another
+ * library, is not seen here: it prolongs the waits.)
  */
 #include "wait_record.h"
 
@@ -15,7 +17,8 @@
 #include "helper_streams.h"
 
 struct snapshot {
-    /* under snapshot_lock, as handle_attachment(): the waits on it, and a record that replaces it */
+    /* under snapshot_lock, as handle_attachment(): the waits on it, and a record that replaces it
+     */
     int64_t refs;
     _Atomic(void *) event;
     /* threads that use the user's event, or are about to see that another one stands in */
@@ -34,7 +37,8 @@ static pthread_mutex_t snapshot_lock = PTHREAD_MUTEX_INITIALIZER;
 /* The handle's snapshot with a reference, or else `made`, which becomes it. */
 static struct snapshot *join(struct handle *event, struct snapshot *made) {
     pthread_mutex_lock(&snapshot_lock);
-    struct snapshot **attached = (struct snapshot **)handle_attachment(event), *snapshot = *attached;
+    struct snapshot **attached = (struct snapshot **)handle_attachment(event),
+                    *snapshot = *attached;
     if (snapshot) snapshot->refs++;
     else *attached = snapshot = made;
     pthread_mutex_unlock(&snapshot_lock);
@@ -68,7 +72,8 @@ int snapshot_of(struct handle *event, struct snapshot **snapshot) {
     return CUDA_SUCCESS;
 }
 
-/* Whether the user's event still stands for the snapshot. Then no thread records it until it is let go. */
+/* Whether the user's event still stands for the snapshot. Then no thread records it until it is let
+ * go. */
 static bool hold_users_event(struct snapshot *snapshot) {
     atomic_fetch_add(&snapshot->users, 1);
     if (atomic_load(&snapshot->event) == handle_value(snapshot->handle)) return true;
@@ -78,9 +83,10 @@ static bool hold_users_event(struct snapshot *snapshot) {
 
 static void let_users_event_go(struct snapshot *snapshot) { atomic_fetch_sub(&snapshot->users, 1); }
 
-/* Before a record, when another event stands in: a thread that still uses the user's event would meet that record. Its poll would
- * end the wait with it, or end the capture that it is part of. Whoever comes later sees the other event (both sequentially
- * consistent), so this takes a few driver calls. */
+/* Before a record, when another event stands in: a thread that still uses the user's event would
+ * meet that record. Its poll would end the wait with it, or end the capture that it is part of.
+ * Whoever comes later sees the other event (both sequentially consistent), so this takes a few
+ * driver calls. */
 static void await_users(struct snapshot *snapshot) {
     while (atomic_load(&snapshot->users)) sched_yield();
 }
@@ -93,7 +99,9 @@ int snapshot_query(struct snapshot *snapshot) {
 }
 
 void snapshot_note_pending(struct snapshot *snapshot, int64_t pass) { snapshot->pending_in = pass; }
-bool snapshot_was_pending(const struct snapshot *snapshot, int64_t pass) { return snapshot->pending_in == pass; }
+bool snapshot_was_pending(const struct snapshot *snapshot, int64_t pass) {
+    return snapshot->pending_in == pass;
+}
 
 void snapshot_unref(struct snapshot *snapshot, bool complete) {
     struct handle *handle = snapshot->handle;
@@ -123,7 +131,8 @@ static int stand_in(struct snapshot *snapshot, struct context *context, bool com
     status = failed_in("cuStreamWaitEvent", driver.stream_wait_event(helper, users, 0));
     bool idle = status != CUDA_SUCCESS || complete;
     if (status == CUDA_SUCCESS) status = driver.event_record(record->event, helper, 0);
-    if (status == CUDA_SUCCESS && atomic_compare_exchange_strong(&snapshot->event, &expected, record->event)) {
+    if (status == CUDA_SUCCESS &&
+        atomic_compare_exchange_strong(&snapshot->event, &expected, record->event)) {
         snapshot->replaced = record;
         snapshot->helper = helper;
         snapshot->context = context;
@@ -139,7 +148,8 @@ static int replace(struct snapshot *snapshot, struct context *context, bool *com
     *complete = false;
     if (hold_users_event(snapshot)) {
         status = failed_in("cuEventQuery", driver.event_query(handle_value(snapshot->handle)));
-        *complete = status == CUDA_SUCCESS; /* the waits need not have seen it yet, and the next record must not hide it */
+        *complete = status == CUDA_SUCCESS; /* the waits need not have seen it yet, and the next
+                                               record must not hide it */
         if (*complete || status == CUDA_NOT_READY) status = stand_in(snapshot, context, *complete);
         let_users_event_go(snapshot);
     }
@@ -153,7 +163,8 @@ int wait_snapshot_before_record(struct context *context, struct handle *event) {
         if (!snapshot) return CUDA_SUCCESS;
         bool complete;
         int status = replace(snapshot, context, &complete);
-        /* Later waits are for the next record. After an error there is none, and this one stays known. */
+        /* Later waits are for the next record. After an error there is none, and this one stays
+         * known. */
         if (status == CUDA_SUCCESS) detach(event, snapshot);
         snapshot_unref(snapshot, complete);
         if (status != CUDA_SUCCESS) return status;

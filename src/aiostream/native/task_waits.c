@@ -1,9 +1,11 @@
-/* The task's side of the waits: how one begins, how its task polls it, and when the task leaves it to a timer or the watcher.
+/* The task's side of the waits: how one begins, how its task polls it, and when the task leaves it
+ * to a timer or the watcher.
  *
- * Recording an event never blocks, also on a full stream, and costs the GPU nothing. What happens then is the policy's
- * (policy.h): the task polls the event, once in each turn of its loop; or a timer of the loop wakes it shortly before the expected
- * end, while the watcher looks at guard times; or the watcher polls. A wait that was left comes back to its task when its end
- * is near, as often as the policy says.
+ * Recording an event never blocks, also on a full stream, and costs the GPU nothing. What happens
+ * then is the policy's (policy.h): the task polls the event, once in each turn of its loop; or a
+ * timer of the loop wakes it shortly before the expected end, while the watcher looks at guard
+ * times; or the watcher polls. A wait that was left comes back to its task when its end is near, as
+ * often as the policy says.
  */
 #include "wait_record.h"
 
@@ -27,8 +29,9 @@ static void leave(struct wait *wait, enum holder holder, int64_t due) {
     int expected = HELD_BY_TASK_LISTED;
     wait->due = due;
     if (atomic_load(&wait->holder) == HELD_BY_TASK_LISTED) {
-        /* The watcher still lists it, and has to come by. Said before the exchange, because afterwards the list may be gone. If
-         * the watcher comes in between, it unlists the wait, and the exchange fails. */
+        /* The watcher still lists it, and has to come by. Said before the exchange, because
+         * afterwards the list may be gone. If the watcher comes in between, it unlists the wait,
+         * and the exchange fails. */
         atomic_store(&wait->list->revisit, true);
         atomic_store(&some_revisit, true);
     }
@@ -50,13 +53,17 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
     wait->poll_until = start + plan->until;
     wait->woken_for = plan->length;
     wait->look_at_due = plan->look;
-    int64_t now = now_ns(), guard = policy_guard(&wait->forecast->prediction, now - start, plan->at, load);
+    int64_t now = now_ns(),
+            guard = policy_guard(&wait->forecast->prediction, now - start, plan->at, load);
     struct timer *timer = queue_timer(wait->queue);
     bool listed = atomic_load(&wait->holder) == HELD_BY_TASK_LISTED;
-    if (!timer_add(timer, &wait->timer_entry, start + plan->at, atomic_load(&max_timer_waits))) return false;
+    if (!timer_add(timer, &wait->timer_entry, start + plan->at, atomic_load(&max_timer_waits)))
+        return false;
     atomic_fetch_add(&counters[WAITS_BY_TIMER], 1);
-    /* Without a guard look before the timer the watcher need not hear of it. (If it still lists the wait, it finds that out.) */
-    if (listed || guard != INT64_MAX) leave(wait, HELD_BY_TIMER, guard == INT64_MAX ? guard : start + guard);
+    /* Without a guard look before the timer the watcher need not hear of it. (If it still lists the
+     * wait, it finds that out.) */
+    if (listed || guard != INT64_MAX)
+        leave(wait, HELD_BY_TIMER, guard == INT64_MAX ? guard : start + guard);
     return true;
 }
 
@@ -64,11 +71,14 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     struct load load = wait_load(wait);
     int64_t start = atomic_load(&wait->start);
     struct plan plan = policy_plan(&wait->forecast->prediction, now - start, &load, wait->mode);
-    /* The ticket comes before whoever may fire it. Without memory for one the task goes on polling, which needs none. */
-    if (plan.stage != STAGE_TASK && !wait->ticket) wait->ticket = point_watch(wait->queue, wait->context);
+    /* The ticket comes before whoever may fire it. Without memory for one the task goes on polling,
+     * which needs none. */
+    if (plan.stage != STAGE_TASK && !wait->ticket)
+        wait->ticket = point_watch(wait->queue, wait->context);
     *ticket = wait->ticket;
     if (plan.stage == STAGE_TASK || !wait->ticket) {
-        wait->poll_until = plan.until == INT64_MAX || plan.stage != STAGE_TASK ? INT64_MAX : start + plan.until;
+        wait->poll_until =
+            plan.until == INT64_MAX || plan.stage != STAGE_TASK ? INT64_MAX : start + plan.until;
         wait->polled = now;
         return STAGE_TASK;
     }
@@ -79,10 +89,12 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     return plan.stage;
 }
 
-/* Decides what comes next for a task's wait that was not over at `now`; false: the task polls on. */
+/* Decides what comes next for a task's wait that was not over at `now`; false: the task polls on.
+ */
 static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
     uint64_t ticket = 0;
-    if (wait->future ? wait_task_polls_on(wait, &ticket) : wait_polls_on(wait, now, &ticket) == STAGE_TASK) {
+    if (wait->future ? wait_task_polls_on(wait, &ticket)
+                     : wait_polls_on(wait, now, &ticket) == STAGE_TASK) {
         result->spinning = wait;
         return false;
     }
@@ -94,11 +106,12 @@ static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
 
 /* Whether the stream has something to wait for: CUDA_NOT_READY, or the answer. */
 static int ask(struct wait_list *list, void *stream) {
-    /* A stream that was busy every time is taken to be busy: its query, with what has to surround it, costs as much as the
-     * record that follows anyway. */
+    /* A stream that was busy every time is taken to be busy: its query, with what has to surround
+     * it, costs as much as the record that follows anyway. */
     unsigned busy = list->busy;
     bool query = busy < QUERY_EACH || busy % QUERY_EACH == 0;
-    /* Whether it captures is seen after the record, which harms no capture, except on the legacy stream. */
+    /* Whether it captures is seen after the record, which harms no capture, except on the legacy
+     * stream. */
     int refusal = query || is_legacy(stream) ? capture_refusal(stream) : 0;
     if (refusal) return refusal;
     int status = CUDA_NOT_READY;
@@ -114,10 +127,13 @@ static int ask(struct wait_list *list, void *stream) {
 int wait_record(struct wait *wait, void *stream) {
     struct wait_list *list = wait->list;
     wait->opened = atomic_fetch_add(&list->clock, 1);
-    int status = failed_in("cuEventRecord", failure_noted(driver.event_record(wait->event, stream, 0), "cuEventRecord"));
+    int status =
+        failed_in("cuEventRecord",
+                  failure_noted(driver.event_record(wait->event, stream, 0), "cuEventRecord"));
     wait->closed = atomic_fetch_add(&list->clock, 1);
     if (status != CUDA_SUCCESS) return status;
-    /* If the stream captures, the event stands for a point of that capture until it is recorded again. */
+    /* If the stream captures, the event stands for a point of that capture until it is recorded
+     * again. */
     int refusal = capture_refusal(stream);
     return refusal < 0 ? refusal : CUDA_SUCCESS;
 }
@@ -126,7 +142,8 @@ void wait_release(struct wait *wait, int status) {
     atomic_fetch_sub(&wait->list->waiting, 1);
     wait->over_status = status;
     int expected = HELD_BY_TASK_LISTED;
-    if (!atomic_compare_exchange_strong(&wait->holder, &expected, OVER_LISTED)) wait_recycle(wait, status);
+    if (!atomic_compare_exchange_strong(&wait->holder, &expected, OVER_LISTED))
+        wait_recycle(wait, status);
 }
 
 /* The wait ends in its task's hands. */
@@ -142,7 +159,8 @@ static bool is_over(int status, struct wait_result *result) {
     return true;
 }
 
-void wait_begin(struct wait_list *list, void *stream, struct queue *queue, enum wait_mode mode, struct wait_result *result) {
+void wait_begin(struct wait_list *list, void *stream, struct queue *queue, enum wait_mode mode,
+                struct wait_result *result) {
     *result = (struct wait_result){0};
     if (is_over(ask(list, stream), result)) return;
     struct wait *wait;
@@ -153,10 +171,11 @@ void wait_begin(struct wait_list *list, void *stream, struct queue *queue, enum 
     else go_on(wait, result, now_ns());
 }
 
-void wait_begin_event(struct context *context, struct shared_history *history, struct handle *event, struct queue *queue,
-                      enum wait_mode mode, struct wait_result *result) {
+void wait_begin_event(struct context *context, struct shared_history *history, struct handle *event,
+                      struct queue *queue, enum wait_mode mode, struct wait_result *result) {
     *result = (struct wait_result){0};
-    if (is_over(failure_noted(driver.event_query(handle_value(event)), "cuEventQuery"), result)) return;
+    if (is_over(failure_noted(driver.event_query(handle_value(event)), "cuEventQuery"), result))
+        return;
     /* A list of its own: waits for events have no order among each other. */
     struct wait_list *list = wait_list_new(context, history);
     struct snapshot *snapshot = NULL;
@@ -192,7 +211,9 @@ enum wait_look wait_look(struct wait *wait, struct queue *queue, int *status) {
     if (first) wait->first_poll = now;
     if (now < wait->poll_until) return LOOK_PENDING;
     struct load load = wait_load(wait);
-    if (policy_poll_on(&wait->forecast->prediction, now - atomic_load(&wait->start), ++wait->polls, &load)) return LOOK_PENDING;
+    if (policy_poll_on(&wait->forecast->prediction, now - atomic_load(&wait->start), ++wait->polls,
+                       &load))
+        return LOOK_PENDING;
     wait->woken_for = 0; /* the end for which the task was woken did not come */
     return LOOK_EXPIRED;
 }
@@ -204,7 +225,9 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *resul
         if (wait->future) wait_end_future(wait, result->refusal);
         else end_by_task(wait, result->refusal);
         return true;
-    case LOOK_EXPIRED: result->refusal = 0; return go_on(wait, result, wait->polled);
+    case LOOK_EXPIRED:
+        result->refusal = 0;
+        return go_on(wait, result, wait->polled);
     default:
         result->refusal = 0;
         result->spinning = wait;
@@ -212,9 +235,12 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *resul
     }
 }
 
-void wait_leave_to_watcher(struct wait *wait) { leave(wait, HELD_BY_WATCHER, atomic_load(&wait->start)); }
+void wait_leave_to_watcher(struct wait *wait) {
+    leave(wait, HELD_BY_WATCHER, atomic_load(&wait->start));
+}
 
-/* The watcher recycles the record once our event is complete. A user's event need not be polled any more. */
+/* The watcher recycles the record once our event is complete. A user's event need not be polled any
+ * more. */
 void wait_drop(struct wait *wait) {
     wait->ticket = 0;
     atomic_fetch_sub(&pending_waits, 1);
@@ -264,7 +290,9 @@ void waits_run_due(struct queue *queue) {
     }
 }
 
-bool waits_are_due(struct queue *queue) { return queue_polled_waits(queue)->first || timer_is_due(queue_timer(queue), now_ns()); }
+bool waits_are_due(struct queue *queue) {
+    return queue_polled_waits(queue)->first || timer_is_due(queue_timer(queue), now_ns());
+}
 
 void waits_leave_loop(struct queue *queue) {
     struct timer_entry *left = timer_close(queue_timer(queue));
@@ -272,7 +300,8 @@ void waits_leave_loop(struct queue *queue) {
         struct wait *wait = (struct wait *)left;
         left = left->next;
         int expected = HELD_BY_TIMER;
-        if (atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED)) expected = HELD_BY_TASK_LISTED;
+        if (atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED))
+            expected = HELD_BY_TASK_LISTED;
         wait_leave_to_watcher(wait);
     }
     waits_leave_futures(queue);

@@ -1,5 +1,6 @@
-/* Alarms: for the waits that are left alone until shortly before their expected end, a timer that their own loop watches. One
- * wake-up in place of three: the watcher need not be told of them, nor wake, nor wake the loop.
+/* Alarms: for the waits that are left alone until shortly before their expected end, a timer that
+ * their own loop watches. One wake-up in place of three: the watcher need not be told of them, nor
+ * wake, nor wake the loop.
  */
 #include "timer.h"
 
@@ -13,8 +14,9 @@ static const int64_t DUE_SOON_NS = 2000; /* ns: what is due so soon is due now *
 enum { MAX_WOKEN_AT_ONCE = 8 };
 
 struct timer {
-    int descriptor;           /* of the timer; constant */
-    /* guards the rest: the loop's thread sets and takes, whoever closes the queue takes what is left */
+    int descriptor; /* of the timer; constant */
+    /* guards the rest: the loop's thread sets and takes, whoever closes the queue takes what is
+     * left */
     pthread_mutex_t lock;
     struct timer_entry *first, *last; /* by their time */
     int count;
@@ -45,7 +47,8 @@ int timer_descriptor(const struct timer *timer) { return timer->descriptor; }
 
 /* Also takes back that the descriptor is readable. */
 static void set(struct timer *timer, int64_t time) { /* lock held */
-    struct itimerspec when = {.it_value = {.tv_sec = time / 1000000000, .tv_nsec = time % 1000000000}};
+    struct itimerspec when = {
+        .it_value = {.tv_sec = time / 1000000000, .tv_nsec = time % 1000000000}};
     timerfd_settime(timer->descriptor, TFD_TIMER_ABSTIME, &when, NULL);
     atomic_store(&timer->set_for, time);
 }
@@ -89,7 +92,8 @@ void timer_wake_by(struct timer *timer, int64_t time) {
     pthread_mutex_unlock(&timer->lock);
 }
 
-bool timer_remove(struct timer *timer, struct timer_entry *entry, const _Atomic int *state, int wanted) {
+bool timer_remove(struct timer *timer, struct timer_entry *entry, const _Atomic int *state,
+                  int wanted) {
     pthread_mutex_lock(&timer->lock);
     struct timer_entry **link = &timer->first, *previous = NULL;
     while (*link && *link != entry) previous = *link, link = &previous->next;
@@ -112,7 +116,8 @@ struct timer_entry *timer_take_due(struct timer *timer, int64_t now) {
     if (!timer_is_due(timer, now)) return NULL;
     pthread_mutex_lock(&timer->lock);
     struct timer_entry *due = timer->first, **link = &due;
-    for (int taken = 0; *link && (*link)->time <= now + DUE_SOON_NS && taken < MAX_WOKEN_AT_ONCE; taken++) {
+    for (int taken = 0; *link && (*link)->time <= now + DUE_SOON_NS && taken < MAX_WOKEN_AT_ONCE;
+         taken++) {
         link = &(*link)->next;
         timer->count--;
     }

@@ -6,7 +6,8 @@
 
 #include "waits.h"
 
-/* A prediction. The waits that began between two lessons of a history share one: it is as large as their record. */
+/* A prediction. The waits that began between two lessons of a history share one: it is as large as
+ * their record. */
 struct forecast {
     _Atomic int64_t refs;
     struct prediction prediction; /* constant */
@@ -20,14 +21,15 @@ struct shared_history {
 };
 
 struct wait_list {
-    _Atomic int64_t refs;       /* the owner, and each record */
-    _Atomic int waiting;        /* waits that are not known to be over */
-    _Atomic uint64_t clock;     /* counts the beginnings and the ends of records */
-    struct context *context;    /* these two are constant */
+    _Atomic int64_t refs;    /* the owner, and each record */
+    _Atomic int waiting;     /* waits that are not known to be over */
+    _Atomic uint64_t clock;  /* counts the beginnings and the ends of records */
+    struct context *context; /* these two are constant */
     struct shared_history *history;
     /* waits in a row that were not ready at once; any thread, and a lost one does not matter */
     _Atomic unsigned busy;
-    /* The latest end lay between these two: the work of the next wait began then. By whoever saw it; if two do, either will do. */
+    /* The latest end lay between these two: the work of the next wait began then. By whoever saw
+     * it; if two do, either will do. */
     _Atomic int64_t free_after, free_since;
     /* a wait that the watcher lists has changed hands; set by its task, cleared by the watcher */
     _Atomic bool revisit;
@@ -37,25 +39,27 @@ struct wait_list {
     bool active;
     int64_t next_poll;
     bool exact; /* an end is expected then */
-    /* the latest time for that look by the bound, whatever the gap between passes has become meanwhile */
+    /* the latest time for that look by the bound, whatever the gap between passes has become
+     * meanwhile */
     int64_t latest;
     int64_t loop_lag; /* of the loop of its oldest wait */
 };
 
-/* Who may touch a record. "Listed" means that the watcher has it in a wait list, or will find it among the new ones: only the
- * watcher ends that, so a listed record is never recycled by its task.
+/* Who may touch a record. "Listed" means that the watcher has it in a wait list, or will find it
+ * among the new ones: only the watcher ends that, so a listed record is never recycled by its task.
  *
  *   TASK          --leave-------> TIMER or WATCHER       (pushed on new_waits)
  *   TASK_LISTED   --leave-------> TIMER or WATCHER       --over--> OVER_LISTED     (by the task)
  *   TASK_LISTED   --unlisted----> TASK                   (by the watcher)
  *   TIMER         --due---------> TASK_LISTED            (by the loop's thread)
- *   TIMER         --unlisted----> TASK                   (by the watcher: the timer comes before the next guard look)
- *   TIMER, WATCHER --over-------> the pool               (by the watcher, which fires the ticket)
- *   WATCHER       --handed back-> TASK                   (by the watcher)
+ *   TIMER         --unlisted----> TASK                   (by the watcher: the timer comes before
+ * the next guard look) TIMER, WATCHER --over-------> the pool               (by the watcher, which
+ * fires the ticket) WATCHER       --handed back-> TASK                   (by the watcher)
  *   OVER_LISTED   --unlisted----> the pool               (by the watcher)
  *
- * A record that a timer has (TIMER, or TASK between leave and due) belongs to whoever removes its entry from the timer, which
- * has a lock of its own: the loop's thread when it is due, the watcher when it has seen the end and the holder is TIMER. */
+ * A record that a timer has (TIMER, or TASK between leave and due) belongs to whoever removes its
+ * entry from the timer, which has a lock of its own: the loop's thread when it is due, the watcher
+ * when it has seen the end and the holder is TIMER. */
 enum holder { HELD_BY_TASK, HELD_BY_TASK_LISTED, HELD_BY_TIMER, HELD_BY_WATCHER, OVER_LISTED };
 
 struct wait {
@@ -78,14 +82,14 @@ struct wait {
     _Atomic bool polled_by_loop; /* by the loop's thread */
     /* a task polls it; guarded by taken_lock, and so are the links meanwhile */
     bool taken;
-    int64_t taken_at;            /* by the loop's thread */
-    bool near;                   /* its timer was due, and its loop has not been told */
+    int64_t taken_at; /* by the loop's thread */
+    bool near;        /* its timer was due, and its loop has not been told */
     struct queue *queue;
     struct forecast *forecast;
     /* By whoever holds it: */
-    _Atomic int64_t start;      /* when its work began, as far as is known: */
+    _Atomic int64_t start;       /* when its work began, as far as is known: */
     _Atomic int64_t start_slack; /* perhaps so much earlier */
-    _Atomic int64_t pending_at; /* the last time at which it was seen not to be over; 0: never */
+    _Atomic int64_t pending_at;  /* the last time at which it was seen not to be over; 0: never */
     /* when the watcher is to look first; by the task before it leaves it, taken by the watcher */
     _Atomic int64_t due;
     /* 0: no task waits for it now; the watcher reads it of all that it lists */
@@ -101,11 +105,11 @@ struct wait {
 };
 
 extern _Atomic(struct wait *) new_waits; /* pushed by any thread, taken whole by the watcher */
-int wait_query(const struct wait *);      /* polls its event */
+int wait_query(const struct wait *);     /* polls its event */
 extern _Atomic bool some_revisit;        /* some list's `revisit` is set */
 /* wait lists that the watcher has; written by it, read by any thread */
 extern _Atomic int active_count;
-extern _Atomic int64_t pending_waits;    /* waits with a task */
+extern _Atomic int64_t pending_waits; /* waits with a task */
 
 int wait_record_take(struct context *, struct wait **); /* for its event alone */
 void wait_record_put(struct wait *);
@@ -116,16 +120,18 @@ void wait_recycle(struct wait *, int status);
 void wait_push_new(struct wait *);
 /* of its list: work behind it began no earlier than it was last pending */
 void wait_note_end(struct wait *, int64_t seen);
-void wait_learn(struct wait *, int64_t seen);    /* its end was first seen then */
+void wait_learn(struct wait *, int64_t seen); /* its end was first seen then */
 void wait_learn_lead(struct wait *, int64_t seen);
 struct load wait_load(const struct wait *);
-/* What a task or a loop does next with a wait that was not over at `now`: polls on, or has left it to a timer or the watcher. */
+/* What a task or a loop does next with a wait that was not over at `now`: polls on, or has left it
+ * to a timer or the watcher. */
 enum stage wait_polls_on(struct wait *, int64_t now, uint64_t *ticket);
 enum wait_look { LOOK_PENDING, LOOK_EXPIRED, LOOK_OVER };
-/* Polls a wait that its task or loop holds: not over; not over, and its time of polling has; or over, with *status. */
+/* Polls a wait that its task or loop holds: not over; not over, and its time of polling has; or
+ * over, with *status. */
 enum wait_look wait_look(struct wait *, struct queue *, int *status);
 void wait_end_in_loop(struct wait *, int status); /* over, in its loop's thread: fires its ticket */
-void wait_release(struct wait *, int status); /* its task or loop needs the record no more */
+void wait_release(struct wait *, int status);     /* its task or loop needs the record no more */
 void wait_leave_to_watcher(struct wait *);
 /* our event at the stream's present end; 0, or why not */
 int wait_record(struct wait *, void *stream);
@@ -143,9 +149,10 @@ void wait_fire_hand_back(struct wait *, int64_t length);
 struct snapshot;
 /* of the present record, shared by all waits for it; 0, or an error */
 int snapshot_of(struct handle *event, struct snapshot **);
-int snapshot_query(struct snapshot *);                     /* polls the event that stands for it */
+int snapshot_query(struct snapshot *); /* polls the event that stands for it */
 void snapshot_unref(struct snapshot *, bool complete);
-/* The watcher's pass that began at that time has found it pending: its other waits need no poll of their own in that pass. */
+/* The watcher's pass that began at that time has found it pending: its other waits need no poll of
+ * their own in that pass. */
 void snapshot_note_pending(struct snapshot *, int64_t pass);
 bool snapshot_was_pending(const struct snapshot *, int64_t pass);
 

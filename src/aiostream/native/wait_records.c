@@ -42,7 +42,8 @@ static void forget_forecast(struct shared_history *shared) {
 static struct forecast *forecast_of(struct shared_history *shared) {
     pthread_mutex_lock(&shared->lock);
     if (!shared->forecast && (shared->forecast = malloc(sizeof *shared->forecast)))
-        *shared->forecast = (struct forecast){.refs = 1, .prediction = history_predict(&shared->history)};
+        *shared->forecast =
+            (struct forecast){.refs = 1, .prediction = history_predict(&shared->history)};
     struct forecast *forecast = forecast_ref(shared->forecast ? shared->forecast : &none);
     pthread_mutex_unlock(&shared->lock);
     return forecast;
@@ -69,7 +70,8 @@ void shared_history_unref(struct shared_history *shared) {
 
 void wait_learn(struct wait *wait, int64_t seen) {
     struct shared_history *shared = wait->list->history;
-    int64_t start = atomic_load(&wait->start), slack = atomic_load(&wait->start_slack), pending_at = atomic_load(&wait->pending_at);
+    int64_t start = atomic_load(&wait->start), slack = atomic_load(&wait->start_slack),
+            pending_at = atomic_load(&wait->pending_at);
     pthread_mutex_lock(&shared->lock);
     history_learn(&shared->history, pending_at ? pending_at - start : 0, seen - start + slack);
     forget_forecast(shared);
@@ -86,7 +88,8 @@ void wait_learn_lead(struct wait *wait, int64_t seen) {
     if (!wait->woken_for) return;
     struct shared_history *shared = wait->list->history;
     pthread_mutex_lock(&shared->lock);
-    history_learn_lead(&shared->history, wait->woken_for, wait->first_poll == 0, seen - wait->first_poll);
+    history_learn_lead(&shared->history, wait->woken_for, wait->first_poll == 0,
+                       seen - wait->first_poll);
     forget_forecast(shared);
     pthread_mutex_unlock(&shared->lock);
 }
@@ -125,7 +128,8 @@ static int make(struct context *context, struct wait **made) {
     int mode = relaxed_enter();
     int status = failed_in("cuCtxPushCurrent", driver.ctx_push(context_handle(context)));
     if (status == CUDA_SUCCESS) {
-        status = failed_in("cuEventCreate", driver.event_create(&event, 2 /* CU_EVENT_DISABLE_TIMING */));
+        status = failed_in("cuEventCreate",
+                           driver.event_create(&event, 2 /* CU_EVENT_DISABLE_TIMING */));
         driver.ctx_pop(&popped);
     }
     relaxed_leave(mode);
@@ -162,7 +166,8 @@ static void put(struct wait *wait) {
 int wait_record_take(struct context *context, struct wait **wait) { return take(context, wait); }
 void wait_record_put(struct wait *wait) { put(wait); }
 
-int wait_start(struct wait_list *list, struct queue *queue, enum wait_mode mode, struct wait **started) {
+int wait_start(struct wait_list *list, struct queue *queue, enum wait_mode mode,
+               struct wait **started) {
     int status = take(list->context, started);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *started;
@@ -198,9 +203,11 @@ void wait_recycle(struct wait *wait, int status) {
 
 int wait_query(const struct wait *wait) {
     int status = wait->snapshot ? snapshot_query(wait->snapshot) : driver.event_query(wait->event);
-    /* An event of ours is valid, so another thread's capture took its record, and had ended when wait_record looked for one. */
+    /* An event of ours is valid, so another thread's capture took its record, and had ended when
+     * wait_record looked for one. */
     if (status == CUDA_INVALID_VALUE && !wait->snapshot) status = CUDA_CAPTURED_EVENT;
-    return failed_in("cuEventQuery", failure_noted(context_answer(wait->context, status), "cuEventQuery"));
+    return failed_in("cuEventQuery",
+                     failure_noted(context_answer(wait->context, status), "cuEventQuery"));
 }
 
 void wait_push_new(struct wait *wait) {

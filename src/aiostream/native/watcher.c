@@ -1,5 +1,5 @@
-/* The watcher: one native thread that polls the events of waits, and reads the health of each context while anything is
- * pending.
+/* The watcher: one native thread that polls the events of waits, and reads the health of each
+ * context while anything is pending.
  */
 #define _GNU_SOURCE
 #include "watcher.h"
@@ -32,7 +32,9 @@ static bool must_wake(void) { return waits_are_new() || atomic_load(&stopping); 
 
 /* While it is parked, also somebody who wants to know of failures from now on. */
 static bool sleeps_unwatched;
-static bool must_leave_park(void) { return must_wake() || (sleeps_unwatched && failures_watched()); }
+static bool must_leave_park(void) {
+    return must_wake() || (sleeps_unwatched && failures_watched());
+}
 
 static void read_health(bool all) {
     struct context *context;
@@ -49,7 +51,7 @@ static void read_health(bool all) {
 static void *watch(void *unused) {
     (void)unused;
     bool relaxed = false;
-    prctl(PR_SET_TIMERSLACK, 1UL);   /* ns; 50 us by default, which is the length of a short wait */
+    prctl(PR_SET_TIMERSLACK, 1UL); /* ns; 50 us by default, which is the length of a short wait */
     int idle_passes = 0;
     int64_t next_health = 0, next_idle_health = 0;
     while (!atomic_load(&stopping)) {
@@ -75,7 +77,8 @@ static void *watch(void *unused) {
                 next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
             }
             waker_set_parked(true);
-            if (contexts_pending() == 0) waker_sleep_until(sleeps_unwatched ? NEVER : next_idle_health, must_leave_park);
+            if (contexts_pending() == 0)
+                waker_sleep_until(sleeps_unwatched ? NEVER : next_idle_health, must_leave_park);
             waker_set_parked(false);
             /* only its time was up */
             idle_passes = must_wake() || contexts_pending() > 0 ? 0 : IDLE_PASSES_BEFORE_PARKING;
@@ -100,7 +103,8 @@ int watcher_start(void) {
 
 /* False: it had not ended by then. */
 static bool join(const struct timespec *deadline) {
-    return (deadline ? pthread_timedjoin_np(thread, NULL, deadline) : pthread_join(thread, NULL)) == 0;
+    return (deadline ? pthread_timedjoin_np(thread, NULL, deadline) : pthread_join(thread, NULL)) ==
+           0;
 }
 
 static void stop_by(const struct timespec *deadline) {

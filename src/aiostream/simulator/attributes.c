@@ -1,4 +1,5 @@
-/* The attributes of streams and of kernel nodes. Hints to a GPU: checked, kept, told and copied, and of no effect here. */
+/* The attributes of streams and of kernel nodes. Hints to a GPU: checked, kept, told and copied,
+ * and of no effect here. */
 #include "driver.h"
 
 #include "api.h"
@@ -7,52 +8,74 @@
 #include <string.h>
 
 /* As in the ABI: CUlaunchAttributeID, and the values' layouts. */
-enum { WINDOW = 1, COOPERATIVE = 2, SYNCHRONIZATION_POLICY = 3, PRIORITY = 8, DOMAIN_MAP = 9, DOMAIN = 10 };
+enum {
+    WINDOW = 1,
+    COOPERATIVE = 2,
+    SYNCHRONIZATION_POLICY = 3,
+    PRIORITY = 8,
+    DOMAIN_MAP = 9,
+    DOMAIN = 10
+};
 #define BIT(which) (1u << (which))
-struct window { void *base; size_t bytes; float ratio; int hit, miss; };
+struct window {
+    void *base;
+    size_t bytes;
+    float ratio;
+    int hit, miss;
+};
 struct domain_map { unsigned char of_default, of_remote; };
 
 enum {
-    OF_STREAMS = BIT(WINDOW) | BIT(SYNCHRONIZATION_POLICY) | BIT(PRIORITY) | BIT(DOMAIN_MAP) | BIT(DOMAIN),
+    OF_STREAMS = BIT(WINDOW) | BIT(SYNCHRONIZATION_POLICY) | BIT(PRIORITY) | BIT(DOMAIN_MAP) |
+        BIT(DOMAIN),
     OF_KERNELS = BIT(WINDOW) | BIT(COOPERATIVE) | BIT(PRIORITY) | BIT(DOMAIN_MAP) | BIT(DOMAIN),
 };
 
 /* What the device's attributes 109 and 126 say. */
 enum { LARGEST_WINDOW = 134217728, DOMAINS = 4 };
 
-int clamped_priority(int priority)
-{
-    return priority > 0 ? 0 : priority < -5 ? -5 : priority;
+int clamped_priority(int priority) { return priority > 0 ? 0 : priority < -5 ? -5 : priority; }
+
+void attributes_start(struct attributes *attributes, int priority) {
+    *attributes = (struct attributes){
+        .synchronization_policy = -1, .remote_domain = 1, .priority = clamped_priority(priority)};
 }
 
-void attributes_start(struct attributes *attributes, int priority)
-{
-    *attributes = (struct attributes){.synchronization_policy = -1, .remote_domain = 1, .priority = clamped_priority(priority)};
-}
-
-CUresult attribute_get(const struct attributes *attributes, unsigned allowed, int which, void *out)
-{
-    if (out == NULL || which < 0 || which > 31 || !(allowed & BIT(which)))
-        return INVALID_VALUE;
-    struct window window = {attributes->window.base, attributes->window.bytes, attributes->window.ratio, attributes->window.hit,
+CUresult attribute_get(const struct attributes *attributes, unsigned allowed, int which,
+                       void *out) {
+    if (out == NULL || which < 0 || which > 31 || !(allowed & BIT(which))) return INVALID_VALUE;
+    struct window window = {attributes->window.base, attributes->window.bytes,
+                            attributes->window.ratio, attributes->window.hit,
                             attributes->window.miss};
     struct domain_map map = {attributes->default_domain, attributes->remote_domain};
     switch (which) {
-    case WINDOW: memcpy(out, &window, sizeof window); break;
-    case COOPERATIVE: memcpy(out, &attributes->cooperative, sizeof(int)); break;
-    case SYNCHRONIZATION_POLICY: memcpy(out, &attributes->synchronization_policy, sizeof(int)); break;
-    case PRIORITY: memcpy(out, &attributes->priority, sizeof(int)); break;
-    case DOMAIN_MAP: memcpy(out, &map, sizeof map); break;
-    case DOMAIN: memcpy(out, &attributes->domain, sizeof(int)); break;
+    case WINDOW:
+        memcpy(out, &window, sizeof window);
+        break;
+    case COOPERATIVE:
+        memcpy(out, &attributes->cooperative, sizeof(int));
+        break;
+    case SYNCHRONIZATION_POLICY:
+        memcpy(out, &attributes->synchronization_policy, sizeof(int));
+        break;
+    case PRIORITY:
+        memcpy(out, &attributes->priority, sizeof(int));
+        break;
+    case DOMAIN_MAP:
+        memcpy(out, &map, sizeof map);
+        break;
+    case DOMAIN:
+        memcpy(out, &attributes->domain, sizeof(int));
+        break;
     }
     return OK;
 }
 
-static CUresult set_window(struct attributes *attributes, const struct window *window)
-{
+static CUresult set_window(struct attributes *attributes, const struct window *window) {
     /* a miss cannot persist; of a hit an H200 takes anything */
     bool properties = window->miss >= 0 && window->miss <= 1;
-    if (!properties || !(window->ratio >= 0 && window->ratio <= 1) || window->bytes > LARGEST_WINDOW)
+    if (!properties || !(window->ratio >= 0 && window->ratio <= 1) ||
+        window->bytes > LARGEST_WINDOW)
         return INVALID_VALUE;
     attributes->window.base = window->base;
     attributes->window.bytes = window->bytes;
@@ -62,10 +85,9 @@ static CUresult set_window(struct attributes *attributes, const struct window *w
     return OK;
 }
 
-CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which, const void *value)
-{
-    if (value == NULL || which < 0 || which > 31 || !(allowed & BIT(which)))
-        return INVALID_VALUE;
+CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which,
+                       const void *value) {
+    if (value == NULL || which < 0 || which > 31 || !(allowed & BIT(which))) return INVALID_VALUE;
     int number;
     struct window window;
     struct domain_map map;
@@ -78,8 +100,7 @@ CUresult attribute_set(struct attributes *attributes, unsigned allowed, int whic
         attributes->cooperative = number != 0;
         break;
     case SYNCHRONIZATION_POLICY:
-        if (number < 1 || number > 4)
-            return INVALID_VALUE;
+        if (number < 1 || number > 4) return INVALID_VALUE;
         attributes->synchronization_policy = number;
         break;
     case PRIORITY:
@@ -87,14 +108,12 @@ CUresult attribute_set(struct attributes *attributes, unsigned allowed, int whic
         break;
     case DOMAIN_MAP:
         memcpy(&map, value, sizeof map);
-        if (map.of_default >= DOMAINS || map.of_remote >= DOMAINS)
-            return INVALID_VALUE;
+        if (map.of_default >= DOMAINS || map.of_remote >= DOMAINS) return INVALID_VALUE;
         attributes->default_domain = map.of_default;
         attributes->remote_domain = map.of_remote;
         break;
     case DOMAIN:
-        if (number < 0 || number > 1)
-            return INVALID_VALUE;
+        if (number < 0 || number > 1) return INVALID_VALUE;
         attributes->domain = number;
         break;
     }
@@ -103,70 +122,57 @@ CUresult attribute_set(struct attributes *attributes, unsigned allowed, int whic
 
 /* --- of streams --- */
 
-EXPORT CUresult cuStreamGetAttribute(CUstream handle, int which, void *out)
-{
+EXPORT CUresult cuStreamGetAttribute(CUstream handle, int which, void *out) {
     ENTER(cuStreamGetAttribute, 0);
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
     return leave(code == OK ? attribute_get(&stream->attributes, OF_STREAMS, which, out) : code);
 }
 
-EXPORT CUresult cuStreamSetAttribute(CUstream handle, int which, const void *value)
-{
+EXPORT CUresult cuStreamSetAttribute(CUstream handle, int which, const void *value) {
     ENTER(cuStreamSetAttribute, 0);
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
     return leave(code == OK ? attribute_set(&stream->attributes, OF_STREAMS, which, value) : code);
 }
 
-EXPORT CUresult cuStreamCopyAttributes(CUstream to_handle, CUstream from_handle)
-{
+EXPORT CUresult cuStreamCopyAttributes(CUstream to_handle, CUstream from_handle) {
     ENTER(cuStreamCopyAttributes, 0);
     struct stream *to, *from;
     CUresult code = find_stream(to_handle, &to);
-    if (code == OK)
-        code = find_stream(from_handle, &from);
-    if (code == OK && to->context != from->context)
-        code = INVALID_VALUE;
-    if (code == OK)
-        to->attributes = from->attributes;
+    if (code == OK) code = find_stream(from_handle, &from);
+    if (code == OK && to->context != from->context) code = INVALID_VALUE;
+    if (code == OK) to->attributes = from->attributes;
     return leave(code);
 }
 
 /* --- of kernel nodes --- */
 
-static CUresult find_kernel_node(CUgraphNode handle, struct node **out)
-{
+static CUresult find_kernel_node(CUgraphNode handle, struct node **out) {
     *out = object_find(handle, OBJECT_NODE);
-    if (*out == NULL)
-        return INVALID_HANDLE;
+    if (*out == NULL) return INVALID_HANDLE;
     return (*out)->type == NODE_KERNEL ? OK : INVALID_VALUE;
 }
 
-EXPORT CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, int which, void *out)
-{
+EXPORT CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, int which, void *out) {
     ENTER(cuGraphKernelNodeGetAttribute, 0);
     struct node *node;
     CUresult code = find_kernel_node(handle, &node);
     return leave(code == OK ? attribute_get(&node->attributes, OF_KERNELS, which, out) : code);
 }
 
-EXPORT CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, int which, const void *value)
-{
+EXPORT CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, int which, const void *value) {
     ENTER(cuGraphKernelNodeSetAttribute, 0);
     struct node *node;
     CUresult code = find_kernel_node(handle, &node);
     return leave(code == OK ? attribute_set(&node->attributes, OF_KERNELS, which, value) : code);
 }
 
-EXPORT CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to_handle, CUgraphNode from_handle)
-{
+EXPORT CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to_handle, CUgraphNode from_handle) {
     ENTER(cuGraphKernelNodeCopyAttributes, 0);
     struct node *to, *from;
     CUresult code = find_kernel_node(to_handle, &to);
-    if (code == OK)
-        code = find_kernel_node(from_handle, &from);
-    if (code == OK)
-        to->attributes = from->attributes;
+    if (code == OK) code = find_kernel_node(from_handle, &from);
+    if (code == OK) to->attributes = from->attributes;
     return leave(code);
 }

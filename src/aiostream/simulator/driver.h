@@ -1,9 +1,10 @@
 /* The simulator's own types: what a stream, an event, a context are, and who may touch what.
  *
- * One lock, `sim.lock`, guards every field of every struct here unless a comment beside the field says otherwise. No other
- * lock is ever taken while it is held, and nothing of the user's (host function, callback, kernel, big copy) runs under it.
- * cuda.h is not included: users build this with gcc and the Python headers alone. Handles cross the API as plain pointers
- * and are looked up before they are followed, so that a stale one answers 400 and does not crash.
+ * One lock, `sim.lock`, guards every field of every struct here unless a comment beside the field
+ * says otherwise. No other lock is ever taken while it is held, and nothing of the user's (host
+ * function, callback, kernel, big copy) runs under it. cuda.h is not included: users build this
+ * with gcc and the Python headers alone. Handles cross the API as plain pointers and are looked up
+ * before they are followed, so that a stale one answers 400 and does not crash.
  */
 #ifndef AIOSTREAM_SIMULATOR_DRIVER_H
 #define AIOSTREAM_SIMULATOR_DRIVER_H
@@ -20,14 +21,17 @@
 typedef int CUresult;
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
-typedef void *CUcontext, *CUstream, *CUevent, *CUmodule, *CUfunction, *CUlibrary, *CUkernel, *CUgraph, *CUgraphNode;
+typedef void *CUcontext, *CUstream, *CUevent, *CUmodule, *CUfunction, *CUlibrary, *CUkernel,
+    *CUgraph, *CUgraphNode;
 typedef void *CUgraphExec, *CUuserObject, *CUgreenCtx, *CUmemoryPool;
-typedef CUresult (*CUrecaptureFn)(void *user_data, CUgraphNode node, const void *before, const void *now, int status);
+typedef CUresult (*CUrecaptureFn)(void *user_data, CUgraphNode node, const void *before,
+                                  const void *now, int status);
 typedef struct { char bytes[16]; } CUuuid;
 typedef void (*CUhostFn)(void *user_data);
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *user_data);
 
-/* As in the ABI. The attributes behind `attrs` are read by nobody here: launches with attributes are refused. */
+/* As in the ABI. The attributes behind `attrs` are read by nobody here: launches with attributes
+ * are refused. */
 typedef struct {
     unsigned int grid[3], block[3], shared_bytes;
     CUstream stream;
@@ -36,29 +40,69 @@ typedef struct {
 } CUlaunchConfig;
 
 enum {
-    OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_PTX = 218, UNSUPPORTED_PTX_VERSION = 222, PEER_ACCESS_UNSUPPORTED = 217, FILE_NOT_FOUND = 301,
-    PEER_ACCESS_ALREADY_ENABLED = 704, PEER_ACCESS_NOT_ENABLED = 705, INVALID_HANDLE = 400,
-    ILLEGAL_STATE = 401, LOSSY_QUERY = 402, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
-    CONTEXT_IS_DESTROYED = 709, HOST_ALREADY_REGISTERED = 712, HOST_NOT_REGISTERED = 713, LAUNCH_FAILED = 719,
-    NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
-    CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907,
-    CAPTURE_WRONG_THREAD = 908, GRAPH_EXEC_UPDATE_FAILURE = 910, GRAPH_RECAPTURE_FAILURE = 918,
+    OK = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    INVALID_PTX = 218,
+    UNSUPPORTED_PTX_VERSION = 222,
+    PEER_ACCESS_UNSUPPORTED = 217,
+    FILE_NOT_FOUND = 301,
+    PEER_ACCESS_ALREADY_ENABLED = 704,
+    PEER_ACCESS_NOT_ENABLED = 705,
+    INVALID_HANDLE = 400,
+    ILLEGAL_STATE = 401,
+    LOSSY_QUERY = 402,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    CONTEXT_IS_DESTROYED = 709,
+    HOST_ALREADY_REGISTERED = 712,
+    HOST_NOT_REGISTERED = 713,
+    LAUNCH_FAILED = 719,
+    NOT_PERMITTED = 800,
+    NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
+    CAPTURE_MERGE = 902,
+    CAPTURE_UNMATCHED = 903,
+    CAPTURE_UNJOINED = 904,
+    CAPTURE_ISOLATION = 905,
+    CAPTURE_IMPLICIT = 906,
+    CAPTURED_EVENT = 907,
+    CAPTURE_WRONG_THREAD = 908,
+    GRAPH_EXEC_UPDATE_FAILURE = 910,
+    GRAPH_RECAPTURE_FAILURE = 918,
 };
 
 #define STREAM_LEGACY ((CUstream)1)
 #define STREAM_PER_THREAD ((CUstream)2)
-#define LAUNCH_DEPTH 1022 /* launches queued on one stream before the next one blocks its caller: measured on an H200 */
-#define GRAPH_DEPTH 1020  /* the same before a launch of a graph does, however much it launches */
+#define LAUNCH_DEPTH                                                                               \
+    1022 /* launches queued on one stream before the next one blocks its caller: measured on an    \
+            H200 */
+#define GRAPH_DEPTH 1020 /* the same before a launch of a graph does, however much it launches */
 #define MAX_DEVICES 16
 #define MAX_PARAMETERS 64
 
 enum object_kind {
-    OBJECT_STREAM = 1, OBJECT_EVENT, OBJECT_MODULE, OBJECT_LIBRARY, OBJECT_FUNCTION, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXECUTABLE,
-    OBJECT_USER, OBJECT_POOL,
+    OBJECT_STREAM = 1,
+    OBJECT_EVENT,
+    OBJECT_MODULE,
+    OBJECT_LIBRARY,
+    OBJECT_FUNCTION,
+    OBJECT_GRAPH,
+    OBJECT_NODE,
+    OBJECT_EXECUTABLE,
+    OBJECT_USER,
+    OBJECT_POOL,
 };
 
-/* A thread blocked in the driver. Lives on that thread's stack; whoever wakes it takes it off its list. */
+/* A thread blocked in the driver. Lives on that thread's stack; whoever wakes it takes it off its
+ * list. */
 struct waiter {
     struct waiter *next;
     pthread_cond_t cond;
@@ -66,7 +110,8 @@ struct waiter {
     bool woken;
 };
 
-/* What an event's record stands for: one point of one stream. Events, waits and records share it by reference. */
+/* What an event's record stands for: one point of one stream. Events, waits and records share it by
+ * reference. */
 struct marker {
     int references;
     bool done;
@@ -76,15 +121,27 @@ struct marker {
 };
 
 enum op_kind {
-    OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_CALLBACK, OP_RECORD, OP_WAIT_EVENT, OP_WAIT_VALUE, OP_WRITE_VALUE, OP_FREE, OP_EMPTY,
+    OP_KERNEL,
+    OP_COPY,
+    OP_FILL,
+    OP_HOST,
+    OP_CALLBACK,
+    OP_RECORD,
+    OP_WAIT_EVENT,
+    OP_WAIT_VALUE,
+    OP_WRITE_VALUE,
+    OP_FREE,
+    OP_EMPTY,
 };
 
-/* QUEUED: not looked at yet. ARMED: at the head, waiting for a timer or a memory word. BUSY: somebody works on it without the
- * lock (the engine, or a host thread's queue), so nobody else may free it. */
+/* QUEUED: not looked at yet. ARMED: at the head, waiting for a timer or a memory word. BUSY:
+ * somebody works on it without the lock (the engine, or a host thread's queue), so nobody else may
+ * free it. */
 enum op_state { QUEUED, ARMED, BUSY };
 
-/* One item of a stream's queue. Owned by the stream from enqueue to pop; a host thread's outlives even an abandoned stream queue.
- * A graph's node keeps ops too, as patterns: those are copied into streams and never enqueued themselves. */
+/* One item of a stream's queue. Owned by the stream from enqueue to pop; a host thread's outlives
+ * even an abandoned stream queue. A graph's node keeps ops too, as patterns: those are copied into
+ * streams and never enqueued themselves. */
 struct op {
     struct op *next;
     struct op *next_holder; /* the stream's next op that needs a hardware queue */
@@ -93,7 +150,7 @@ struct op {
     struct stream *stream;
     struct context *context;
     struct launch_refs *launch_refs; /* the launch of a graph that this is a part of: a reference */
-    uint64_t sequence; /* position in the order of all enqueues of the process */
+    uint64_t sequence;               /* position in the order of all enqueues of the process */
     enum op_kind kind;
     enum op_state state;
     bool counted; /* towards the stream's depth */
@@ -105,11 +162,34 @@ struct op {
             unsigned grid[3], block[3], shared_bytes;
         } kernel;
         /* from == payload: a snapshot */
-        struct { void *to; const void *from; size_t bytes; bool known_to, known_from; } copy;
-        struct { void *to; uint32_t value; unsigned width; size_t count; } fill;
-        struct { CUhostFn host; CUstreamCallback callback; CUstream handle; void *user_data; } host;
-        struct { struct marker *marker; bool holder; } mark;
-        struct { void *address; uint64_t value; unsigned width, flags; uint64_t since; } word;
+        struct {
+            void *to;
+            const void *from;
+            size_t bytes;
+            bool known_to, known_from;
+        } copy;
+        struct {
+            void *to;
+            uint32_t value;
+            unsigned width;
+            size_t count;
+        } fill;
+        struct {
+            CUhostFn host;
+            CUstreamCallback callback;
+            CUstream handle;
+            void *user_data;
+        } host;
+        struct {
+            struct marker *marker;
+            bool holder;
+        } mark;
+        struct {
+            void *address;
+            uint64_t value;
+            unsigned width, flags;
+            uint64_t since;
+        } word;
         void *memory;
     } u;
     size_t payload_bytes;
@@ -119,7 +199,10 @@ struct op {
 
 /* As in the ABI. */
 struct location { int type, id; };
-struct access { struct location location; int flags; };
+struct access {
+    struct location location;
+    int flags;
+};
 struct pool_props {
     int allocation, handles;
     struct location location;
@@ -133,7 +216,8 @@ _Static_assert(sizeof(struct pool_props) == 88, "this crosses the ABI");
 /* As in the ABI: zeros for an ordinary edge. */
 struct edge { unsigned char from_port, to_port, type, reserved[5]; };
 
-/* What a node comes after, or the next captured node of a stream will: no node twice. Arrays apart, as the driver's API wants. */
+/* What a node comes after, or the next captured node of a stream will: no node twice. Arrays apart,
+ * as the driver's API wants. */
 struct dependencies {
     struct node **nodes;
     struct edge *edges;
@@ -142,7 +226,12 @@ struct dependencies {
 
 /* Hints that are kept, told and copied; nothing here behaves differently for them. */
 struct attributes {
-    struct { void *base; size_t bytes; float ratio; int hit, miss; } window;
+    struct {
+        void *base;
+        size_t bytes;
+        float ratio;
+        int hit, miss;
+    } window;
     int synchronization_policy;
     unsigned char default_domain, remote_domain;
     int domain, priority, cooperative;
@@ -154,9 +243,9 @@ struct stream {
     uint64_t id;                    /* never reused, unlike the handle */
     unsigned flags;
     struct attributes attributes; /* the priority is one of them */
-    bool legacy, blocking; /* blocking: ordered against the legacy stream */
-    bool destroyed;        /* the handle is gone; freed once the queue is empty and nobody waits */
-    int references;        /* threads blocked on it */
+    bool legacy, blocking;        /* blocking: ordered against the legacy stream */
+    bool destroyed; /* the handle is gone; freed once the queue is empty and nobody waits */
+    int references; /* threads blocked on it */
     struct op *head, *tail;
     struct op *first_holder, *last_holder; /* pending ops that need a hardware queue, in order */
     unsigned launches;                     /* launches in the queue, for back-pressure */
@@ -165,7 +254,7 @@ struct stream {
     bool queue_blocked; /* the head waits for a hardware queue */
     bool legacy_blocked;
     struct stream *marker_next;
-    struct capture *capture; /* NULL: not capturing */
+    struct capture *capture;          /* NULL: not capturing */
     struct dependencies dependencies; /* what the next captured node depends on */
 };
 
@@ -177,7 +266,7 @@ struct event {
     uint64_t generation; /* the context's when the event was made */
     /* the last record; NULL: never recorded, or last recorded under capture */
     struct marker *marker;
-    struct capture *capture; /* last recorded in this capture: a reference */
+    struct capture *capture;          /* last recorded in this capture: a reference */
     struct dependencies dependencies; /* ... behind these nodes */
 };
 
@@ -206,12 +295,13 @@ struct context {
 /* the default, and what cuMemAllocAsync takes from; NULL: not asked for yet */
 struct pools { struct pool *first, *now; };
 struct device {
-    /* among those that were installed, of which CUDA_VISIBLE_DEVICES may hide some and reorder the others */
+    /* among those that were installed, of which CUDA_VISIBLE_DEVICES may hide some and reorder the
+     * others */
     int number;
     size_t total, used;
     struct context *primary;
-    /* Streams with pending host functions or memory operations, by the sequence number of the first of them. The first
-     * `sim.queues` of them have a hardware queue. */
+    /* Streams with pending host functions or memory operations, by the sequence number of the first
+     * of them. The first `sim.queues` of them have a hardware queue. */
     struct stream **requests;
     size_t request_count, request_space;
     unsigned primary_flags;
@@ -229,21 +319,32 @@ struct kernel {
 };
 
 /* By CUfunction_attribute: what was set, as the launch of a kernel checks it. */
-enum { MAX_THREADS = 0, STATIC_SHARED = 1, MAX_DYNAMIC_SHARED = 8, CARVEOUT = 9, FUNCTION_ATTRIBUTES = 16 };
+enum {
+    MAX_THREADS = 0,
+    STATIC_SHARED = 1,
+    MAX_DYNAMIC_SHARED = 8,
+    CARVEOUT = 9,
+    FUNCTION_ATTRIBUTES = 16
+};
 struct function {
     struct module *module;
     const struct kernel *kernel;
     int attributes[FUNCTION_ATTRIBUTES];
 };
 /* of a module; memory of its device */
-struct variable { char *name; void *memory; size_t bytes; struct variable *next; };
+struct variable {
+    char *name;
+    void *memory;
+    size_t bytes;
+    struct variable *next;
+};
 struct module {
     struct context *context; /* NULL: a library */
     uint64_t generation;     /* the context's */
     char *image;             /* the PTX text, without comments */
     struct function **functions;
     size_t function_count;
-    struct module *loaded; /* a library's module, made on request */
+    struct module *loaded;      /* a library's module, made on request */
     struct variable *variables; /* those that were asked for */
 };
 
@@ -261,7 +362,7 @@ struct capture {
     /* where streams stood that were destroyed: still to be joined, if they have not been */
     struct dependencies left;
     struct recapture *recapture; /* NULL: new nodes are added */
-    struct capture *next; /* all captures that have not ended */
+    struct capture *next;        /* all captures that have not ended */
 };
 
 struct allocation {
@@ -269,7 +370,7 @@ struct allocation {
     size_t bytes;
     int device;
     struct context *context;
-    struct pool *pool; /* NULL: none */
+    struct pool *pool;                 /* NULL: none */
     struct graph_memory *graph_memory; /* whose memory it is; NULL: not a graph's */
     enum memory_kind { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED } kind;
     unsigned flags;
@@ -281,7 +382,7 @@ struct simulator {
     bool initialised;
     int driver_version, device_count; /* how many are visible, once initialised */
     bool launch_blocking;             /* CUDA_LAUNCH_BLOCKING, read at cuInit */
-    unsigned queues; /* hardware queues per device; 0: unlimited */
+    unsigned queues;                  /* hardware queues per device; 0: unlimited */
     struct device devices[MAX_DEVICES];
     struct context **contexts;
     size_t context_count;
@@ -293,9 +394,12 @@ struct simulator {
     /* grows with every fault: a waiter that slept through fault and recovery still reports it */
     uint64_t fault_epoch;
     struct capture *captures;
-    bool seeded; /* else streams move in the order in which they became able to */
+    bool seeded;               /* else streams move in the order in which they became able to */
     uint64_t seed, seed_start; /* the sequence number at which the seed was set */
-    struct { bool driver_lock, shuffle_callbacks, fire_after_fault; uint64_t late_faults; } adversary;
+    struct {
+        bool driver_lock, shuffle_callbacks, fire_after_fault;
+        uint64_t late_faults;
+    } adversary;
     _Atomic uint64_t enqueue_delay; /* ns; read without the lock */
     /* set in the child of a fork, where none of our threads exist */
     _Atomic bool forked;
@@ -307,7 +411,10 @@ struct thread_state {
     struct context **stack;
     size_t depth, space;
     /* per-thread default streams, one per context */
-    struct { struct stream *stream; uint64_t id; } *streams;
+    struct {
+        struct stream *stream;
+        uint64_t id;
+    } *streams;
     size_t stream_count;
     int capture_mode;
     bool in_host_function, is_engine;
@@ -323,7 +430,7 @@ enum {
     HOST_OK = 4,        /* allowed inside a host function */
     HOST_NOT_READY = 8, /* answers 600 there */
     ENQUEUES = 16,
-    UNSAFE = 32,        /* potentially unsafe during a stream capture */
+    UNSAFE = 32, /* potentially unsafe during a stream capture */
 };
 #define CALL(name, version, symbol, forms) CALL_##name,
 #define LACK CALL
@@ -334,13 +441,27 @@ enum call_id {
 CUresult enter(enum call_id id, unsigned rules); /* OK: the lock is held (unless PURE) */
 CUresult leave(CUresult code);
 CUresult initialise(void);
-#define ENTER(name, rules) do { CUresult enter_code = enter(CALL_##name, (rules)); if (enter_code) return enter_code; } while (0)
-struct call { const char *name; bool lacking; _Atomic unsigned long count; _Atomic unsigned faults; };
+#define ENTER(name, rules)                                                                         \
+    do {                                                                                           \
+        CUresult enter_code = enter(CALL_##name, (rules));                                         \
+        if (enter_code) return enter_code;                                                         \
+    } while (0)
+struct call {
+    const char *name;
+    bool lacking;
+    _Atomic unsigned long count;
+    _Atomic unsigned faults;
+};
 extern struct call calls[];
 int find_call(const char *name);
 
 /* --- versions.c --- */
-struct version { const char *name; int version; void (*function)(void); void (*per_thread)(void); };
+struct version {
+    const char *name;
+    int version;
+    void (*function)(void);
+    void (*per_thread)(void);
+};
 extern const struct version versions[];
 extern const size_t version_count;
 
@@ -410,7 +531,8 @@ void event_unregister_capture(struct event *event);
 struct event *find_event(CUevent handle);
 void event_release(struct event *event);
 struct op *event_record_op(struct event *event);
-/* NULL: there is nothing to wait for. On the legacy stream a wait for a complete event is still a barrier between blocking streams. */
+/* NULL: there is nothing to wait for. On the legacy stream a wait for a complete event is still a
+ * barrier between blocking streams. */
 struct op *event_wait_op(const struct event *event, bool on_legacy);
 
 /* --- device.c --- */
@@ -441,9 +563,9 @@ size_t ptx_variable(const char *text, const char *name, unsigned char **initial)
 
 /* --- kernels.c, module.c, function.c --- */
 const struct kernel *find_kernel(const char *name, size_t length);
-void kernel_run(struct op *op);                  /* without the lock */
+void kernel_run(struct op *op); /* without the lock */
 bool kernel_is_timed(const struct op *op, uint64_t *duration);
-CUresult kernel_fault(const struct op *op);      /* the sticky error that it raises, or OK */
+CUresult kernel_fault(const struct op *op); /* the sticky error that it raises, or OK */
 void kernel_unpack(struct op *op, void **parameters);
 size_t kernel_alignment(const struct kernel *kernel, unsigned parameter);
 void function_start(struct function *function);
@@ -471,7 +593,8 @@ void capture_release(struct capture *capture);
 void attributes_start(struct attributes *attributes, int priority);
 int clamped_priority(int priority);
 CUresult attribute_get(const struct attributes *attributes, unsigned allowed, int which, void *out);
-CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which, const void *value);
+CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which,
+                       const void *value);
 
 /* --- userobject.c --- */
 void user_objects_destroy(void); /* this thread's dead; without the lock */

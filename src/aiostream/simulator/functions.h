@@ -1,13 +1,16 @@
 /* Every driver function that the simulator knows, one row for each version of it:
  *
  *   CALL(name, version, symbol, forms)   is simulated; AGAIN is a further version of the one above.
- *   LACK(name, version, symbol, forms)   exists in real drivers, and answers 801 here; LACK_AGAIN likewise.
+ *   LACK(name, version, symbol, forms)   exists in real drivers, and answers 801 here; LACK_AGAIN
+ * likewise.
  *
- * `version` is the CUDA version that brought it: a driver older than that does not have it. `symbol` is what the library exports for
- * it, as libcuda.so.1 does: programs ask cuGetProcAddress for the name or dlsym for the symbol, and NVRTC crashes where a symbol is
- * missing. `forms` says whether there is one for programs whose stream 0 is the thread's own, symbol_ptsz or symbol_ptds.
+ * `version` is the CUDA version that brought it: a driver older than that does not have it.
+ * `symbol` is what the library exports for it, as libcuda.so.1 does: programs ask cuGetProcAddress
+ * for the name or dlsym for the symbol, and NVRTC crashes where a symbol is missing. `forms` says
+ * whether there is one for programs whose stream 0 is the thread's own, symbol_ptsz or symbol_ptds.
  *
- * Included several times: define what is wanted of the rows before; the others then expand to nothing.
+ * Included several times: define what is wanted of the rows before; the others then expand to
+ * nothing.
  */
 #ifndef CALL
 #define CALL(name, version, symbol, forms)
@@ -252,10 +255,13 @@ CALL(cuKernelSetCacheConfig, 12000, cuKernelSetCacheConfig, none)
 CALL(cuFuncSetSharedMemConfig, 4020, cuFuncSetSharedMemConfig, none)
 CALL(cuFuncGetParamCount, 13020, cuFuncGetParamCount, none)
 CALL(cuKernelGetParamCount, 13020, cuKernelGetParamCount, none)
-CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050, cuOccupancyMaxActiveBlocksPerMultiprocessor, none)
-CALL(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 7000, cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, none)
+CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050, cuOccupancyMaxActiveBlocksPerMultiprocessor,
+     none)
+CALL(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 7000,
+     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, none)
 CALL(cuOccupancyMaxPotentialBlockSize, 6050, cuOccupancyMaxPotentialBlockSize, none)
-CALL(cuOccupancyMaxPotentialBlockSizeWithFlags, 7000, cuOccupancyMaxPotentialBlockSizeWithFlags, none)
+CALL(cuOccupancyMaxPotentialBlockSizeWithFlags, 7000, cuOccupancyMaxPotentialBlockSizeWithFlags,
+     none)
 CALL(cuOccupancyAvailableDynamicSMemPerBlock, 10020, cuOccupancyAvailableDynamicSMemPerBlock, none)
 CALL(cuProfilerStart, 4000, cuProfilerStart, none)
 CALL(cuProfilerStop, 4000, cuProfilerStop, none)
@@ -379,19 +385,26 @@ LACK(cuGetExportTable, 3000, cuGetExportTable, none)
 LACK(cuGraphAddExternalSemaphoresSignalNode, 11020, cuGraphAddExternalSemaphoresSignalNode, none)
 LACK(cuGraphAddExternalSemaphoresWaitNode, 11020, cuGraphAddExternalSemaphoresWaitNode, none)
 LACK(cuGraphConditionalHandleCreate, 12030, cuGraphConditionalHandleCreate, none)
-LACK(cuGraphExecExternalSemaphoresSignalNodeSetParams, 11020, cuGraphExecExternalSemaphoresSignalNodeSetParams, none)
-LACK(cuGraphExecExternalSemaphoresWaitNodeSetParams, 11020, cuGraphExecExternalSemaphoresWaitNodeSetParams, none)
-LACK(cuGraphExternalSemaphoresSignalNodeGetParams, 11020, cuGraphExternalSemaphoresSignalNodeGetParams, none)
-LACK(cuGraphExternalSemaphoresSignalNodeSetParams, 11020, cuGraphExternalSemaphoresSignalNodeSetParams, none)
-LACK(cuGraphExternalSemaphoresWaitNodeGetParams, 11020, cuGraphExternalSemaphoresWaitNodeGetParams, none)
-LACK(cuGraphExternalSemaphoresWaitNodeSetParams, 11020, cuGraphExternalSemaphoresWaitNodeSetParams, none)
+LACK(cuGraphExecExternalSemaphoresSignalNodeSetParams, 11020,
+     cuGraphExecExternalSemaphoresSignalNodeSetParams, none)
+LACK(cuGraphExecExternalSemaphoresWaitNodeSetParams, 11020,
+     cuGraphExecExternalSemaphoresWaitNodeSetParams, none)
+LACK(cuGraphExternalSemaphoresSignalNodeGetParams, 11020,
+     cuGraphExternalSemaphoresSignalNodeGetParams, none)
+LACK(cuGraphExternalSemaphoresSignalNodeSetParams, 11020,
+     cuGraphExternalSemaphoresSignalNodeSetParams, none)
+LACK(cuGraphExternalSemaphoresWaitNodeGetParams, 11020, cuGraphExternalSemaphoresWaitNodeGetParams,
+     none)
+LACK(cuGraphExternalSemaphoresWaitNodeSetParams, 11020, cuGraphExternalSemaphoresWaitNodeSetParams,
+     none)
 LACK(cuGraphNodeGetToolsId, 13010, cuGraphNodeGetToolsId, none)
 LACK(cuGraphicsEGLRegisterImage, 7000, cuGraphicsEGLRegisterImage, none)
 LACK(cuGraphicsGLRegisterBuffer, 3000, cuGraphicsGLRegisterBuffer, none)
 LACK(cuGraphicsGLRegisterImage, 3000, cuGraphicsGLRegisterImage, none)
 LACK(cuGraphicsMapResources, 3000, cuGraphicsMapResources, ptsz)
 LACK(cuGraphicsResourceGetMappedEglFrame, 7000, cuGraphicsResourceGetMappedEglFrame, none)
-LACK(cuGraphicsResourceGetMappedMipmappedArray, 5000, cuGraphicsResourceGetMappedMipmappedArray, none)
+LACK(cuGraphicsResourceGetMappedMipmappedArray, 5000, cuGraphicsResourceGetMappedMipmappedArray,
+     none)
 LACK(cuGraphicsResourceGetMappedPointer, 3020, cuGraphicsResourceGetMappedPointer_v2, none)
 LACK(cuGraphicsResourceSetMapFlags, 6050, cuGraphicsResourceSetMapFlags_v2, none)
 LACK(cuGraphicsSubResourceGetMappedArray, 3000, cuGraphicsSubResourceGetMappedArray, none)

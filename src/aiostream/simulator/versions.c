@@ -1,17 +1,20 @@
-/* Which symbol a name stands for, by the CUDA version that brought it; and the functions that are not simulated. */
+/* Which symbol a name stands for, by the CUDA version that brought it; and the functions that are
+ * not simulated. */
 #include "driver.h"
 
 #include "api.h"
 
-/* A function that is lacking counts its call, may answer an injected fault, and refuses. It ignores its arguments, which every
- * ABI that we build for leaves to the caller to clean up. One function for each symbol, so that each can name itself. */
-static CUresult lacking(enum call_id id)
-{
+/* A function that is lacking counts its call, may answer an injected fault, and refuses. It ignores
+ * its arguments, which every ABI that we build for leaves to the caller to clean up. One function
+ * for each symbol, so that each can name itself. */
+static CUresult lacking(enum call_id id) {
     CUresult code = enter(id, PURE);
     return code != OK ? code : NOT_SUPPORTED;
 }
 
-#define REFUSE_none(name, symbol) EXPORT CUresult symbol(void); EXPORT CUresult symbol(void) { return lacking(CALL_##name); }
+#define REFUSE_none(name, symbol)                                                                  \
+    EXPORT CUresult symbol(void);                                                                  \
+    EXPORT CUresult symbol(void) { return lacking(CALL_##name); }
 #define REFUSE_ptsz(name, symbol) REFUSE_none(name, symbol) REFUSE_none(name, symbol##_ptsz)
 #define REFUSE_ptds(name, symbol) REFUSE_none(name, symbol) REFUSE_none(name, symbol##_ptds)
 #define LACK(name, version, symbol, forms) REFUSE_##forms(name, symbol)
