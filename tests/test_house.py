@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,8 @@ BENCH_LEVELS = {
 
 # The native part: a file includes only headers of lower floors, and its own.
 NATIVE_FLOORS = {
+    "driver_calls": -1,
+    "counters": -1,
     "base": 0,
     "waker": 1,
     "timer": 1,
@@ -109,6 +112,7 @@ NATIVE_FLOORS = {
     "watched_waits": 6,
     "watcher": 7,
     "module": 8,
+    "module_handles": 9,
     "module_process": 9,
     "module_graphs": 9,
     "module_failures": 9,
@@ -196,6 +200,27 @@ def test_native_files_include_downwards_only() -> None:
             if included != path.stem and NATIVE_FLOORS[included] >= NATIVE_FLOORS[path.stem]:
                 wrong.append(f"{path.name} includes {included}.h")
     assert not wrong
+
+
+def test_c_is_formatted() -> None:
+    """By `.clang-format`. Another major version breaks some lines elsewhere, so only one counts."""
+    folders = [TESTS.parent / "src" / "aiostream" / name for name in ("native", "simulator")]
+    files = [path for folder in [*folders, TESTS / "native"] for path in folder.glob("*.[ch]")]
+    if not (TESTS.parent / ".clang-format").exists():
+        pytest.skip("the sources are not here: the tests run on an installed package alone")
+    formatter = shutil.which("clang-format")
+    if formatter is None:
+        pytest.skip("there is no clang-format here: install the extra `dev`")
+    version = subprocess.run([formatter, "--version"], capture_output=True, text=True, check=True)
+    if "version 23." not in version.stdout:
+        pytest.skip(f"clang-format 23 is needed: this is {version.stdout.strip()}")
+    checked = subprocess.run(
+        [formatter, "--dry-run", "-Werror", *map(str, files)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_only_the_seams_know_what_lies_behind_them() -> None:

@@ -25,38 +25,9 @@ typedef void (*host_function)(void *);
 typedef void (*stream_callback)(void *stream, int status, void *data);
 
 struct driver_calls {
-    int (*launch_host_func)(void *stream, host_function, void *data);
-    int (*stream_add_callback)(void *stream, stream_callback, void *data, unsigned flags);
-    int (*stream_query)(void *stream);
-    int (*stream_synchronize)(void *stream);
-    int (*stream_is_capturing)(void *stream, int *status);
-    int (*stream_destroy)(void *stream);
-    int (*exchange_capture_mode)(int *mode);
-    int (*event_query)(void *event);
-    int (*event_record)(void *event, void *stream, unsigned flags);
-    int (*event_synchronize)(void *event);
-    int (*event_destroy)(void *event);
-    int (*event_create)(void **event, unsigned flags);
-    int (*stream_create)(void **stream, unsigned flags);
-    int (*stream_wait_event)(void *stream, void *event, unsigned flags);
-    int (*ctx_push)(void *context);
-    int (*ctx_pop)(void **context);
-    int (*ctx_get_id)(void *context, uint64_t *id);
-    /* as of CUDA 11.3 */
-    int (*capture_info)(void *stream, int *status, uint64_t *id, void **graph, void *nodes,
-                        void *count);
-    int (*user_object_create)(void **object, void *data, host_function, unsigned references,
-                              unsigned flags);
-    int (*user_object_release)(void *object, unsigned references);
-    int (*graph_retain_user_object)(void *graph, void *object, unsigned references, unsigned flags);
-    int (*graph_release_user_object)(void *graph, void *object, unsigned references);
-    int (*graph_launch)(void *executable, void *stream);
-    int (*graph_upload)(void *executable, void *stream);
-    int (*graph_update)(void *executable, void *graph, void *result);
-    int (*graph_destroy)(void *graph);
-    int (*graph_exec_destroy)(void *executable);
-    /* NULL where the driver is too old */
-    int (*launch_host_func_v2)(void *stream, host_function, void *data, unsigned mode);
+#define CALL(field, name, version, parameters) int(*field) parameters;
+#define NEWER(field, name, version, plain, parameters) int(*field) parameters;
+#include "driver_calls.h"
 };
 extern struct driver_calls driver;
 
@@ -98,36 +69,8 @@ static inline void relaxed_leave(int mode) {
 }
 
 enum counter {
-    POINTS_ARMED,
-    POINTS_FIRED,
-    POINTS_LEAKED,
-    POINTS_STALE,       /* firings of a ticket that was no longer armed: ignored */
-    POINTS_QUARANTINED, /* armed into a capture that began meanwhile; counted as leaked too */
-    /* Python host functions that came after the exit gate had closed: not run */
-    HOST_FUNCTIONS_LATE,
-    WATCHER_PASSES,
-    HANDLES_CREATED,
-    HANDLES_DESTROYED,
-    HANDLES_RELEASED,
-    HANDLES_OPEN,
-    HANDLES_RETIRED, /* closed and not destroyed, because another library has the handle too */
-    HANDLES_LEAKED,  /* closed, and the driver has refused to destroy them */
-    FUTURES_CREATED,
-    FUTURES_DONE,
-    FUTURES_FAILED,
-    FUTURES_CANCELLED,
-    FUTURES_DROPPED,
-    WAITS_READY,       /* nothing to wait for */
-    WAITS_SPUN,        /* ended in the waiting task's own polls */
-    WAITS_BY_TIMER,    /* how often a wait was left to a timer of its loop */
-    WAITS_WATCHED,     /* how often one was left to the watcher */
-    WAITS_HANDED_BACK, /* how often the watcher handed one back to its task */
-    EVENT_POLLS,       /* by the watcher */
-    EVENT_PASSES,      /* in so many of its passes, or more: some find nothing due */
-    /* made so far: they are recycled, so these follow the most that was in use at once */
-    POINT_SLOTS,
-    WAIT_RECORDS,
-    HISTORIES, /* that exist now */
+#define COUNTER(name) name,
+#include "counters.h"
     COUNTERS,
 };
 extern _Atomic int64_t counters[COUNTERS];

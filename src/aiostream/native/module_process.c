@@ -17,13 +17,11 @@ bool refuse_in_child(void) {
     if (!is_child()) return false;
     PyErr_SetString(
         PyExc_RuntimeError,
-        "CUDA cannot be used in a forked child: neither the driver nor aiostream survives fork(). "
-        "Start worker processes with multiprocessing's 'spawn' or 'forkserver' method. A server "
-        "that "
-        "loads its application before it forks (gunicorn --preload, Celery) must not use CUDA in "
-        "the "
-        "parent, not even Device.count(): make streams in the lifespan, or in a hook after the "
-        "fork.");
+        "CUDA cannot be used in a forked child: neither the driver nor aiostream survives "
+        "fork(). Start worker processes with multiprocessing's 'spawn' or 'forkserver' method. A "
+        "server that loads its application before it forks (gunicorn --preload, Celery) must not "
+        "use CUDA in the parent, not even Device.count(): make streams in the lifespan, or in a "
+        "hook after the fork.");
     return true;
 }
 
@@ -104,51 +102,44 @@ static PyObject *native_set_dispatcher(PyObject *self, PyObject *callable) {
 
 /* --- the process --- */
 
+/* The rows of driver_calls.h. */
+static const struct {
+    const char *name, *sought; /* in error messages, and by cuGetProcAddress */
+    int version;
+    bool newer; /* than drivers that the library accepts: it may be missing */
+    size_t offset;
+} driver_rows[] = {
+#define CALL(field, name, version, parameters)                                                     \
+    {#name, #name, version, false, offsetof(struct driver_calls, field)},
+#define NEWER(field, name, version, plain, parameters)                                             \
+    {#name, #plain, version, true, offsetof(struct driver_calls, field)},
+#include "driver_calls.h"
+};
+enum { DRIVER_ROWS = sizeof driver_rows / sizeof *driver_rows };
+
+static PyObject *driver_calls_for_python(void) {
+    PyObject *rows = PyTuple_New(DRIVER_ROWS);
+    for (Py_ssize_t i = 0; rows && i < DRIVER_ROWS; i++) {
+        PyObject *row =
+            Py_BuildValue("ssiN", driver_rows[i].name, driver_rows[i].sought,
+                          driver_rows[i].version, PyBool_FromLong(driver_rows[i].newer));
+        if (!row || PyTuple_SetItem(rows, i, row) < 0) Py_CLEAR(rows);
+    }
+    return rows;
+}
+
 static PyObject *native_bind(PyObject *self, PyObject *addresses) {
     (void)self;
-    static const struct {
-        const char *name;
-        size_t offset;
-    } calls[] = {
-        {"cuLaunchHostFunc", offsetof(struct driver_calls, launch_host_func)},
-        {"cuStreamAddCallback", offsetof(struct driver_calls, stream_add_callback)},
-        {"cuStreamQuery", offsetof(struct driver_calls, stream_query)},
-        {"cuStreamSynchronize", offsetof(struct driver_calls, stream_synchronize)},
-        {"cuStreamIsCapturing", offsetof(struct driver_calls, stream_is_capturing)},
-        {"cuStreamDestroy", offsetof(struct driver_calls, stream_destroy)},
-        {"cuThreadExchangeStreamCaptureMode", offsetof(struct driver_calls, exchange_capture_mode)},
-        {"cuEventQuery", offsetof(struct driver_calls, event_query)},
-        {"cuEventRecordWithFlags", offsetof(struct driver_calls, event_record)},
-        {"cuEventSynchronize", offsetof(struct driver_calls, event_synchronize)},
-        {"cuEventDestroy", offsetof(struct driver_calls, event_destroy)},
-        {"cuEventCreate", offsetof(struct driver_calls, event_create)},
-        {"cuStreamCreate", offsetof(struct driver_calls, stream_create)},
-        {"cuStreamWaitEvent", offsetof(struct driver_calls, stream_wait_event)},
-        {"cuCtxPushCurrent", offsetof(struct driver_calls, ctx_push)},
-        {"cuCtxPopCurrent", offsetof(struct driver_calls, ctx_pop)},
-        {"cuCtxGetId", offsetof(struct driver_calls, ctx_get_id)},
-        {"cuStreamGetCaptureInfo", offsetof(struct driver_calls, capture_info)},
-        {"cuUserObjectCreate", offsetof(struct driver_calls, user_object_create)},
-        {"cuUserObjectRelease", offsetof(struct driver_calls, user_object_release)},
-        {"cuGraphRetainUserObject", offsetof(struct driver_calls, graph_retain_user_object)},
-        {"cuGraphReleaseUserObject", offsetof(struct driver_calls, graph_release_user_object)},
-        {"cuGraphLaunch", offsetof(struct driver_calls, graph_launch)},
-        {"cuGraphUpload", offsetof(struct driver_calls, graph_upload)},
-        {"cuGraphExecUpdate", offsetof(struct driver_calls, graph_update)},
-        {"cuGraphDestroy", offsetof(struct driver_calls, graph_destroy)},
-        {"cuGraphExecDestroy", offsetof(struct driver_calls, graph_exec_destroy)},
-        {"cuLaunchHostFunc_v2", offsetof(struct driver_calls, launch_host_func_v2)},
-    };
     struct driver_calls bound;
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        PyObject *key = PyUnicode_FromString(calls[i].name);
+    for (size_t i = 0; i < DRIVER_ROWS; i++) {
+        PyObject *key = PyUnicode_FromString(driver_rows[i].name);
         PyObject *address = key ? PyObject_GetItem(addresses, key) : NULL;
         Py_XDECREF(key);
         if (!address) return NULL;
         void *pointer = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
         Py_DECREF(address);
         if (PyErr_Occurred()) return NULL;
-        *(void **)((char *)&bound + calls[i].offset) = pointer;
+        *(void **)((char *)&bound + driver_rows[i].offset) = pointer;
     }
     driver = bound;
     Py_RETURN_NONE;
@@ -230,5 +221,8 @@ static PyMethodDef process_functions[] = {
 };
 
 int add_process_functions(PyObject *module) {
-    return PyModule_AddFunctions(module, process_functions);
+    PyObject *rows = driver_calls_for_python();
+    int status = rows ? PyModule_AddObjectRef(module, "DRIVER_CALLS", rows) : -1;
+    Py_XDECREF(rows);
+    return status < 0 ? status : PyModule_AddFunctions(module, process_functions);
 }

@@ -136,8 +136,7 @@ static const struct {
     {909, "CUDA_ERROR_TIMEOUT", "wait operation timed out"},
     {910, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE",
      "the graph update was not performed because it included changes which violated constraints "
-     "specific to instantiated "
-     "graph update"},
+     "specific to instantiated graph update"},
     {911, "CUDA_ERROR_EXTERNAL_DEVICE",
      "an async error has occured in external entity outside of CUDA"},
     {912, "CUDA_ERROR_INVALID_CLUSTER_SIZE",
