@@ -60,55 +60,34 @@ static CUresult copy(CUstream handle, void *to, int to_side, const void *from, i
 
 #define DEVICE(address) ((void *)(uintptr_t)(address))
 
-CUresult copy_now(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+CUresult on_cuMemcpy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpy, UNSAFE);
     return copy(stream, DEVICE(to), EITHER, DEVICE(from), EITHER, bytes, true);
 }
 
-CUresult copy_to_device(CUstream stream, CUdeviceptr to, const void *from, size_t bytes) {
+CUresult on_cuMemcpyHtoD_v2(CUstream stream, CUdeviceptr to, const void *from, size_t bytes) {
     ENTER(cuMemcpyHtoD, UNSAFE);
     return copy(stream, DEVICE(to), DEVICE_SIDE, from, HOST_SIDE, bytes, true);
 }
 
-CUresult copy_to_host(CUstream stream, void *to, CUdeviceptr from, size_t bytes) {
+CUresult on_cuMemcpyDtoH_v2(CUstream stream, void *to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpyDtoH, UNSAFE);
     return copy(stream, to, HOST_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
 }
 
-CUresult copy_on_device(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+CUresult on_cuMemcpyDtoD_v2(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpyDtoD, UNSAFE);
     return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
 }
 
-CUresult copy_to_peer(CUstream stream, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
-                      CUcontext from_context, size_t bytes) {
+CUresult on_cuMemcpyPeer(CUstream stream, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                         CUcontext from_context, size_t bytes) {
     ENTER(cuMemcpyPeer, UNSAFE);
     struct context *context;
     CUresult code = find_context(to_context, &context);
     if (code == OK) code = find_context(from_context, &context);
     if (code != OK) return leave(code);
     return copy(stream, DEVICE(to), PEER_SIDE, DEVICE(from), PEER_SIDE, bytes, true);
-}
-
-EXPORT CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
-    return copy_now(STREAM_LEGACY, to, from, bytes);
-}
-
-EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
-    return copy_to_device(STREAM_LEGACY, to, from, bytes);
-}
-
-EXPORT CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
-    return copy_to_host(STREAM_LEGACY, to, from, bytes);
-}
-
-EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
-    return copy_on_device(STREAM_LEGACY, to, from, bytes);
-}
-
-EXPORT CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
-                             CUcontext from_context, size_t bytes) {
-    return copy_to_peer(STREAM_LEGACY, to, to_context, from, from_context, bytes);
 }
 
 EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
@@ -163,12 +142,9 @@ static CUresult fill(CUstream handle, CUdeviceptr to, uint32_t value, unsigned w
 }
 
 #define FILLS(name, type, width)                                                                   \
-    CUresult fill##width(CUstream stream, CUdeviceptr to, type value, size_t count) {              \
+    CUresult on_##name##_v2(CUstream stream, CUdeviceptr to, type value, size_t count) {           \
         ENTER(name, UNSAFE);                                                                       \
         return fill(stream, to, value, width, count, true);                                        \
-    }                                                                                              \
-    EXPORT CUresult name##_v2(CUdeviceptr to, type value, size_t count) {                          \
-        return fill##width(STREAM_LEGACY, to, value, count);                                       \
     }                                                                                              \
     EXPORT CUresult name##Async(CUdeviceptr to, type value, size_t count, CUstream stream) {       \
         ENTER(name##Async, ENQUEUES);                                                              \

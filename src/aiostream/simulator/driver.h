@@ -21,13 +21,16 @@
 typedef int CUresult;
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
-typedef void *CUcontext, *CUstream, *CUevent, *CUmodule, *CUfunction, *CUlibrary, *CUkernel,
-    *CUgraph, *CUgraphNode;
+/* A stream has a type of its own, by which perthread.c finds it among the parameters. */
+typedef struct CUstream_st *CUstream;
+typedef void *CUcontext, *CUevent, *CUmodule, *CUfunction, *CUlibrary, *CUkernel, *CUgraph,
+    *CUgraphNode;
 typedef void *CUgraphExec, *CUuserObject, *CUgreenCtx, *CUmemoryPool;
 typedef CUresult (*CUrecaptureFn)(void *user_data, CUgraphNode node, const void *before,
                                   const void *now, int status);
 typedef struct { char bytes[16]; } CUuuid;
 typedef void (*CUhostFn)(void *user_data);
+typedef size_t (*CUoccupancyB2DSize)(int block_size);
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *user_data);
 
 /* As in the ABI. The attributes behind `attrs` are read by nobody here: launches with attributes
@@ -432,8 +435,8 @@ enum {
     ENQUEUES = 16,
     UNSAFE = 32, /* potentially unsafe during a stream capture */
 };
-#define CALL(name, version, symbol, forms) CALL_##name,
-#define LACK CALL
+#define CALL(name, version, symbol, forms, parameters) CALL_##name,
+#define LACK(name, version, symbol, forms) CALL_##name,
 enum call_id {
 #include "functions.h"
     CALL_COUNT

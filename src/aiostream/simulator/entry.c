@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#define CALL(name, version, symbol, forms) {#name, false, 0, 0},
+#define CALL(name, version, symbol, forms, parameters) {#name, false, 0, 0},
 #define LACK(name, version, symbol, forms) {#name, true, 0, 0},
 struct call calls[] = {
 #include "functions.h"

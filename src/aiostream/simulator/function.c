@@ -276,7 +276,7 @@ EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, C
 
 /* The block size with the most threads at a time, the largest of those. `shared_of` says what a
  * block of a size needs, if given. */
-static CUresult best_block(int *grid, int *block, CUfunction handle, size_t (*shared_of)(int),
+static CUresult best_block(int *grid, int *block, CUfunction handle, CUoccupancyB2DSize shared_of,
                            size_t shared_bytes, int limit, unsigned flags) {
     struct function *function;
     CUresult code = grid == NULL || block == NULL || limit < 0 || flags > 1
@@ -299,7 +299,7 @@ static CUresult best_block(int *grid, int *block, CUfunction handle, size_t (*sh
 }
 
 EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function,
-                                                 size_t (*shared_of)(int), size_t shared_bytes,
+                                                 CUoccupancyB2DSize shared_of, size_t shared_bytes,
                                                  int limit) {
     ENTER(cuOccupancyMaxPotentialBlockSize, 0);
     return best_block(grid, block, function, shared_of, shared_bytes, limit, 0);
@@ -307,7 +307,7 @@ EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfuncti
 
 EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block,
                                                           CUfunction function,
-                                                          size_t (*shared_of)(int),
+                                                          CUoccupancyB2DSize shared_of,
                                                           size_t shared_bytes, int limit,
                                                           unsigned flags) {
     ENTER(cuOccupancyMaxPotentialBlockSizeWithFlags, 0);

@@ -1,22 +1,30 @@
 /* Every driver function that the simulator knows, one row for each version of it:
  *
- *   CALL(name, version, symbol, forms)   is simulated; AGAIN is a further version of the one above.
- *   LACK(name, version, symbol, forms)   exists in real drivers, and answers 801 here; LACK_AGAIN
- * likewise.
+ *   CALL(name, version, symbol, forms, parameters)  It is simulated.
+ *   AGAIN(...)                                      A further version of the one above.
+ *   LACK(name, version, symbol, forms)              Real drivers have it. Here it answers 801.
+ *   LACK_AGAIN(...)                                 A further version of the one above.
  *
- * `version` is the CUDA version that brought it: a driver older than that does not have it.
- * `symbol` is what the library exports for it, as libcuda.so.1 does: programs ask cuGetProcAddress
- * for the name or dlsym for the symbol, and NVRTC crashes where a symbol is missing. `forms` says
- * whether there is one for programs whose stream 0 is the thread's own, symbol_ptsz or symbol_ptds.
+ * A driver older than the CUDA version `version` does not have the function. The library exports
+ * `symbol` for it, as libcuda.so.1 does, because programs look functions up by dlsym too, and NVRTC
+ * crashes where a symbol is missing. `forms` says which form there is in addition, for programs
+ * whose stream 0 is the thread's own:
  *
- * Included several times: define what is wanted of the rows before; the others then expand to
- * nothing.
- */
+ *   none  There is no other form.
+ *   ptsz  symbol_ptsz, which perthread.c makes: it replaces a CUstream parameter of 0.
+ *   ptds  symbol_ptds. The call has no stream. perthread.c makes both forms, from on_symbol, which
+ *         takes the stream as its first parameter and is the one that is written by hand.
+ *   own   symbol_ptsz, written by hand.
+ *
+ * To simulate one more function, make its row a CALL and write the function. Its declaration, its
+ * other form, and its place for cuGetProcAddress come from the row.
+ *
+ * Define what you want of the rows before each include. The other rows then expand to nothing. */
 #ifndef CALL
-#define CALL(name, version, symbol, forms)
+#define CALL(name, version, symbol, forms, parameters)
 #endif
 #ifndef AGAIN
-#define AGAIN(name, version, symbol, forms)
+#define AGAIN(name, version, symbol, forms, parameters)
 #endif
 #ifndef LACK
 #define LACK(name, version, symbol, forms)
@@ -25,282 +33,400 @@
 #define LACK_AGAIN(name, version, symbol, forms)
 #endif
 
-CALL(cuGetErrorString, 6000, cuGetErrorString, none)
-CALL(cuGetErrorName, 6000, cuGetErrorName, none)
-CALL(cuInit, 2000, cuInit, none)
-CALL(cuDriverGetVersion, 2020, cuDriverGetVersion, none)
-CALL(cuGetProcAddress, 11030, cuGetProcAddress, none)
-AGAIN(cuGetProcAddress, 12000, cuGetProcAddress_v2, none)
-CALL(cuDeviceGet, 2000, cuDeviceGet, none)
-CALL(cuDeviceGetCount, 2000, cuDeviceGetCount, none)
-CALL(cuDeviceGetName, 2000, cuDeviceGetName, none)
-CALL(cuDeviceGetUuid, 9020, cuDeviceGetUuid, none)
-AGAIN(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2, none)
-CALL(cuDeviceTotalMem, 3020, cuDeviceTotalMem_v2, none)
-CALL(cuDeviceGetAttribute, 2000, cuDeviceGetAttribute, none)
-CALL(cuDeviceComputeCapability, 2000, cuDeviceComputeCapability, none)
-CALL(cuDeviceGetPCIBusId, 4010, cuDeviceGetPCIBusId, none)
-CALL(cuDeviceGetByPCIBusId, 4010, cuDeviceGetByPCIBusId, none)
-CALL(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer, none)
-CALL(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain, none)
-CALL(cuDevicePrimaryCtxRelease, 7000, cuDevicePrimaryCtxRelease_v2, none)
-AGAIN(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2, none)
-CALL(cuDevicePrimaryCtxSetFlags, 11000, cuDevicePrimaryCtxSetFlags_v2, none)
-CALL(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState, none)
-CALL(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2, none)
-CALL(cuCtxCreate, 3020, cuCtxCreate_v2, none)
-AGAIN(cuCtxCreate, 11040, cuCtxCreate_v3, none)
-AGAIN(cuCtxCreate, 12050, cuCtxCreate_v4, none)
-CALL(cuCtxDestroy, 4000, cuCtxDestroy_v2, none)
-CALL(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2, none)
-CALL(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2, none)
-CALL(cuCtxSetCurrent, 4000, cuCtxSetCurrent, none)
-CALL(cuCtxGetCurrent, 4000, cuCtxGetCurrent, none)
-CALL(cuCtxGetDevice, 2000, cuCtxGetDevice, none)
-AGAIN(cuCtxGetDevice, 13000, cuCtxGetDevice_v2, none)
-CALL(cuCtxGetFlags, 7000, cuCtxGetFlags, none)
-CALL(cuCtxGetId, 12000, cuCtxGetId, none)
-CALL(cuCtxSynchronize, 2000, cuCtxSynchronize, none)
-AGAIN(cuCtxSynchronize, 13000, cuCtxSynchronize_v2, none)
-CALL(cuCtxGetStreamPriorityRange, 5050, cuCtxGetStreamPriorityRange, none)
-CALL(cuCtxGetApiVersion, 3020, cuCtxGetApiVersion, none)
-CALL(cuCtxGetLimit, 3010, cuCtxGetLimit, none)
-CALL(cuCtxSetLimit, 3010, cuCtxSetLimit, none)
-CALL(cuStreamCreate, 2000, cuStreamCreate, none)
-CALL(cuStreamCreateWithPriority, 5050, cuStreamCreateWithPriority, none)
-CALL(cuStreamDestroy, 4000, cuStreamDestroy_v2, none)
-CALL(cuStreamGetPriority, 5050, cuStreamGetPriority, ptsz)
-CALL(cuStreamGetFlags, 5050, cuStreamGetFlags, ptsz)
-CALL(cuStreamGetId, 12000, cuStreamGetId, ptsz)
-CALL(cuStreamGetDevice, 12080, cuStreamGetDevice, ptsz)
-CALL(cuStreamGetCtx, 9020, cuStreamGetCtx, ptsz)
-AGAIN(cuStreamGetCtx, 12050, cuStreamGetCtx_v2, ptsz)
-CALL(cuStreamWaitEvent, 3020, cuStreamWaitEvent, ptsz)
-CALL(cuStreamQuery, 2000, cuStreamQuery, ptsz)
-CALL(cuStreamSynchronize, 2000, cuStreamSynchronize, ptsz)
-CALL(cuStreamAddCallback, 5000, cuStreamAddCallback, ptsz)
-CALL(cuLaunchHostFunc, 10000, cuLaunchHostFunc, ptsz)
-AGAIN(cuLaunchHostFunc, 13020, cuLaunchHostFunc_v2, ptsz)
-CALL(cuStreamAttachMemAsync, 6000, cuStreamAttachMemAsync, ptsz)
-CALL(cuStreamBeginCapture, 10000, cuStreamBeginCapture, ptsz)
-AGAIN(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2, ptsz)
-CALL(cuStreamEndCapture, 10000, cuStreamEndCapture, ptsz)
-CALL(cuStreamIsCapturing, 10000, cuStreamIsCapturing, ptsz)
-CALL(cuStreamGetCaptureInfo, 10010, cuStreamGetCaptureInfo, ptsz)
-AGAIN(cuStreamGetCaptureInfo, 11030, cuStreamGetCaptureInfo_v2, ptsz)
-AGAIN(cuStreamGetCaptureInfo, 12030, cuStreamGetCaptureInfo_v3, ptsz)
-CALL(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode, none)
-CALL(cuStreamWaitValue32, 11070, cuStreamWaitValue32_v2, ptsz)
-CALL(cuStreamWaitValue64, 11070, cuStreamWaitValue64_v2, ptsz)
-CALL(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2, ptsz)
-CALL(cuStreamWriteValue64, 11070, cuStreamWriteValue64_v2, ptsz)
-CALL(cuEventCreate, 2000, cuEventCreate, none)
-CALL(cuEventDestroy, 4000, cuEventDestroy_v2, none)
-CALL(cuEventRecord, 2000, cuEventRecord, ptsz)
-CALL(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags, ptsz)
-CALL(cuEventQuery, 2000, cuEventQuery, none)
-CALL(cuEventSynchronize, 2000, cuEventSynchronize, none)
-CALL(cuEventElapsedTime, 2000, cuEventElapsedTime, none)
-AGAIN(cuEventElapsedTime, 12080, cuEventElapsedTime_v2, none)
-CALL(cuMemGetInfo, 3020, cuMemGetInfo_v2, none)
-CALL(cuMemAlloc, 3020, cuMemAlloc_v2, none)
-CALL(cuMemFree, 3020, cuMemFree_v2, none)
-CALL(cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2, none)
-CALL(cuMemAllocHost, 3020, cuMemAllocHost_v2, none)
-CALL(cuMemFreeHost, 2000, cuMemFreeHost, none)
-CALL(cuMemHostAlloc, 2020, cuMemHostAlloc, none)
-CALL(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2, none)
-CALL(cuMemHostGetFlags, 2030, cuMemHostGetFlags, none)
-CALL(cuMemHostRegister, 6050, cuMemHostRegister_v2, none)
-CALL(cuMemHostUnregister, 4000, cuMemHostUnregister, none)
-CALL(cuMemAllocManaged, 6000, cuMemAllocManaged, none)
-CALL(cuMemAllocAsync, 11020, cuMemAllocAsync, ptsz)
-CALL(cuMemFreeAsync, 11020, cuMemFreeAsync, ptsz)
-CALL(cuPointerGetAttribute, 4000, cuPointerGetAttribute, none)
-CALL(cuPointerGetAttributes, 7000, cuPointerGetAttributes, none)
-CALL(cuMemcpy, 4000, cuMemcpy, ptds)
-CALL(cuMemcpyAsync, 4000, cuMemcpyAsync, ptsz)
-CALL(cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2, ptds)
-CALL(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2, ptsz)
-CALL(cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, ptds)
-CALL(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2, ptsz)
-CALL(cuMemcpyDtoD, 3020, cuMemcpyDtoD_v2, ptds)
-CALL(cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, ptsz)
-CALL(cuMemcpyPeer, 4000, cuMemcpyPeer, ptds)
-CALL(cuMemcpyPeerAsync, 4000, cuMemcpyPeerAsync, ptsz)
-CALL(cuMemsetD8, 3020, cuMemsetD8_v2, ptds)
-CALL(cuMemsetD16, 3020, cuMemsetD16_v2, ptds)
-CALL(cuMemsetD32, 3020, cuMemsetD32_v2, ptds)
-CALL(cuMemsetD8Async, 3020, cuMemsetD8Async, ptsz)
-CALL(cuMemsetD16Async, 3020, cuMemsetD16Async, ptsz)
-CALL(cuMemsetD32Async, 3020, cuMemsetD32Async, ptsz)
-CALL(cuModuleLoad, 2000, cuModuleLoad, none)
-CALL(cuModuleLoadData, 2000, cuModuleLoadData, none)
-CALL(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx, none)
-CALL(cuModuleUnload, 2000, cuModuleUnload, none)
-CALL(cuModuleGetFunction, 2000, cuModuleGetFunction, none)
-CALL(cuModuleGetLoadingMode, 11070, cuModuleGetLoadingMode, none)
-CALL(cuLaunchKernel, 4000, cuLaunchKernel, ptsz)
-CALL(cuLaunchKernelEx, 11060, cuLaunchKernelEx, ptsz)
-CALL(cuLibraryLoadData, 12000, cuLibraryLoadData, none)
-CALL(cuLibraryLoadFromFile, 12000, cuLibraryLoadFromFile, none)
-CALL(cuLibraryUnload, 12000, cuLibraryUnload, none)
-CALL(cuLibraryGetKernel, 12000, cuLibraryGetKernel, none)
-CALL(cuLibraryGetModule, 12000, cuLibraryGetModule, none)
-CALL(cuKernelGetFunction, 12000, cuKernelGetFunction, none)
-CALL(cuKernelGetName, 12030, cuKernelGetName, none)
-CALL(cuKernelGetAttribute, 12000, cuKernelGetAttribute, none)
-CALL(cuKernelGetParamInfo, 12040, cuKernelGetParamInfo, none)
-CALL(cuFuncGetAttribute, 2020, cuFuncGetAttribute, none)
-CALL(cuFuncGetName, 12030, cuFuncGetName, none)
-CALL(cuFuncGetModule, 11000, cuFuncGetModule, none)
-CALL(cuFuncGetParamInfo, 12040, cuFuncGetParamInfo, none)
-CALL(cuFuncLoad, 12040, cuFuncLoad, none)
-CALL(cuFuncIsLoaded, 12040, cuFuncIsLoaded, none)
-CALL(cuGraphCreate, 10000, cuGraphCreate, none)
-CALL(cuGraphDestroy, 10000, cuGraphDestroy, none)
-CALL(cuGraphGetNodes, 10000, cuGraphGetNodes, none)
-CALL(cuGraphGetRootNodes, 10000, cuGraphGetRootNodes, none)
-CALL(cuGraphNodeGetType, 10000, cuGraphNodeGetType, none)
-CALL(cuStreamBeginCaptureToGraph, 12030, cuStreamBeginCaptureToGraph, ptsz)
-CALL(cuStreamBeginRecaptureToGraph, 13030, cuStreamBeginRecaptureToGraph, ptsz)
-CALL(cuStreamUpdateCaptureDependencies, 11030, cuStreamUpdateCaptureDependencies, ptsz)
-AGAIN(cuStreamUpdateCaptureDependencies, 12030, cuStreamUpdateCaptureDependencies_v2, ptsz)
-CALL(cuStreamGetAttribute, 11000, cuStreamGetAttribute, ptsz)
-CALL(cuStreamSetAttribute, 11000, cuStreamSetAttribute, ptsz)
-CALL(cuStreamCopyAttributes, 11000, cuStreamCopyAttributes, ptsz)
-CALL(cuStreamGetGreenCtx, 12040, cuStreamGetGreenCtx, none)
-CALL(cuStreamBatchMemOp, 11070, cuStreamBatchMemOp_v2, ptsz)
-CALL(cuGraphClone, 10000, cuGraphClone, none)
-CALL(cuGraphNodeFindInClone, 10000, cuGraphNodeFindInClone, none)
-CALL(cuGraphDestroyNode, 10000, cuGraphDestroyNode, none)
-CALL(cuGraphGetId, 13010, cuGraphGetId, none)
-CALL(cuGraphExecGetId, 13010, cuGraphExecGetId, none)
-CALL(cuGraphNodeGetLocalId, 13010, cuGraphNodeGetLocalId, none)
-CALL(cuGraphNodeGetContainingGraph, 13010, cuGraphNodeGetContainingGraph, none)
-CALL(cuGraphDebugDotPrint, 11030, cuGraphDebugDotPrint, none)
-CALL(cuGraphAddDependencies, 10000, cuGraphAddDependencies, none)
-AGAIN(cuGraphAddDependencies, 12030, cuGraphAddDependencies_v2, none)
-CALL(cuGraphRemoveDependencies, 10000, cuGraphRemoveDependencies, none)
-AGAIN(cuGraphRemoveDependencies, 12030, cuGraphRemoveDependencies_v2, none)
-CALL(cuGraphGetEdges, 10000, cuGraphGetEdges, none)
-AGAIN(cuGraphGetEdges, 12030, cuGraphGetEdges_v2, none)
-CALL(cuGraphNodeGetDependencies, 10000, cuGraphNodeGetDependencies, none)
-AGAIN(cuGraphNodeGetDependencies, 12030, cuGraphNodeGetDependencies_v2, none)
-CALL(cuGraphNodeGetDependentNodes, 10000, cuGraphNodeGetDependentNodes, none)
-AGAIN(cuGraphNodeGetDependentNodes, 12030, cuGraphNodeGetDependentNodes_v2, none)
-CALL(cuGraphAddKernelNode, 12000, cuGraphAddKernelNode_v2, none)
-CALL(cuGraphAddMemcpyNode, 10000, cuGraphAddMemcpyNode, none)
-CALL(cuGraphAddMemsetNode, 10000, cuGraphAddMemsetNode, none)
-CALL(cuGraphAddHostNode, 10000, cuGraphAddHostNode, none)
-CALL(cuGraphAddChildGraphNode, 10000, cuGraphAddChildGraphNode, none)
-CALL(cuGraphAddEmptyNode, 10000, cuGraphAddEmptyNode, none)
-CALL(cuGraphAddEventRecordNode, 11010, cuGraphAddEventRecordNode, none)
-CALL(cuGraphAddEventWaitNode, 11010, cuGraphAddEventWaitNode, none)
-CALL(cuGraphAddBatchMemOpNode, 11070, cuGraphAddBatchMemOpNode, none)
-CALL(cuGraphAddNode, 12020, cuGraphAddNode, none)
-AGAIN(cuGraphAddNode, 12030, cuGraphAddNode_v2, none)
-AGAIN(cuGraphAddNode, 13041, cuGraphAddNode_v2, none)
-CALL(cuGraphKernelNodeGetParams, 12000, cuGraphKernelNodeGetParams_v2, none)
-CALL(cuGraphKernelNodeSetParams, 12000, cuGraphKernelNodeSetParams_v2, none)
-CALL(cuGraphMemcpyNodeGetParams, 10000, cuGraphMemcpyNodeGetParams, none)
-CALL(cuGraphMemcpyNodeSetParams, 10000, cuGraphMemcpyNodeSetParams, none)
-CALL(cuGraphMemsetNodeGetParams, 10000, cuGraphMemsetNodeGetParams, none)
-CALL(cuGraphMemsetNodeSetParams, 10000, cuGraphMemsetNodeSetParams, none)
-CALL(cuGraphHostNodeGetParams, 10000, cuGraphHostNodeGetParams, none)
-CALL(cuGraphHostNodeSetParams, 10000, cuGraphHostNodeSetParams, none)
-CALL(cuGraphChildGraphNodeGetGraph, 10000, cuGraphChildGraphNodeGetGraph, none)
-CALL(cuGraphEventRecordNodeGetEvent, 11010, cuGraphEventRecordNodeGetEvent, none)
-CALL(cuGraphEventRecordNodeSetEvent, 11010, cuGraphEventRecordNodeSetEvent, none)
-CALL(cuGraphEventWaitNodeGetEvent, 11010, cuGraphEventWaitNodeGetEvent, none)
-CALL(cuGraphEventWaitNodeSetEvent, 11010, cuGraphEventWaitNodeSetEvent, none)
-CALL(cuGraphBatchMemOpNodeGetParams, 11070, cuGraphBatchMemOpNodeGetParams, none)
-CALL(cuGraphBatchMemOpNodeSetParams, 11070, cuGraphBatchMemOpNodeSetParams, none)
-CALL(cuGraphNodeGetParams, 13020, cuGraphNodeGetParams, none)
-CALL(cuGraphNodeSetParams, 12020, cuGraphNodeSetParams, none)
-AGAIN(cuGraphNodeSetParams, 13041, cuGraphNodeSetParams, none)
-CALL(cuGraphKernelNodeGetAttribute, 11000, cuGraphKernelNodeGetAttribute, none)
-CALL(cuGraphKernelNodeSetAttribute, 11000, cuGraphKernelNodeSetAttribute, none)
-CALL(cuGraphKernelNodeCopyAttributes, 11000, cuGraphKernelNodeCopyAttributes, none)
-CALL(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags, none)
-CALL(cuGraphInstantiateWithParams, 12000, cuGraphInstantiateWithParams, ptsz)
-CALL(cuGraphExecDestroy, 10000, cuGraphExecDestroy, none)
-CALL(cuGraphExecGetFlags, 12000, cuGraphExecGetFlags, none)
-CALL(cuGraphExecUpdate, 12000, cuGraphExecUpdate_v2, none)
-CALL(cuGraphExecKernelNodeSetParams, 12000, cuGraphExecKernelNodeSetParams_v2, none)
-CALL(cuGraphExecMemcpyNodeSetParams, 10020, cuGraphExecMemcpyNodeSetParams, none)
-CALL(cuGraphExecMemsetNodeSetParams, 10020, cuGraphExecMemsetNodeSetParams, none)
-CALL(cuGraphExecHostNodeSetParams, 10020, cuGraphExecHostNodeSetParams, none)
-CALL(cuGraphExecChildGraphNodeSetParams, 11010, cuGraphExecChildGraphNodeSetParams, none)
-CALL(cuGraphExecEventRecordNodeSetEvent, 11010, cuGraphExecEventRecordNodeSetEvent, none)
-CALL(cuGraphExecEventWaitNodeSetEvent, 11010, cuGraphExecEventWaitNodeSetEvent, none)
-CALL(cuGraphExecBatchMemOpNodeSetParams, 11070, cuGraphExecBatchMemOpNodeSetParams, none)
-CALL(cuGraphExecNodeSetParams, 12020, cuGraphExecNodeSetParams, none)
-CALL(cuGraphNodeSetEnabled, 11060, cuGraphNodeSetEnabled, none)
-CALL(cuGraphNodeGetEnabled, 11060, cuGraphNodeGetEnabled, none)
-CALL(cuGraphUpload, 11010, cuGraphUpload, ptsz)
-CALL(cuGraphLaunch, 10000, cuGraphLaunch, ptsz)
-CALL(cuUserObjectCreate, 11030, cuUserObjectCreate, none)
-CALL(cuUserObjectRetain, 11030, cuUserObjectRetain, none)
-CALL(cuUserObjectRelease, 11030, cuUserObjectRelease, none)
-CALL(cuGraphRetainUserObject, 11030, cuGraphRetainUserObject, none)
-CALL(cuGraphReleaseUserObject, 11030, cuGraphReleaseUserObject, none)
-CALL(cuModuleGetGlobal, 3020, cuModuleGetGlobal_v2, none)
-CALL(cuLibraryGetGlobal, 12000, cuLibraryGetGlobal, none)
-CALL(cuKernelGetLibrary, 12050, cuKernelGetLibrary, none)
-CALL(cuFuncSetAttribute, 9000, cuFuncSetAttribute, none)
-CALL(cuKernelSetAttribute, 12000, cuKernelSetAttribute, none)
-CALL(cuFuncSetCacheConfig, 3000, cuFuncSetCacheConfig, none)
-CALL(cuKernelSetCacheConfig, 12000, cuKernelSetCacheConfig, none)
-CALL(cuFuncSetSharedMemConfig, 4020, cuFuncSetSharedMemConfig, none)
-CALL(cuFuncGetParamCount, 13020, cuFuncGetParamCount, none)
-CALL(cuKernelGetParamCount, 13020, cuKernelGetParamCount, none)
-CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050, cuOccupancyMaxActiveBlocksPerMultiprocessor,
-     none)
+/* clang-format off */
+CALL(cuGetErrorString, 6000, cuGetErrorString, none, (CUresult, const char **))
+CALL(cuGetErrorName, 6000, cuGetErrorName, none, (CUresult, const char **))
+CALL(cuInit, 2000, cuInit, none, (unsigned))
+CALL(cuDriverGetVersion, 2020, cuDriverGetVersion, none, (int *))
+CALL(cuGetProcAddress, 11030, cuGetProcAddress, none, (const char *, void **, int, uint64_t))
+AGAIN(cuGetProcAddress, 12000, cuGetProcAddress_v2, none,
+     (const char *, void **, int, uint64_t, int *))
+CALL(cuDeviceGet, 2000, cuDeviceGet, none, (CUdevice *, int))
+CALL(cuDeviceGetCount, 2000, cuDeviceGetCount, none, (int *))
+CALL(cuDeviceGetName, 2000, cuDeviceGetName, none, (char *, int, CUdevice))
+CALL(cuDeviceGetUuid, 9020, cuDeviceGetUuid, none, (CUuuid *, CUdevice))
+AGAIN(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2, none, (CUuuid *, CUdevice))
+CALL(cuDeviceTotalMem, 3020, cuDeviceTotalMem_v2, none, (size_t *, CUdevice))
+CALL(cuDeviceGetAttribute, 2000, cuDeviceGetAttribute, none, (int *, int, CUdevice))
+CALL(cuDeviceComputeCapability, 2000, cuDeviceComputeCapability, none, (int *, int *, CUdevice))
+CALL(cuDeviceGetPCIBusId, 4010, cuDeviceGetPCIBusId, none, (char *, int, CUdevice))
+CALL(cuDeviceGetByPCIBusId, 4010, cuDeviceGetByPCIBusId, none, (CUdevice *, const char *))
+CALL(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer, none, (int *, CUdevice, CUdevice))
+CALL(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain, none, (CUcontext *, CUdevice))
+CALL(cuDevicePrimaryCtxRelease, 7000, cuDevicePrimaryCtxRelease_v2, none, (CUdevice))
+AGAIN(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2, none, (CUdevice))
+CALL(cuDevicePrimaryCtxSetFlags, 11000, cuDevicePrimaryCtxSetFlags_v2, none, (CUdevice, unsigned))
+CALL(cuDevicePrimaryCtxGetState, 7000, cuDevicePrimaryCtxGetState, none,
+     (CUdevice, unsigned *, int *))
+CALL(cuDevicePrimaryCtxReset, 11000, cuDevicePrimaryCtxReset_v2, none, (CUdevice))
+CALL(cuCtxCreate, 3020, cuCtxCreate_v2, none, (CUcontext *, unsigned, CUdevice))
+AGAIN(cuCtxCreate, 11040, cuCtxCreate_v3, none, (CUcontext *, void *, int, unsigned, CUdevice))
+AGAIN(cuCtxCreate, 12050, cuCtxCreate_v4, none, (CUcontext *, void *, unsigned, CUdevice))
+CALL(cuCtxDestroy, 4000, cuCtxDestroy_v2, none, (CUcontext))
+CALL(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2, none, (CUcontext))
+CALL(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2, none, (CUcontext *))
+CALL(cuCtxSetCurrent, 4000, cuCtxSetCurrent, none, (CUcontext))
+CALL(cuCtxGetCurrent, 4000, cuCtxGetCurrent, none, (CUcontext *))
+CALL(cuCtxGetDevice, 2000, cuCtxGetDevice, none, (CUdevice *))
+AGAIN(cuCtxGetDevice, 13000, cuCtxGetDevice_v2, none, (CUdevice *, CUcontext))
+CALL(cuCtxGetFlags, 7000, cuCtxGetFlags, none, (unsigned *))
+CALL(cuCtxGetId, 12000, cuCtxGetId, none, (CUcontext, unsigned long long *))
+CALL(cuCtxSynchronize, 2000, cuCtxSynchronize, none, (void))
+AGAIN(cuCtxSynchronize, 13000, cuCtxSynchronize_v2, none, (CUcontext))
+CALL(cuCtxGetStreamPriorityRange, 5050, cuCtxGetStreamPriorityRange, none, (int *, int *))
+CALL(cuCtxGetApiVersion, 3020, cuCtxGetApiVersion, none, (CUcontext, unsigned *))
+CALL(cuCtxGetLimit, 3010, cuCtxGetLimit, none, (size_t *, int))
+CALL(cuCtxSetLimit, 3010, cuCtxSetLimit, none, (int, size_t))
+CALL(cuStreamCreate, 2000, cuStreamCreate, none, (CUstream *, unsigned))
+CALL(cuStreamCreateWithPriority, 5050, cuStreamCreateWithPriority, none,
+     (CUstream *, unsigned, int))
+CALL(cuStreamDestroy, 4000, cuStreamDestroy_v2, none, (CUstream))
+CALL(cuStreamGetPriority, 5050, cuStreamGetPriority, ptsz, (CUstream, int *))
+CALL(cuStreamGetFlags, 5050, cuStreamGetFlags, ptsz, (CUstream, unsigned *))
+CALL(cuStreamGetId, 12000, cuStreamGetId, ptsz, (CUstream, unsigned long long *))
+CALL(cuStreamGetDevice, 12080, cuStreamGetDevice, ptsz, (CUstream, CUdevice *))
+CALL(cuStreamGetCtx, 9020, cuStreamGetCtx, ptsz, (CUstream, CUcontext *))
+AGAIN(cuStreamGetCtx, 12050, cuStreamGetCtx_v2, ptsz, (CUstream, CUcontext *, void **))
+CALL(cuStreamWaitEvent, 3020, cuStreamWaitEvent, ptsz, (CUstream, CUevent, unsigned))
+CALL(cuStreamQuery, 2000, cuStreamQuery, ptsz, (CUstream))
+CALL(cuStreamSynchronize, 2000, cuStreamSynchronize, ptsz, (CUstream))
+CALL(cuStreamAddCallback, 5000, cuStreamAddCallback, ptsz,
+     (CUstream, CUstreamCallback, void *, unsigned))
+CALL(cuLaunchHostFunc, 10000, cuLaunchHostFunc, ptsz, (CUstream, CUhostFn, void *))
+AGAIN(cuLaunchHostFunc, 13020, cuLaunchHostFunc_v2, ptsz, (CUstream, CUhostFn, void *, unsigned))
+CALL(cuStreamAttachMemAsync, 6000, cuStreamAttachMemAsync, ptsz,
+     (CUstream, CUdeviceptr, size_t, unsigned))
+CALL(cuStreamBeginCapture, 10000, cuStreamBeginCapture, ptsz, (CUstream))
+AGAIN(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2, ptsz, (CUstream, int))
+CALL(cuStreamEndCapture, 10000, cuStreamEndCapture, ptsz, (CUstream, CUgraph *))
+CALL(cuStreamIsCapturing, 10000, cuStreamIsCapturing, ptsz, (CUstream, int *))
+CALL(cuStreamGetCaptureInfo, 10010, cuStreamGetCaptureInfo, ptsz, (CUstream, int *, uint64_t *))
+AGAIN(cuStreamGetCaptureInfo, 11030, cuStreamGetCaptureInfo_v2, ptsz,
+     (CUstream, int *, uint64_t *, CUgraph *, const CUgraphNode **, size_t *))
+AGAIN(cuStreamGetCaptureInfo, 12030, cuStreamGetCaptureInfo_v3, ptsz,
+     (CUstream, int *, uint64_t *, CUgraph *, const CUgraphNode **, const void **, size_t *))
+CALL(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode, none, (int *))
+CALL(cuStreamWaitValue32, 11070, cuStreamWaitValue32_v2, ptsz,
+     (CUstream, CUdeviceptr, uint32_t, unsigned))
+CALL(cuStreamWaitValue64, 11070, cuStreamWaitValue64_v2, ptsz,
+     (CUstream, CUdeviceptr, uint64_t, unsigned))
+CALL(cuStreamWriteValue32, 11070, cuStreamWriteValue32_v2, ptsz,
+     (CUstream, CUdeviceptr, uint32_t, unsigned))
+CALL(cuStreamWriteValue64, 11070, cuStreamWriteValue64_v2, ptsz,
+     (CUstream, CUdeviceptr, uint64_t, unsigned))
+CALL(cuEventCreate, 2000, cuEventCreate, none, (CUevent *, unsigned))
+CALL(cuEventDestroy, 4000, cuEventDestroy_v2, none, (CUevent))
+CALL(cuEventRecord, 2000, cuEventRecord, ptsz, (CUevent, CUstream))
+CALL(cuEventRecordWithFlags, 11010, cuEventRecordWithFlags, ptsz, (CUevent, CUstream, unsigned))
+CALL(cuEventQuery, 2000, cuEventQuery, none, (CUevent))
+CALL(cuEventSynchronize, 2000, cuEventSynchronize, none, (CUevent))
+CALL(cuEventElapsedTime, 2000, cuEventElapsedTime, none, (float *, CUevent, CUevent))
+AGAIN(cuEventElapsedTime, 12080, cuEventElapsedTime_v2, none, (float *, CUevent, CUevent))
+CALL(cuMemGetInfo, 3020, cuMemGetInfo_v2, none, (size_t *, size_t *))
+CALL(cuMemAlloc, 3020, cuMemAlloc_v2, none, (CUdeviceptr *, size_t))
+CALL(cuMemFree, 3020, cuMemFree_v2, none, (CUdeviceptr))
+CALL(cuMemGetAddressRange, 3020, cuMemGetAddressRange_v2, none,
+     (CUdeviceptr *, size_t *, CUdeviceptr))
+CALL(cuMemAllocHost, 3020, cuMemAllocHost_v2, none, (void **, size_t))
+CALL(cuMemFreeHost, 2000, cuMemFreeHost, none, (void *))
+CALL(cuMemHostAlloc, 2020, cuMemHostAlloc, none, (void **, size_t, unsigned))
+CALL(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2, none,
+     (CUdeviceptr *, void *, unsigned))
+CALL(cuMemHostGetFlags, 2030, cuMemHostGetFlags, none, (unsigned *, void *))
+CALL(cuMemHostRegister, 6050, cuMemHostRegister_v2, none, (void *, size_t, unsigned))
+CALL(cuMemHostUnregister, 4000, cuMemHostUnregister, none, (void *))
+CALL(cuMemAllocManaged, 6000, cuMemAllocManaged, none, (CUdeviceptr *, size_t, unsigned))
+CALL(cuMemAllocAsync, 11020, cuMemAllocAsync, ptsz, (CUdeviceptr *, size_t, CUstream))
+CALL(cuMemFreeAsync, 11020, cuMemFreeAsync, ptsz, (CUdeviceptr, CUstream))
+CALL(cuPointerGetAttribute, 4000, cuPointerGetAttribute, none, (void *, int, CUdeviceptr))
+CALL(cuPointerGetAttributes, 7000, cuPointerGetAttributes, none,
+     (unsigned, int *, void **, CUdeviceptr))
+CALL(cuMemcpy, 4000, cuMemcpy, ptds, (CUdeviceptr, CUdeviceptr, size_t))
+CALL(cuMemcpyAsync, 4000, cuMemcpyAsync, ptsz, (CUdeviceptr, CUdeviceptr, size_t, CUstream))
+CALL(cuMemcpyHtoD, 3020, cuMemcpyHtoD_v2, ptds, (CUdeviceptr, const void *, size_t))
+CALL(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2, ptsz,
+     (CUdeviceptr, const void *, size_t, CUstream))
+CALL(cuMemcpyDtoH, 3020, cuMemcpyDtoH_v2, ptds, (void *, CUdeviceptr, size_t))
+CALL(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2, ptsz, (void *, CUdeviceptr, size_t, CUstream))
+CALL(cuMemcpyDtoD, 3020, cuMemcpyDtoD_v2, ptds, (CUdeviceptr, CUdeviceptr, size_t))
+CALL(cuMemcpyDtoDAsync, 3020, cuMemcpyDtoDAsync_v2, ptsz,
+     (CUdeviceptr, CUdeviceptr, size_t, CUstream))
+CALL(cuMemcpyPeer, 4000, cuMemcpyPeer, ptds,
+     (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t))
+CALL(cuMemcpyPeerAsync, 4000, cuMemcpyPeerAsync, ptsz,
+     (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t, CUstream))
+CALL(cuMemsetD8, 3020, cuMemsetD8_v2, ptds, (CUdeviceptr, unsigned char, size_t))
+CALL(cuMemsetD16, 3020, cuMemsetD16_v2, ptds, (CUdeviceptr, unsigned short, size_t))
+CALL(cuMemsetD32, 3020, cuMemsetD32_v2, ptds, (CUdeviceptr, unsigned, size_t))
+CALL(cuMemsetD8Async, 3020, cuMemsetD8Async, ptsz, (CUdeviceptr, unsigned char, size_t, CUstream))
+CALL(cuMemsetD16Async, 3020, cuMemsetD16Async, ptsz,
+     (CUdeviceptr, unsigned short, size_t, CUstream))
+CALL(cuMemsetD32Async, 3020, cuMemsetD32Async, ptsz, (CUdeviceptr, unsigned, size_t, CUstream))
+CALL(cuModuleLoad, 2000, cuModuleLoad, none, (CUmodule *, const char *))
+CALL(cuModuleLoadData, 2000, cuModuleLoadData, none, (CUmodule *, const void *))
+CALL(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx, none,
+     (CUmodule *, const void *, unsigned, int *, void **))
+CALL(cuModuleUnload, 2000, cuModuleUnload, none, (CUmodule))
+CALL(cuModuleGetFunction, 2000, cuModuleGetFunction, none, (CUfunction *, CUmodule, const char *))
+CALL(cuModuleGetLoadingMode, 11070, cuModuleGetLoadingMode, none, (int *))
+CALL(cuLaunchKernel, 4000, cuLaunchKernel, ptsz,
+     (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+      void **, void **))
+CALL(cuLaunchKernelEx, 11060, cuLaunchKernelEx, own,
+     (const CUlaunchConfig *, CUfunction, void **, void **))
+CALL(cuLibraryLoadData, 12000, cuLibraryLoadData, none,
+     (CUlibrary *, const void *, int *, void **, unsigned, int *, void **, unsigned))
+CALL(cuLibraryLoadFromFile, 12000, cuLibraryLoadFromFile, none,
+     (CUlibrary *, const char *, int *, void **, unsigned, int *, void **, unsigned))
+CALL(cuLibraryUnload, 12000, cuLibraryUnload, none, (CUlibrary))
+CALL(cuLibraryGetKernel, 12000, cuLibraryGetKernel, none, (CUkernel *, CUlibrary, const char *))
+CALL(cuLibraryGetModule, 12000, cuLibraryGetModule, none, (CUmodule *, CUlibrary))
+CALL(cuKernelGetFunction, 12000, cuKernelGetFunction, none, (CUfunction *, CUkernel))
+CALL(cuKernelGetName, 12030, cuKernelGetName, none, (const char **, CUkernel))
+CALL(cuKernelGetAttribute, 12000, cuKernelGetAttribute, none, (int *, int, CUkernel, CUdevice))
+CALL(cuKernelGetParamInfo, 12040, cuKernelGetParamInfo, none,
+     (CUkernel, size_t, size_t *, size_t *))
+CALL(cuFuncGetAttribute, 2020, cuFuncGetAttribute, none, (int *, int, CUfunction))
+CALL(cuFuncGetName, 12030, cuFuncGetName, none, (const char **, CUfunction))
+CALL(cuFuncGetModule, 11000, cuFuncGetModule, none, (CUmodule *, CUfunction))
+CALL(cuFuncGetParamInfo, 12040, cuFuncGetParamInfo, none, (CUfunction, size_t, size_t *, size_t *))
+CALL(cuFuncLoad, 12040, cuFuncLoad, none, (CUfunction))
+CALL(cuFuncIsLoaded, 12040, cuFuncIsLoaded, none, (int *, CUfunction))
+CALL(cuGraphCreate, 10000, cuGraphCreate, none, (CUgraph *, unsigned))
+CALL(cuGraphDestroy, 10000, cuGraphDestroy, none, (CUgraph))
+CALL(cuGraphGetNodes, 10000, cuGraphGetNodes, none, (CUgraph, CUgraphNode *, size_t *))
+CALL(cuGraphGetRootNodes, 10000, cuGraphGetRootNodes, none, (CUgraph, CUgraphNode *, size_t *))
+CALL(cuGraphNodeGetType, 10000, cuGraphNodeGetType, none, (CUgraphNode, int *))
+CALL(cuStreamBeginCaptureToGraph, 12030, cuStreamBeginCaptureToGraph, ptsz,
+     (CUstream, CUgraph, const CUgraphNode *, const void *, size_t, int))
+CALL(cuStreamBeginRecaptureToGraph, 13030, cuStreamBeginRecaptureToGraph, ptsz,
+     (CUstream, int, CUgraph, CUrecaptureFn, void *))
+CALL(cuStreamUpdateCaptureDependencies, 11030, cuStreamUpdateCaptureDependencies, ptsz,
+     (CUstream, const CUgraphNode *, size_t, unsigned))
+AGAIN(cuStreamUpdateCaptureDependencies, 12030, cuStreamUpdateCaptureDependencies_v2, ptsz,
+     (CUstream, const CUgraphNode *, const void *, size_t, unsigned))
+CALL(cuStreamGetAttribute, 11000, cuStreamGetAttribute, ptsz, (CUstream, int, void *))
+CALL(cuStreamSetAttribute, 11000, cuStreamSetAttribute, ptsz, (CUstream, int, const void *))
+CALL(cuStreamCopyAttributes, 11000, cuStreamCopyAttributes, ptsz, (CUstream, CUstream))
+CALL(cuStreamGetGreenCtx, 12040, cuStreamGetGreenCtx, none, (CUstream, CUgreenCtx *))
+CALL(cuStreamBatchMemOp, 11070, cuStreamBatchMemOp_v2, ptsz,
+     (CUstream, unsigned, const union word_params *, unsigned))
+CALL(cuGraphClone, 10000, cuGraphClone, none, (CUgraph *, CUgraph))
+CALL(cuGraphNodeFindInClone, 10000, cuGraphNodeFindInClone, none,
+     (CUgraphNode *, CUgraphNode, CUgraph))
+CALL(cuGraphDestroyNode, 10000, cuGraphDestroyNode, none, (CUgraphNode))
+CALL(cuGraphGetId, 13010, cuGraphGetId, none, (CUgraph, unsigned *))
+CALL(cuGraphExecGetId, 13010, cuGraphExecGetId, none, (CUgraphExec, unsigned *))
+CALL(cuGraphNodeGetLocalId, 13010, cuGraphNodeGetLocalId, none, (CUgraphNode, unsigned *))
+CALL(cuGraphNodeGetContainingGraph, 13010, cuGraphNodeGetContainingGraph, none,
+     (CUgraphNode, CUgraph *))
+CALL(cuGraphDebugDotPrint, 11030, cuGraphDebugDotPrint, none, (CUgraph, const char *, unsigned))
+CALL(cuGraphAddDependencies, 10000, cuGraphAddDependencies, none,
+     (CUgraph, const CUgraphNode *, const CUgraphNode *, size_t))
+AGAIN(cuGraphAddDependencies, 12030, cuGraphAddDependencies_v2, none,
+     (CUgraph, const CUgraphNode *, const CUgraphNode *, const void *, size_t))
+CALL(cuGraphRemoveDependencies, 10000, cuGraphRemoveDependencies, none,
+     (CUgraph, const CUgraphNode *, const CUgraphNode *, size_t))
+AGAIN(cuGraphRemoveDependencies, 12030, cuGraphRemoveDependencies_v2, none,
+     (CUgraph, const CUgraphNode *, const CUgraphNode *, const void *, size_t))
+CALL(cuGraphGetEdges, 10000, cuGraphGetEdges, none,
+     (CUgraph, CUgraphNode *, CUgraphNode *, size_t *))
+AGAIN(cuGraphGetEdges, 12030, cuGraphGetEdges_v2, none,
+     (CUgraph, CUgraphNode *, CUgraphNode *, void *, size_t *))
+CALL(cuGraphNodeGetDependencies, 10000, cuGraphNodeGetDependencies, none,
+     (CUgraphNode, CUgraphNode *, size_t *))
+AGAIN(cuGraphNodeGetDependencies, 12030, cuGraphNodeGetDependencies_v2, none,
+     (CUgraphNode, CUgraphNode *, void *, size_t *))
+CALL(cuGraphNodeGetDependentNodes, 10000, cuGraphNodeGetDependentNodes, none,
+     (CUgraphNode, CUgraphNode *, size_t *))
+AGAIN(cuGraphNodeGetDependentNodes, 12030, cuGraphNodeGetDependentNodes_v2, none,
+     (CUgraphNode, CUgraphNode *, void *, size_t *))
+CALL(cuGraphAddKernelNode, 12000, cuGraphAddKernelNode_v2, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const struct kernel_params *))
+CALL(cuGraphAddMemcpyNode, 10000, cuGraphAddMemcpyNode, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const struct copy_params *, CUcontext))
+CALL(cuGraphAddMemsetNode, 10000, cuGraphAddMemsetNode, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const struct fill_params *, CUcontext))
+CALL(cuGraphAddHostNode, 10000, cuGraphAddHostNode, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const struct host_params *))
+CALL(cuGraphAddChildGraphNode, 10000, cuGraphAddChildGraphNode, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUgraph))
+CALL(cuGraphAddEmptyNode, 10000, cuGraphAddEmptyNode, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, size_t))
+CALL(cuGraphAddEventRecordNode, 11010, cuGraphAddEventRecordNode, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUevent))
+CALL(cuGraphAddEventWaitNode, 11010, cuGraphAddEventWaitNode, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUevent))
+CALL(cuGraphAddBatchMemOpNode, 11070, cuGraphAddBatchMemOpNode, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const struct words_params *))
+CALL(cuGraphAddNode, 12020, cuGraphAddNode, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const struct node_params *))
+AGAIN(cuGraphAddNode, 12030, cuGraphAddNode_v2, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, const void *, size_t,
+      const struct node_params *))
+AGAIN(cuGraphAddNode, 13041, cuGraphAddNode_v2, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, const void *, size_t,
+      const struct node_params *))
+CALL(cuGraphKernelNodeGetParams, 12000, cuGraphKernelNodeGetParams_v2, none,
+     (CUgraphNode, struct kernel_params *))
+CALL(cuGraphKernelNodeSetParams, 12000, cuGraphKernelNodeSetParams_v2, none,
+     (CUgraphNode, const struct kernel_params *))
+CALL(cuGraphMemcpyNodeGetParams, 10000, cuGraphMemcpyNodeGetParams, none,
+     (CUgraphNode, struct copy_params *))
+CALL(cuGraphMemcpyNodeSetParams, 10000, cuGraphMemcpyNodeSetParams, none,
+     (CUgraphNode, const struct copy_params *))
+CALL(cuGraphMemsetNodeGetParams, 10000, cuGraphMemsetNodeGetParams, none,
+     (CUgraphNode, struct fill_params *))
+CALL(cuGraphMemsetNodeSetParams, 10000, cuGraphMemsetNodeSetParams, none,
+     (CUgraphNode, const struct fill_params *))
+CALL(cuGraphHostNodeGetParams, 10000, cuGraphHostNodeGetParams, none,
+     (CUgraphNode, struct host_params *))
+CALL(cuGraphHostNodeSetParams, 10000, cuGraphHostNodeSetParams, none,
+     (CUgraphNode, const struct host_params *))
+CALL(cuGraphChildGraphNodeGetGraph, 10000, cuGraphChildGraphNodeGetGraph, none,
+     (CUgraphNode, CUgraph *))
+CALL(cuGraphEventRecordNodeGetEvent, 11010, cuGraphEventRecordNodeGetEvent, none,
+     (CUgraphNode, CUevent *))
+CALL(cuGraphEventRecordNodeSetEvent, 11010, cuGraphEventRecordNodeSetEvent, none,
+     (CUgraphNode, CUevent))
+CALL(cuGraphEventWaitNodeGetEvent, 11010, cuGraphEventWaitNodeGetEvent, none,
+     (CUgraphNode, CUevent *))
+CALL(cuGraphEventWaitNodeSetEvent, 11010, cuGraphEventWaitNodeSetEvent, none,
+     (CUgraphNode, CUevent))
+CALL(cuGraphBatchMemOpNodeGetParams, 11070, cuGraphBatchMemOpNodeGetParams, none,
+     (CUgraphNode, struct words_params *))
+CALL(cuGraphBatchMemOpNodeSetParams, 11070, cuGraphBatchMemOpNodeSetParams, none,
+     (CUgraphNode, const struct words_params *))
+CALL(cuGraphNodeGetParams, 13020, cuGraphNodeGetParams, none, (CUgraphNode, struct node_params *))
+CALL(cuGraphNodeSetParams, 12020, cuGraphNodeSetParams, none,
+     (CUgraphNode, const struct node_params *))
+AGAIN(cuGraphNodeSetParams, 13041, cuGraphNodeSetParams, none,
+     (CUgraphNode, const struct node_params *))
+CALL(cuGraphKernelNodeGetAttribute, 11000, cuGraphKernelNodeGetAttribute, none,
+     (CUgraphNode, int, void *))
+CALL(cuGraphKernelNodeSetAttribute, 11000, cuGraphKernelNodeSetAttribute, none,
+     (CUgraphNode, int, const void *))
+CALL(cuGraphKernelNodeCopyAttributes, 11000, cuGraphKernelNodeCopyAttributes, none,
+     (CUgraphNode, CUgraphNode))
+CALL(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags, none,
+     (CUgraphExec *, CUgraph, unsigned long long))
+CALL(cuGraphInstantiateWithParams, 12000, cuGraphInstantiateWithParams, ptsz,
+     (CUgraphExec *, CUgraph, struct instantiate_params *))
+CALL(cuGraphExecDestroy, 10000, cuGraphExecDestroy, none, (CUgraphExec))
+CALL(cuGraphExecGetFlags, 12000, cuGraphExecGetFlags, none, (CUgraphExec, uint64_t *))
+CALL(cuGraphExecUpdate, 12000, cuGraphExecUpdate_v2, none,
+     (CUgraphExec, CUgraph, struct update_info *))
+CALL(cuGraphExecKernelNodeSetParams, 12000, cuGraphExecKernelNodeSetParams_v2, none,
+     (CUgraphExec, CUgraphNode, const struct kernel_params *))
+CALL(cuGraphExecMemcpyNodeSetParams, 10020, cuGraphExecMemcpyNodeSetParams, none,
+     (CUgraphExec, CUgraphNode, const struct copy_params *, CUcontext))
+CALL(cuGraphExecMemsetNodeSetParams, 10020, cuGraphExecMemsetNodeSetParams, none,
+     (CUgraphExec, CUgraphNode, const struct fill_params *, CUcontext))
+CALL(cuGraphExecHostNodeSetParams, 10020, cuGraphExecHostNodeSetParams, none,
+     (CUgraphExec, CUgraphNode, const struct host_params *))
+CALL(cuGraphExecChildGraphNodeSetParams, 11010, cuGraphExecChildGraphNodeSetParams, none,
+     (CUgraphExec, CUgraphNode, CUgraph))
+CALL(cuGraphExecEventRecordNodeSetEvent, 11010, cuGraphExecEventRecordNodeSetEvent, none,
+     (CUgraphExec, CUgraphNode, CUevent))
+CALL(cuGraphExecEventWaitNodeSetEvent, 11010, cuGraphExecEventWaitNodeSetEvent, none,
+     (CUgraphExec, CUgraphNode, CUevent))
+CALL(cuGraphExecBatchMemOpNodeSetParams, 11070, cuGraphExecBatchMemOpNodeSetParams, none,
+     (CUgraphExec, CUgraphNode, const struct words_params *))
+CALL(cuGraphExecNodeSetParams, 12020, cuGraphExecNodeSetParams, none,
+     (CUgraphExec, CUgraphNode, const struct node_params *))
+CALL(cuGraphNodeSetEnabled, 11060, cuGraphNodeSetEnabled, none,
+     (CUgraphExec, CUgraphNode, unsigned))
+CALL(cuGraphNodeGetEnabled, 11060, cuGraphNodeGetEnabled, none,
+     (CUgraphExec, CUgraphNode, unsigned *))
+CALL(cuGraphUpload, 11010, cuGraphUpload, ptsz, (CUgraphExec, CUstream))
+CALL(cuGraphLaunch, 10000, cuGraphLaunch, ptsz, (CUgraphExec, CUstream))
+CALL(cuUserObjectCreate, 11030, cuUserObjectCreate, none,
+     (CUuserObject *, void *, CUhostFn, unsigned, unsigned))
+CALL(cuUserObjectRetain, 11030, cuUserObjectRetain, none, (CUuserObject, unsigned))
+CALL(cuUserObjectRelease, 11030, cuUserObjectRelease, none, (CUuserObject, unsigned))
+CALL(cuGraphRetainUserObject, 11030, cuGraphRetainUserObject, none,
+     (CUgraph, CUuserObject, unsigned, unsigned))
+CALL(cuGraphReleaseUserObject, 11030, cuGraphReleaseUserObject, none,
+     (CUgraph, CUuserObject, unsigned))
+CALL(cuModuleGetGlobal, 3020, cuModuleGetGlobal_v2, none,
+     (CUdeviceptr *, size_t *, CUmodule, const char *))
+CALL(cuLibraryGetGlobal, 12000, cuLibraryGetGlobal, none,
+     (CUdeviceptr *, size_t *, CUlibrary, const char *))
+CALL(cuKernelGetLibrary, 12050, cuKernelGetLibrary, none, (CUlibrary *, CUkernel))
+CALL(cuFuncSetAttribute, 9000, cuFuncSetAttribute, none, (CUfunction, int, int))
+CALL(cuKernelSetAttribute, 12000, cuKernelSetAttribute, none, (int, int, CUkernel, CUdevice))
+CALL(cuFuncSetCacheConfig, 3000, cuFuncSetCacheConfig, none, (CUfunction, int))
+CALL(cuKernelSetCacheConfig, 12000, cuKernelSetCacheConfig, none, (CUkernel, int, CUdevice))
+CALL(cuFuncSetSharedMemConfig, 4020, cuFuncSetSharedMemConfig, none, (CUfunction, int))
+CALL(cuFuncGetParamCount, 13020, cuFuncGetParamCount, none, (CUfunction, size_t *))
+CALL(cuKernelGetParamCount, 13020, cuKernelGetParamCount, none, (CUkernel, size_t *))
+CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,
+     cuOccupancyMaxActiveBlocksPerMultiprocessor, none,
+     (int *, CUfunction, int, size_t))
 CALL(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 7000,
-     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, none)
-CALL(cuOccupancyMaxPotentialBlockSize, 6050, cuOccupancyMaxPotentialBlockSize, none)
+     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, none,
+     (int *, CUfunction, int, size_t, unsigned))
+CALL(cuOccupancyMaxPotentialBlockSize, 6050, cuOccupancyMaxPotentialBlockSize, none,
+     (int *, int *, CUfunction, CUoccupancyB2DSize, size_t, int))
 CALL(cuOccupancyMaxPotentialBlockSizeWithFlags, 7000, cuOccupancyMaxPotentialBlockSizeWithFlags,
-     none)
-CALL(cuOccupancyAvailableDynamicSMemPerBlock, 10020, cuOccupancyAvailableDynamicSMemPerBlock, none)
-CALL(cuProfilerStart, 4000, cuProfilerStart, none)
-CALL(cuProfilerStop, 4000, cuProfilerStop, none)
-CALL(cuMemPoolCreate, 11020, cuMemPoolCreate, none)
-CALL(cuMemPoolDestroy, 11020, cuMemPoolDestroy, none)
-CALL(cuMemPoolTrimTo, 11020, cuMemPoolTrimTo, none)
-CALL(cuMemPoolGetAttribute, 11020, cuMemPoolGetAttribute, none)
-CALL(cuMemPoolSetAttribute, 11020, cuMemPoolSetAttribute, none)
-CALL(cuMemPoolSetAccess, 11020, cuMemPoolSetAccess, none)
-CALL(cuMemPoolGetAccess, 11020, cuMemPoolGetAccess, none)
-CALL(cuDeviceGetDefaultMemPool, 11020, cuDeviceGetDefaultMemPool, none)
-CALL(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool, none)
-CALL(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool, none)
-CALL(cuMemGetDefaultMemPool, 13000, cuMemGetDefaultMemPool, none)
-CALL(cuMemGetMemPool, 13000, cuMemGetMemPool, none)
-CALL(cuMemSetMemPool, 13000, cuMemSetMemPool, none)
-CALL(cuMemAllocFromPoolAsync, 11020, cuMemAllocFromPoolAsync, ptsz)
-CALL(cuMemAllocPitch, 3020, cuMemAllocPitch_v2, none)
-CALL(cuMemcpy2D, 3020, cuMemcpy2D_v2, ptds)
-CALL(cuMemcpy2DUnaligned, 3020, cuMemcpy2DUnaligned_v2, ptds)
-CALL(cuMemcpy3D, 3020, cuMemcpy3D_v2, ptds)
-CALL(cuMemcpy2DAsync, 3020, cuMemcpy2DAsync_v2, ptsz)
-CALL(cuMemcpy3DAsync, 3020, cuMemcpy3DAsync_v2, ptsz)
-CALL(cuMemsetD2D8, 3020, cuMemsetD2D8_v2, ptds)
-CALL(cuMemsetD2D8Async, 3020, cuMemsetD2D8Async, ptsz)
-CALL(cuMemsetD2D16, 3020, cuMemsetD2D16_v2, ptds)
-CALL(cuMemsetD2D16Async, 3020, cuMemsetD2D16Async, ptsz)
-CALL(cuMemsetD2D32, 3020, cuMemsetD2D32_v2, ptds)
-CALL(cuMemsetD2D32Async, 3020, cuMemsetD2D32Async, ptsz)
-CALL(cuDeviceGetP2PAttribute, 8000, cuDeviceGetP2PAttribute, none)
-CALL(cuCtxEnablePeerAccess, 4000, cuCtxEnablePeerAccess, none)
-CALL(cuCtxDisablePeerAccess, 4000, cuCtxDisablePeerAccess, none)
-CALL(cuGraphAddMemAllocNode, 11040, cuGraphAddMemAllocNode, none)
-CALL(cuGraphAddMemFreeNode, 11040, cuGraphAddMemFreeNode, none)
-CALL(cuGraphMemAllocNodeGetParams, 11040, cuGraphMemAllocNodeGetParams, none)
-CALL(cuGraphMemFreeNodeGetParams, 11040, cuGraphMemFreeNodeGetParams, none)
-CALL(cuDeviceGetGraphMemAttribute, 11040, cuDeviceGetGraphMemAttribute, none)
-CALL(cuDeviceSetGraphMemAttribute, 11040, cuDeviceSetGraphMemAttribute, none)
-CALL(cuDeviceGraphMemTrim, 11040, cuDeviceGraphMemTrim, none)
+     none,
+     (int *, int *, CUfunction, CUoccupancyB2DSize, size_t, int, unsigned))
+CALL(cuOccupancyAvailableDynamicSMemPerBlock, 10020, cuOccupancyAvailableDynamicSMemPerBlock, none,
+     (size_t *, CUfunction, int, int))
+CALL(cuProfilerStart, 4000, cuProfilerStart, none, (void))
+CALL(cuProfilerStop, 4000, cuProfilerStop, none, (void))
+CALL(cuMemPoolCreate, 11020, cuMemPoolCreate, none, (CUmemoryPool *, const struct pool_props *))
+CALL(cuMemPoolDestroy, 11020, cuMemPoolDestroy, none, (CUmemoryPool))
+CALL(cuMemPoolTrimTo, 11020, cuMemPoolTrimTo, none, (CUmemoryPool, size_t))
+CALL(cuMemPoolGetAttribute, 11020, cuMemPoolGetAttribute, none, (CUmemoryPool, int, void *))
+CALL(cuMemPoolSetAttribute, 11020, cuMemPoolSetAttribute, none, (CUmemoryPool, int, const void *))
+CALL(cuMemPoolSetAccess, 11020, cuMemPoolSetAccess, none,
+     (CUmemoryPool, const struct access *, size_t))
+CALL(cuMemPoolGetAccess, 11020, cuMemPoolGetAccess, none,
+     (int *, CUmemoryPool, const struct location *))
+CALL(cuDeviceGetDefaultMemPool, 11020, cuDeviceGetDefaultMemPool, none, (CUmemoryPool *, CUdevice))
+CALL(cuDeviceGetMemPool, 11020, cuDeviceGetMemPool, none, (CUmemoryPool *, CUdevice))
+CALL(cuDeviceSetMemPool, 11020, cuDeviceSetMemPool, none, (CUdevice, CUmemoryPool))
+CALL(cuMemGetDefaultMemPool, 13000, cuMemGetDefaultMemPool, none,
+     (CUmemoryPool *, const struct location *, int))
+CALL(cuMemGetMemPool, 13000, cuMemGetMemPool, none, (CUmemoryPool *, const struct location *, int))
+CALL(cuMemSetMemPool, 13000, cuMemSetMemPool, none, (const struct location *, int, CUmemoryPool))
+CALL(cuMemAllocFromPoolAsync, 11020, cuMemAllocFromPoolAsync, ptsz,
+     (CUdeviceptr *, size_t, CUmemoryPool, CUstream))
+CALL(cuMemAllocPitch, 3020, cuMemAllocPitch_v2, none,
+     (CUdeviceptr *, size_t *, size_t, size_t, unsigned))
+CALL(cuMemcpy2D, 3020, cuMemcpy2D_v2, ptds, (const struct copy_params_2d *))
+CALL(cuMemcpy2DUnaligned, 3020, cuMemcpy2DUnaligned_v2, ptds, (const struct copy_params_2d *))
+CALL(cuMemcpy3D, 3020, cuMemcpy3D_v2, ptds, (const struct copy_params *))
+CALL(cuMemcpy2DAsync, 3020, cuMemcpy2DAsync_v2, ptsz, (const struct copy_params_2d *, CUstream))
+CALL(cuMemcpy3DAsync, 3020, cuMemcpy3DAsync_v2, ptsz, (const struct copy_params *, CUstream))
+CALL(cuMemsetD2D8, 3020, cuMemsetD2D8_v2, ptds,
+     (CUdeviceptr, size_t, unsigned char, size_t, size_t))
+CALL(cuMemsetD2D8Async, 3020, cuMemsetD2D8Async, ptsz,
+     (CUdeviceptr, size_t, unsigned char, size_t, size_t, CUstream))
+CALL(cuMemsetD2D16, 3020, cuMemsetD2D16_v2, ptds,
+     (CUdeviceptr, size_t, unsigned short, size_t, size_t))
+CALL(cuMemsetD2D16Async, 3020, cuMemsetD2D16Async, ptsz,
+     (CUdeviceptr, size_t, unsigned short, size_t, size_t, CUstream))
+CALL(cuMemsetD2D32, 3020, cuMemsetD2D32_v2, ptds, (CUdeviceptr, size_t, unsigned, size_t, size_t))
+CALL(cuMemsetD2D32Async, 3020, cuMemsetD2D32Async, ptsz,
+     (CUdeviceptr, size_t, unsigned, size_t, size_t, CUstream))
+CALL(cuDeviceGetP2PAttribute, 8000, cuDeviceGetP2PAttribute, none, (int *, int, CUdevice, CUdevice))
+CALL(cuCtxEnablePeerAccess, 4000, cuCtxEnablePeerAccess, none, (CUcontext, unsigned))
+CALL(cuCtxDisablePeerAccess, 4000, cuCtxDisablePeerAccess, none, (CUcontext))
+CALL(cuGraphAddMemAllocNode, 11040, cuGraphAddMemAllocNode, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, struct alloc_params *))
+CALL(cuGraphAddMemFreeNode, 11040, cuGraphAddMemFreeNode, none,
+     (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr))
+CALL(cuGraphMemAllocNodeGetParams, 11040, cuGraphMemAllocNodeGetParams, none,
+     (CUgraphNode, struct alloc_params *))
+CALL(cuGraphMemFreeNodeGetParams, 11040, cuGraphMemFreeNodeGetParams, none,
+     (CUgraphNode, CUdeviceptr *))
+CALL(cuDeviceGetGraphMemAttribute, 11040, cuDeviceGetGraphMemAttribute, none,
+     (CUdevice, int, void *))
+CALL(cuDeviceSetGraphMemAttribute, 11040, cuDeviceSetGraphMemAttribute, none,
+     (CUdevice, int, void *))
+CALL(cuDeviceGraphMemTrim, 11040, cuDeviceGraphMemTrim, none, (CUdevice))
 
 LACK(cuArray3DCreate, 3020, cuArray3DCreate_v2, none)
 LACK(cuArray3DGetDescriptor, 3020, cuArray3DGetDescriptor_v2, none)
@@ -393,18 +519,18 @@ LACK(cuGraphExternalSemaphoresSignalNodeGetParams, 11020,
      cuGraphExternalSemaphoresSignalNodeGetParams, none)
 LACK(cuGraphExternalSemaphoresSignalNodeSetParams, 11020,
      cuGraphExternalSemaphoresSignalNodeSetParams, none)
-LACK(cuGraphExternalSemaphoresWaitNodeGetParams, 11020, cuGraphExternalSemaphoresWaitNodeGetParams,
-     none)
-LACK(cuGraphExternalSemaphoresWaitNodeSetParams, 11020, cuGraphExternalSemaphoresWaitNodeSetParams,
-     none)
+LACK(cuGraphExternalSemaphoresWaitNodeGetParams, 11020,
+     cuGraphExternalSemaphoresWaitNodeGetParams, none)
+LACK(cuGraphExternalSemaphoresWaitNodeSetParams, 11020,
+     cuGraphExternalSemaphoresWaitNodeSetParams, none)
 LACK(cuGraphNodeGetToolsId, 13010, cuGraphNodeGetToolsId, none)
 LACK(cuGraphicsEGLRegisterImage, 7000, cuGraphicsEGLRegisterImage, none)
 LACK(cuGraphicsGLRegisterBuffer, 3000, cuGraphicsGLRegisterBuffer, none)
 LACK(cuGraphicsGLRegisterImage, 3000, cuGraphicsGLRegisterImage, none)
 LACK(cuGraphicsMapResources, 3000, cuGraphicsMapResources, ptsz)
 LACK(cuGraphicsResourceGetMappedEglFrame, 7000, cuGraphicsResourceGetMappedEglFrame, none)
-LACK(cuGraphicsResourceGetMappedMipmappedArray, 5000, cuGraphicsResourceGetMappedMipmappedArray,
-     none)
+LACK(cuGraphicsResourceGetMappedMipmappedArray, 5000,
+     cuGraphicsResourceGetMappedMipmappedArray, none)
 LACK(cuGraphicsResourceGetMappedPointer, 3020, cuGraphicsResourceGetMappedPointer_v2, none)
 LACK(cuGraphicsResourceSetMapFlags, 6050, cuGraphicsResourceSetMapFlags_v2, none)
 LACK(cuGraphicsSubResourceGetMappedArray, 3000, cuGraphicsSubResourceGetMappedArray, none)
@@ -577,6 +703,7 @@ LACK(cuTexRefSetMipmappedArray, 5000, cuTexRefSetMipmappedArray, none)
 LACK(cuVDPAUCtxCreate, 3020, cuVDPAUCtxCreate_v2, none)
 LACK(cuVDPAUGetDevice, 3010, cuVDPAUGetDevice, none)
 LACK(cuWaitExternalSemaphoresAsync, 10000, cuWaitExternalSemaphoresAsync, ptsz)
+/* clang-format on */
 
 #undef CALL
 #undef AGAIN

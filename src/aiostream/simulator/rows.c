@@ -76,31 +76,19 @@ static CUresult copy_2d(CUstream stream, const struct copy_params_2d *params, bo
     return copy(stream, &all, wait);
 }
 
-CUresult copy_2d_now(CUstream stream, const struct copy_params_2d *params) {
+CUresult on_cuMemcpy2D_v2(CUstream stream, const struct copy_params_2d *params) {
     ENTER(cuMemcpy2D, UNSAFE);
     return copy_2d(stream, params, true);
 }
 
-CUresult copy_2d_unaligned(CUstream stream, const struct copy_params_2d *params) {
+CUresult on_cuMemcpy2DUnaligned_v2(CUstream stream, const struct copy_params_2d *params) {
     ENTER(cuMemcpy2DUnaligned, UNSAFE);
     return copy_2d(stream, params, true);
 }
 
-CUresult copy_3d_now(CUstream stream, const struct copy_params *params) {
+CUresult on_cuMemcpy3D_v2(CUstream stream, const struct copy_params *params) {
     ENTER(cuMemcpy3D, UNSAFE);
     return copy(stream, params, true);
-}
-
-EXPORT CUresult cuMemcpy2D_v2(const struct copy_params_2d *params) {
-    return copy_2d_now(STREAM_LEGACY, params);
-}
-
-EXPORT CUresult cuMemcpy2DUnaligned_v2(const struct copy_params_2d *params) {
-    return copy_2d_unaligned(STREAM_LEGACY, params);
-}
-
-EXPORT CUresult cuMemcpy3D_v2(const struct copy_params *params) {
-    return copy_3d_now(STREAM_LEGACY, params);
 }
 
 EXPORT CUresult cuMemcpy2DAsync_v2(const struct copy_params_2d *params, CUstream stream) {
@@ -124,14 +112,10 @@ static CUresult fill(CUstream stream, CUdeviceptr to, size_t pitch, unsigned val
 }
 
 #define FILLS(name, type, width)                                                                   \
-    CUresult fill_2d##width(CUstream stream, CUdeviceptr to, size_t pitch, type value,             \
+    CUresult on_##name##_v2(CUstream stream, CUdeviceptr to, size_t pitch, type value,             \
                             size_t count, size_t height) {                                         \
         ENTER(name, UNSAFE);                                                                       \
         return fill(stream, to, pitch, value, width, count, height, true);                         \
-    }                                                                                              \
-    EXPORT CUresult name##_v2(CUdeviceptr to, size_t pitch, type value, size_t count,              \
-                              size_t height) {                                                     \
-        return fill_2d##width(STREAM_LEGACY, to, pitch, value, count, height);                     \
     }                                                                                              \
     EXPORT CUresult name##Async(CUdeviceptr to, size_t pitch, type value, size_t count,            \
                                 size_t height, CUstream stream) {                                  \

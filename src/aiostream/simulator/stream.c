@@ -149,7 +149,7 @@ CUresult context_drain(struct context *context) {
 static CUresult create(CUstream *out, unsigned flags, int priority) {
     struct context *context;
     CUresult code = out == NULL || flags > 1 ? INVALID_VALUE : current_context(&context);
-    if (code == OK) *out = stream_make(context, flags, priority);
+    if (code == OK) *out = (CUstream)stream_make(context, flags, priority);
     return leave(code);
 }
 

@@ -24,11 +24,12 @@ static CUresult lacking(enum call_id id) {
 #define F(symbol) ((void (*)(void))symbol)
 #define PER_THREAD_none(symbol) NULL
 #define PER_THREAD_ptsz(symbol) F(symbol##_ptsz)
+#define PER_THREAD_own PER_THREAD_ptsz
 #define PER_THREAD_ptds(symbol) F(symbol##_ptds)
-#define CALL(name, version, symbol, forms) {#name, version, F(symbol), PER_THREAD_##forms(symbol)},
+#define LACK(name, version, symbol, forms) {#name, version, F(symbol), PER_THREAD_##forms(symbol)},
+#define LACK_AGAIN LACK
+#define CALL(name, version, symbol, forms, parameters) LACK(name, version, symbol, forms)
 #define AGAIN CALL
-#define LACK CALL
-#define LACK_AGAIN CALL
 const struct version versions[] = {
 #include "functions.h"
 };
