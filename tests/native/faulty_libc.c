@@ -43,6 +43,13 @@ EXPORT int faulty_fail(int function, long nth) {
     return before > 0 && atomic_load(&counts[function]) >= before;
 }
 
+/* The n-th call from now on fails, and all that follow, until the next of these two. */
+static _Atomic bool for_good[FUNCTIONS];
+EXPORT void faulty_fail_on(int function, long nth) {
+    atomic_store(&for_good[function], nth > 0);
+    faulty_fail(function, nth);
+}
+
 struct search {
     const char *name;
     struct range *found;
@@ -76,7 +83,8 @@ static bool is_in(struct range range, void *caller) {
 
 static bool fails(enum function function) {
     long number = atomic_fetch_add(&counts[function], 1) + 1;
-    return number == atomic_load(&failing[function]);
+    long first = atomic_load(&failing[function]);
+    return number == first || (atomic_load(&for_good[function]) && first > 0 && number > first);
 }
 
 static bool allocation_fails(void *caller) {

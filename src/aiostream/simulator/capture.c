@@ -199,7 +199,7 @@ static CUresult can_begin(CUstream handle, int mode, struct stream **out) {
 }
 
 static struct capture *begin(struct stream *stream, int mode, struct graph *graph) {
-    struct capture *capture = calloc(1, sizeof *capture);
+    struct capture *capture = alloc_need(sizeof *capture);
     capture->id = ++sim.next_id;
     capture->mode = mode;
     capture->owner = pthread_self();
@@ -214,6 +214,7 @@ static struct capture *begin(struct stream *stream, int mode, struct graph *grap
 
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
     ENTER(cuStreamBeginCapture, 0);
+    ;
     struct stream *stream;
     CUresult code = can_begin(handle, mode, &stream);
     if (code == OK) begin(stream, mode, graph_new(false));
@@ -236,6 +237,7 @@ EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handl
                                             const CUgraphNode *nodes, const void *edges,
                                             size_t count, int mode) {
     ENTER(cuStreamBeginCaptureToGraph, 0);
+    ;
     struct stream *stream;
     struct graph *graph;
     struct dependencies dependencies;
@@ -251,6 +253,7 @@ EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handl
 EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream handle, int mode, CUgraph graph_handle,
                                               CUrecaptureFn function, void *user_data) {
     ENTER(cuStreamBeginRecaptureToGraph, 0);
+    ;
     struct stream *stream;
     struct graph *graph;
     CUresult code = can_begin(handle, mode, &stream);
@@ -279,7 +282,7 @@ static void reach(const struct dependencies *from, uint64_t mark) {
         from->nodes[i]->mark = mark;
         if (count == space) {
             space = space ? space * 2 : 64;
-            todo = realloc(todo, space * sizeof *todo);
+            todo = alloc_more(todo, space * sizeof *todo);
         }
         todo[count++] = from->nodes[i];
     }
@@ -352,7 +355,7 @@ void capture_unregister_stream(struct stream *stream) {
 }
 
 EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
-    ENTER(cuStreamEndCapture, 0);
+    ENTER(cuStreamEndCapture, FREES);
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code != OK) return leave(code);
@@ -390,7 +393,7 @@ static CUresult state(CUstream handle, int *status, struct stream **out) {
 }
 
 EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status) {
-    ENTER(cuStreamIsCapturing, 0);
+    ENTER(cuStreamIsCapturing, FREES);
     struct stream *stream;
     return leave(state(handle, status, &stream));
 }
@@ -412,21 +415,21 @@ static CUresult information(CUstream handle, int *status, uint64_t *id, CUgraph 
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo(CUstream handle, int *status, uint64_t *id) {
-    ENTER(cuStreamGetCaptureInfo, 0);
+    ENTER(cuStreamGetCaptureInfo, FREES);
     return leave(information(handle, status, id, NULL, NULL, NULL, NULL));
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id,
                                           CUgraph *graph, const CUgraphNode **nodes,
                                           size_t *count) {
-    ENTER(cuStreamGetCaptureInfo, 0);
+    ENTER(cuStreamGetCaptureInfo, FREES);
     return leave(information(handle, status, id, graph, (struct node ***)nodes, NULL, count));
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream handle, int *status, uint64_t *id,
                                           CUgraph *graph, const CUgraphNode **nodes,
                                           const void **edges, size_t *count) {
-    ENTER(cuStreamGetCaptureInfo, 0);
+    ENTER(cuStreamGetCaptureInfo, FREES);
     return leave(information(handle, status, id, graph, (struct node ***)nodes, edges, count));
 }
 
@@ -455,6 +458,7 @@ static CUresult update(CUstream handle, const CUgraphNode *nodes, const struct e
 EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, const CUgraphNode *nodes,
                                                   size_t count, unsigned flags) {
     ENTER(cuStreamUpdateCaptureDependencies, 0);
+    ;
     return update(handle, nodes, NULL, count, flags);
 }
 
@@ -462,11 +466,12 @@ EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, const CUgr
                                                      const void *edges, size_t count,
                                                      unsigned flags) {
     ENTER(cuStreamUpdateCaptureDependencies, 0);
+    ;
     return update(handle, nodes, edges, count, flags);
 }
 
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
-    ENTER(cuThreadExchangeStreamCaptureMode, 0);
+    ENTER(cuThreadExchangeStreamCaptureMode, FREES);
     if (mode == NULL || *mode < GLOBAL || *mode > RELAXED) return leave(INVALID_VALUE);
     int before = me.capture_mode;
     me.capture_mode = *mode;

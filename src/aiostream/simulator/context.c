@@ -9,8 +9,7 @@
 static void *grow(void *array, size_t count, size_t *space, size_t size) {
     if (count < *space) return array;
     *space = *space ? *space * 2 : 8;
-    array = realloc(array, *space * size);
-    if (array == NULL) abort();
+    array = alloc_more(array, *space * size);
     return array;
 }
 
@@ -18,7 +17,7 @@ static void *grow(void *array, size_t count, size_t *space, size_t size) {
  * follow theirs. */
 struct context *context_make(int device) {
     static size_t space;
-    struct context *context = calloc(1, sizeof *context);
+    struct context *context = alloc_need(sizeof *context);
     sim.contexts = grow(sim.contexts, sim.context_count, &space, sizeof *sim.contexts);
     sim.contexts[sim.context_count++] = context;
     context->device = device;
@@ -72,6 +71,7 @@ static CUresult find_device(CUdevice device, struct device **out) {
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
     ENTER(cuDevicePrimaryCtxRetain, 0);
+    ;
     struct device *device;
     CUresult code = out == NULL ? INVALID_VALUE : find_device(ordinal, &device);
     if (code != OK) return leave(code);
@@ -93,7 +93,7 @@ static CUresult drain_and_deactivate(struct context *context) {
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
-    ENTER(cuDevicePrimaryCtxRelease, 0);
+    ENTER(cuDevicePrimaryCtxRelease, FREES);
     struct device *device;
     CUresult code = find_device(ordinal, &device);
     if (code == OK && (device->primary == NULL || device->primary->retained == 0))
@@ -104,7 +104,7 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
 }
 
 EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
-    ENTER(cuDevicePrimaryCtxReset, 0);
+    ENTER(cuDevicePrimaryCtxReset, FREES);
     struct device *device;
     CUresult code = find_device(ordinal, &device);
     if (code == OK && device->primary != NULL && device->primary->active)
@@ -114,6 +114,7 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
 
 EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags) {
     ENTER(cuDevicePrimaryCtxSetFlags, 0);
+    ;
     struct device *device;
     CUresult code = flags > 0xff ? INVALID_VALUE : find_device(ordinal, &device);
     if (code == OK) {
@@ -125,6 +126,7 @@ EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags) 
 
 EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, int *active) {
     ENTER(cuDevicePrimaryCtxGetState, DEAD_OK);
+    ;
     struct device *device;
     CUresult code = flags == NULL || active == NULL ? INVALID_VALUE : find_device(ordinal, &device);
     if (code == OK) {
@@ -159,24 +161,27 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice ordinal) {
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice ordinal) {
     ENTER(cuCtxCreate, 0);
+    ;
     return create(out, flags, ordinal);
 }
 
 EXPORT CUresult cuCtxCreate_v3(CUcontext *out, void *affinity, int affinity_count, unsigned flags,
                                CUdevice ordinal) {
     ENTER(cuCtxCreate, 0);
+    ;
     if (affinity != NULL || affinity_count != 0) return leave(NOT_SUPPORTED);
     return create(out, flags, ordinal);
 }
 
 EXPORT CUresult cuCtxCreate_v4(CUcontext *out, void *parameters, unsigned flags, CUdevice ordinal) {
     ENTER(cuCtxCreate, 0);
+    ;
     if (parameters != NULL) return leave(NOT_SUPPORTED);
     return create(out, flags, ordinal);
 }
 
 EXPORT CUresult cuCtxDestroy_v2(CUcontext handle) {
-    ENTER(cuCtxDestroy, 0);
+    ENTER(cuCtxDestroy, FREES);
     struct context *context;
     CUresult code = find_context(handle, &context);
     if (code == OK && context->primary) code = INVALID_CONTEXT;
@@ -189,6 +194,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext handle) {
 
 EXPORT CUresult cuCtxPushCurrent_v2(CUcontext handle) {
     ENTER(cuCtxPushCurrent, DEAD_OK);
+    ;
     struct context *context;
     CUresult code = find_context(handle, &context);
     if (code == OK) push(context);
@@ -196,7 +202,7 @@ EXPORT CUresult cuCtxPushCurrent_v2(CUcontext handle) {
 }
 
 EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out) {
-    ENTER(cuCtxPopCurrent, DEAD_OK);
+    ENTER(cuCtxPopCurrent, DEAD_OK | FREES);
     if (me.depth == 0) return leave(INVALID_CONTEXT);
     me.depth--;
     if (out != NULL) *out = me.stack[me.depth];
@@ -204,7 +210,7 @@ EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out) {
 }
 
 EXPORT CUresult cuCtxSetCurrent(CUcontext handle) {
-    ENTER(cuCtxSetCurrent, DEAD_OK);
+    ENTER(cuCtxSetCurrent, DEAD_OK | FREES);
     struct context *context = NULL;
     CUresult code = handle == NULL ? OK : find_context(handle, &context);
     if (code == OK) {
@@ -215,7 +221,7 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext handle) {
 }
 
 EXPORT CUresult cuCtxGetCurrent(CUcontext *out) {
-    ENTER(cuCtxGetCurrent, DEAD_OK | HOST_OK);
+    ENTER(cuCtxGetCurrent, DEAD_OK | HOST_OK | FREES);
     if (out == NULL) return leave(INVALID_VALUE);
     *out = me.depth > 0 ? me.stack[me.depth - 1] : NULL;
     return leave(OK);
@@ -227,6 +233,7 @@ static CUresult chosen_context(CUcontext handle, struct context **out) {
 
 EXPORT CUresult cuCtxGetDevice_v2(CUdevice *out, CUcontext handle) {
     ENTER(cuCtxGetDevice, DEAD_OK);
+    ;
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : chosen_context(handle, &context);
     if (code == OK) *out = context->device;
@@ -237,6 +244,7 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *out) { return cuCtxGetDevice_v2(out, NU
 
 EXPORT CUresult cuCtxGetFlags(unsigned *out) {
     ENTER(cuCtxGetFlags, DEAD_OK);
+    ;
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
     if (code == OK) *out = context->flags;
@@ -245,6 +253,7 @@ EXPORT CUresult cuCtxGetFlags(unsigned *out) {
 
 EXPORT CUresult cuCtxGetId(CUcontext handle, unsigned long long *out) {
     ENTER(cuCtxGetId, DEAD_OK);
+    ;
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : chosen_context(handle, &context);
     if (code == OK) *out = context->id;
@@ -253,6 +262,7 @@ EXPORT CUresult cuCtxGetId(CUcontext handle, unsigned long long *out) {
 
 EXPORT CUresult cuCtxGetApiVersion(CUcontext handle, unsigned *out) {
     ENTER(cuCtxGetApiVersion, DEAD_OK);
+    ;
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : chosen_context(handle, &context);
     if (code == OK) *out = 3020;
@@ -261,6 +271,7 @@ EXPORT CUresult cuCtxGetApiVersion(CUcontext handle, unsigned *out) {
 
 EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     ENTER(cuCtxGetStreamPriorityRange, 0);
+    ;
     struct context *context;
     CUresult code = current_context(&context);
     if (code == OK && least != NULL) *least = 0;
@@ -272,6 +283,7 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
  */
 EXPORT CUresult cuCtxGetLimit(size_t *out, int limit) {
     ENTER(cuCtxGetLimit, 0);
+    ;
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
     if (code == OK && (limit < 0 || limit > 2)) code = 215; /* CUDA_ERROR_UNSUPPORTED_LIMIT */
@@ -281,6 +293,7 @@ EXPORT CUresult cuCtxGetLimit(size_t *out, int limit) {
 
 EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
     ENTER(cuCtxSetLimit, 0);
+    ;
     struct context *context;
     CUresult code = current_context(&context);
     if (code == OK && (limit < 0 || limit > 2)) code = 215;
@@ -289,7 +302,7 @@ EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
 }
 
 EXPORT CUresult cuCtxSynchronize_v2(CUcontext handle) {
-    ENTER(cuCtxSynchronize, UNSAFE);
+    ENTER(cuCtxSynchronize, UNSAFE | FREES);
     struct context *context;
     CUresult code = chosen_context(handle, &context);
     for (struct capture *capture = sim.captures; code == OK && capture != NULL;

@@ -41,8 +41,9 @@ CUresult initialise(void) {
         CUresult code = devices_choose(getenv("CUDA_VISIBLE_DEVICES"));
         if (code != OK) return leave(code); /* and every other call answers 3 */
         for (int i = 0; i < sim.device_count; i++) sim.devices[i].total = memory;
+        code = alloc_ready() ? engine_start() : OUT_OF_MEMORY;
+        if (code != OK) return leave(code);
         pthread_atfork(NULL, NULL, in_child);
-        engine_start();
         sim.initialised = true;
     }
     return leave(OK);
@@ -75,7 +76,8 @@ static struct injected {
 EXPORT CUresult aiostream_sim_fail(const char *name, CUresult code, unsigned long nth) {
     int id = find_call(name);
     if (id < 0 || nth == 0) return id < 0 ? NOT_FOUND : INVALID_VALUE;
-    struct injected *entry = malloc(sizeof *entry);
+    struct injected *entry = alloc_try(sizeof *entry);
+    if (entry == NULL) return OUT_OF_MEMORY;
     pthread_mutex_lock(&faults_lock);
     *entry = (struct injected){&calls[id], atomic_load(&calls[id].count) + nth, code, injected};
     injected = entry;

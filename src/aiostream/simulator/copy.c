@@ -48,6 +48,7 @@ static CUresult copy(CUstream handle, void *to, int to_side, const void *from, i
     if (code != OK) return leave(code);
     bool captured = stream->capture != NULL;
     bool snapshot = !captured && !wait && find_allocation(from) == NULL;
+    if (snapshot && !alloc_has(1, bytes)) return leave(OUT_OF_MEMORY);
     struct op *op = op_new(OP_COPY, snapshot ? bytes : 0);
     if (snapshot) memcpy(op->payload, from, bytes);
     op->u.copy.to = to;
@@ -62,27 +63,32 @@ static CUresult copy(CUstream handle, void *to, int to_side, const void *from, i
 
 CUresult on_cuMemcpy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpy, UNSAFE);
+    ;
     return copy(stream, DEVICE(to), EITHER, DEVICE(from), EITHER, bytes, true);
 }
 
 CUresult on_cuMemcpyHtoD_v2(CUstream stream, CUdeviceptr to, const void *from, size_t bytes) {
     ENTER(cuMemcpyHtoD, UNSAFE);
+    ;
     return copy(stream, DEVICE(to), DEVICE_SIDE, from, HOST_SIDE, bytes, true);
 }
 
 CUresult on_cuMemcpyDtoH_v2(CUstream stream, void *to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpyDtoH, UNSAFE);
+    ;
     return copy(stream, to, HOST_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
 }
 
 CUresult on_cuMemcpyDtoD_v2(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpyDtoD, UNSAFE);
+    ;
     return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
 }
 
 CUresult on_cuMemcpyPeer(CUstream stream, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                          CUcontext from_context, size_t bytes) {
     ENTER(cuMemcpyPeer, UNSAFE);
+    ;
     struct context *context;
     CUresult code = find_context(to_context, &context);
     if (code == OK) code = find_context(from_context, &context);
@@ -92,29 +98,34 @@ CUresult on_cuMemcpyPeer(CUstream stream, CUdeviceptr to, CUcontext to_context, 
 
 EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     ENTER(cuMemcpyAsync, ENQUEUES);
+    ;
     return copy(stream, DEVICE(to), EITHER, DEVICE(from), EITHER, bytes, false);
 }
 
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes,
                                      CUstream stream) {
     ENTER(cuMemcpyHtoDAsync, ENQUEUES);
+    ;
     return copy(stream, DEVICE(to), DEVICE_SIDE, from, HOST_SIDE, bytes, false);
 }
 
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
     ENTER(cuMemcpyDtoHAsync, ENQUEUES);
+    ;
     return copy(stream, to, HOST_SIDE, DEVICE(from), DEVICE_SIDE, bytes, false);
 }
 
 EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
                                      CUstream stream) {
     ENTER(cuMemcpyDtoDAsync, ENQUEUES);
+    ;
     return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, false);
 }
 
 EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                                   CUcontext from_context, size_t bytes, CUstream stream) {
     ENTER(cuMemcpyPeerAsync, ENQUEUES);
+    ;
     struct context *context;
     CUresult code = find_context(to_context, &context);
     if (code == OK) code = find_context(from_context, &context);
@@ -144,6 +155,7 @@ static CUresult fill(CUstream handle, CUdeviceptr to, uint32_t value, unsigned w
 #define FILLS(name, type, width)                                                                   \
     CUresult on_##name##_v2(CUstream stream, CUdeviceptr to, type value, size_t count) {           \
         ENTER(name, UNSAFE);                                                                       \
+        ;                                                                                          \
         return fill(stream, to, value, width, count, true);                                        \
     }                                                                                              \
     EXPORT CUresult name##Async(CUdeviceptr to, type value, size_t count, CUstream stream) {       \

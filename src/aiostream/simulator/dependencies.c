@@ -42,9 +42,8 @@ static void append(struct dependencies *dependencies, struct node *node, const s
     size_t count = dependencies->count;
     if ((count & (count - 1)) == 0) { /* full at every power of two */
         size_t space = count > 0 ? count * 2 : 1;
-        dependencies->nodes = realloc(dependencies->nodes, space * sizeof *dependencies->nodes);
-        dependencies->edges = realloc(dependencies->edges, space * sizeof *dependencies->edges);
-        if (dependencies->nodes == NULL || dependencies->edges == NULL) abort();
+        dependencies->nodes = alloc_more(dependencies->nodes, space * sizeof *dependencies->nodes);
+        dependencies->edges = alloc_more(dependencies->edges, space * sizeof *dependencies->edges);
     }
     dependencies->nodes[count] = node;
     dependencies->edges[count] = *edge;
@@ -134,12 +133,14 @@ static CUresult add(CUgraph handle, const CUgraphNode *from, const CUgraphNode *
 EXPORT CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from,
                                        const CUgraphNode *to, size_t count) {
     ENTER(cuGraphAddDependencies, 0);
+    ;
     return add(graph, from, to, NULL, count);
 }
 
 EXPORT CUresult cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from,
                                           const CUgraphNode *to, const void *edges, size_t count) {
     ENTER(cuGraphAddDependencies, 0);
+    ;
     return add(graph, from, to, edges, count);
 }
 
@@ -169,6 +170,7 @@ static CUresult take_away(CUgraph handle, const CUgraphNode *from, const CUgraph
 EXPORT CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode *from,
                                           const CUgraphNode *to, size_t count) {
     ENTER(cuGraphRemoveDependencies, 0);
+    ;
     return take_away(graph, from, to, NULL, count);
 }
 
@@ -176,6 +178,7 @@ EXPORT CUresult cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode *f
                                              const CUgraphNode *to, const void *edges,
                                              size_t count) {
     ENTER(cuGraphRemoveDependencies, 0);
+    ;
     return take_away(graph, from, to, edges, count);
 }
 
@@ -229,12 +232,14 @@ static CUresult all_edges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, st
 
 EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count) {
     ENTER(cuGraphGetEdges, 0);
+    ;
     return all_edges(graph, from, to, NULL, count);
 }
 
 EXPORT CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, void *edges,
                                    size_t *count) {
     ENTER(cuGraphGetEdges, 0);
+    ;
     return all_edges(graph, from, to, edges, count);
 }
 
@@ -263,22 +268,26 @@ static CUresult after(CUgraphNode handle, CUgraphNode *nodes, struct edge *edges
 
 EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *count) {
     ENTER(cuGraphNodeGetDependencies, 0);
+    ;
     return before(node, nodes, NULL, count);
 }
 
 EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nodes, void *edges,
                                               size_t *count) {
     ENTER(cuGraphNodeGetDependencies, 0);
+    ;
     return before(node, nodes, edges, count);
 }
 
 EXPORT CUresult cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode *nodes, size_t *count) {
     ENTER(cuGraphNodeGetDependentNodes, 0);
+    ;
     return after(node, nodes, NULL, count);
 }
 
 EXPORT CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *nodes, void *edges,
                                                 size_t *count) {
     ENTER(cuGraphNodeGetDependentNodes, 0);
+    ;
     return after(node, nodes, edges, count);
 }

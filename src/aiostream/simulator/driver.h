@@ -55,6 +55,7 @@ enum {
     UNSUPPORTED_PTX_VERSION = 222,
     PEER_ACCESS_UNSUPPORTED = 217,
     FILE_NOT_FOUND = 301,
+    OPERATING_SYSTEM = 304,
     PEER_ACCESS_ALREADY_ENABLED = 704,
     PEER_ACCESS_NOT_ENABLED = 705,
     INVALID_HANDLE = 400,
@@ -433,6 +434,7 @@ enum {
     HOST_OK = 4,        /* allowed inside a host function */
     HOST_NOT_READY = 8, /* answers 600 there */
     ENQUEUES = 16,
+    FREES = 64,  /* begins without memory too, because the program needs it to get some back */
     UNSAFE = 32, /* potentially unsafe during a stream capture */
 };
 #define CALL(name, version, symbol, forms, parameters) CALL_##name,
@@ -467,6 +469,15 @@ struct version {
 };
 extern const struct version versions[];
 extern const size_t version_count;
+
+/* --- alloc.c: zeroed memory --- */
+bool alloc_ready(void);                     /* whether a call may begin */
+void *alloc_need(size_t bytes);             /* in the middle of a call: never NULL */
+void *alloc_more(void *old, size_t bytes);  /* realloc, never NULL; what is new is not zeroed */
+void *alloc_try(size_t bytes);              /* or NULL */
+char *alloc_text(const char *text);         /* a copy, or NULL */
+bool alloc_has(size_t count, size_t bytes); /* whether so much is there, for what a program sizes */
+_Noreturn void give_up(const char *message); /* ends the process */
 
 /* --- handles.c --- */
 void *object_new(enum object_kind kind, size_t bytes);
@@ -509,7 +520,7 @@ uint64_t shuffled_place(const struct op *op);
 void engine_poke(void);
 CUresult wait_on(struct waiter **list, uint64_t target); /* releases the lock meanwhile */
 void wake(struct waiter **list, uint64_t done);
-void engine_start(void);
+CUresult engine_start(void);
 
 /* --- queues.c --- */
 bool is_holder(const struct op *op);

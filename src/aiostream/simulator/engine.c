@@ -51,8 +51,7 @@ uint64_t shuffled_place(const struct op *op) {
 static void *room(void *array, size_t count, size_t *space) {
     if (count < *space) return array;
     *space = *space ? *space * 2 : 64;
-    array = realloc(array, *space * sizeof(void *));
-    if (array == NULL) abort();
+    array = alloc_more(array, *space * sizeof(void *));
     return array;
 }
 
@@ -68,8 +67,7 @@ void make_ready(struct stream *stream) {
     stream->ready = true;
     if (ring_count == ring_space) {
         size_t space = ring_space ? ring_space * 2 : 64;
-        struct stream **larger = malloc(space * sizeof *larger);
-        if (larger == NULL) abort();
+        struct stream **larger = alloc_need(space * sizeof *larger);
         for (size_t i = 0; i < ring_count; i++) larger[i] = ring[(ring_start + i) % ring_space];
         free(ring);
         ring = larger;
@@ -124,8 +122,7 @@ void wake(struct waiter **list, uint64_t done) {
 /* --- ops --- */
 
 struct op *op_new(enum op_kind kind, size_t payload_bytes) {
-    struct op *op = calloc(1, sizeof *op + payload_bytes);
-    if (op == NULL) abort();
+    struct op *op = alloc_need(sizeof *op + payload_bytes);
     op->kind = kind;
     op->payload_bytes = payload_bytes;
     return op;
@@ -316,8 +313,7 @@ static bool run_words(void) {
     for (size_t i = 0; i < word_count && !any; i++) any = word_satisfied(words[i]);
     if (!any) return false;
     size_t kept = 0, opened = 0;
-    struct op **open = malloc(word_count * sizeof *open);
-    if (open == NULL) abort();
+    struct op **open = alloc_need(word_count * sizeof *open);
     for (size_t i = 0; i < word_count; i++)
         if (word_satisfied(words[i])) open[opened++] = words[i];
         else words[kept++] = words[i];
@@ -578,7 +574,8 @@ static void *engine(void *unused) {
     return NULL;
 }
 
-void engine_start(void) {
+/* By cuInit. */
+CUresult engine_start(void) {
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -588,7 +585,9 @@ void engine_start(void) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    if (pthread_create(&thread, NULL, engine, NULL) != 0) abort();
-    pthread_detach(thread);
+    int error = pthread_create(&thread, NULL, engine, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0) return OPERATING_SYSTEM;
+    pthread_detach(thread);
+    return OK;
 }

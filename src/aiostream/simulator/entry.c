@@ -48,6 +48,7 @@ CUresult enter(enum call_id id, unsigned rules) {
         pthread_cond_wait(&sim.host_returned, &sim.lock);
     if (!sim.initialised) return leave(NOT_INITIALIZED);
     if (sim.sticky != OK && !(rules & DEAD_OK)) return leave(sim.sticky);
+    if (!(rules & FREES) && !alloc_ready()) return leave(OUT_OF_MEMORY);
     if (rules & UNSAFE) {
         CUresult code = capture_forbids_unsafe();
         if (code != OK) return leave(code);
@@ -73,6 +74,7 @@ EXPORT CUresult cuInit(unsigned flags) {
 
 EXPORT CUresult cuDriverGetVersion(int *version) {
     ENTER(cuDriverGetVersion, PURE);
+    ;
     if (version == NULL) return INVALID_VALUE;
     *version = sim.driver_version; /* does not change once installed */
     return OK;
@@ -113,11 +115,13 @@ static CUresult get_proc_address(const char *symbol, void **out, int version, ui
 
 EXPORT CUresult cuGetProcAddress(const char *symbol, void **out, int version, uint64_t flags) {
     ENTER(cuGetProcAddress, PURE);
+    ;
     return get_proc_address(symbol, out, version, flags, NULL);
 }
 
 EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags,
                                     int *status) {
     ENTER(cuGetProcAddress, PURE);
+    ;
     return get_proc_address(symbol, out, version, flags, status);
 }

@@ -7,8 +7,7 @@
 #include <stdlib.h>
 
 struct marker *marker_new(void) {
-    struct marker *marker = calloc(1, sizeof *marker);
-    if (marker == NULL) abort();
+    struct marker *marker = alloc_need(sizeof *marker);
     marker->references = 1;
     return marker;
 }
@@ -47,6 +46,7 @@ struct event *find_event(CUevent handle) {
 
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
     ENTER(cuEventCreate, 0);
+    ;
     struct context *context;
     CUresult code = out == NULL || flags > 7 ? INVALID_VALUE : current_context(&context);
     if (code == OK && (flags & 4)) /* between processes, where no event has a time */
@@ -77,7 +77,7 @@ void event_release(struct event *event) {
 }
 
 EXPORT CUresult cuEventDestroy_v2(CUevent handle) {
-    ENTER(cuEventDestroy, 0);
+    ENTER(cuEventDestroy, FREES);
     struct event *event = object_find(handle, OBJECT_EVENT);
     if (event == NULL) return leave(INVALID_HANDLE);
     object_unregister(event);
@@ -132,16 +132,19 @@ static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags) {
 
 EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream) {
     ENTER(cuEventRecord, ENQUEUES);
+    ;
     return record(handle, stream, 0);
 }
 
 EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned flags) {
     ENTER(cuEventRecordWithFlags, ENQUEUES);
+    ;
     return record(handle, stream, flags);
 }
 
 EXPORT CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags) {
     ENTER(cuStreamWaitEvent, ENQUEUES);
+    ;
     struct event *event = find_event(handle);
     struct stream *stream;
     CUresult code = event == NULL ? INVALID_HANDLE
@@ -174,7 +177,7 @@ static CUresult find_free_event(CUevent handle, bool harmful, struct event **out
 EXPORT CUresult cuEventQuery(CUevent handle) {
     if (atomic_load(&sim.forked))
         return OK; /* so the H200 answers in a forked child, where nearly all else is 3 */
-    ENTER(cuEventQuery, UNSAFE);
+    ENTER(cuEventQuery, UNSAFE | FREES);
     struct event *event;
     CUresult code = find_free_event(handle, true, &event);
     if (code == OK && event->marker != NULL && !event->marker->done) code = NOT_READY;
@@ -182,7 +185,7 @@ EXPORT CUresult cuEventQuery(CUevent handle) {
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent handle) {
-    ENTER(cuEventSynchronize, UNSAFE);
+    ENTER(cuEventSynchronize, UNSAFE | FREES);
     struct event *event;
     CUresult code = find_free_event(handle, true, &event);
     if (code == OK && event->marker != NULL) code = marker_wait(event->marker);
@@ -191,6 +194,7 @@ EXPORT CUresult cuEventSynchronize(CUevent handle) {
 
 EXPORT CUresult cuEventElapsedTime_v2(float *out, CUevent start_handle, CUevent end_handle) {
     ENTER(cuEventElapsedTime, 0);
+    ;
     struct event *start, *end = NULL;
     CUresult code = out == NULL ? INVALID_VALUE : find_free_event(start_handle, false, &start);
     if (code == OK) code = find_free_event(end_handle, false, &end);

@@ -63,6 +63,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, uint64_t flags, in
         *result = OPERATION_NOT_SUPPORTED;
         return NOT_SUPPORTED;
     }
+    if (!graph_has_room(graph)) return OUT_OF_MEMORY;
     struct executable *executable = object_new(OBJECT_EXECUTABLE, sizeof *executable);
     executable->graph = graph_copy(graph, true);
     executable->id = executable->graph->id;
@@ -81,6 +82,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, uint64_t flags, in
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph,
                                             unsigned long long flags) {
     ENTER(cuGraphInstantiateWithFlags, UNSAFE);
+    ;
     int result;
     return leave(flags & UPLOAD ? INVALID_VALUE : instantiate(out, graph, flags, &result));
 }
@@ -88,7 +90,7 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph,
 /* A node of a cycle, to be named: one that the others of its graph cannot be put in order without.
  */
 static struct node *offender(struct graph *graph) {
-    struct node **order = malloc((graph->node_count + 1) * sizeof *order), *found = NULL;
+    struct node **order = alloc_need((graph->node_count + 1) * sizeof *order), *found = NULL;
     if (!graph_order(graph, order) && graph->node_count > 0) {
         uint64_t mark = ++sim.next_id;
         struct node *at = graph->nodes[0];
@@ -107,6 +109,7 @@ static struct node *offender(struct graph *graph) {
 EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph_handle,
                                              struct instantiate_params *params) {
     ENTER(cuGraphInstantiateWithParams, UNSAFE);
+    ;
     struct stream *stream;
     CUresult code = params == NULL ? INVALID_VALUE : OK;
     if (code == OK && (params->flags & UPLOAD)) code = find_stream(params->upload, &stream);
@@ -125,7 +128,7 @@ EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph_han
 /* What is in flight finishes: its ops are in the streams, and what they refer to, its launch_refs
  * keep. */
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec handle) {
-    ENTER(cuGraphExecDestroy, UNSAFE);
+    ENTER(cuGraphExecDestroy, UNSAFE | FREES);
     struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     if (executable == NULL) return leave(INVALID_VALUE);
     executable_free(executable);
@@ -134,6 +137,7 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec handle) {
 
 EXPORT CUresult cuGraphExecGetFlags(CUgraphExec handle, uint64_t *out) {
     ENTER(cuGraphExecGetFlags, 0);
+    ;
     const struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     if (executable == NULL || out == NULL) return leave(INVALID_VALUE);
     *out = executable->flags & ~(uint64_t)NODE_PRIORITY; /* which an H200 does not tell */
@@ -142,6 +146,7 @@ EXPORT CUresult cuGraphExecGetFlags(CUgraphExec handle, uint64_t *out) {
 
 EXPORT CUresult cuGraphExecGetId(CUgraphExec handle, unsigned *out) {
     ENTER(cuGraphExecGetId, 0);
+    ;
     const struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     if (executable == NULL || out == NULL) return leave(INVALID_VALUE);
     *out = executable->id;
@@ -263,7 +268,7 @@ static bool pair_before(struct pairing *pairing, struct node *old, struct node *
 static bool pair(struct pairing *pairing) {
     size_t count = pairing->old->node_count, queued = 0;
     if (count != pairing->new->node_count) return mismatch(pairing, TOPOLOGY_CHANGED, NULL, NULL);
-    struct node **queue = pairing->queue, **ends = malloc((count + 1) * sizeof *ends);
+    struct node **queue = pairing->queue, **ends = alloc_need((count + 1) * sizeof *ends);
     queued = find_ends(pairing->old, queue);
     size_t new_ends = find_ends(pairing->new, ends);
     bool fine = true;
@@ -288,9 +293,9 @@ static void refresh(struct node *old, const struct node *with);
  * whether they could. */
 static bool update(struct pairing *pairing, bool apply) {
     size_t count = pairing->old->node_count;
-    pairing->partner = calloc(count + 1, sizeof *pairing->partner);
-    pairing->taken = calloc(pairing->new->node_count + 1, sizeof *pairing->taken);
-    pairing->queue = malloc((count + 1) * sizeof *pairing->queue);
+    pairing->partner = alloc_need((count + 1) * sizeof *pairing->partner);
+    pairing->taken = alloc_need((pairing->new->node_count + 1) * sizeof *pairing->taken);
+    pairing->queue = alloc_need((count + 1) * sizeof *pairing->queue);
     bool fine = pair(pairing);
     for (size_t i = 0; fine && i < count; i++) {
         struct node *old = pairing->queue[i], *new = pairing->partner[old->place];
@@ -346,6 +351,7 @@ static CUresult update_from(struct executable *executable, struct graph *old, st
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec handle, CUgraph graph_handle,
                                      struct update_info *info) {
     ENTER(cuGraphExecUpdate, 0);
+    ;
     struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     struct graph *graph = object_find(graph_handle, OBJECT_GRAPH);
     if (info != NULL) *info = (struct update_info){UPDATE_ERROR, NULL, NULL};
@@ -392,6 +398,7 @@ static CUresult set(CUgraphExec handle, CUgraphNode node_handle, const struct no
 EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec handle, CUgraphNode node,
                                                   const struct kernel_params *params) {
     ENTER(cuGraphExecKernelNodeSetParams, 0);
+    ;
     return params == NULL
                ? leave(INVALID_VALUE)
                : set(handle, node, &(struct node_params){.type = NODE_KERNEL, .u.kernel = *params});
@@ -401,6 +408,7 @@ EXPORT CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec handle, CUgraphNode n
                                                const struct copy_params *params,
                                                CUcontext context) {
     ENTER(cuGraphExecMemcpyNodeSetParams, 0);
+    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = copy_node_params(params, context);
     return set(handle, node, &all);
@@ -410,6 +418,7 @@ EXPORT CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec handle, CUgraphNode n
                                                const struct fill_params *params,
                                                CUcontext context) {
     ENTER(cuGraphExecMemsetNodeSetParams, 0);
+    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = fill_node_params(params, context);
     return set(handle, node, &all);
@@ -418,6 +427,7 @@ EXPORT CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec handle, CUgraphNode n
 EXPORT CUresult cuGraphExecHostNodeSetParams(CUgraphExec handle, CUgraphNode node,
                                              const struct host_params *params) {
     ENTER(cuGraphExecHostNodeSetParams, 0);
+    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = host_node_params(params);
     return set(handle, node, &all);
@@ -426,12 +436,14 @@ EXPORT CUresult cuGraphExecHostNodeSetParams(CUgraphExec handle, CUgraphNode nod
 EXPORT CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec handle, CUgraphNode node,
                                                    CUgraph child) {
     ENTER(cuGraphExecChildGraphNodeSetParams, 0);
+    ;
     return set(handle, node, &(struct node_params){.type = NODE_CHILD, .u.child = {child, 0}});
 }
 
 EXPORT CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec handle, CUgraphNode node,
                                                    CUevent event) {
     ENTER(cuGraphExecEventRecordNodeSetEvent, 0);
+    ;
     return set(handle, node,
                &(struct node_params){.type = NODE_RECORD_EVENT, .u.event = {event, NULL, NULL}});
 }
@@ -439,6 +451,7 @@ EXPORT CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec handle, CUgraphNo
 EXPORT CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec handle, CUgraphNode node,
                                                  CUevent event) {
     ENTER(cuGraphExecEventWaitNodeSetEvent, 0);
+    ;
     return set(handle, node,
                &(struct node_params){.type = NODE_WAIT_EVENT, .u.event = {event, NULL, NULL}});
 }
@@ -446,6 +459,7 @@ EXPORT CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec handle, CUgraphNode
 EXPORT CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec handle, CUgraphNode node,
                                                    const struct words_params *params) {
     ENTER(cuGraphExecBatchMemOpNodeSetParams, 0);
+    ;
     return params == NULL
                ? leave(INVALID_VALUE)
                : set(handle, node, &(struct node_params){.type = NODE_WORDS, .u.words = *params});
@@ -454,6 +468,7 @@ EXPORT CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec handle, CUgraphNo
 EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec handle, CUgraphNode node,
                                          const struct node_params *params) {
     ENTER(cuGraphExecNodeSetParams, 0);
+    ;
     return node_params_valid(params) ? set(handle, node, params) : leave(INVALID_VALUE);
 }
 
@@ -465,6 +480,7 @@ static bool can_be_disabled(const struct node *node) {
 EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec handle, CUgraphNode node_handle,
                                       unsigned enabled) {
     ENTER(cuGraphNodeSetEnabled, 0);
+    ;
     struct executable *executable;
     struct node *node;
     CUresult code = find(handle, node_handle, -1, &executable, &node);
@@ -475,6 +491,7 @@ EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec handle, CUgraphNode node_handl
 
 EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec handle, CUgraphNode node_handle, unsigned *out) {
     ENTER(cuGraphNodeGetEnabled, 0);
+    ;
     struct executable *executable;
     struct node *node;
     CUresult code = out == NULL ? INVALID_VALUE : find(handle, node_handle, -1, &executable, &node);

@@ -13,14 +13,13 @@
 
 /* Outside any graph: nobody can name it yet. */
 struct node *node_new(int type) {
-    struct node *node = calloc(1, sizeof *node);
-    if (node == NULL) abort();
+    struct node *node = alloc_need(sizeof *node);
     node->type = type;
     return node;
 }
 
 void node_add_op(struct node *node, struct op *op) {
-    node->ops = realloc(node->ops, (node->op_count + 1) * sizeof(struct op *));
+    node->ops = alloc_more(node->ops, (node->op_count + 1) * sizeof(struct op *));
     node->ops[node->op_count++] = op;
 }
 
@@ -96,7 +95,7 @@ struct node *node_copy(const struct node *node, bool hidden) {
     }
     if (node->type == NODE_KERNEL) node_tell_kernel(copy);
     if (node->type == NODE_WORDS) {
-        copy->words = malloc(node->op_count * sizeof *copy->words);
+        copy->words = alloc_need(node->op_count * sizeof *copy->words);
         memcpy(copy->words, node->words, node->op_count * sizeof *copy->words);
     }
     return copy;
@@ -107,8 +106,7 @@ struct node *node_copy(const struct node *node, bool hidden) {
 struct graph *graph_new(bool hidden) {
     static unsigned next_id;
     struct graph *graph =
-        hidden ? calloc(1, sizeof *graph) : object_new(OBJECT_GRAPH, sizeof *graph);
-    if (graph == NULL) abort();
+        hidden ? alloc_need(sizeof *graph) : object_new(OBJECT_GRAPH, sizeof *graph);
     graph->hidden = hidden;
     graph->id = ++next_id;
     return graph;
@@ -124,9 +122,9 @@ void graph_free(struct graph *graph) {
 
 static void take_in(struct graph *graph, struct node *node) {
     if ((graph->node_count & (graph->node_count - 1)) == 0) {
-        graph->nodes = realloc(graph->nodes, (graph->node_count > 0 ? graph->node_count * 2 : 1) *
-                                                 sizeof *graph->nodes);
-        if (graph->nodes == NULL) abort();
+        graph->nodes =
+            alloc_more(graph->nodes,
+                       (graph->node_count > 0 ? graph->node_count * 2 : 1) * sizeof *graph->nodes);
     }
     node->graph = graph;
     node->id = ++sim.next_id;
@@ -190,7 +188,8 @@ struct node *graph_find_copy(const struct graph *graph, uint64_t original, bool 
 /* All nodes, each after those that it depends on; as they were added, where that is such an order
  * already. */
 bool graph_order(struct graph *graph, struct node **order) {
-    size_t count = graph->node_count, done = 0, *missing = calloc(count + 1, sizeof *missing);
+    size_t count = graph->node_count, done = 0,
+           *missing = alloc_need((count + 1) * sizeof *missing);
     for (size_t i = 0; i < count; i++) graph->nodes[i]->place = i;
     for (size_t i = 0; i < count; i++) missing[i] = graph->nodes[i]->before.count;
     /* one pass suffices unless edges lead back to older nodes */
@@ -211,17 +210,29 @@ bool graph_order(struct graph *graph, struct node **order) {
     return done == count;
 }
 
+static size_t count_nodes(const struct graph *graph) {
+    size_t count = graph->node_count;
+    for (size_t i = 0; i < graph->node_count; i++)
+        if (graph->nodes[i]->child != NULL) count += count_nodes(graph->nodes[i]->child);
+    return count;
+}
+
+bool graph_has_room(const struct graph *graph) {
+    return alloc_has(count_nodes(graph), 2 * sizeof(struct node));
+}
+
 /* --- the calls --- */
 
 EXPORT CUresult cuGraphCreate(CUgraph *out, unsigned flags) {
     ENTER(cuGraphCreate, 0);
+    ;
     if (out == NULL || flags != 0) return leave(INVALID_VALUE);
     *out = graph_new(false);
     return leave(OK);
 }
 
 EXPORT CUresult cuGraphDestroy(CUgraph handle) {
-    ENTER(cuGraphDestroy, 0);
+    ENTER(cuGraphDestroy, FREES);
     struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (graph == NULL || graph->owner != NULL) return leave(INVALID_VALUE);
     if (capture_inside(graph) != NULL)
@@ -232,15 +243,18 @@ EXPORT CUresult cuGraphDestroy(CUgraph handle) {
 
 EXPORT CUresult cuGraphClone(CUgraph *out, CUgraph handle) {
     ENTER(cuGraphClone, 0);
+    ;
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (out == NULL || graph == NULL) return leave(INVALID_VALUE);
     if (graph_has_memory(graph)) return leave(NOT_SUPPORTED);
+    if (!graph_has_room(graph)) return leave(OUT_OF_MEMORY);
     *out = graph_copy(graph, false);
     return leave(OK);
 }
 
 EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode handle, CUgraph clone_handle) {
     ENTER(cuGraphNodeFindInClone, 0);
+    ;
     const struct node *node = object_find(handle, OBJECT_NODE);
     const struct graph *clone = object_find(clone_handle, OBJECT_GRAPH);
     if (node == NULL || clone == NULL) return leave(clone == NULL ? INVALID_VALUE : INVALID_HANDLE);
@@ -252,7 +266,7 @@ EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode handle, CUg
 }
 
 EXPORT CUresult cuGraphDestroyNode(CUgraphNode handle) {
-    ENTER(cuGraphDestroyNode, 0);
+    ENTER(cuGraphDestroyNode, FREES);
     struct node *node = object_find(handle, OBJECT_NODE);
     if (node == NULL) return leave(INVALID_HANDLE);
     if (capture_into(node->graph) != NULL ||
@@ -296,16 +310,19 @@ static CUresult list(const struct graph *graph, CUgraphNode *nodes, size_t *coun
 
 EXPORT CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
     ENTER(cuGraphGetNodes, 0);
+    ;
     return list(object_find(handle, OBJECT_GRAPH), nodes, count, false);
 }
 
 EXPORT CUresult cuGraphGetRootNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
     ENTER(cuGraphGetRootNodes, 0);
+    ;
     return list(object_find(handle, OBJECT_GRAPH), nodes, count, true);
 }
 
 EXPORT CUresult cuGraphNodeGetType(CUgraphNode handle, int *out) {
     ENTER(cuGraphNodeGetType, 0);
+    ;
     const struct node *node = object_find(handle, OBJECT_NODE);
     if (node == NULL || out == NULL) return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
     *out = node->type;
@@ -314,6 +331,7 @@ EXPORT CUresult cuGraphNodeGetType(CUgraphNode handle, int *out) {
 
 EXPORT CUresult cuGraphGetId(CUgraph handle, unsigned *out) {
     ENTER(cuGraphGetId, 0);
+    ;
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (graph == NULL || out == NULL) return leave(INVALID_VALUE);
     *out = graph->id;
@@ -322,6 +340,7 @@ EXPORT CUresult cuGraphGetId(CUgraph handle, unsigned *out) {
 
 EXPORT CUresult cuGraphNodeGetLocalId(CUgraphNode handle, unsigned *out) {
     ENTER(cuGraphNodeGetLocalId, 0);
+    ;
     const struct node *node = object_find(handle, OBJECT_NODE);
     if (node == NULL || out == NULL) return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
     *out = node->local_id;
@@ -330,6 +349,7 @@ EXPORT CUresult cuGraphNodeGetLocalId(CUgraphNode handle, unsigned *out) {
 
 EXPORT CUresult cuGraphNodeGetContainingGraph(CUgraphNode handle, CUgraph *out) {
     ENTER(cuGraphNodeGetContainingGraph, 0);
+    ;
     const struct node *node = object_find(handle, OBJECT_NODE);
     if (node == NULL || out == NULL) return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
     *out = node->graph;
@@ -360,6 +380,7 @@ static void draw(FILE *file, const struct graph *graph) {
 
 EXPORT CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned flags) {
     ENTER(cuGraphDebugDotPrint, 0);
+    ;
     (void)flags; /* how much to tell: always the same here */
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     FILE *file = graph != NULL && path != NULL ? fopen(path, "w") : NULL;

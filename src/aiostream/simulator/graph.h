@@ -231,6 +231,7 @@ bool edge_is_plain(const struct edge *edge);
 struct graph *graph_new(bool hidden);
 void graph_free(struct graph *graph);
 struct graph *graph_copy(const struct graph *graph, bool hidden);
+bool graph_has_room(const struct graph *graph); /* whether there is memory for a copy */
 struct node *node_new(int type);
 void node_free(struct node *node);
 struct node *node_copy(const struct node *node, bool hidden); /* its work, not its dependencies */

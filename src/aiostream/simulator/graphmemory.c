@@ -23,7 +23,7 @@ CUresult graph_memory_new(struct context *context, size_t bytes, struct graph_me
     void *base;
     CUresult code = bytes == 0 ? INVALID_VALUE : memory_make_device(context, bytes, &base);
     if (code != OK) return code;
-    struct graph_memory *memory = calloc(1, sizeof *memory);
+    struct graph_memory *memory = alloc_need(sizeof *memory);
     memory->references = 1;
     memory->device = context->device;
     memory->base = base;
@@ -172,6 +172,7 @@ CUresult graph_memory_capture_free(struct stream *stream, CUdeviceptr address) {
 
 EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int which, void *out) {
     ENTER(cuDeviceGetGraphMemAttribute, 0);
+    ;
     if (device < 0 || device >= sim.device_count) return leave(INVALID_DEVICE);
     if (out == NULL || which < USED || which > RESERVED_HIGH) return leave(INVALID_VALUE);
     uint64_t value = which == USED || which == RESERVED ? kept[device] : most[device];
@@ -181,6 +182,7 @@ EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int which, void *o
 
 EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, int which, void *value) {
     ENTER(cuDeviceSetGraphMemAttribute, 0);
+    ;
     uint64_t number = 1;
     if (device < 0 || device >= sim.device_count) return leave(INVALID_DEVICE);
     if (value != NULL) memcpy(&number, value, sizeof number);
@@ -191,6 +193,7 @@ EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, int which, void *v
 
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device) {
     ENTER(cuDeviceGraphMemTrim, 0);
+    ;
     if (device < 0 || device >= sim.device_count) return leave(INVALID_DEVICE);
     kept[device] = used[device];
     return leave(OK);

@@ -31,7 +31,7 @@ static void grow(void) {
     for (size_t i = 0; i < old_space; i++) live += old[i].key != 0 && old[i].key != TOMBSTONE;
     space = 256;
     while (space < live * 4) space *= 2;
-    table = calloc(space, sizeof *table);
+    table = alloc_need(space * sizeof *table);
     used = 0;
     for (size_t i = 0; i < old_space; i++)
         if (old[i].key != 0 && old[i].key != TOMBSTONE) put(old[i].key, old[i].kind);
@@ -44,8 +44,7 @@ void object_register(void *object, enum object_kind kind) {
 }
 
 void *object_new(enum object_kind kind, size_t bytes) {
-    void *object = calloc(1, bytes);
-    if (object == NULL) abort();
+    void *object = alloc_need(bytes);
     object_register(object, kind);
     return object;
 }

@@ -82,7 +82,8 @@ void start_quiet_thread(void *(*function)(void *), void *argument) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    if (pthread_create(&thread, NULL, function, argument) != 0) abort();
+    if (pthread_create(&thread, NULL, function, argument) != 0)
+        give_up("the system has no thread left for host functions");
     pthread_detach(thread);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }

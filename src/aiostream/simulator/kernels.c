@@ -42,9 +42,14 @@ EXPORT CUresult aiostream_sim_register_kernel(const char *name, void (*function)
                                               const unsigned *sizes, const unsigned *aligns,
                                               unsigned count) {
     if (name == NULL || count > MAX_PARAMETERS) return INVALID_VALUE;
-    struct kernel *kernel = calloc(1, sizeof *kernel);
-    if (kernel == NULL) return OUT_OF_MEMORY;
-    kernel->name = strdup(name);
+    struct kernel *kernel = alloc_try(sizeof *kernel);
+    char *copy = alloc_text(name);
+    if (kernel == NULL || copy == NULL) {
+        free(kernel);
+        free(copy);
+        return OUT_OF_MEMORY;
+    }
+    kernel->name = copy;
     kernel->function = function;
     kernel->builtin = function == NULL ? EMPTY : 0;
     kernel->parameter_count = count;

@@ -42,8 +42,8 @@ void launch_refs_drop(struct launch_refs *launch_refs) {
 
 /* For the launches to come. Those in flight keep what they have. */
 void flight_renew(struct executable *executable) {
-    struct launch_refs *launch_refs = calloc(
-        1, sizeof *launch_refs + count_objects(executable->graph) * sizeof launch_refs->objects[0]);
+    struct launch_refs *launch_refs = alloc_need(
+        sizeof *launch_refs + count_objects(executable->graph) * sizeof launch_refs->objects[0]);
     launch_refs->references = 1;
     collect_objects(executable->graph, launch_refs);
     if (executable->launch_refs != NULL) launch_refs_release(executable->launch_refs);
@@ -61,7 +61,7 @@ static size_t count_steps(const struct graph *graph) {
 
 static size_t add_step(struct executable *executable, struct node *node, size_t room) {
     size_t at = executable->step_count++;
-    executable->steps[at] = (struct step){node, malloc((room + 1) * sizeof(size_t)), 0, true};
+    executable->steps[at] = (struct step){node, alloc_need((room + 1) * sizeof(size_t)), 0, true};
     return at;
 }
 
@@ -74,9 +74,9 @@ static void comes_after(struct executable *executable, size_t step, size_t befor
 /* `entry`: the step that the graph's first nodes come after; SIZE_MAX: none. False: there is a
  * cycle. */
 static bool lay_out(struct executable *executable, struct graph *graph, size_t entry) {
-    struct node **order = malloc((graph->node_count + 1) * sizeof *order);
+    struct node **order = alloc_need((graph->node_count + 1) * sizeof *order);
     /* by place: the step after which the node is done */
-    size_t *ends = malloc((graph->node_count + 1) * sizeof *ends);
+    size_t *ends = alloc_need((graph->node_count + 1) * sizeof *ends);
     bool whole = graph_order(graph, order);
     for (size_t i = 0; whole && i < graph->node_count; i++) {
         struct node *node = order[i];
@@ -102,7 +102,8 @@ static bool lay_out(struct executable *executable, struct graph *graph, size_t e
 }
 
 bool executable_lay_out(struct executable *executable) {
-    executable->steps = malloc((count_steps(executable->graph) + 1) * sizeof *executable->steps);
+    executable->steps =
+        alloc_need((count_steps(executable->graph) + 1) * sizeof *executable->steps);
     executable->step_count = 0;
     return lay_out(executable, executable->graph, SIZE_MAX);
 }
@@ -238,9 +239,9 @@ static void plan(struct launch *launch) {
 static void launch_on(struct executable *executable, struct stream *stream) {
     size_t count = executable->step_count;
     struct launch launch = {.executable = executable, .lane_count = 1};
-    launch.lanes = calloc(count + 1, sizeof *launch.lanes);
-    launch.lane_of = calloc(count + 1, sizeof *launch.lane_of);
-    launch.marker = calloc(count + 1, sizeof *launch.marker);
+    launch.lanes = alloc_need((count + 1) * sizeof *launch.lanes);
+    launch.lane_of = alloc_need((count + 1) * sizeof *launch.lane_of);
+    launch.marker = alloc_need((count + 1) * sizeof *launch.marker);
     launch.lanes[0] = (struct lane){stream, stream->context, NOWHERE};
     plan(&launch);
     struct op *begin = op_new(OP_EMPTY, 0);
@@ -274,6 +275,7 @@ static bool contexts_live(const struct executable *executable) {
 
 EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     ENTER(cuGraphLaunch, ENQUEUES);
+    ;
     struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     struct stream *stream;
     CUresult code = executable == NULL ? INVALID_VALUE : find_stream(stream_handle, &stream);
@@ -283,6 +285,8 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     if (code == OK) code = enqueue_room(stream, GRAPH_DEPTH);
     if (code == OK && object_find(handle, OBJECT_EXECUTABLE) != executable)
         code = INVALID_VALUE; /* destroyed while this thread waited */
+    if (code == OK && !alloc_has(executable->step_count, 2 * sizeof(struct node)))
+        code = OUT_OF_MEMORY;
     if (code == OK && !contexts_live(executable)) code = CONTEXT_IS_DESTROYED;
     if (code == OK)
         code = graph_memory_can_launch(executable, executable->flags & 1 /* AUTO_FREE_ON_LAUNCH */);
@@ -298,6 +302,7 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
 /* There is nothing to carry to a device; what remains is its place in the order. */
 EXPORT CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
     ENTER(cuGraphUpload, ENQUEUES);
+    ;
     struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     struct stream *stream;
     CUresult code = executable == NULL ? INVALID_VALUE : find_stream(stream_handle, &stream);

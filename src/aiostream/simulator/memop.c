@@ -46,7 +46,7 @@ static CUresult make(const union word_params *params, struct op **out) {
 /* Gives the node the work of all of them, and a copy of the array. The node is the caller's to free
  * on an error. */
 CUresult word_ops(const union word_params *words, size_t count, struct node *node) {
-    node->words = malloc(count * sizeof *words);
+    node->words = alloc_need(count * sizeof *words);
     memcpy(node->words, words, count * sizeof *words);
     for (size_t i = 0; i < count; i++) {
         struct op *op = NULL;
@@ -83,30 +83,35 @@ static CUresult enqueue_word(CUstream handle, int operation, CUdeviceptr address
 EXPORT CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value,
                                        unsigned flags) {
     ENTER(cuStreamWaitValue32, ENQUEUES);
+    ;
     return enqueue_word(handle, WAIT_32, address, value, flags);
 }
 
 EXPORT CUresult cuStreamWaitValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value,
                                        unsigned flags) {
     ENTER(cuStreamWaitValue64, ENQUEUES);
+    ;
     return enqueue_word(handle, WAIT_64, address, value, flags);
 }
 
 EXPORT CUresult cuStreamWriteValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value,
                                         unsigned flags) {
     ENTER(cuStreamWriteValue32, ENQUEUES);
+    ;
     return enqueue_word(handle, WRITE_32, address, value, flags);
 }
 
 EXPORT CUresult cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value,
                                         unsigned flags) {
     ENTER(cuStreamWriteValue64, ENQUEUES);
+    ;
     return enqueue_word(handle, WRITE_64, address, value, flags);
 }
 
 EXPORT CUresult cuStreamBatchMemOp_v2(CUstream handle, unsigned count,
                                       const union word_params *words, unsigned flags) {
     ENTER(cuStreamBatchMemOp, ENQUEUES);
+    ;
     if (count >= MOST_WORDS || (words == NULL && count > 0) || flags != 0)
         return leave(INVALID_VALUE);
     struct stream *stream;

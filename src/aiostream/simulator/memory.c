@@ -40,7 +40,7 @@ static struct allocation *add(void *base, size_t bytes, struct context *context,
                               unsigned flags) {
     if (allocation_count == allocation_space) {
         allocation_space = allocation_space ? allocation_space * 2 : 64;
-        allocations = realloc(allocations, allocation_space * sizeof *allocations);
+        allocations = alloc_more(allocations, allocation_space * sizeof *allocations);
     }
     size_t i = position((uintptr_t)base);
     memmove(&allocations[i + 1], &allocations[i], (allocation_count - i) * sizeof *allocations);
@@ -151,6 +151,7 @@ static CUresult free_now(void *base, bool host) {
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *unused, size_t *total) {
     ENTER(cuMemGetInfo, 0);
+    ;
     struct context *context;
     CUresult code = unused == NULL || total == NULL ? INVALID_VALUE : current_context(&context);
     if (code == OK) {
@@ -162,6 +163,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *unused, size_t *total) {
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
     ENTER(cuMemAlloc, UNSAFE);
+    ;
     struct context *context;
     void *memory;
     CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
@@ -174,6 +176,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
                                    unsigned element) {
     ENTER(cuMemAllocPitch, UNSAFE);
+    ;
     struct context *context;
     void *memory;
     bool valid = out != NULL && pitch != NULL && width > 0 && height > 0 &&
@@ -190,6 +193,7 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
     ENTER(cuMemAllocManaged, UNSAFE);
+    ;
     struct context *context;
     void *memory;
     CUresult code =
@@ -200,12 +204,13 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags
 }
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
-    ENTER(cuMemFree, UNSAFE);
+    ENTER(cuMemFree, UNSAFE | FREES);
     return leave(address == 0 ? OK : free_now((void *)(uintptr_t)address, false));
 }
 
 EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
     ENTER(cuMemGetAddressRange, 0);
+    ;
     const struct allocation *found = find_allocation((void *)(uintptr_t)address);
     if (found == NULL) return leave(NOT_FOUND);
     if (base != NULL) *base = found->base;
@@ -215,6 +220,7 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     ENTER(cuMemFreeAsync, ENQUEUES);
+    ;
     struct stream *stream;
     const struct allocation *found = find_allocation((void *)(uintptr_t)address);
     CUresult code = find_stream(handle, &stream);
@@ -243,21 +249,24 @@ static CUresult allocate_host(void **out, size_t bytes, unsigned flags) {
 
 EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes) {
     ENTER(cuMemAllocHost, UNSAFE);
+    ;
     return allocate_host(out, bytes, 0);
 }
 
 EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
     ENTER(cuMemHostAlloc, UNSAFE);
+    ;
     return allocate_host(out, bytes, flags);
 }
 
 EXPORT CUresult cuMemFreeHost(void *address) {
-    ENTER(cuMemFreeHost, UNSAFE);
+    ENTER(cuMemFreeHost, UNSAFE | FREES);
     return leave(address == NULL ? OK : free_now(address, true));
 }
 
 EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned flags) {
     ENTER(cuMemHostGetDevicePointer, 0);
+    ;
     const struct allocation *found = find_allocation(address);
     if (out == NULL || flags != 0 || found == NULL || on_device(found)) return leave(INVALID_VALUE);
     *out = (uintptr_t)address;
@@ -266,6 +275,7 @@ EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, un
 
 EXPORT CUresult cuMemHostGetFlags(unsigned *out, void *address) {
     ENTER(cuMemHostGetFlags, 0);
+    ;
     const struct allocation *found = find_allocation(address);
     if (out == NULL || found == NULL || on_device(found)) return leave(INVALID_VALUE);
     *out = found->flags;
@@ -274,6 +284,7 @@ EXPORT CUresult cuMemHostGetFlags(unsigned *out, void *address) {
 
 EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
     ENTER(cuMemHostRegister, UNSAFE);
+    ;
     struct context *context;
     CUresult code =
         address == NULL || bytes == 0 || flags > 15 ? INVALID_VALUE : current_context(&context);
@@ -290,7 +301,7 @@ EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags
 }
 
 EXPORT CUresult cuMemHostUnregister(void *address) {
-    ENTER(cuMemHostUnregister, UNSAFE);
+    ENTER(cuMemHostUnregister, UNSAFE | FREES);
     struct allocation *found = find_allocation(address);
     if (found == NULL || found->kind != MEMORY_REGISTERED) return leave(HOST_NOT_REGISTERED);
     if (found->base != (uintptr_t)address) return leave(INVALID_VALUE);
@@ -341,7 +352,7 @@ static CUresult attribute(void *out, int which, CUdeviceptr address,
 }
 
 EXPORT CUresult cuPointerGetAttribute(void *out, int which, CUdeviceptr address) {
-    ENTER(cuPointerGetAttribute, 0);
+    ENTER(cuPointerGetAttribute, FREES);
     const struct allocation *found = find_allocation((void *)(uintptr_t)address);
     return leave(out == NULL || found == NULL ? INVALID_VALUE
                                               : attribute(out, which, address, found));
@@ -354,6 +365,7 @@ static size_t attribute_bytes(int which) { return which == 2 || which == 8 || wh
 EXPORT CUresult cuPointerGetAttributes(unsigned count, int *which, void **out,
                                        CUdeviceptr address) {
     ENTER(cuPointerGetAttributes, 0);
+    ;
     const struct allocation *found = find_allocation((void *)(uintptr_t)address);
     for (unsigned i = 0; i < count; i++) {
         memset(out[i], 0, attribute_bytes(which[i]));

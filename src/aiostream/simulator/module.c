@@ -8,9 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* NULL: there is no memory for the image. */
 static struct module *module_new(enum object_kind kind, const char *image) {
+    char *copy = ptx_copy(image);
+    if (copy == NULL) return NULL;
     struct module *module = object_new(kind, sizeof *module);
-    module->image = ptx_copy(image);
+    module->image = copy;
     return module;
 }
 
@@ -21,23 +24,29 @@ static CUresult check_image(const void *image) {
     for (size_t i = 0; i < 64 && bytes[i] != 0; i++)
         if (bytes[i] < 9) return INVALID_IMAGE;
     char *text = ptx_copy(image);
-    CUresult code = ptx_check(text);
+    CUresult code = text != NULL ? ptx_check(text) : OUT_OF_MEMORY;
     free(text);
     return code;
 }
 
-static char *read_file(const char *path) {
+static CUresult read_file(const char *path, char **out) {
     FILE *file = path != NULL ? fopen(path, "rb") : NULL;
-    if (file == NULL) return NULL;
-    size_t count = 0, space = 1 << 16;
-    char *text = malloc(space);
-    while (text != NULL && !feof(file) && !ferror(file)) {
+    if (file == NULL) return FILE_NOT_FOUND;
+    size_t count = 0, space = 0;
+    char *text = NULL;
+    while (!feof(file) && !ferror(file)) {
+        if (count + 1 >= space) {
+            char *larger = alloc_try(space = space != 0 ? space * 2 : 1 << 16);
+            if (larger != NULL && text != NULL) memcpy(larger, text, count);
+            free(text);
+            text = larger;
+            if (text == NULL) break;
+        }
         count += fread(text + count, 1, space - count - 1, file);
-        if (count == space - 1) text = realloc(text, space *= 2);
     }
     fclose(file);
-    if (text != NULL) text[count] = 0;
-    return text;
+    *out = text; /* it ends with a zero, because the memory was zeroed */
+    return text != NULL ? OK : OUT_OF_MEMORY;
 }
 
 static CUresult load(CUmodule *out, const void *image) {
@@ -48,6 +57,7 @@ static CUresult load(CUmodule *out, const void *image) {
     host_wait_idle(context);
     if (sim.sticky != OK) return leave(sim.sticky);
     struct module *module = module_new(OBJECT_MODULE, image);
+    if (module == NULL) return leave(OUT_OF_MEMORY);
     module->context = context;
     module->generation = context->generation;
     *out = module;
@@ -56,15 +66,18 @@ static CUresult load(CUmodule *out, const void *image) {
 
 EXPORT CUresult cuModuleLoad(CUmodule *out, const char *path) {
     ENTER(cuModuleLoad, UNSAFE);
-    char *text = read_file(path);
-    if (text == NULL) return leave(FILE_NOT_FOUND);
-    CUresult code = load(out, text);
+    ;
+    char *text;
+    CUresult code = read_file(path, &text);
+    if (code != OK) return leave(code);
+    code = load(out, text);
     free(text);
     return code;
 }
 
 EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *image) {
     ENTER(cuModuleLoadData, UNSAFE);
+    ;
     return load(out, image);
 }
 
@@ -72,6 +85,7 @@ EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *image) {
 EXPORT CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned count, int *options,
                                    void **values) {
     ENTER(cuModuleLoadDataEx, UNSAFE);
+    ;
     (void)count, (void)options, (void)values;
     return load(out, image);
 }
@@ -98,7 +112,7 @@ static void unload(struct module *module) {
 }
 
 EXPORT CUresult cuModuleUnload(CUmodule handle) {
-    ENTER(cuModuleUnload, UNSAFE);
+    ENTER(cuModuleUnload, UNSAFE | FREES);
     struct module *module = object_find(handle, OBJECT_MODULE);
     if (module == NULL) return leave(INVALID_HANDLE);
     unload(module);
@@ -107,6 +121,7 @@ EXPORT CUresult cuModuleUnload(CUmodule handle) {
 
 EXPORT CUresult cuModuleGetLoadingMode(int *out) {
     ENTER(cuModuleGetLoadingMode, 0);
+    ;
     if (out == NULL) return leave(INVALID_VALUE);
     *out = 1; /* eager: there is nothing to defer */
     return leave(OK);
@@ -126,7 +141,7 @@ static CUresult get_function(struct module *module, const char *name, void **out
     function->kernel = kernel;
     function_start(function);
     module->functions =
-        realloc(module->functions, (module->function_count + 1) * sizeof *module->functions);
+        alloc_more(module->functions, (module->function_count + 1) * sizeof *module->functions);
     module->functions[module->function_count++] = function;
     *out = function;
     return OK;
@@ -134,6 +149,7 @@ static CUresult get_function(struct module *module, const char *name, void **out
 
 EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule handle, const char *name) {
     ENTER(cuModuleGetFunction, 0);
+    ;
     struct module *module = object_find(handle, OBJECT_MODULE);
     if (module == NULL) return leave(INVALID_HANDLE);
     return leave(out == NULL || name == NULL ? INVALID_VALUE : get_function(module, name, out));
@@ -151,12 +167,19 @@ static CUresult get_variable(struct module *module, const char *name, CUdevicept
         void *memory;
         size_t size = ptx_variable(module->image, name, &initial);
         CUresult none = ptx_has_entry(module->image, name) ? INVALID_VALUE : NOT_FOUND;
-        CUresult code = size == 0 ? none : memory_make_device(module->context, size, &memory);
+        CUresult code = size == 0         ? none
+                        : initial == NULL ? OUT_OF_MEMORY
+                                          : memory_make_device(module->context, size, &memory);
+        char *copy = code == OK ? alloc_text(name) : NULL;
+        if (code == OK && copy == NULL) {
+            memory_free_device(memory);
+            code = OUT_OF_MEMORY;
+        }
         if (code == OK) memcpy(memory, initial, size);
         if (size > 0) free(initial);
         if (code != OK) return code;
-        variable = malloc(sizeof *variable);
-        *variable = (struct variable){strdup(name), memory, size, module->variables};
+        variable = alloc_need(sizeof *variable);
+        *variable = (struct variable){copy, memory, size, module->variables};
         module->variables = variable;
     }
     if (out != NULL) *out = (uintptr_t)variable->memory;
@@ -167,6 +190,7 @@ static CUresult get_variable(struct module *module, const char *name, CUdevicept
 EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule handle,
                                      const char *name) {
     ENTER(cuModuleGetGlobal, 0);
+    ;
     struct module *module = object_find(handle, OBJECT_MODULE);
     if (module == NULL) return leave(INVALID_HANDLE);
     if (name == NULL || (out == NULL && bytes == NULL)) return leave(INVALID_VALUE);
@@ -179,13 +203,16 @@ EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule h
 
 static CUresult load_library(CUlibrary *out, const void *image) {
     CUresult code = out == NULL ? INVALID_VALUE : check_image(image);
-    if (code == OK) *out = module_new(OBJECT_LIBRARY, image);
-    return leave(code);
+    if (code != OK) return leave(code);
+    struct module *library = module_new(OBJECT_LIBRARY, image);
+    if (library != NULL) *out = library;
+    return leave(library != NULL ? OK : OUT_OF_MEMORY);
 }
 
 EXPORT CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit, void **jit_values,
                                   unsigned jit_count, int *options, void **values, unsigned count) {
     ENTER(cuLibraryLoadData, UNSAFE);
+    ;
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     return load_library(out, image);
 }
@@ -194,16 +221,18 @@ EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit
                                       unsigned jit_count, int *options, void **values,
                                       unsigned count) {
     ENTER(cuLibraryLoadFromFile, UNSAFE);
+    ;
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-    char *text = read_file(path);
-    if (text == NULL) return leave(FILE_NOT_FOUND);
-    CUresult code = load_library(out, text);
+    char *text;
+    CUresult code = read_file(path, &text);
+    if (code != OK) return leave(code);
+    code = load_library(out, text);
     free(text);
     return code;
 }
 
 EXPORT CUresult cuLibraryUnload(CUlibrary handle) {
-    ENTER(cuLibraryUnload, UNSAFE);
+    ENTER(cuLibraryUnload, UNSAFE | FREES);
     struct module *library = object_find(handle, OBJECT_LIBRARY);
     if (library == NULL) return leave(INVALID_HANDLE);
     unload(library);
@@ -212,6 +241,7 @@ EXPORT CUresult cuLibraryUnload(CUlibrary handle) {
 
 EXPORT CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary handle, const char *name) {
     ENTER(cuLibraryGetKernel, 0);
+    ;
     struct module *library = object_find(handle, OBJECT_LIBRARY);
     if (library == NULL) return leave(INVALID_HANDLE);
     return leave(out == NULL || name == NULL ? INVALID_VALUE : get_function(library, name, out));
@@ -222,6 +252,7 @@ static CUresult load_into(struct module *library, struct context *context) {
         return NOT_SUPPORTED; /* one context per library */
     if (library->loaded == NULL) {
         library->loaded = module_new(OBJECT_MODULE, library->image);
+        if (library->loaded == NULL) return OUT_OF_MEMORY;
         library->loaded->context = context;
         library->loaded->generation = context->generation;
     }
@@ -230,6 +261,7 @@ static CUresult load_into(struct module *library, struct context *context) {
 
 EXPORT CUresult cuLibraryGetModule(CUmodule *out, CUlibrary handle) {
     ENTER(cuLibraryGetModule, 0);
+    ;
     struct module *library = object_find(handle, OBJECT_LIBRARY);
     struct context *context;
     CUresult code = library == NULL ? INVALID_HANDLE
@@ -244,6 +276,7 @@ EXPORT CUresult cuLibraryGetModule(CUmodule *out, CUlibrary handle) {
 EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *out, size_t *bytes, CUlibrary handle,
                                    const char *name) {
     ENTER(cuLibraryGetGlobal, 0);
+    ;
     struct module *library = object_find(handle, OBJECT_LIBRARY);
     struct context *context;
     CUresult code = library == NULL                                  ? INVALID_HANDLE
@@ -256,6 +289,7 @@ EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *out, size_t *bytes, CUlibrary ha
 /* A kernel of a library serves as its function too, as the manual allows for launches. */
 EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) {
     ENTER(cuKernelGetFunction, 0);
+    ;
     if (object_find(kernel, OBJECT_FUNCTION) == NULL) return leave(INVALID_HANDLE);
     *out = kernel;
     return leave(OK);
@@ -371,6 +405,7 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gr
                                unsigned block_z, unsigned shared, CUstream stream,
                                void **parameters, void **extra) {
     ENTER(cuLaunchKernel, ENQUEUES);
+    ;
     CUlaunchConfig config = {
         {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, NULL, 0};
     return launch(&config, function, parameters, extra);
@@ -380,6 +415,7 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gr
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function,
                                  void **parameters, void **extra) {
     ENTER(cuLaunchKernelEx, ENQUEUES);
+    ;
     if (config == NULL) return leave(INVALID_VALUE);
     if (config->attribute_count != 0) return leave(NOT_SUPPORTED);
     return launch(config, function, parameters, extra);

@@ -14,7 +14,7 @@
  * cuGraphKernelNodeGetParams hands them out. */
 void node_tell_kernel(struct node *node) {
     free(node->parameters);
-    node->parameters = malloc(MAX_PARAMETERS * sizeof *node->parameters);
+    node->parameters = alloc_need(MAX_PARAMETERS * sizeof *node->parameters);
     kernel_unpack(node->ops[0], node->parameters);
 }
 
@@ -65,6 +65,7 @@ static CUresult make_copy(struct node *node, const struct copy_params *params, C
     if (code == OK) code = end_of(&params->to, params, &to);
     for (size_t z = 0; code == OK && z < params->depth; z++)
         for (size_t y = 0; code == OK && y < params->height; y++) {
+            if (!alloc_ready()) return OUT_OF_MEMORY;
             struct op *op = op_new(OP_COPY, 0);
             node_add_op(node, op);
             op->u.copy.from = from + (z * params->from.height + y) * params->from.pitch;
@@ -87,6 +88,7 @@ static CUresult make_fill(struct node *node, const struct fill_params *params) {
                   (params->pitch >= params->count * width && params->pitch % width == 0));
     if (code == OK && !valid) code = INVALID_VALUE;
     for (size_t y = 0; code == OK && y < params->height; y++) {
+        if (!alloc_ready()) return OUT_OF_MEMORY;
         struct op *op = op_new(OP_FILL, 0);
         node_add_op(node, op);
         op->u.fill.to = (void *)(uintptr_t)(params->to + y * params->pitch);
@@ -117,6 +119,7 @@ static CUresult make_child(struct node *node, CUgraph handle, int ownership) {
         return INVALID_VALUE;
     if (ownership == 0 && graph_has_memory(graph))
         return NOT_SUPPORTED; /* a graph that allocates cannot be copied */
+    if (ownership == 0 && !graph_has_room(graph)) return OUT_OF_MEMORY;
     node->child = ownership == 1 ? graph : graph_copy(graph, false);
     node->child->owner = node;
     return OK;
@@ -269,6 +272,7 @@ static CUresult add(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, 
 EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                         size_t count, const struct kernel_params *params) {
     ENTER(cuGraphAddKernelNode, 0);
+    ;
     return params == NULL ? leave(INVALID_VALUE)
                           : add(out, graph, before, count,
                                 &(struct node_params){.type = NODE_KERNEL, .u.kernel = *params});
@@ -285,6 +289,7 @@ EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgr
                                      size_t count, const struct copy_params *params,
                                      CUcontext context) {
     ENTER(cuGraphAddMemcpyNode, 0);
+    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params node = copy_node_params(params, context);
     return add(out, graph, before, count, &node);
@@ -302,6 +307,7 @@ EXPORT CUresult cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgr
                                      size_t count, const struct fill_params *params,
                                      CUcontext context) {
     ENTER(cuGraphAddMemsetNode, 0);
+    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params node = fill_node_params(params, context);
     return add(out, graph, before, count, &node);
@@ -318,6 +324,7 @@ struct node_params host_node_params(const struct host_params *params) {
 EXPORT CUresult cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                    size_t count, const struct host_params *params) {
     ENTER(cuGraphAddHostNode, 0);
+    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params node = host_node_params(params);
     return add(out, graph, before, count, &node);
@@ -326,6 +333,7 @@ EXPORT CUresult cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgrap
 EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                          size_t count, CUgraph child) {
     ENTER(cuGraphAddChildGraphNode, 0);
+    ;
     return add(out, graph, before, count,
                &(struct node_params){.type = NODE_CHILD, .u.child = {child, 0}});
 }
@@ -333,12 +341,14 @@ EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const 
 EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                     size_t count) {
     ENTER(cuGraphAddEmptyNode, 0);
+    ;
     return add(out, graph, before, count, &(struct node_params){.type = NODE_EMPTY});
 }
 
 EXPORT CUresult cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph graph,
                                           const CUgraphNode *before, size_t count, CUevent event) {
     ENTER(cuGraphAddEventRecordNode, 0);
+    ;
     return add(out, graph, before, count,
                &(struct node_params){.type = NODE_RECORD_EVENT, .u.event = {event, NULL, NULL}});
 }
@@ -346,6 +356,7 @@ EXPORT CUresult cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph graph,
 EXPORT CUresult cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                         size_t count, CUevent event) {
     ENTER(cuGraphAddEventWaitNode, 0);
+    ;
     return add(out, graph, before, count,
                &(struct node_params){.type = NODE_WAIT_EVENT, .u.event = {event, NULL, NULL}});
 }
@@ -353,6 +364,7 @@ EXPORT CUresult cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph graph, const C
 EXPORT CUresult cuGraphAddBatchMemOpNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                          size_t count, const struct words_params *params) {
     ENTER(cuGraphAddBatchMemOpNode, 0);
+    ;
     return params == NULL ? leave(INVALID_VALUE)
                           : add(out, graph, before, count,
                                 &(struct node_params){.type = NODE_WORDS, .u.words = *params});
@@ -361,6 +373,7 @@ EXPORT CUresult cuGraphAddBatchMemOpNode(CUgraphNode *out, CUgraph graph, const 
 EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                        size_t count, struct alloc_params *params) {
     ENTER(cuGraphAddMemAllocNode, 0);
+    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params node = {.type = NODE_ALLOC, .u.alloc = *params};
     CUresult code = add(out, graph, before, count, &node);
@@ -371,6 +384,7 @@ EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CU
 EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                       size_t count, CUdeviceptr address) {
     ENTER(cuGraphAddMemFreeNode, 0);
+    ;
     return add(out, graph, before, count,
                &(struct node_params){.type = NODE_FREE, .u.free = address});
 }
@@ -383,6 +397,7 @@ bool node_params_valid(const struct node_params *params) {
 EXPORT CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                size_t count, const struct node_params *params) {
     ENTER(cuGraphAddNode, 0);
+    ;
     return node_params_valid(params) ? add(out, graph, before, count, params)
                                      : leave(INVALID_VALUE);
 }
@@ -391,6 +406,7 @@ EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraph
                                   const void *edges, size_t count,
                                   const struct node_params *params) {
     ENTER(cuGraphAddNode, 0);
+    ;
     return node_params_valid(params) ? add_with(out, graph, before, edges, count, params)
                                      : leave(INVALID_VALUE);
 }
@@ -409,6 +425,7 @@ static CUresult get_params(CUgraphNode handle, int type, struct node_params *out
 #define GETTERS(call, kind, type, field, bytes)                                                    \
     EXPORT CUresult call(CUgraphNode node, kind *out) {                                            \
         ENTER(call, 0);                                                                            \
+        ;                                                                                          \
         struct node_params params;                                                                 \
         CUresult code = get_params(node, type, &params, out);                                      \
         if (code == OK) memcpy(out, &params.u.field, bytes);                                       \
@@ -428,6 +445,7 @@ GETTERS(cuGraphBatchMemOpNodeGetParams, struct words_params, NODE_WORDS, words, 
 
 EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, struct kernel_params *out) {
     ENTER(cuGraphKernelNodeGetParams, 0);
+    ;
     struct node_params params;
     CUresult code = get_params(node, NODE_KERNEL, &params, out);
     if (code == OK) *out = params.u.kernel;
@@ -436,6 +454,7 @@ EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, struct kernel_pa
 
 EXPORT CUresult cuGraphNodeGetParams(CUgraphNode node, struct node_params *out) {
     ENTER(cuGraphNodeGetParams, 0);
+    ;
     struct node_params params;
     CUresult code = get_params(node, -1, &params, out);
     if (code == OK) *out = params;
@@ -457,6 +476,7 @@ static CUresult set(CUgraphNode handle, const struct node_params *params) {
 EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node,
                                               const struct kernel_params *params) {
     ENTER(cuGraphKernelNodeSetParams, 0);
+    ;
     return params == NULL
                ? leave(INVALID_VALUE)
                : set(node, &(struct node_params){.type = NODE_KERNEL, .u.kernel = *params});
@@ -470,6 +490,7 @@ static CUcontext context_of(CUgraphNode handle) {
 
 EXPORT CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const struct copy_params *params) {
     ENTER(cuGraphMemcpyNodeSetParams, 0);
+    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = copy_node_params(params, context_of(node));
     return set(node, &all);
@@ -477,6 +498,7 @@ EXPORT CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const struct copy_p
 
 EXPORT CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const struct fill_params *params) {
     ENTER(cuGraphMemsetNodeSetParams, 0);
+    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = fill_node_params(params, context_of(node));
     return set(node, &all);
@@ -484,6 +506,7 @@ EXPORT CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const struct fill_p
 
 EXPORT CUresult cuGraphHostNodeSetParams(CUgraphNode node, const struct host_params *params) {
     ENTER(cuGraphHostNodeSetParams, 0);
+    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = host_node_params(params);
     return set(node, &all);
@@ -491,12 +514,14 @@ EXPORT CUresult cuGraphHostNodeSetParams(CUgraphNode node, const struct host_par
 
 EXPORT CUresult cuGraphEventRecordNodeSetEvent(CUgraphNode node, CUevent event) {
     ENTER(cuGraphEventRecordNodeSetEvent, 0);
+    ;
     return set(node,
                &(struct node_params){.type = NODE_RECORD_EVENT, .u.event = {event, NULL, NULL}});
 }
 
 EXPORT CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event) {
     ENTER(cuGraphEventWaitNodeSetEvent, 0);
+    ;
     return set(node,
                &(struct node_params){.type = NODE_WAIT_EVENT, .u.event = {event, NULL, NULL}});
 }
@@ -504,6 +529,7 @@ EXPORT CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event) {
 EXPORT CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode node,
                                                const struct words_params *params) {
     ENTER(cuGraphBatchMemOpNodeSetParams, 0);
+    ;
     return params == NULL
                ? leave(INVALID_VALUE)
                : set(node, &(struct node_params){.type = NODE_WORDS, .u.words = *params});
@@ -511,5 +537,6 @@ EXPORT CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode node,
 
 EXPORT CUresult cuGraphNodeSetParams(CUgraphNode node, const struct node_params *params) {
     ENTER(cuGraphNodeSetParams, 0);
+    ;
     return node_params_valid(params) ? set(node, params) : leave(INVALID_VALUE);
 }

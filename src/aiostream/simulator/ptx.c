@@ -11,8 +11,8 @@ static bool in_word(char c) {
 }
 
 char *ptx_copy(const char *text) {
-    char *copy = strdup(text);
-    for (char *at = copy; *at != 0; at++) {
+    char *copy = alloc_text(text);
+    for (char *at = copy; copy != NULL && *at != 0; at++) {
         bool line = at[0] == '/' && at[1] == '/', block = at[0] == '/' && at[1] == '*';
         const char *end = line ? strchr(at, '\n') : block ? strstr(at + 2, "*/") : at;
         if (end == NULL) end = at + strlen(at);
@@ -193,7 +193,8 @@ size_t ptx_variable(const char *text, const char *name, unsigned char **initial)
             continue;
         for (; *after == '['; after += strcspn(after, "]") + 1)
             bytes *= strtoull(after + 1, NULL, 0);
-        *initial = calloc(1, bytes + 1);
+        *initial = bytes < SIZE_MAX ? alloc_try(bytes + 1) : NULL;
+        if (*initial == NULL) return bytes;
         const char *equals = memchr(after, '=', (size_t)(end - after));
         if (equals != NULL && width <= 8) put_values(equals, end, width, letter, *initial, bytes);
         return bytes;

@@ -42,7 +42,7 @@ static void insert(struct stream *stream) {
     if (device->request_count == device->request_space) {
         device->request_space = device->request_space ? device->request_space * 2 : 64;
         device->requests =
-            realloc(device->requests, device->request_space * sizeof *device->requests);
+            alloc_more(device->requests, device->request_space * sizeof *device->requests);
     }
     size_t i = device->request_count++;
     for (; i > 0 && date(device->requests[i - 1]) > date(stream); i--)

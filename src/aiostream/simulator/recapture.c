@@ -17,7 +17,7 @@ struct recapture {
 enum { ELIGIBLE = 0, INELIGIBLE = 1 };
 
 struct recapture *recapture_new(CUrecaptureFn function, void *user_data) {
-    struct recapture *recapture = calloc(1, sizeof *recapture);
+    struct recapture *recapture = alloc_need(sizeof *recapture);
     recapture->function = function;
     recapture->user_data = user_data;
     return recapture;

@@ -20,6 +20,9 @@ static struct op *row_of(const struct op *pattern, bool snapshot) {
 
 static CUresult enqueue_rows(struct stream *stream, struct node *node, bool wait) {
     CUresult code = enqueue_room(stream, LAUNCH_DEPTH);
+    size_t row =
+        node->op_count > 0 && node->ops[0]->kind == OP_COPY ? node->ops[0]->u.copy.bytes : 0;
+    if (code == OK && !alloc_has(node->op_count, sizeof(struct op) + row)) code = OUT_OF_MEMORY;
     bool pageable_to = false;
     for (size_t i = 0; code == OK && i < node->op_count; i++) {
         const struct op *pattern = node->ops[i];
@@ -78,26 +81,31 @@ static CUresult copy_2d(CUstream stream, const struct copy_params_2d *params, bo
 
 CUresult on_cuMemcpy2D_v2(CUstream stream, const struct copy_params_2d *params) {
     ENTER(cuMemcpy2D, UNSAFE);
+    ;
     return copy_2d(stream, params, true);
 }
 
 CUresult on_cuMemcpy2DUnaligned_v2(CUstream stream, const struct copy_params_2d *params) {
     ENTER(cuMemcpy2DUnaligned, UNSAFE);
+    ;
     return copy_2d(stream, params, true);
 }
 
 CUresult on_cuMemcpy3D_v2(CUstream stream, const struct copy_params *params) {
     ENTER(cuMemcpy3D, UNSAFE);
+    ;
     return copy(stream, params, true);
 }
 
 EXPORT CUresult cuMemcpy2DAsync_v2(const struct copy_params_2d *params, CUstream stream) {
     ENTER(cuMemcpy2DAsync, ENQUEUES);
+    ;
     return copy_2d(stream, params, false);
 }
 
 EXPORT CUresult cuMemcpy3DAsync_v2(const struct copy_params *params, CUstream stream) {
     ENTER(cuMemcpy3DAsync, ENQUEUES);
+    ;
     return copy(stream, params, false);
 }
 
@@ -115,6 +123,7 @@ static CUresult fill(CUstream stream, CUdeviceptr to, size_t pitch, unsigned val
     CUresult on_##name##_v2(CUstream stream, CUdeviceptr to, size_t pitch, type value,             \
                             size_t count, size_t height) {                                         \
         ENTER(name, UNSAFE);                                                                       \
+        ;                                                                                          \
         return fill(stream, to, pitch, value, width, count, height, true);                         \
     }                                                                                              \
     EXPORT CUresult name##Async(CUdeviceptr to, size_t pitch, type value, size_t count,            \

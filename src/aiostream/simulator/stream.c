@@ -79,7 +79,7 @@ static struct stream *per_thread_stream(struct context *context) {
             return stream;
     }
     thread_register();
-    me.streams = realloc(me.streams, (me.stream_count + 1) * sizeof *me.streams);
+    me.streams = alloc_more(me.streams, (me.stream_count + 1) * sizeof *me.streams);
     struct stream *stream = stream_make(context, 0, 0);
     me.streams[me.stream_count].stream = stream;
     me.streams[me.stream_count++].id = stream->id;
@@ -155,16 +155,18 @@ static CUresult create(CUstream *out, unsigned flags, int priority) {
 
 EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags) {
     ENTER(cuStreamCreate, 0);
+    ;
     return create(out, flags, 0);
 }
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
     ENTER(cuStreamCreateWithPriority, 0);
+    ;
     return create(out, flags, priority);
 }
 
 EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
-    ENTER(cuStreamDestroy, 0);
+    ENTER(cuStreamDestroy, FREES);
     struct stream *stream = object_find(handle, OBJECT_STREAM);
     if (stream == NULL) return leave(INVALID_HANDLE);
     destroy(stream);
@@ -173,6 +175,7 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
 
 EXPORT CUresult cuStreamGetPriority(CUstream handle, int *out) {
     ENTER(cuStreamGetPriority, 0);
+    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) *out = stream->attributes.priority;
@@ -181,6 +184,7 @@ EXPORT CUresult cuStreamGetPriority(CUstream handle, int *out) {
 
 EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *out) {
     ENTER(cuStreamGetFlags, 0);
+    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) code = capture_forbids_question(stream);
@@ -190,6 +194,7 @@ EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *out) {
 
 EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *out) {
     ENTER(cuStreamGetId, 0);
+    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) code = capture_forbids_question(stream);
@@ -199,6 +204,7 @@ EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *out) {
 
 EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *out) {
     ENTER(cuStreamGetDevice, 0);
+    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) code = capture_forbids_question(stream);
@@ -208,6 +214,7 @@ EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *out) {
 
 EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *out, void **green) {
     ENTER(cuStreamGetCtx, 0);
+    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) {
@@ -224,6 +231,7 @@ EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out) {
 /* No stream here has a green context. */
 EXPORT CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *out) {
     ENTER(cuStreamGetGreenCtx, 0);
+    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) *out = NULL;
@@ -233,7 +241,7 @@ EXPORT CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *out) {
 EXPORT CUresult cuStreamQuery(CUstream handle) {
     if (atomic_load(&sim.forked))
         return OK; /* so the H200 answers in a forked child, where nearly all else is 3 */
-    ENTER(cuStreamQuery, HOST_NOT_READY);
+    ENTER(cuStreamQuery, HOST_NOT_READY | FREES);
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
     if (code == OK) code = capture_forbids_query(stream);
@@ -244,7 +252,7 @@ EXPORT CUresult cuStreamQuery(CUstream handle) {
 EXPORT CUresult cuStreamSynchronize(CUstream handle) {
     if (atomic_load(&sim.forked))
         return OK; /* so the H200 answers in a forked child, where nearly all else is 3 */
-    ENTER(cuStreamSynchronize, 0);
+    ENTER(cuStreamSynchronize, FREES);
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
     if (code == OK) code = capture_forbids_query(stream);
@@ -269,6 +277,7 @@ static CUresult submit(CUstream handle, struct op *op, int node_type) {
 EXPORT CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *user_data,
                                     unsigned sync_mode) {
     ENTER(cuLaunchHostFunc, ENQUEUES);
+    ;
     if (function == NULL || sync_mode > 1) return leave(INVALID_VALUE);
     struct op *op = op_new(OP_HOST, 0);
     op->u.host.host = function;
@@ -283,6 +292,7 @@ EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_
 EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *user_data,
                                     unsigned flags) {
     ENTER(cuStreamAddCallback, ENQUEUES);
+    ;
     struct stream *stream;
     CUresult code = callback == NULL || flags != 0 ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK && stream->capture != NULL) code = capture_unsupported(stream);
@@ -309,6 +319,7 @@ static bool can_attach(const struct stream *stream, CUdeviceptr address, size_t 
 EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes,
                                        unsigned flags) {
     ENTER(cuStreamAttachMemAsync, ENQUEUES);
+    ;
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
     if (code == OK && !can_attach(stream, address, bytes, flags)) code = INVALID_VALUE;

@@ -114,6 +114,7 @@ static bool valid(unsigned count) { return count > 0 && count <= INT_MAX; }
 EXPORT CUresult cuUserObjectCreate(CUuserObject *out, void *pointer, CUhostFn destroy,
                                    unsigned count, unsigned flags) {
     ENTER(cuUserObjectCreate, 0);
+    ;
     /* CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, the only one */
     if (out == NULL || destroy == NULL || !valid(count) || flags != 1) return leave(INVALID_VALUE);
     struct user_object *object = object_new(OBJECT_USER, sizeof *object);
@@ -126,6 +127,7 @@ EXPORT CUresult cuUserObjectCreate(CUuserObject *out, void *pointer, CUhostFn de
 
 EXPORT CUresult cuUserObjectRetain(CUuserObject handle, unsigned count) {
     ENTER(cuUserObjectRetain, 0);
+    ;
     struct user_object *object = object_find(handle, OBJECT_USER);
     if (object == NULL || !valid(count))
         return leave(object == NULL ? INVALID_HANDLE : INVALID_VALUE);
@@ -136,7 +138,7 @@ EXPORT CUresult cuUserObjectRetain(CUuserObject handle, unsigned count) {
 
 /* To release what belongs to a graph is undefined by the manual, and here an error. */
 EXPORT CUresult cuUserObjectRelease(CUuserObject handle, unsigned count) {
-    ENTER(cuUserObjectRelease, 0);
+    ENTER(cuUserObjectRelease, FREES);
     struct user_object *object = object_find(handle, OBJECT_USER);
     if (object == NULL || !valid(count) || count > object->owned)
         return leave(object == NULL ? INVALID_HANDLE : INVALID_VALUE);
@@ -160,13 +162,14 @@ static void hold(struct graph *graph, struct user_object *object, unsigned count
         return;
     }
     graph->holdings =
-        realloc(graph->holdings, (graph->holding_count + 1) * sizeof *graph->holdings);
+        alloc_more(graph->holdings, (graph->holding_count + 1) * sizeof *graph->holdings);
     graph->holdings[graph->holding_count++] = (struct holding){object, count};
 }
 
 EXPORT CUresult cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count,
                                         unsigned flags) {
     ENTER(cuGraphRetainUserObject, 0);
+    ;
     struct graph *graph = object_find(graph_handle, OBJECT_GRAPH);
     struct user_object *object = object_find(handle, OBJECT_USER);
     bool move = flags == 1;
@@ -181,7 +184,7 @@ EXPORT CUresult cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handl
 
 EXPORT CUresult cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject handle,
                                          unsigned count) {
-    ENTER(cuGraphReleaseUserObject, 0);
+    ENTER(cuGraphReleaseUserObject, FREES);
     struct graph *graph = object_find(graph_handle, OBJECT_GRAPH);
     struct user_object *object = object_find(handle, OBJECT_USER);
     if (graph == NULL || object == NULL) return leave(INVALID_HANDLE);
