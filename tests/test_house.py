@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -200,6 +201,21 @@ def test_native_files_include_downwards_only() -> None:
             if included != path.stem and NATIVE_FLOORS[included] >= NATIVE_FLOORS[path.stem]:
                 wrong.append(f"{path.name} includes {included}.h")
     assert not wrong
+
+
+def test_drawings_of_the_design_are_current() -> None:
+    script = TESTS.parent / "docs" / "make_graphs.py"
+    if not script.exists():
+        pytest.skip("the documents are not beside the tests")
+    made = runpy.run_path(str(script))
+    assert made["PAGE"].read_text() == made["page"](), "run python docs/make_graphs.py"
+    assert "_driver" in made["python_imports"]()["_process"]
+    assert "base" in made["native_includes"]()["failures"]
+    assert made["reduced"]({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {
+        "a": {"b"},
+        "b": {"c"},
+        "c": set(),
+    }
 
 
 def test_c_is_formatted() -> None:
