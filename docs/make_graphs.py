@@ -42,7 +42,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
         yield from parts[1:2] or [alias.name for alias in node.names]
     elif isinstance(node, ast.Import):
         names = [alias.name.split(".") for alias in node.names]
-        yield from ((parts + ["__init__"])[1] for parts in names if parts[0] == "aiostream")
+        yield from ([*parts, "__init__"][1] for parts in names if parts[0] == "aiostream")
     for child in ast.iter_child_nodes(node):
         yield from _imported(child)
 
