@@ -26,8 +26,8 @@ static const int64_t MICROSECOND = 1000, MILLISECOND = 1000000, SECOND = 1000000
 
 static void pause_for(int64_t time) { nanosleep(&(struct timespec){.tv_nsec = time}, NULL); }
 
-/* What a helper stream waits for: a user's event as it was then, and before that all earlier items.
- */
+/* What a helper stream waits for: a user's event as it was then, and before that all earlier
+ * items. */
 struct item {
     _Atomic uint64_t awaited;
     _Atomic(struct item *) previous;
@@ -72,8 +72,8 @@ static _Atomic int64_t item_count;
 
 static bool is_regular(struct stream *stream) { return relaxed_load(&stream->periods[0]) != 0; }
 
-/* In one word, so that works that are enqueued at once have the same order by number and by time.
- */
+/* In one word, so that works that are enqueued at once have the same order by number and by
+ * time. */
 enum { DUE_BITS = 36 };
 static int64_t first_time; /* us */
 static int64_t now_us(void) { return now_ns() / 1000 - first_time; }

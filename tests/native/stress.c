@@ -149,8 +149,8 @@ static void *janitor(void *argument) {
     }
 }
 
-/* Stands for the watcher, which is the only one to call points_fail, and calls it much more often.
- */
+/* Stands for the watcher, which is the only one to call points_fail, and calls it much more
+ * often. */
 static void *failing(void *unused) {
     (void)unused;
     seed_thread(5, 5);

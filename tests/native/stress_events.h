@@ -93,8 +93,8 @@ static void recorded_during_a_poll(struct queue *queue) {
     printf("poll: a record during a poll does not end the wait\n");
 }
 
-/* Two threads record one event: each of them must find the waits for what it had recorded before.
- */
+/* Two threads record one event: each of them must find the waits for what it had recorded
+ * before. */
 static void recorded_twice_at_once(struct queue *queue) {
     for (int i = 0; i < 2; i++) {
         struct wait *wait = begin_meanwhile(queue);

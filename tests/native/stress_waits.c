@@ -274,8 +274,8 @@ static void guard(void) {
            (long long)(least / 1000));
 }
 
-/* Two lengths in turn, on two lists of one history: a long wait is handed back at each of the two.
- */
+/* Two lengths in turn, on two lists of one history: a long wait is handed back at each of the
+ * two. */
 static void alternate(struct queue *queue) {
     static struct stream regular[2];
     struct shared_history *history = shared_history_new();

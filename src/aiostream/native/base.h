@@ -59,8 +59,8 @@ bool context_is_gone(void *context, uint64_t identity);
 /* Runs a few driver calls so that they can disturb nobody's capture: every query of ours happens
  * between these two. */
 static inline int relaxed_enter(void) {
-    /* CU_STREAM_CAPTURE_MODE_RELAXED; THREAD_LOCAL is not enough on a thread that itself captures
-     */
+    /* CU_STREAM_CAPTURE_MODE_RELAXED; THREAD_LOCAL is not enough on a thread that itself
+     * captures */
     int mode = 2;
     return driver.exchange_capture_mode(&mode) == 0 ? mode : -1;
 }

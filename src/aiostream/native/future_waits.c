@@ -108,8 +108,8 @@ bool wait_take_future(struct wait *wait, uint64_t ticket) {
     if (wait->next_polled) wait->next_polled->previous_polled = wait->previous_polled;
     else polled->last = wait->previous_polled;
     removed(polled, wait);
-    /* how early the loop has to wake is learnt from the task's first poll, which comes a turn later
-     */
+    /* how early the loop has to wake is learnt from the task's first poll, which comes a turn
+     * later */
     wait->first_poll_due = true;
     wait->first_poll = 0;
     take(wait);

@@ -1,8 +1,7 @@
 /* The Python face of the native part: `aiostream._native`. Limited API, so that one wheel serves
  * every Python >= 3.11. Every function here releases the GIL round a driver call; the driver's
  * threads come to Python only through python_dispatch() of module_process.c, for the user's own
- * Python host functions.
- */
+ * Python host functions. */
 #include "module.h"
 
 #include <errno.h>

@@ -16,8 +16,8 @@ struct context *as_context(int index);
 /* takes the number; false: with an exception set */
 bool append_number(PyObject *list, PyObject *number);
 
-/* Pins a handle, and makes one driver call on it, without the GIL, in its context, under RELAXED.
- */
+/* Pins a handle, and makes one driver call on it, without the GIL, in its context, under
+ * RELAXED. */
 typedef int (*handle_operation)(struct handle *, void *argument);
 int operate(struct handle *, handle_operation, void *argument);
 /* The same, if the caller has pinned the handle. */

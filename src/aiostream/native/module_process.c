@@ -1,6 +1,5 @@
 /* What the native part has once per process, as Python sees it: the driver's addresses, the
- * watcher, the exit gate and the mark of a forked child.
- */
+ * watcher, the exit gate and the mark of a forked child. */
 #include "module.h"
 
 #include <errno.h>

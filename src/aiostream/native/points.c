@@ -37,24 +37,25 @@ enum {
 enum { SLOT_BITS = 24, CHUNK_SLOTS = 1024, MAX_CHUNKS = (1 << SLOT_BITS) / CHUNK_SLOTS };
 
 struct slot {
-    struct queue_entry entry; /* first, because a queue knows a slot by it. Its link belongs to the
-                                 thread that set QUEUED until the consumer has taken the stack; on
-                                 the free list it is under table_lock */
-    _Atomic uint64_t word;    /* any thread, by compare-and-swap as drawn above */
+    /* first, because a queue knows a slot by it. Its link belongs to the thread that set QUEUED
+     * until the consumer has taken the stack; on the free list it is under table_lock */
+    struct queue_entry entry;
+    _Atomic uint64_t word; /* any thread, by compare-and-swap as drawn above */
     _Atomic(struct queue *)
         queue; /* written by reserve, constant until the slot is free again; a stale firing may read
                   it at any time, but uses it only if its transition succeeds */
     _Atomic(struct context *) context; /* likewise */
-    /* these three are written before the slot is armed; read by its own firing; KIND_FOREIGN only
-     */
+    /* these three are written before the slot is armed; read by its own firing; KIND_FOREIGN
+     * only */
     host_function foreign;
     void *foreign_data;
     int sync_mode;               /* of cuLaunchHostFunc_v2; -1 leaves it to the driver */
     _Atomic int64_t fire_status; /* written by the one that sets FIRED, before it pushes */
     _Atomic int fail_status;     /* written by the watcher before it sets FAILED */
     uint32_t index;
-    _Atomic uint8_t kind; /* written before the slot is armed; points_fail may read it at any time,
-                             and is proved right by its transition */
+    /* written before the slot is armed; points_fail may read it at any time, and is proved right by
+     * its transition */
+    _Atomic uint8_t kind;
 };
 
 /* free list and growth; never held across a driver call */
@@ -455,8 +456,8 @@ static bool consume(struct slot *slot, emit_function emit, void *argument) {
         consumer_release(slot);
         return true;
     }
-    /* Failed by the watcher. If it fires or is disarmed before the transition, that is seen there.
-     */
+    /* Failed by the watcher. If it fires or is disarmed before the transition, that is seen
+     * there. */
     if (!(before & DISARMED) && !emit(argument, ticket, slot->fail_status, false)) return false;
     if (!transition(slot, ticket, QUEUED, FIRED | DISARMED, QUEUED, 0, &before)) {
         if (!(atomic_load(&slot->word) & DISARMED) &&
@@ -535,7 +536,7 @@ static int64_t count_pending(bool captured_only) {
     return pending;
 }
 
-/* Counted slot by slot, and not from the counters, so that the ledger checks one against the other.
- */
+/* Counted slot by slot, and not from the counters, so that the ledger checks one against the
+ * other. */
 int64_t points_pending(void) { return count_pending(false); }
 int64_t points_captured(void) { return count_pending(true); }

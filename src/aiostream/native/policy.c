@@ -95,8 +95,8 @@ enum {
     /* up to so many lists each is polled just when it is due, if its look is exact */
     EXACT_LISTS = 8,
     FEW_LISTS = 2, /* with more, the others are polled together */
-    /* a busy loop's waits are looked at so often in each of its turns ("server: 128 connections")
-     */
+    /* a busy loop's waits are looked at so often in each of its turns ("server: 128
+     * connections") */
     LAG_SHARE = 8,
 };
 
@@ -151,8 +151,8 @@ static struct window window_of(const struct history *history, int64_t low, int64
     return window;
 }
 
-/* Lengths that agree by chance are no cluster: the more lengths are known, the more have to agree.
- */
+/* Lengths that agree by chance are no cluster: the more lengths are known, the more have to
+ * agree. */
 static int enough(int known) { return known >= 16 ? 4 : known >= 8 ? 3 : 2; }
 
 static void predict(struct history *history) {

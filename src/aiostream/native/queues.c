@@ -1,5 +1,5 @@
-/* Completion queues: what has arrived for a loop, pushed by any thread, taken whole by the loop's.
- */
+/* Completion queues: what has arrived for a loop, pushed by any thread, taken whole by the
+ * loop's. */
 #include "queues.h"
 
 #include <errno.h>

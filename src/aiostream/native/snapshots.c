@@ -17,8 +17,8 @@
 #include "helper_streams.h"
 
 struct snapshot {
-    /* under snapshot_lock, as handle_attachment(): the waits on it, and a record that replaces it
-     */
+    /* under snapshot_lock, as handle_attachment(): the waits on it, and a record that replaces
+     * it */
     int64_t refs;
     _Atomic(void *) event;
     /* threads that use the user's event, or are about to see that another one stands in */

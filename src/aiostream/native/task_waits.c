@@ -89,8 +89,8 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     return plan.stage;
 }
 
-/* Decides what comes next for a task's wait that was not over at `now`; false: the task polls on.
- */
+/* Decides what comes next for a task's wait that was not over at `now`; false: the task polls
+ * on. */
 static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
     uint64_t ticket = 0;
     if (wait->future ? wait_task_polls_on(wait, &ticket)

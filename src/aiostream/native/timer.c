@@ -1,7 +1,6 @@
 /* Alarms: for the waits that are left alone until shortly before their expected end, a timer that
  * their own loop watches. One wake-up in place of three: the watcher need not be told of them, nor
- * wake, nor wake the loop.
- */
+ * wake, nor wake the loop. */
 #include "timer.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
-/* Waits: the end of a stream's work, or of what a user's event has recorded, and how it is noticed.
- */
+/* Waits: the end of a stream's work, or of what a user's event has recorded, and how it is
+ * noticed. */
 #ifndef AIOSTREAM_WAITS_H
 #define AIOSTREAM_WAITS_H
 
@@ -7,8 +7,8 @@
 #include "points.h"
 #include "policy.h"
 
-/* A status with this bit is the address of a wait that is handed back to its task: the end is near.
- */
+/* A status with this bit is the address of a wait that is handed back to its task: the end is
+ * near. */
 #define STATUS_HANDED_BACK (1ll << 62)
 struct wait;
 static inline struct wait *wait_handed_back(int64_t status) { /* NULL: it is some other status */

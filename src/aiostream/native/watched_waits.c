@@ -187,8 +187,8 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         }
         if (!is_wanted(list)) return start + policy_unwanted(age);
         list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
-        /* A dropped wait has no task to which it could be handed back, and a future never had one.
-         */
+        /* A dropped wait has no task to which it could be handed back, and a future never had
+         * one. */
         struct plan plan = policy_plan(&wait->forecast->prediction, age, &load,
                                        wait->ticket && !wait->future ? wait->mode : WAIT_EVENT);
         if (plan.stage == STAGE_WATCHER) {
@@ -279,8 +279,8 @@ int64_t waits_poll(int64_t now) {
             deactivate(list);
         } else {
             if (list->next_poll < next[!list->exact]) next[!list->exact] = list->next_poll;
-            /* A pass before the list's own look would find nothing to do, and come again at once.
-             */
+            /* A pass before the list's own look would find nothing to do, and come again at
+             * once. */
             int64_t bound = list->latest > list->next_poll ? list->latest : list->next_poll;
             if (bound < latest) latest = bound;
             if (list->loop_lag < loop_lag) loop_lag = list->loop_lag;

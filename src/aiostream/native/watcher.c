@@ -1,6 +1,5 @@
 /* The watcher: one native thread that polls the events of waits, and reads the health of each
- * context while anything is pending.
- */
+ * context while anything is pending. */
 #define _GNU_SOURCE
 #include "watcher.h"
 

@@ -1,5 +1,5 @@
-/* The watcher: one native thread that polls the events of waits, and reads the health of contexts.
- */
+/* The watcher: one native thread that polls the events of waits, and reads the health of
+ * contexts. */
 #ifndef AIOSTREAM_WATCHER_H
 #define AIOSTREAM_WATCHER_H
 

@@ -279,8 +279,8 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return leave(code);
 }
 
-/* Only the three limits that mean something without a GPU; they are remembered and have no effect.
- */
+/* Only the three limits that mean something without a GPU; they are remembered and have no
+ * effect. */
 EXPORT CUresult cuCtxGetLimit(size_t *out, int limit) {
     ENTER(cuCtxGetLimit, 0);
     ;

@@ -29,8 +29,8 @@ static void delay(uint64_t ns) {
 CUresult enter(enum call_id id, unsigned rules) {
     struct call *call = &calls[id];
     unsigned long nth = atomic_fetch_add_explicit(&call->count, 1, memory_order_relaxed) + 1;
-    /* In a forked child our threads do not exist and the lock may be held for ever by one of them.
-     */
+    /* In a forked child our threads do not exist and the lock may be held for ever by one of
+     * them. */
     if (atomic_load_explicit(&sim.forked, memory_order_relaxed) && !(rules & PURE))
         return NOT_INITIALIZED;
     if (atomic_load_explicit(&call->faults, memory_order_relaxed) != 0) {

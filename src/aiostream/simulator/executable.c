@@ -87,8 +87,8 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph,
     return leave(flags & UPLOAD ? INVALID_VALUE : instantiate(out, graph, flags, &result));
 }
 
-/* A node of a cycle, to be named: one that the others of its graph cannot be put in order without.
- */
+/* A node of a cycle, to be named: one that the others of its graph cannot be put in order
+ * without. */
 static struct node *offender(struct graph *graph) {
     struct node **order = alloc_need((graph->node_count + 1) * sizeof *order), *found = NULL;
     if (!graph_order(graph, order) && graph->node_count > 0) {

@@ -1,7 +1,6 @@
 /* Launching executables: their nodes are laid out on the launch's stream and on hidden streams
  * beside it, as a capture that forks and joins would have had it. So everything that holds for
- * streams, faults and hardware queues included, holds for graphs.
- */
+ * streams, faults and hardware queues included, holds for graphs. */
 #include "driver.h"
 
 #include "api.h"

@@ -48,8 +48,8 @@ static CUresult end_of(const struct copy_end *end, const struct copy_params *par
     return base != NULL ? OK : INVALID_VALUE;
 }
 
-/* A device's memory must be there; a host pointer is trusted unless it lies in memory that we know.
- */
+/* A device's memory must be there; a host pointer is trusted unless it lies in memory that we
+ * know. */
 static CUresult check_end(const struct copy_end *end, const char *at, size_t bytes, bool *known) {
     *known = find_allocation(at) != NULL;
     if (!*known) return end->type == 2 ? INVALID_VALUE : OK;
