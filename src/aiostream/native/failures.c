@@ -32,19 +32,19 @@ const struct fatal_code fatal_codes[] = {
     {0, NULL},
 };
 
-/* a leaf; guards all of these, but the last two */
+/* a leaf; it guards all of these but the last two */
 static pthread_mutex_t failure_lock = PTHREAD_MUTEX_INITIALIZER;
-/* by the place in the table: what first answered it; "": not met */
+/* the call that first answered a code, by the code's place in the table; "": not met */
 static char calls[MAX_FATAL_CODES][48];
-/* a bit for each that failure_take has yet to give */
-static uint32_t untold;
+/* a bit for each code that failure_take has yet to give */
+static uint32_t unreported;
 static struct {
-    pid_t process; /* that asked for it, and not one that it has forked; 0: nobody has */
+    pid_t process; /* The process that asked for it. A process that it forks has not. 0: none. */
     int status, signal;
     int64_t grace_ns;
 } ending;
 static bool has_begun_to_end;
-static void (*_Atomic told)(void);
+static void (*_Atomic failure_listener)(void);
 static _Atomic int watching;
 
 static int place_of(int code) {
@@ -60,7 +60,7 @@ bool failure_is_of_process(int code) {
 
 /* --- the end --- */
 
-static const int64_t LINE_NS = 300000000; /* for the line on stderr */
+static const int64_t LINE_NS = 300000000; /* so long the process waits for stderr */
 static int64_t grace_left_ns;             /* written before its thread is made */
 static int final_status;
 
@@ -73,8 +73,8 @@ static void *end_after_grace(void *unused) {
     _exit(final_status);
 }
 
-/* A thread of its own, because every other thread of the process may hang in the driver, or wait
- * for one that does. */
+/* It needs a thread of its own, because every other thread of the process may hang in the driver,
+ * or wait for one that hangs. */
 static bool begin_grace(int64_t grace_ns, int status) {
     grace_left_ns = grace_ns;
     final_status = status;
@@ -94,20 +94,21 @@ static void say(int place, const char *call, int status, int64_t grace_ns) {
                           call, fatal_codes[place].name, fatal_codes[place].code, (long)getpid(),
                           when, status);
     if (length >= (int)sizeof line) length = sizeof line - 1;
-    /* The process must also end when stderr is a full pipe that no process reads. */
+    /* The process must also end if stderr is a full pipe that no process reads. */
     struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
-    /* POLLERR: it is closed, and SIGPIPE might come */
+    /* POLLERR: the pipe is closed, and a write might raise SIGPIPE */
     if (poll(&out, 1, 100) != 1 || out.revents != POLLOUT) return;
     ssize_t ignored = write(STDERR_FILENO, line, (size_t)length);
     (void)ignored;
 }
 
-/* Under failure_lock, so that nobody else learns of the failure before this process ends; it
- * returns only for a grace period. */
+/* Called under failure_lock, so that no other thread learns of the failure before the process ends.
+ * It returns only for a grace period. */
 static void end_process(int place) {
     if (!ending.process || ending.process != getpid() || has_begun_to_end) return;
     has_begun_to_end = true;
-    /* First the thread that ends it in any case: the line is written to whatever stderr is. */
+    /* First the thread that ends the process in any case, because the write of the line may
+     * block. */
     bool ends = begin_grace(ending.grace_ns ? ending.grace_ns : LINE_NS, ending.status);
     say(place, calls[place], ending.status, ending.grace_ns);
     if (!ending.grace_ns || !ends) _exit(ending.status);
@@ -139,10 +140,10 @@ void failure_note(int code, const char *call) {
     pthread_mutex_lock(&failure_lock);
     bool first = !calls[place][0];
     if (first) snprintf(calls[place], sizeof calls[place], "%s", call);
-    if (first) untold |= 1u << place;
+    if (first) unreported |= 1u << place;
     if (failure_is_of_process(code)) end_process(place);
     pthread_mutex_unlock(&failure_lock);
-    void (*listener)(void) = atomic_load(&told);
+    void (*listener)(void) = atomic_load(&failure_listener);
     if (first && listener) listener();
 }
 
@@ -150,8 +151,8 @@ int failure_take(const char **call) {
     int code = 0;
     pthread_mutex_lock(&failure_lock);
     for (int i = 0; fatal_codes[i].code && !code; i++) {
-        if (!(untold & 1u << i)) continue;
-        untold &= ~(1u << i);
+        if (!(unreported & 1u << i)) continue;
+        unreported &= ~(1u << i);
         code = fatal_codes[i].code;
         *call = calls[i];
     }
@@ -159,6 +160,6 @@ int failure_take(const char **call) {
     return code;
 }
 
-void failures_tell(void (*listener)(void)) { atomic_store(&told, listener); }
+void failures_set_listener(void (*listener)(void)) { atomic_store(&failure_listener, listener); }
 void failures_watch(int more) { atomic_fetch_add(&watching, more); }
 bool failures_watched(void) { return atomic_load(&watching) > 0; }

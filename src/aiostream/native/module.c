@@ -1,7 +1,7 @@
-/* The Python face of the native part: `aiostream._native`. Limited API, so that one wheel serves
- * every Python >= 3.11. Every function here releases the GIL round a driver call; the driver's
- * threads come to Python only through python_dispatch() of module_process.c, for the user's own
- * Python host functions. */
+/* The Python face of the native part: `aiostream._native`. It uses the limited API, so one wheel
+ * serves every Python >= 3.11. Every function here releases the GIL around a driver call. The
+ * driver's threads come to Python only through python_dispatch() of module_process.c, for the
+ * user's own Python host functions. */
 #include "module.h"
 
 #include <errno.h>
@@ -16,8 +16,9 @@ struct queue *as_queue(int index) {
     return queue;
 }
 
-/* queue_open(owner): appends the number to a list, and gives the descriptor. One step, because a
- * KeyboardInterrupt before the caller has stored the number would leave the queue to nobody. */
+/* queue_open(owner): appends the number to a list and returns the descriptor. It is one step,
+ * because a KeyboardInterrupt before the caller has stored the number would leave the queue without
+ * an owner. */
 static PyObject *native_queue_open(PyObject *self, PyObject *owner) {
     (void)self;
     if (refuse_in_child()) return NULL;
@@ -78,8 +79,8 @@ struct context *as_context(int index) {
     return context;
 }
 
-/* Owns a reserved ticket until it is armed: a KeyboardInterrupt may come before Python has stored
- * the number, and a slot that stays reserved would keep its queue from being used again. */
+/* Owns a reserved ticket until it is armed. Otherwise a KeyboardInterrupt before Python has stored
+ * the number would leave the slot reserved, and its queue could never be used again. */
 typedef struct {
     PyObject_HEAD
     uint64_t number;
@@ -90,7 +91,8 @@ static PyTypeObject *ticket_type;
 static void Ticket_dealloc(PyObject *object) {
     uint64_t number = ((TicketObject *)object)->number;
     PyTypeObject *type = Py_TYPE(object);
-    if (number && !is_child()) point_unreserve(number); /* nothing if it was armed, or given back */
+    /* this does nothing if the ticket was armed, or given back */
+    if (number && !is_child()) point_unreserve(number);
     PyObject_Free(object);
     Py_DECREF(type);
 }
@@ -179,7 +181,7 @@ static PyObject *native_arm(PyObject *self, PyObject *args) {
     int result;
     Py_BEGIN_ALLOW_THREADS
     result = pinned ? operate_pinned(handle, do_arm, &ticket) : operate(handle, do_arm, &ticket);
-    point_unreserve(ticket); /* if it never came to arming */
+    point_unreserve(ticket); /* it never came to arming */
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(result);
 }
@@ -221,7 +223,7 @@ static PyObject *native_count(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Setting the outcome of a future and counting it is one step, because a KeyboardInterrupt may come
+/* Sets the outcome of a future and counts it in one step, because a KeyboardInterrupt may come
  * between any two steps of Python. */
 static PyObject *native_set_state(PyObject *self, PyObject *args) {
     (void)self;
@@ -295,8 +297,8 @@ static PyObject *counter_names(void) {
 }
 
 static int module_exec(PyObject *module) {
-    /* The native part, and the driver's threads that call it, know one interpreter. Python 3.12
-     * refuses most others by itself. */
+    /* The native part knows one interpreter, and so do the driver's threads that call it. Python
+     * 3.12 refuses most others by itself. */
     if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
         PyErr_SetString(
             PyExc_ImportError,

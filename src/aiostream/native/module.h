@@ -7,13 +7,13 @@
 #include "handles.h"
 #include "points.h"
 
-bool is_child(void);        /* of a fork, where the driver may not be called */
+bool is_child(void);        /* of a fork, in which the driver may not be called */
 bool refuse_in_child(void); /* the same, with an exception set */
 bool refuse_at_exit(void);  /* the exit gate is closed; with an exception set */
 struct handle *as_handle(PyObject *);
 struct queue *as_queue(int index);
 struct context *as_context(int index);
-/* takes the number; false: with an exception set */
+/* appends the number and releases it; false: with an exception set */
 bool append_number(PyObject *list, PyObject *number);
 
 /* Pins a handle, and makes one driver call on it, without the GIL, in its context, under

@@ -4,8 +4,8 @@
 #include "failures.h"
 #include "waker.h"
 
-/* refusal_take(): (call, code) of a destruction that the driver has refused and that no caller was
- * told of, or None. */
+/* refusal_take(): (call, code) of a destruction that the driver has refused and for which no caller
+ * got the error, or None. */
 static PyObject *native_refusal_take(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
     enum handle_kind kind;
@@ -29,7 +29,7 @@ static PyObject *native_failure_note(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* failure_take(): (code, call) of one that was met for the first time, or None. */
+/* failure_take(): (code, call) of a code that the process has met for the first time, or None. */
 static PyObject *native_failure_take(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
     const char *call;
@@ -60,7 +60,7 @@ static PyObject *native_exit_arm(PyObject *self, PyObject *args) {
 
 static PyObject *native_exit_disarm(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
-    if (!is_child()) exit_disarm(); /* in a child the lock may be held for ever */
+    if (!is_child()) exit_disarm(); /* in a child the lock may be held without an end */
     Py_RETURN_NONE;
 }
 
@@ -99,7 +99,7 @@ static PyMethodDef failure_functions[] = {
     {"context_is_gone", native_context_is_gone, METH_VARARGS,
      "Whether the context that had this id was destroyed or reset."},
     {"health", native_health, METH_VARARGS,
-     "0, or the error that has befallen a context; with True, as of 1 ms ago."},
+     "0, or the error of a context; with True, it may be 1 ms old."},
     {"failure_note", native_failure_note, METH_VARARGS,
      "A driver call has answered this code: may end the process."},
     {"failure_take", native_failure_take, METH_NOARGS,
@@ -115,8 +115,8 @@ static PyMethodDef failure_functions[] = {
 };
 
 int add_failure_functions(PyObject *module) {
-    failures_tell(wake_janitor);
-    handles_tell(wake_janitor);
+    failures_set_listener(wake_janitor);
+    handles_set_listener(wake_janitor);
     PyObject *codes = PyList_New(0);
     for (int i = 0; codes && fatal_codes[i].code; i++)
         if (!append_number(codes, PyLong_FromLong(fatal_codes[i].code))) Py_CLEAR(codes);

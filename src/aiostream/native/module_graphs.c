@@ -1,5 +1,5 @@
-/* Executable graphs: launches, uploads and updates. Native because they may block on a full stream,
- * and because the bindings drop what the driver says of a refused update. */
+/* Executable graphs: launches, uploads and updates. They are native, because they may block on a
+ * full stream, and because the bindings drop what the driver says of a refused update. */
 #include "module.h"
 
 struct use {
@@ -7,11 +7,12 @@ struct use {
     int (*call)(void *executable, void *stream);
 };
 
-/* The nodes' context must not be another than the thread's: the stream's is made current, whatever
- * kind of stream it is. */
+/* The nodes' context must be the thread's. So the stream's context is made current, whatever kind
+ * of stream it is. */
 static int do_use(struct handle *stream, void *argument) {
     struct use *use = argument;
-    int refusal = capture_refusal(handle_value(stream)); /* the driver would end the capture */
+    /* otherwise the driver would end the capture */
+    int refusal = capture_refusal(handle_value(stream));
     if (refusal) return refusal;
     if (!handle_pin(use->executable)) return RESULT_CLOSED;
     void *popped, *context = handle_context(stream);
@@ -84,7 +85,7 @@ static PyObject *native_graph_update(PyObject *self, PyObject *args) {
 PyMethodDef graph_functions[] = {
     {"graph_launch", native_graph_launch, METH_VARARGS,
      "cuGraphLaunch of an executable graph's handle on a stream's."},
-    {"graph_upload", native_graph_upload, METH_VARARGS, "cuGraphUpload, likewise."},
+    {"graph_upload", native_graph_upload, METH_VARARGS, "The same for cuGraphUpload."},
     {"graph_update", native_graph_update, METH_VARARGS,
      "cuGraphExecUpdate: (code, result, node, node it comes from)."},
     {NULL, NULL, 0, NULL},

@@ -1,4 +1,4 @@
-/* Handles as Python sees them, and the driver calls on one handle that need no more than that. */
+/* Handles as Python sees them, and the driver calls that need one handle and no more. */
 #include "module.h"
 
 #include "waits.h"
@@ -6,7 +6,7 @@
 typedef struct {
     PyObject_HEAD
     struct handle *handle;
-    PyObject *parent; /* the Handle that a borrowed one pins too; keeps handle->parent alive */
+    PyObject *parent; /* the Handle that a borrowed one pins too; it keeps handle->parent alive */
 } HandleObject;
 
 static PyTypeObject *handle_type;
@@ -43,8 +43,8 @@ static void Handle_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* What this thread has pinned and not yet unpinned: to wait for the end of one of these would be to
- * wait for itself. What does not fit is not found, and waited for. */
+/* What this thread has pinned and not yet unpinned. If it waited for the end of one of these, it
+ * would wait for itself. A pin that does not fit is not found, and is waited for. */
 static _Thread_local struct {
     const struct handle *handles[32];
     int count;
@@ -63,8 +63,8 @@ static void note_unpinned(const struct handle *handle) {
 }
 
 /* Python may raise a KeyboardInterrupt as soon as a method has returned. So a pin is noted in a
- * list before that, and the caller's `finally` knows of it. A pin that is lost keeps the handle for
- * ever, and blocks release(). */
+ * list before that, and the caller's `finally` knows of it. A pin that is lost would keep the
+ * handle for the life of the process, and block release(). */
 static int pin_noted(struct handle *handle, PyObject *held) {
     if (!handle_pin(handle)) return 0;
     if (PyList_Append(held, Py_True) == 0) return 1;
@@ -85,7 +85,8 @@ static PyObject *Handle_pin(PyObject *self, PyObject *held) {
 static PyObject *Handle_unpin(PyObject *self, PyObject *unused) {
     (void)unused;
     struct handle *handle = ((HandleObject *)self)->handle;
-    if (is_child()) Py_RETURN_NONE; /* of a fork in between: the last user would destroy it */
+    /* forked since the pin: the last user would destroy the parent's object */
+    if (is_child()) Py_RETURN_NONE;
     note_unpinned(handle);
     Py_BEGIN_ALLOW_THREADS
     handle_unpin(handle);
@@ -155,7 +156,7 @@ static PyObject *Handle_release(PyObject *self, PyObject *unused) {
         over = handle_release_await(handle);
         Py_END_ALLOW_THREADS
         if (!over && PyErr_CheckSignals() < 0) {
-            handle_release_cancel(handle); /* Ctrl-C: it is the caller's as before */
+            handle_release_cancel(handle); /* Ctrl-C: the handle is the caller's as before */
             return NULL;
         }
     }
@@ -216,8 +217,9 @@ static PyType_Slot handle_slots[] = {
     {Py_tp_dealloc, Handle_dealloc},
     {Py_tp_methods, handle_methods},
     {Py_tp_getset, handle_properties},
-    {Py_tp_doc, "Counts the uses of a driver's stream, event or graph, so that nobody destroys it "
-                "under another."},
+    {Py_tp_doc,
+     "Counts the uses of a driver's stream, event or graph, so that no thread destroys it while "
+     "another uses it."},
     {0, NULL},
 };
 static PyType_Spec handle_spec = {"aiostream._native.Handle", sizeof(HandleObject), 0,
@@ -329,8 +331,9 @@ struct recording {
     bool captured;
 };
 
-/* An event recorded on a capturing stream becomes part of the capture, which is how streams are
- * joined to one: allowed, and told, because such an event may never be queried. */
+/* An event that is recorded on a capturing stream becomes part of the capture. Programs join
+ * streams to a capture that way, so it is allowed. The answer says so, because such an event may
+ * never be queried. */
 static int do_event_record(struct handle *stream, void *argument) {
     struct recording *recording = argument;
     void *value = handle_value(stream);
@@ -365,16 +368,16 @@ static PyObject *native_event_record(PyObject *self, PyObject *args) {
     return Py_BuildValue("iN", result, PyBool_FromLong(recording.captured));
 }
 
-/* Calls a function with a stream's context current, and appends its result to a list. One step,
- * because a KeyboardInterrupt may come between any two of Python: then the context would stay
- * current, or the result be freed while the GPU uses it. */
+/* Calls a function with a stream's context current, and appends its result to a list. It is one
+ * step, because a KeyboardInterrupt may come between any two of Python. Then the context would stay
+ * current, or the result would be freed while the GPU uses it. */
 static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *stream, *function, *results;
     if (!PyArg_ParseTuple(args, "OOO!", &stream, &function, &PyList_Type, &results)) return NULL;
     struct handle *handle = as_handle(stream);
     if (!handle) return NULL;
-    /* its caller has asked for the context's health */
+    /* the caller has read the context's health */
     int status = driver.ctx_push(handle_context(handle));
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     PyObject *result = PyObject_CallNoArgs(function);

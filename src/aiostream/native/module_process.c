@@ -1,5 +1,5 @@
-/* What the native part has once per process, as Python sees it: the driver's addresses, the
- * watcher, the exit gate and the mark of a forked child. */
+/* What the process has once: the driver's addresses, the watcher, the exit gate and the mark of a
+ * forked child, as Python sees them. */
 #include "module.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 
 #include "watcher.h"
 
-static _Atomic bool forked; /* set in a forked child, where the driver may not be called */
+static _Atomic bool forked; /* set in a forked child, in which the driver may not be called */
 
 bool is_child(void) { return atomic_load(&forked); }
 
@@ -27,8 +27,8 @@ bool refuse_in_child(void) {
 /* --- the exit gate ---
  *
  * A driver thread that asks for the GIL of an interpreter that is being torn down hangs or crashes.
- * So it passes this gate first; at exit the gate is closed and those inside are waited for, without
- * the GIL. */
+ * So it passes this gate first. At exit the gate is closed, and the exit waits, without the GIL,
+ * for those inside. */
 
 static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_empty = PTHREAD_COND_INITIALIZER;
@@ -86,7 +86,7 @@ static PyObject *native_gate_close(PyObject *self, PyObject *unused) {
         pthread_mutex_unlock(&gate_lock);
         Py_END_ALLOW_THREADS
         if (!empty && PyErr_CheckSignals() < 0)
-            return NULL; /* a host function that never ends can be interrupted */
+            return NULL; /* so a host function that never ends can be interrupted */
     }
     Py_RETURN_NONE;
 }
@@ -103,9 +103,9 @@ static PyObject *native_set_dispatcher(PyObject *self, PyObject *callable) {
 
 /* The rows of driver_calls.h. */
 static const struct {
-    const char *name, *sought; /* in error messages, and by cuGetProcAddress */
+    const char *name, *sought; /* the name in error messages, and the one for cuGetProcAddress */
     int version;
-    bool newer; /* than drivers that the library accepts: it may be missing */
+    bool newer; /* newer than drivers that the library accepts, so it may be missing */
     size_t offset;
 } driver_rows[] = {
 #define CALL(field, name, version, parameters)                                                     \
@@ -144,7 +144,8 @@ static PyObject *native_bind(PyObject *self, PyObject *addresses) {
     Py_RETURN_NONE;
 }
 
-/* Python's own end is over, or C's: no thread of ours may call the driver while it is torn down. */
+/* Python's own end is over, or C's. No thread of the library may call the driver while it is torn
+ * down. */
 static void end_watcher(void) { watcher_stop_within(EXIT_PATIENCE_NS); }
 
 static PyObject *native_watcher_start(PyObject *self, PyObject *unused) {
@@ -156,8 +157,8 @@ static PyObject *native_watcher_start(PyObject *self, PyObject *unused) {
         errno = error;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    /* After all of Python's atexit handlers, because one of them may await. Python has room for 32
-     * such functions; C has more. */
+    /* It runs after all of Python's atexit handlers, because one of them may await. Python has room
+     * for 32 such functions. C has more. */
     if (!ends) ends = Py_AtExit(end_watcher) == 0 || atexit(end_watcher) == 0;
     Py_RETURN_NONE;
 }
@@ -170,8 +171,8 @@ static PyObject *native_watcher_stop(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* open_orphans(): the descriptor of queue 0, which is made at the first call. So a start that
- * failed can be repeated. */
+/* open_orphans(): the descriptor of queue 0. The first call makes the queue, so a start that failed
+ * can be repeated. */
 static PyObject *native_open_orphans(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
     if (refuse_in_child()) return NULL;

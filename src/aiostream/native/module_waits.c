@@ -1,4 +1,5 @@
-/* The Python face of the waits: the types Wait, History and WaitList, and some functions. */
+/* The Python face of the waits: the types Wait, History and WaitList, and some functions. This is
+ * the C side of the loop seam, because it has asyncio's protocol of `await`. */
 #include "module.h"
 
 #include "helper_streams.h"
@@ -6,21 +7,21 @@
 
 /* --- Wait --- */
 
-/* A KeyboardInterrupt may come between a call's return and the next step of Python, when its answer
- * is lost. So what must not be lost is an object, and what it owns is given up in one step with the
- * call that takes it over. */
+/* A KeyboardInterrupt may come between a call's return and the next step of Python, and then the
+ * call's answer is lost. So what must not be lost is an object, and it gives up what it owns in one
+ * step with the call that takes that over. */
 typedef struct {
     PyObject_HEAD
     struct wait *wait;   /* NULL: it is over, or the watcher has it */
     struct queue *queue; /* of the loop whose task polls it */
     uint64_t ticket;     /* of a future's wait; else 0 */
-    bool yielded;        /* the loop has had its turn: the next step is a poll */
+    bool yielded;        /* the loop has had its turn, so the next step is a poll */
 } WaitObject;
 
 static PyTypeObject *wait_type;
 static PyMethodDef wait_functions[];
 
-/* NULL: no memory; the wait is the caller's. */
+/* NULL: no memory. The wait is still the caller's. */
 static PyObject *new_wait(struct wait *wait, struct queue *queue) {
     WaitObject *self = PyObject_New(WaitObject, wait_type);
     if (!self) return NULL;
@@ -33,7 +34,7 @@ static PyObject *new_wait(struct wait *wait, struct queue *queue) {
 
 static void disown_wait(PyObject *object) { ((WaitObject *)object)->wait = NULL; }
 
-/* Whether it is over, one way or another; if not, or if it has failed with an exception, begun is
+/* Whether it is over, one way or another. If it is not, or has failed with an exception, begun is
  * of no use. */
 static bool poll(WaitObject *self, struct wait_result *result) {
     if (refuse_in_child()) return false;
@@ -61,8 +62,8 @@ static PyObject *as_number(const struct wait_result *result) {
                           : PyLong_FromLong(result->refusal);
 }
 
-/* poll(): itself if the wait is not over. Else 0, an error, or the ticket that the watcher has from
- * now on. */
+/* poll(): itself if the wait is not over. Otherwise 0, an error, or the ticket of the wait, which
+ * the watcher has from now on. */
 static PyObject *Wait_poll(PyObject *self, PyObject *unused) {
     (void)unused;
     struct wait_result result;
@@ -78,10 +79,10 @@ static PyObject *end_iteration(const struct wait_result *result) {
     return NULL;
 }
 
-/* One step of `await wait`, in asyncio: a turn of the loop (what a bare `yield` asks for), then
- * polls with turns in between. Its value is what poll() says in the end, or None for 0, which
- * spares the exception that would carry it. A future's wait that was dropped meanwhile (the future
- * was cancelled) has been left to the watcher. */
+/* One step of `await wait` in asyncio: a turn of the loop (a bare `yield` asks for one), then polls
+ * with turns in between. Its value is what poll() says in the end, or None for 0, which saves the
+ * exception that would carry it. If a future's wait was dropped, because the future was cancelled,
+ * the watcher has it. */
 static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
     struct wait_result result = {.ticket = self->ticket};
@@ -99,7 +100,8 @@ static PyObject *Wait_next(PyObject *object) {
 
 static PyObject *Wait_await(PyObject *self) { return Py_NewRef(self); }
 
-/* A forked child's is left alone: the watcher that would see to it is the parent's. */
+/* In a forked child it is left alone, because the parent has the watcher that would deal with
+ * it. */
 static void drop(WaitObject *self) {
     struct wait *wait = self->wait;
     self->wait = NULL;
@@ -143,11 +145,11 @@ static PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0,
 
 /* --- Reserved --- */
 
-/* Everything that a future's wait needs, before its work is enqueued. Given back when it dies
+/* Everything that a future's wait needs, before its work is enqueued. It is given back if it dies
  * unrecorded. */
 typedef struct {
     PyObject_HEAD
-    struct wait *wait; /* once it is recorded, the record may be another's by then */
+    struct wait *wait; /* once it is recorded, the record may be another's */
     struct queue *queue;
     bool recorded;
     uint64_t ticket;
@@ -176,7 +178,7 @@ static int do_record_future(struct handle *stream, void *argument) {
     return status;
 }
 
-/* record(handle): (0 or a refusal, who looks at it first: STAGE_TASK, and then the loop has to poll
+/* record(handle): (0 or a refusal, who polls it first: STAGE_TASK, and then the loop has to poll
  * soon, STAGE_TIMER or STAGE_WATCHER, which has it until the end). The caller has pinned the
  * handle. */
 static PyObject *Reserved_record(PyObject *object, PyObject *stream) {
@@ -193,7 +195,7 @@ static PyObject *Reserved_record(PyObject *object, PyObject *stream) {
     return Py_BuildValue("ii", status, (int)recording.stage);
 }
 
-/* fire(status): the ticket, when there is nothing to record. Any thread. */
+/* fire(status): fires the ticket if there is nothing to record. Any thread. */
 static PyObject *Reserved_fire(PyObject *object, PyObject *status) {
     ReservedObject *self = (ReservedObject *)object;
     long code = PyLong_AsLong(status);
@@ -204,8 +206,8 @@ static PyObject *Reserved_fire(PyObject *object, PyObject *status) {
     Py_RETURN_NONE;
 }
 
-/* take(at_once): the wait, if the loop polls it: its caller, in the loop's thread, polls it from
- * now on. Else None. An `await` of it polls at once, or after a turn of the loop. */
+/* take(at_once): the wait, if the loop polls it. Its caller, in the loop's thread, polls it from
+ * now on. Otherwise None. An `await` of it polls at once, or after a turn of the loop. */
 static PyObject *Reserved_take(PyObject *object, PyObject *at_once) {
     ReservedObject *self = (ReservedObject *)object;
     if (refuse_in_child()) return NULL;
@@ -376,7 +378,7 @@ static bool parse_beginning(PyObject *const *args, struct handle **handle,
     return beginning->queue && !(mode == -1 && PyErr_Occurred());
 }
 
-/* begin(handle, queue, mode): what the handle's stream has reached now. */
+/* begin(handle, queue, mode): waits for what the handle's stream has reached now. */
 static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     if (count != 3) return PyErr_Format(PyExc_TypeError, "a handle, a queue and a mode are needed");
     struct handle *handle;
@@ -389,8 +391,8 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
     return from_result(&beginning.result, beginning.queue);
 }
 
-/* begin_event_wait(handle, queue, mode, context, history): what the handle's event has recorded
- * now. */
+/* begin_event_wait(handle, queue, mode, context, history): waits for what the handle's event has
+ * recorded now. */
 static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 5)

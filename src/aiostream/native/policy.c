@@ -1,15 +1,15 @@
-/* When to look at a wait.
+/* When to poll a wait.
  *
  * GPU work repeats itself, but not always the same work: one stream may run kernels of 9 and of 0.4
  * ms in turn. So a history keeps the last true lengths, and a prediction is the set of windows in
- * which ends have been. A narrow window is polled by the task itself, a wide one by the watcher, in
- * steps. Where no end is expected the intervals grow with the age.
+ * which ends have been. The task itself polls a narrow window. The watcher polls a wide one in
+ * steps. Where no end is expected, the intervals grow with the age.
  *
  * Only what was seen is learnt. A wait that is first polled when its timer fires may have been over
- * for long: its length is then known as an interval, and a wide interval teaches nothing. (To learn
- * the time of noticing would make the sleep confirm itself.) So that the history does not starve,
- * some waits are looked at closely: those after an end that no window expected, and one in sixteen
- * if no true length was seen otherwise.
+ * for long. Then only an interval is known, and a wide interval teaches nothing, because a
+ * prediction that learnt the time at which it noticed the end would confirm itself. So that the
+ * history does not starve, some waits are polled closely: those after an end that no window
+ * expected, and one in sixteen if no true length was seen otherwise.
  *
  * The bound of promise P16 is in one function, policy_latest_look, which every path respects.
  */
@@ -19,34 +19,34 @@
 
 static const int64_t US = 1000, MS = 1000000, NEVER = INT64_MAX;
 
-/* All in ns. The name of a benchmark goal says what a constant is held by (`python -m aiostream
- * bench --measures goals`). */
-/* how long a task polls a wait of which nothing is known ("20 us", "100 us") */
+/* All in ns. The name in brackets is that of the benchmark goal that a constant serves (`python -m
+ * aiostream bench --measures goals`). */
+/* so long a task polls a wait of which nothing is known ("20 us", "100 us") */
 static const int64_t SPIN_NS = 50000;
 /* a window that opens so soon is polled from the beginning ("100 us") */
 static const int64_t START_SPIN_NS = 75000;
-/* a length so short makes it worth polling at first ("64 x empty") */
+/* a length so short is worth polling at first ("64 x empty") */
 static const int64_t SHORT_NS = 120000;
 /* the shortest interval of the plain schedule ("unpredictable") */
 static const int64_t SHORTEST_INTERVAL_NS = 5000;
-/* its longest, up to 48 ms ("patterns: log-uniform") */
+/* its longest interval, up to 48 ms ("patterns: log-uniform") */
 static const int64_t LONGEST_INTERVAL_NS = 120000;
-/* of a stream of which nothing is known ("a lone 100 ms") */
+/* the longest on a stream of which nothing is known ("a lone 100 ms") */
 static const int64_t LONGEST_FRESH_NS = 750000;
-/* the same where many streams wait ("mixed: CPU") */
+/* the same if many streams wait ("mixed: CPU") */
 static const int64_t SHARED_PER_LIST_NS = 1600, LONGEST_SHARED_NS = 200000;
 /* no guard look comes before this age ("CPU at 100 us") */
 static const int64_t GUARD_FLOOR_NS = 150000;
-/* of the 0.25 ms of P16; the rest is for waking watcher and loop ("CPU at 5 ms") */
+/* of the 0.25 ms of P16; the rest is for waking the watcher and the loop ("CPU at 5 ms") */
 static const int64_t GUARD_SLACK_NS = 130000;
 static const int64_t GUARD_MOST_NS = 1000000; /* the 1 ms of P16 */
-/* how long after its last length a window closes ("CPU at 300 us") */
+/* a window closes so long after its last length ("CPU at 300 us") */
 static const int64_t WINDOW_TAIL_NS = 60000;
 /* a window so wide, and a share of its length, is narrow ("steady") */
 static const int64_t NARROW_NS = 50000;
 static const int64_t LONGEST_STEP_NS = 120000; /* in a wide window ("patterns: within 10 %") */
 static const int64_t SHORTEST_STEP_NS = 30000;
-/* in a narrow one that the watcher polls ("event") */
+/* in a narrow window that the watcher polls ("event") */
 static const int64_t SHORTEST_EVENT_STEP_NS = 5000;
 /* an interval so wide, and a share of the length, is a true length */
 static const int64_t TRUE_NS = 40000;
@@ -54,15 +54,16 @@ static const int64_t TRUE_NS = 40000;
 static const int64_t CLUSTER_GAP_NS = 60000;
 static const int64_t ZONE_STEP_NS = 20000; /* the shortest step in a zone */
 static const int64_t LEAD_LEAST_NS = 5000;
-/* "128 x 5 ms: cores" */
+/* per list, between passes ("128 x 5 ms: cores") */
 static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000;
-/* a pass for looks of which none is exact costs a wake-up ("server: open loop") */
+/* the same for looks of which none is exact, because a pass costs a wake-up ("server: open
+ * loop") */
 static const int64_t SHARED_GAP_NS = 40000;
-/* how long all waits of a busy loop may go without a pass ("server: 128 connections") */
+/* all waits of a busy loop go no longer than this without a pass ("server: 128 connections") */
 static const int64_t PASS_LAG_MOST_NS = 500000;
-/* how long a guard look may wait for a loop that comes late anyway */
+/* a guard look waits no longer than this for a loop that comes late anyway */
 static const int64_t LAG_WAIT_MOST_NS = 1000000;
-/* of ready waits, all tasks together, in one turn of a loop ("fairness") */
+/* so much of one turn of a loop goes to ready waits, all tasks together ("fairness") */
 static const int64_t TURN_BUDGET_NS = 500000;
 static const int64_t UNWANTED_MOST_NS = 45000000;
 enum {
@@ -75,7 +76,7 @@ enum {
     GAP_SHARE = 16,
     NARROW_SHARE = 32,
     STEPS = 24,       /* a wide window is polled in so many steps */
-    RECENT = 8,       /* so many members of a cluster say whether its window is narrow */
+    RECENT = 8,       /* so many members of a cluster decide whether its window is narrow */
     MARGIN_SHARE = 8, /* a wide window is wider than its cluster by two eighths */
     WIDEST_SHARE = 3, /* lengths that are spread over more than a third are no cluster */
     /* a task is woken only for a window in which a quarter of the longer waits end */
@@ -84,7 +85,7 @@ enum {
     SPIN_MAX_LOOP_TURNS = 3,
     /* a task is woken for an end only if the wait is longer than so many turns */
     WORTH_LOOP_LAGS = 4,
-    MAX_LISTS_HANDED_BACK = 256, /* with more, common wake-ups are cheaper */
+    MAX_LISTS_HANDED_BACK = 256, /* with more, common wake-ups cost less */
     ZONE_STEPS = 12,             /* a zone is polled in so many steps */
     ZONE_TRIES = 16,             /* and given up after so many waits that passed it */
     MAX_UNEXPECTED = 2,          /* of the last 16 waits ("mixed", "patterns: log-uniform") */
@@ -128,9 +129,9 @@ static bool is_narrow(int64_t first, int64_t last) {
     return last - first <= NARROW_NS + first / NARROW_SHARE;
 }
 
-/* Where the latest members of a cluster agree closely, they are the window: work that drifts is
- * expected where it is now. Else all members are, with a margin for those that will be a little
- * shorter or longer. */
+/* If the latest members of a cluster agree closely, they are the window, so that work that drifts
+ * is expected where it is now. Otherwise all members are, with a margin for those that will be a
+ * little shorter or longer. */
 static struct window window_of(const struct history *history, int64_t low, int64_t high) {
     struct window window = {.first = high, .last = low};
     int found = 0;
@@ -151,7 +152,7 @@ static struct window window_of(const struct history *history, int64_t low, int64
     return window;
 }
 
-/* Lengths that agree by chance are no cluster: the more lengths are known, the more have to
+/* Lengths that agree by chance are no cluster. So the more lengths are known, the more have to
  * agree. */
 static int enough(int known) { return known >= 16 ? 4 : known >= 8 ? 3 : 2; }
 
@@ -163,8 +164,8 @@ static void predict(struct history *history) {
         end = begin + 1;
         while (end < history->count && is_near(sorted[end - 1], sorted[end])) end++;
         int members = end - begin, longer = history->count - begin;
-        /* The last cluster need agree only among the waits that get so old: prefill is rare beside
-         * decoding. */
+        /* The last cluster need agree only among the waits that get so old, because prefill is rare
+         * among decoding steps. */
         bool last_one = end == history->count && !prediction->irregular;
         if (members < enough(last_one ? longer : history->count) ||
             prediction->count == MAX_WINDOWS)
@@ -224,7 +225,7 @@ static bool is_in(const struct zone *zone, int64_t not_before, int64_t seen) {
     return zone->to && seen >= zone->from && not_before <= zone->to;
 }
 
-/* Counts the zones that this wait has passed in vain, and clears the one in which it has ended. */
+/* Counts the zones that this wait has passed in vain, and clears the zone in which it has ended. */
 static void leave_zones(struct history *history, int64_t not_before, int64_t seen) {
     for (int i = 0; i < MAX_ZONES; i++) {
         struct zone *zone = &history->prediction.zones[i];
@@ -254,11 +255,11 @@ void history_learn(struct history *history, int64_t not_before, int64_t seen) {
     int64_t length = not_before + (seen - not_before) / 2;
     leave_zones(history, not_before, seen);
     history->unexpected = (uint16_t)(history->unexpected << 1 | !expected);
-    /* Once the windows fit again, as after a change of the work, a few waits say so. */
+    /* When the windows fit again, as after a change of the work, a few waits show it. */
     history->prediction.irregular = __builtin_popcount(history->unexpected) > MAX_UNEXPECTED &&
                                     (history->unexpected & LATEST_FEW);
-    /* Not true: in a busy loop even a short wait is seen only a turn later, and nothing else would
-     * tell of it. */
+    /* This is not a true length. But in a busy loop even a short wait is seen only a turn later,
+     * and nothing else would show it. */
     history->prediction.early = !expected && !is_true && not_before < SPIN_NS;
     if (is_true) {
         history->since_true = 0;
@@ -297,14 +298,14 @@ int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lag) {
     if (lists <= FEW_LISTS) return 0;
     int64_t gap = lists > EXACT_LISTS ? least(lists * PASS_GAP_PER_LIST_NS, PASS_GAP_MOST_NS) : 0;
     if (!exact) gap = greatest(gap, SHARED_GAP_NS);
-    /* what is seen within one turn of the loop is told to it together */
+    /* the loop sees together what ends within one of its turns */
     return greatest(gap, least(loop_lag, PASS_LAG_MOST_NS));
 }
 
 int64_t policy_latest_look(int64_t age, int lists) {
     int64_t interval =
         greatest(least(age / INTERVALS_PER_AGE, GUARD_MOST_NS), age / LATE_SHARE) + GUARD_SLACK_NS;
-    /* which the look may come later */
+    /* so much later the look may come */
     return greatest(age + interval, GUARD_FLOOR_NS) - policy_pass_gap(lists, false, 0);
 }
 
@@ -331,7 +332,8 @@ static int64_t plain_interval(const struct prediction *prediction, int64_t age,
                               const struct load *load) {
     int64_t shortest = SHORTEST_INTERVAL_NS,
             longest = prediction->fresh ? LONGEST_FRESH_NS : LONGEST_INTERVAL_NS;
-    /* with few of these, each pass polls all lists: that costs less than to wake for each */
+    /* with few of these, each pass polls all lists, because that costs less than to wake for
+     * each */
     if (load->lists > FEW_LISTS) {
         shortest = SHARED_GAP_NS;
         longest = clamp(load->lists * SHARED_PER_LIST_NS, shortest, LONGEST_SHARED_NS);
@@ -354,7 +356,7 @@ static int64_t zone_look(const struct prediction *prediction, int64_t age) {
 
 int64_t policy_guard(const struct prediction *prediction, int64_t age, int64_t timer,
                      const struct load *load) {
-    /* A loop that comes late anyway does not come earlier because the watcher has seen the end. */
+    /* A loop that comes late does not come earlier because the watcher has seen the end. */
     int64_t next = policy_latest_look(age, load->lists);
     if (prediction->dense || prediction->irregular)
         next = least(next, age + plain_interval(prediction, age, load));
@@ -370,8 +372,8 @@ static int64_t step_of(const struct window *window) {
     return clamp(width / STEPS, shortest, LONGEST_STEP_NS);
 }
 
-/* A loop that has slept for milliseconds takes longer to wake than the steps in a wide window are:
- * so it looks itself there. */
+/* A loop that has slept for milliseconds takes longer to wake than the steps in a wide window. So
+ * the loop itself polls there. */
 static bool is_loop_window(const struct prediction *prediction, const struct window *window,
                            const struct load *load) {
     return window && !window->narrow && !prediction->irregular && load->alone &&
@@ -379,14 +381,14 @@ static bool is_loop_window(const struct prediction *prediction, const struct win
            window->first > WORTH_LOOP_LAGS * load->loop_lag_ns;
 }
 
-/* When the watcher looks next, before or in the window, or where no end is expected. */
+/* When the watcher polls next, before or in the window, or where no end is expected. */
 static int64_t watch_at(const struct prediction *prediction, const struct window *window,
                         int64_t age, const struct load *load) {
     int64_t at;
     if (!window) {
         at = age + plain_interval(prediction, age, load);
     } else if (age < window->first) {
-        /* Ends are not expected here: only the guard looks are due. */
+        /* No end is expected here, so only the guard looks are due. */
         bool plainly = prediction->dense || prediction->irregular;
         at = plainly ? least(age + plain_interval(prediction, age, load), window->first)
                      : window->first;
@@ -420,8 +422,8 @@ struct plan policy_plan(const struct prediction *prediction, int64_t age, const 
     if (!window || !window->narrow) return watch;
     struct plan poll = {
         .stage = STAGE_TASK, .at = age, .until = window->closes, .length = window->first};
-    /* By the clock, or by the turns of the loop: with a busy loop the end will have come by the
-     * time the loop comes back. */
+    /* By the clock, or by the turns of the loop, because in a busy loop the end will have come by
+     * the time the loop comes back. */
     bool soon = window->wakes <= age || (begins && window->first < START_SPIN_NS) ||
                 window->first - age < SPIN_MAX_LOOP_TURNS * load->loop_lag_ns;
     if (soon && (begins || load->alone)) return poll;

@@ -1,21 +1,21 @@
 /* The task's side of the waits: how one begins, how its task polls it, and when the task leaves it
  * to a timer or the watcher.
  *
- * Recording an event never blocks, also on a full stream, and costs the GPU nothing. What happens
- * then is the policy's (policy.h): the task polls the event, once in each turn of its loop; or a
- * timer of the loop wakes it shortly before the expected end, while the watcher looks at guard
- * times; or the watcher polls. A wait that was left comes back to its task when its end is near, as
- * often as the policy says.
+ * Recording an event never blocks, even on a full stream, and costs the GPU nothing. The policy
+ * (policy.h) decides what happens then: the task polls the event once in each turn of its loop, or
+ * a timer of the loop wakes it shortly before the expected end while the watcher makes guard looks,
+ * or the watcher polls. A wait that was left comes back to its task when its end is near, as often
+ * as the policy says.
  */
 #include "wait_record.h"
 
 #include "failures.h"
 #include "waker.h"
 
-/* a stream that was busy so many times in a row is queried only each so many waits */
+/* a stream that was busy so many times in a row is queried only once in so many waits */
 enum { QUERY_EACH = 8 };
 
-/* of one loop: with more, common wake-ups by the watcher are cheaper */
+/* waits of one loop; with more, common wake-ups by the watcher cost less */
 static _Atomic int max_timer_waits = 256;
 
 int waits_limit_timer(int most) { return atomic_exchange(&max_timer_waits, most); }
@@ -24,14 +24,14 @@ static bool is_legacy(const void *stream) { return (uintptr_t)stream <= 1; }
 
 /* --- leaving --- */
 
-/* Leaves a wait to a timer or the watcher. Whoever has it next may end it before this returns. */
+/* Leaves a wait to a timer or the watcher. Its next holder may end it before this returns. */
 static void leave(struct wait *wait, enum holder holder, int64_t due) {
     int expected = HELD_BY_TASK_LISTED;
     wait->due = due;
     if (atomic_load(&wait->holder) == HELD_BY_TASK_LISTED) {
-        /* The watcher still lists it, and has to come by. Said before the exchange, because
-         * afterwards the list may be gone. If the watcher comes in between, it unlists the wait,
-         * and the exchange fails. */
+        /* The watcher still lists it, and has to come by. This is written before the exchange,
+         * because after it the list may be freed. If the watcher comes in between, it unlists the
+         * wait, and the exchange fails. */
         atomic_store(&wait->list->revisit, true);
         atomic_store(&some_revisit, true);
     }
@@ -42,7 +42,7 @@ static void leave(struct wait *wait, enum holder holder, int64_t due) {
     waker_wake_before(due);
 }
 
-/* Leaves the wait as planned; false: it was to be a timer's, and the timer takes no more. */
+/* Leaves the wait as planned. False: the plan was a timer, and the timer takes no more. */
 static bool leave_as_planned(struct wait *wait, const struct plan *plan, const struct load *load) {
     int64_t start = atomic_load(&wait->start);
     if (plan->stage == STAGE_WATCHER) {
@@ -60,8 +60,8 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
     if (!timer_add(timer, &wait->timer_entry, start + plan->at, atomic_load(&max_timer_waits)))
         return false;
     atomic_fetch_add(&counters[WAITS_BY_TIMER], 1);
-    /* Without a guard look before the timer the watcher need not hear of it. (If it still lists the
-     * wait, it finds that out.) */
+    /* Without a guard look before the timer, the watcher need not hear of it. (If it still lists
+     * the wait, it finds that out.) */
     if (listed || guard != INT64_MAX)
         leave(wait, HELD_BY_TIMER, guard == INT64_MAX ? guard : start + guard);
     return true;
@@ -71,8 +71,8 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     struct load load = wait_load(wait);
     int64_t start = atomic_load(&wait->start);
     struct plan plan = policy_plan(&wait->forecast->prediction, now - start, &load, wait->mode);
-    /* The ticket comes before whoever may fire it. Without memory for one the task goes on polling,
-     * which needs none. */
+    /* The ticket must be there before the next holder may fire it. Without memory for one the task
+     * goes on polling, which needs none. */
     if (plan.stage != STAGE_TASK && !wait->ticket)
         wait->ticket = point_watch(wait->queue, wait->context);
     *ticket = wait->ticket;
@@ -89,8 +89,7 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     return plan.stage;
 }
 
-/* Decides what comes next for a task's wait that was not over at `now`; false: the task polls
- * on. */
+/* Decides what comes next for a task's wait that was pending at `now`. False: the task polls on. */
 static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
     uint64_t ticket = 0;
     if (wait->future ? wait_task_polls_on(wait, &ticket)
@@ -104,14 +103,14 @@ static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
 
 /* --- beginning --- */
 
-/* Whether the stream has something to wait for: CUDA_NOT_READY, or the answer. */
+/* Whether the stream has something to wait for: CUDA_NOT_READY, or another answer. */
 static int ask(struct wait_list *list, void *stream) {
-    /* A stream that was busy every time is taken to be busy: its query, with what has to surround
-     * it, costs as much as the record that follows anyway. */
+    /* A stream that was always busy is taken to be busy, because a query and the calls around it
+     * cost as much as the record that follows in any case. */
     unsigned busy = list->busy;
     bool query = busy < QUERY_EACH || busy % QUERY_EACH == 0;
-    /* Whether it captures is seen after the record, which harms no capture, except on the legacy
-     * stream. */
+    /* Whether the stream captures is seen after the record, because the record harms no capture,
+     * except on the legacy stream. */
     int refusal = query || is_legacy(stream) ? capture_refusal(stream) : 0;
     if (refusal) return refusal;
     int status = CUDA_NOT_READY;
@@ -146,7 +145,7 @@ void wait_release(struct wait *wait, int status) {
         wait_recycle(wait, status);
 }
 
-/* The wait ends in its task's hands. */
+/* The wait ends while its task holds it. */
 static void end_by_task(struct wait *wait, int status) {
     atomic_fetch_sub(&pending_waits, 1);
     wait_release(wait, status);
@@ -176,7 +175,7 @@ void wait_begin_event(struct context *context, struct shared_history *history, s
     *result = (struct wait_result){0};
     if (is_over(failure_noted(driver.event_query(handle_value(event)), "cuEventQuery"), result))
         return;
-    /* A list of its own: waits for events have no order among each other. */
+    /* It has a list of its own, because waits for events have no order among each other. */
     struct wait_list *list = wait_list_new(context, history);
     struct snapshot *snapshot = NULL;
     struct wait *wait = NULL;
@@ -239,8 +238,8 @@ void wait_leave_to_watcher(struct wait *wait) {
     leave(wait, HELD_BY_WATCHER, atomic_load(&wait->start));
 }
 
-/* The watcher recycles the record once our event is complete. A user's event need not be polled any
- * more. */
+/* The watcher recycles the record once the library's event is complete. The user's event need not
+ * be polled any more. */
 void wait_drop(struct wait *wait) {
     wait->ticket = 0;
     atomic_fetch_sub(&pending_waits, 1);
@@ -256,7 +255,7 @@ void wait_end_in_loop(struct wait *wait, int status) {
     wait_release(wait, status);
 }
 
-/* Its end is near: its task, or the loop for a future, polls it from now on. */
+/* Its end is near, so its task polls it from now on, or the loop if it is a future. */
 static void resume(struct wait *wait) {
     if (!wait->future) {
         wait_fire_hand_back(wait, wait->woken_for);
@@ -282,7 +281,7 @@ void waits_run_due(struct queue *queue) {
     while (due) {
         struct wait *wait = (struct wait *)due;
         due = due->next;
-        /* or the watcher has unlisted it meanwhile, or was never told */
+        /* or the watcher has unlisted it, or has never listed it */
         int expected = HELD_BY_TIMER;
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
         if (wait->look_at_due) look_at(wait, queue);

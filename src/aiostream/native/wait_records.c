@@ -1,4 +1,5 @@
-/* Records of waits, wait lists and histories: made, recycled, and what they learn. */
+/* Records of waits, wait lists and histories: how they are made and recycled, and what they
+ * learn. */
 #include "wait_record.h"
 
 #include <stdlib.h>
@@ -32,13 +33,13 @@ static void forecast_unref(struct forecast *forecast) {
     if (forecast && atomic_fetch_sub(&forecast->refs, 1) == 1) free(forecast);
 }
 
-/* Under the history's lock. */
+/* Called under the history's lock. */
 static void forget_forecast(struct shared_history *shared) {
     forecast_unref(shared->forecast);
     shared->forecast = NULL;
 }
 
-/* A reference to what is predicted now. Without memory for it, nothing is. */
+/* A reference to what is predicted now. Without memory for one, nothing is predicted. */
 static struct forecast *forecast_of(struct shared_history *shared) {
     pthread_mutex_lock(&shared->lock);
     if (!shared->forecast && (shared->forecast = malloc(sizeof *shared->forecast)))
@@ -203,8 +204,8 @@ void wait_recycle(struct wait *wait, int status) {
 
 int wait_query(const struct wait *wait) {
     int status = wait->snapshot ? snapshot_query(wait->snapshot) : driver.event_query(wait->event);
-    /* An event of ours is valid, so another thread's capture took its record, and had ended when
-     * wait_record looked for one. */
+    /* The library's event is valid. So another thread's capture took its record, and that capture
+     * had ended when wait_record looked for one. */
     if (status == CUDA_INVALID_VALUE && !wait->snapshot) status = CUDA_CAPTURED_EVENT;
     return failed_in("cuEventQuery",
                      failure_noted(context_answer(wait->context, status), "cuEventQuery"));

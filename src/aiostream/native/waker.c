@@ -1,5 +1,5 @@
-/* The watcher's sleep: ppoll on an eventfd, with a published time of waking so that most new work
- * need not write to it. */
+/* The watcher's sleep: ppoll on an eventfd. The watcher publishes its time of waking, so that most
+ * new work need not write to the eventfd. */
 #define _GNU_SOURCE /* ppoll */
 #include "waker.h"
 
@@ -11,17 +11,17 @@
 #include <time.h>
 #include <unistd.h>
 
-/* a shorter pause is spent awake, because falling asleep takes as long */
+/* the watcher spends a shorter pause awake, because falling asleep takes as long */
 static const int64_t SHORTEST_SLEEP_NS = 12000;
 static const int64_t NEVER = INT64_MAX;
 
-static _Atomic bool parked; /* written by the watcher; read by whoever arms a point */
-/* When the watcher will wake; 0 while it is awake. Written by the watcher, and only made earlier by
- * others. */
+static _Atomic bool parked; /* written by the watcher; read by each thread that arms a point */
+/* When the watcher will wake; 0 while it is awake. The watcher writes it. Others only make it
+ * earlier. */
 static _Atomic int64_t asleep_until;
 static int wake_descriptor = -1;
-static int timer_descriptor = -1; /* wakes it earlier than it meant to */
-/* a leaf: the timer is set for what asleep_until says */
+static int timer_descriptor = -1; /* wakes the watcher earlier than it meant to */
+/* a leaf: the timer is set to the time in asleep_until */
 static pthread_mutex_t timer_lock = PTHREAD_MUTEX_INITIALIZER;
 
 int waker_open(void) {
@@ -37,8 +37,8 @@ void waker_wake(void) {
     }
 }
 
-/* The last to take the lock sets the earliest time, because asleep_until only becomes earlier while
- * the watcher sleeps. */
+/* asleep_until only becomes earlier while the watcher sleeps. So the last thread that takes the
+ * lock sets the earliest time. */
 static void set_timer(void) {
     pthread_mutex_lock(&timer_lock);
     int64_t time = atomic_load(&asleep_until);
@@ -50,7 +50,7 @@ static void set_timer(void) {
     pthread_mutex_unlock(&timer_lock);
 }
 
-/* Setting a timer is cheaper than waking a thread that has nothing to do until then. */
+/* To set a timer costs less than to wake a thread that has nothing to do until then. */
 void waker_wake_before(int64_t time) {
     int64_t until = atomic_load(&asleep_until);
     if (until <= time) return;
@@ -69,8 +69,8 @@ void waker_wake_if_parked(void) {
 
 void waker_set_parked(bool value) { atomic_store(&parked, value); }
 
-/* How much too long sleeps were, by the power of two of their length: a processor that has idled
- * for long wakes slowly. The watcher's alone. */
+/* How much too long sleeps were, by the power of two of their length, because a processor that has
+ * idled for long wakes slowly. Used by the watcher alone. */
 static struct { int64_t mean, deviation; } lateness[40];
 
 static int bucket_of(int64_t delay) {
@@ -93,8 +93,9 @@ int64_t waker_oversleep(int64_t delay) {
     return late < 10000 ? 10000 : late > 500000 ? 500000 : late;
 }
 
-/* Publishes when it will wake, then asks for work. Whoever adds work makes it visible, then reads
- * what is published. One of the two sees the other (both sequentially consistent). */
+/* The watcher publishes its time of waking, then asks for work. A thread that adds work makes it
+ * visible, then reads the published time. One of the two sees the other (both are sequentially
+ * consistent). */
 void waker_sleep_until(int64_t time, bool (*must_wake)(void)) {
     int64_t now = now_ns();
     int64_t delay = time == NEVER ? NEVER : time - now;
