@@ -159,7 +159,7 @@ static void wait_for_change(const int64_t *counter, void *where) {
 }
 
 static int64_t broadcasts; /* of the one condition variable that there is, handles.c's */
-/* Its time is never up: whoever waits must be woken. */
+/* Its time is never up, so a thread that waits must be woken. */
 int __wrap_pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
                                   const struct timespec *until) {
     (void)condition, (void)until;
@@ -211,8 +211,9 @@ ssize_t __wrap_read(int descriptor, void *data, size_t size) {
     return was ? (ssize_t)size : -1;
 }
 
-/* A queue is in use by whoever pushes to it: then it may not be recycled. Uses do not depend on
- * each other, but the look at them does: so these are the "reads", and that is the "write". */
+/* A thread that pushes to a queue uses it, so the queue may not be recycled. Uses do not depend on
+ * each other, but the look at them depends on each. So these are the "reads", and that is the
+ * "write". */
 static int64_t pushing[DESCRIPTORS];
 static void note_use(int64_t *use, int change, enum kind kind, void *where) {
     bool visible = is_visible(use, change == 0);

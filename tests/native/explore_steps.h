@@ -141,7 +141,7 @@ static int undo_count;
 static int64_t readable[DESCRIPTORS];
 /* the eventfd of each queue, by the queue's number */
 static int queue_descriptors[DESCRIPTORS], queue_descriptor_count;
-static struct queue *queues_made[DESCRIPTORS]; /* likewise */
+static struct queue *queues_made[DESCRIPTORS]; /* by the queue's descriptor too */
 
 static void note_old(void *address, int size) {
     if (!current || on_a_stack(address)) return;
@@ -185,7 +185,7 @@ struct location {
     uintptr_t address;              /* 0: none */
     int64_t run;                    /* the rest is of this run */
     int write, reads[THREADS];      /* the latest steps, plus one */
-    unsigned released[THREADS + 1]; /* what whoever acquires it has seen */
+    unsigned released[THREADS + 1]; /* what a thread that acquires it has seen */
     unsigned plain_write, plain_writer, plain_reads[THREADS + 1];
     unsigned readers, writers; /* sets of threads, of all runs */
     enum { STATISTICS = 1, DECIDES } known;

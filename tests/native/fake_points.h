@@ -167,7 +167,7 @@ static void *gpu(void *argument) {
             }
         }
         if (kept_count && chance(8) == 0) fire(kept[chance(kept_count)]);
-        /* Nobody may wait for ever for a late one: with nothing else to do, they come. */
+        /* No thread may wait without an end for a late one. With nothing else to do, they come. */
         pthread_mutex_lock(&box->lock);
         bool idle = box->count == 0;
         pthread_mutex_unlock(&box->lock);
@@ -223,7 +223,7 @@ static int fake_retain(void *graph, void *user_object, unsigned references, unsi
 }
 static int release(bool owned) {
     REQUIRE(owned_by_graph == owned && object.destructor,
-            "a reference was given back that is somebody else's");
+            "a reference was given back that is another thread's");
     fire((struct firing){.function = object.destructor, .data = object.data});
     object.destructor = NULL;
     return 0;
@@ -238,7 +238,7 @@ static int fake_graph_release(void *graph, void *user_object, unsigned reference
     return release(true);
 }
 
-/* A node: its graph is launched some times, and destroyed by whoever. */
+/* A node. Its graph is launched some times, and destroyed by any thread. */
 static int add_node(struct firing firing) {
     REQUIRE(owned_by_graph, "a host function became a node before the graph had its owner");
     if (chance(16) == 0) return ERROR_REFUSED;

@@ -1,10 +1,10 @@
-/* Preloaded (LD_PRELOAD): counts what fails when a machine has no memory, descriptors or threads
- * left, and fails the n-th call.
+/* Preloaded (LD_PRELOAD): counts the calls that fail if a machine has no memory, descriptors or
+ * threads left, and fails the n-th.
  *
  * Allocations count only if the library under test asked for them, so that Python is not hit. The
- * rest counts whoever asks, because Python's threads and the loops' descriptors are the library's
- * too; but not what the simulated driver asks for. The address ranges of the two are told with
- * faulty_watch() and faulty_spare().
+ * other calls count from any library, because Python's threads and the loops' descriptors are the
+ * library's too. Those of the simulated driver do not count. faulty_watch() and faulty_spare() set
+ * the two libraries.
  */
 #define _GNU_SOURCE
 #include <errno.h>

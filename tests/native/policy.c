@@ -287,7 +287,7 @@ static void each_pattern(enum wait_mode mode, int lists) {
     }
 }
 
-/* Histories that nobody thought of: up to five kinds of work, mixed, drifting, in blocks. */
+/* Random histories: up to five kinds of work, mixed, drifting, in blocks. */
 static void random_histories(int count) {
     double worst = 0;
     int64_t waits = 0;
@@ -321,9 +321,9 @@ static void random_histories(int count) {
            worst);
 }
 
-/* Streams whose work has become short, in a loop that is busy with it: each look comes a turn late,
- * so no true length is seen. The task polls all the same, instead of leaving each wait to a watcher
- * that the loop is too busy to hear ("64 x empty"). */
+/* Streams whose work has become short, in a loop that is busy with it. Each look comes a turn late,
+ * so no true length is seen. The task must still poll, and not leave each wait to a watcher that
+ * the loop is too busy to hear ("64 x empty"). */
 static void short_work_in_a_busy_loop(void) {
     enum { WAITS = 100, MOST_LEFT = 4 };
     static struct run run;

@@ -15,7 +15,7 @@
 
 static struct context *contexts[2];
 static _Atomic bool stop_loops, stop_janitor, stop_failing;
-/* by a queue's number; the latter for ever */
+/* by a queue's number; the latter stay */
 static _Atomic bool seen_queue[MAX_SEEN], keeps_points[MAX_SEEN];
 
 /* Waits until the queue's descriptor is readable: a wake-up that got lost shows here, and not as a
@@ -48,8 +48,8 @@ static void arm_one(struct queue *queue) {
     }
     if (kind == KIND_FOREIGN) point_set_foreign(ticket, foreign, &foreign_run);
     uintptr_t stream = streams[chance(6)];
-    /* Seldom and in one loop, because their slots, and the queues of those that failed too, are
-     * kept for ever. */
+    /* Seldom and in one loop, because their slots are never used again, nor are the queues of those
+     * that failed. */
     if (stream == STREAM_CAPTURES &&
         (!meets_captures || chance(4) || atomic_load(&quarantined) > 4000))
         stream = STREAM_PLAIN;
@@ -80,12 +80,12 @@ static void arm_one(struct queue *queue) {
             atomic_fetch_add(&python_accepted, 1);
         if (kind == KIND_FOREIGN) atomic_fetch_add(&foreign_accepted, 1);
     } else if (result == RESULT_QUARANTINED) {
-        REQUIRE(stream == STREAM_CAPTURES, "quarantined, though nobody captured");
+        REQUIRE(stream == STREAM_CAPTURES, "quarantined, though no thread captured");
         atomic_fetch_add(&quarantined, 1);
         if (kind >= KIND_PYTHON_HOST) atomic_fetch_add(&users_quarantined, 1);
     } else if (result <= RESULT_CAPTURING) {
         REQUIRE(stream == STREAM_CAPTURES && capture_begins == 0,
-                "refused as capturing, though nobody captured");
+                "refused as capturing, though no thread captured");
         atomic_fetch_add(&capture_refused, 1);
     } else {
         REQUIRE(result == ERROR_REFUSED && stream == STREAM_REFUSES, "point_arm answered %d",
@@ -161,7 +161,7 @@ static void *failing(void *unused) {
     return NULL;
 }
 
-/* The real watcher, told by the private streams that the context fails, and recovers, and fails. */
+/* The real watcher. The private streams show it that the context fails, and recovers, and fails. */
 static void *flickering(void *unused) {
     (void)unused;
     while (!atomic_load(&stop_failing)) {
@@ -227,8 +227,8 @@ static void stress_points(struct queue *orphans, double seconds, uint64_t seed, 
     require_equal(counters[POINTS_FIRED] + counters[POINTS_STALE], fire_calls,
                   "fired or stale, and firings");
     require_equal(points_pending(), 0, "pending at the end");
-    /* One that was just running when its point was quarantined has run; how many did, nobody can
-     * say. */
+    /* One that was just running when its point was quarantined has run. How many did is not
+     * known. */
     int64_t ran = dispatched + foreign_run - graph_runs, taken = python_accepted + foreign_accepted;
     REQUIRE(ran >= taken && ran <= taken + users_quarantined,
             "%lld functions run, %lld armed, %lld quarantined", (long long)ran, (long long)taken,

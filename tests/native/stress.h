@@ -15,7 +15,7 @@
 static void broken(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    fflush(stdout); /* what went well before tells where it broke */
+    fflush(stdout); /* what went well before shows where it broke */
     fprintf(stderr, "broken: ");
     vfprintf(stderr, format, arguments);
     fprintf(stderr, "\n");

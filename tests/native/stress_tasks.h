@@ -30,7 +30,7 @@ struct task {
     int returned;         /* how often it was handed back */
     int64_t over_since;   /* when its loop saw its target reached */
 };
-/* By slot; written by the loop that began the wait, read by whoever is delivered its ticket. */
+/* By slot. Written by the loop that began the wait, read by the thread that gets its ticket. */
 static struct {
     uint64_t ticket;
     int context;
@@ -324,7 +324,7 @@ static void await_future(struct loop *loop, struct task *task) {
         drop_taken(task);
     } else {
         REQUIRE(wait_is_taken(task->record, task->ticket),
-                "somebody else has a wait that its task polls");
+                "another loop has a wait that its task polls");
         struct wait_result result = {.spinning = task->record};
         int mode = relaxed_enter();
         bool over = wait_poll(task->record, loop->queue, &result);

@@ -127,7 +127,7 @@ static PyMethodDef wait_methods[] = {
     {"poll", Wait_poll, METH_NOARGS,
      "Queries it: itself if it is not over, else 0, an error, or the watcher's ticket."},
     {"drop", Wait_drop, METH_NOARGS,
-     "Nobody waits any more. May be called again, and when it is over."},
+     "Its task no longer waits. May be called again, and after its end."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot wait_slots[] = {

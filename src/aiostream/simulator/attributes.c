@@ -1,5 +1,5 @@
-/* The attributes of streams and of kernel nodes. Hints to a GPU: checked, kept, told and copied,
- * and of no effect here. */
+/* The attributes of streams and of kernel nodes. They are hints to a GPU. The simulator checks,
+ * keeps, gives back and copies them. They have no effect here. */
 #include "driver.h"
 
 #include "api.h"

@@ -47,7 +47,7 @@ CUresult capture_forbids_legacy(struct stream *stream) {
     return code;
 }
 
-/* What cannot be done to a stream that captures; trying ruins the capture. */
+/* What cannot be done to a stream that captures. To try it ends the capture. */
 CUresult capture_unsupported(struct stream *stream) {
     CUresult code = stream->capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_UNSUPPORTED;
     capture_invalidate(stream->capture);
@@ -60,8 +60,8 @@ CUresult capture_forbids_question(struct stream *stream) {
     return stream->capture != NULL ? capture_unsupported(stream) : OK;
 }
 
-/* For cuStreamQuery and cuStreamSynchronize: never of a stream that captures, and else potentially
- * unsafe. */
+/* For cuStreamQuery and cuStreamSynchronize, which are forbidden on a stream that captures, and
+ * potentially unsafe on others. */
 CUresult capture_forbids_query(struct stream *stream) {
     if (sim.captures == NULL) return OK;
     if (stream->capture != NULL) return capture_forbids_question(stream);
@@ -113,7 +113,7 @@ CUresult capture_add_node(struct stream *stream, struct node *node) {
     return code;
 }
 
-/* As cuGraphMemcpyNodeGetParams tells it. */
+/* For cuGraphMemcpyNodeGetParams. */
 static struct copy_end copy_end_at(const void *at) {
     const struct allocation *found = find_allocation(at);
     struct copy_end end = {.type = found != NULL && found->kind != MEMORY_HOST &&
@@ -129,7 +129,7 @@ CUresult capture_add(struct stream *stream, struct op *op, int type) {
     struct node *node = node_new(type);
     node_add_op(node, op);
     if (type != NODE_HOST && type != NODE_EMPTY) node->context = stream->context;
-    if (type == NODE_KERNEL) node_tell_kernel(node);
+    if (type == NODE_KERNEL) node_describe_kernel(node);
     if (type == NODE_COPY)
         node->copy = (struct copy_params){copy_end_at(op->u.copy.from), copy_end_at(op->u.copy.to),
                                           op->u.copy.bytes, 1, 1};
@@ -327,9 +327,9 @@ static void end(struct capture *capture) {
     capture_release(capture);
 }
 
-/* The capture has failed, and takes its graph with it, also one that was there before. (Of a
- * recapture no driver could be asked yet, nor of a child graph.) Whoever captures into a child
- * graph of it loses that capture. */
+/* The capture has failed, and takes its graph with it, even if the graph was there before. (No
+ * driver could be asked yet about a recapture, nor about a child graph.) A capture into a child
+ * graph of it is lost too. */
 static void discard(struct capture *capture) {
     struct graph *graph = capture->graph;
     capture->graph = NULL;
@@ -338,8 +338,8 @@ static void discard(struct capture *capture) {
     graph_free(graph);
 }
 
-/* For a stream that is destroyed. Where the capture began, it ends with the stream; another leaves
- * its work to be joined. */
+/* For a stream that is destroyed. If the capture began on it, the capture ends with it. Another
+ * stream leaves its work to be joined. */
 void capture_unregister_stream(struct stream *stream) {
     struct capture *capture = stream->capture;
     if (capture == NULL) return;
@@ -398,8 +398,8 @@ EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status) {
     return leave(state(handle, status, &stream));
 }
 
-/* All forms; what the caller does not ask for is NULL. The arrays are ours, and good until the
- * stream's next call. */
+/* All forms. What the caller does not ask for is NULL. The arrays are the simulator's, and valid
+ * until the stream's next call. */
 static CUresult information(CUstream handle, int *status, uint64_t *id, CUgraph *graph,
                             struct node ***nodes, const void **edges, size_t *count) {
     struct stream *stream;

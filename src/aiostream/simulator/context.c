@@ -13,8 +13,8 @@ static void *grow(void *array, size_t count, size_t *space, size_t size) {
     return array;
 }
 
-/* Contexts are few and never freed: a stale handle stays recognisable (709), and streams may always
- * follow theirs. */
+/* Contexts are few and never freed, so a stale handle stays recognisable (709), and a stream may
+ * always follow its context. */
 struct context *context_make(int device) {
     static size_t space;
     struct context *context = alloc_need(sizeof *context);
@@ -32,7 +32,7 @@ struct context *context_make(int device) {
 static void activate(struct context *context) {
     if (context->active) return;
     context->active = true;
-    /* a reset leaves the handle, and what comes after it is another context all the same */
+    /* a reset leaves the handle, but what comes after it is another context */
     if (context->generation > 0) context->id = ++sim.next_id;
     context->legacy = stream_make(context, 0, 0);
     context->legacy->legacy = true;
@@ -279,8 +279,7 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return leave(code);
 }
 
-/* Only the three limits that mean something without a GPU; they are remembered and have no
- * effect. */
+/* Only the three limits that mean something without a GPU. They are kept and have no effect. */
 EXPORT CUresult cuCtxGetLimit(size_t *out, int limit) {
     ENTER(cuCtxGetLimit, 0);
     ;

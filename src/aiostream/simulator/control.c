@@ -20,8 +20,8 @@ static size_t memory = (size_t)1 << 30;
 
 static pthread_mutex_t faults_lock;
 
-/* In the child our threads are gone, perhaps with a lock held. Driver calls answer before they take
- * one; for the control functions the locks are made anew. */
+/* In the child the simulator's threads are gone, and one may have held a lock. Driver calls answer
+ * before they take one. For the control functions the locks are made anew. */
 static void in_child(void) {
     atomic_store(&sim.forked, true);
     pthread_mutex_init(&sim.lock, NULL);
@@ -64,7 +64,8 @@ EXPORT CUresult aiostream_sim_configure(int devices, int driver_version, size_t 
 
 /* --- injected faults --- */
 
-/* Under its own lock, which nothing else is taken in: calls look here before they take sim.lock. */
+/* It has its own lock, under which no other is taken, because calls look here before they take
+ * sim.lock. */
 static pthread_mutex_t faults_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct injected {
     struct call *call;
@@ -143,11 +144,12 @@ EXPORT void aiostream_sim_break(CUresult code) {
     leave(OK);
 }
 
-/* What no GPU can: after a sticky error, go on. Work still pending fails first; what host threads
- * have to do, they do. */
+/* Goes on after a sticky error, which no GPU can. Pending work fails first. Host threads finish
+ * what they have to do. */
 EXPORT CUresult aiostream_sim_recover(void) {
-    if (me.in_host_function || me.is_engine) return NOT_PERMITTED; /* it would wait for itself */
-    if (atomic_load(&sim.forked)) return NOT_INITIALIZED; /* nobody is there to be waited for */
+    /* this thread would wait for itself */
+    if (me.in_host_function || me.is_engine) return NOT_PERMITTED;
+    if (atomic_load(&sim.forked)) return NOT_INITIALIZED; /* there is no thread to wait for */
     pthread_mutex_lock(&sim.lock);
     fault(LAUNCH_FAILED);
     fault_wait_settled();

@@ -9,8 +9,8 @@
 
 enum { HOST_SIDE, DEVICE_SIDE, EITHER, PEER_SIDE };
 
-/* Memory of a pool is reached by the devices that the pool gives access; between peers the driver
- * carries it itself. */
+/* The devices to which a pool gives access reach its memory. Between peers the driver itself
+ * carries it. */
 static CUresult check(const struct stream *stream, const void *address, size_t bytes, int side) {
     const struct allocation *found = find_allocation(address);
     if (found != NULL && found->pool != NULL && side != PEER_SIDE &&
@@ -18,7 +18,7 @@ static CUresult check(const struct stream *stream, const void *address, size_t b
         return INVALID_VALUE;
     if (found != NULL || side == DEVICE_SIDE || side == PEER_SIDE)
         return check_device_memory((uintptr_t)address, bytes);
-    /* pageable memory: to be trusted, as the driver does */
+    /* pageable memory is trusted, as the driver does */
     return address != NULL ? OK : INVALID_VALUE;
 }
 
@@ -34,9 +34,9 @@ static CUresult put(struct stream *stream, struct op *op, int node_type, bool wa
     return code == OK && wait ? stream_wait(stream, op->sequence) : code;
 }
 
-/* As the manual has it for asynchronous copies: a pageable source was read when the call returns; a
- * copy to pageable memory has been carried out by then. Under capture the pointers are kept as they
- * are. */
+/* By the manual's rules for asynchronous copies, a pageable source was read when the call
+ * returns, and a copy to pageable memory was carried out. Under capture the pointers are kept as
+ * they are. */
 static CUresult copy(CUstream handle, void *to, int to_side, const void *from, int from_side,
                      size_t bytes, bool wait) {
     struct stream *stream;

@@ -1,10 +1,10 @@
-/* The simulator's own types: what a stream, an event, a context are, and who may touch what.
+/* The simulator's own types: what a stream, an event and a context are, and who may touch what.
  *
- * One lock, `sim.lock`, guards every field of every struct here unless a comment beside the field
- * says otherwise. No other lock is ever taken while it is held, and nothing of the user's (host
- * function, callback, kernel, big copy) runs under it. cuda.h is not included: users build this
- * with gcc and the Python headers alone. Handles cross the API as plain pointers and are looked up
- * before they are followed, so that a stale one answers 400 and does not crash.
+ * One lock, `sim.lock`, guards every field of every struct here, unless a comment at the field says
+ * otherwise. No thread takes another lock while it holds this one, and nothing of the user's (host
+ * function, callback, kernel, big copy) runs under it. cuda.h is not included, because users build
+ * this with gcc and the Python headers alone. Handles cross the API as plain pointers. They are
+ * looked up before they are followed, so a stale one answers 400 and does not crash.
  */
 #ifndef AIOSTREAM_SIMULATOR_DRIVER_H
 #define AIOSTREAM_SIMULATOR_DRIVER_H
@@ -33,8 +33,7 @@ typedef void (*CUhostFn)(void *user_data);
 typedef size_t (*CUoccupancyB2DSize)(int block_size);
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *user_data);
 
-/* As in the ABI. The attributes behind `attrs` are read by nobody here: launches with attributes
- * are refused. */
+/* As in the ABI. Nothing here reads `attributes`, because launches with attributes are refused. */
 typedef struct {
     unsigned int grid[3], block[3], shared_bytes;
     CUstream stream;
@@ -85,10 +84,10 @@ enum {
 
 #define STREAM_LEGACY ((CUstream)1)
 #define STREAM_PER_THREAD ((CUstream)2)
-#define LAUNCH_DEPTH                                                                               \
-    1022 /* launches queued on one stream before the next one blocks its caller: measured on an    \
-            H200 */
-#define GRAPH_DEPTH 1020 /* the same before a launch of a graph does, however much it launches */
+/* Launches queued on one stream before the next one blocks its caller, and the same before a launch
+ * of a graph does, however much it launches. Measured on an H200. */
+#define LAUNCH_DEPTH 1022
+#define GRAPH_DEPTH 1020
 #define MAX_DEVICES 16
 #define MAX_PARAMETERS 64
 
@@ -105,8 +104,8 @@ enum object_kind {
     OBJECT_POOL,
 };
 
-/* A thread blocked in the driver. Lives on that thread's stack; whoever wakes it takes it off its
- * list. */
+/* A thread that is blocked in the driver. It lives on that thread's stack. The thread that wakes it
+ * takes it off its list. */
 struct waiter {
     struct waiter *next;
     pthread_cond_t cond;
@@ -114,8 +113,8 @@ struct waiter {
     bool woken;
 };
 
-/* What an event's record stands for: one point of one stream. Events, waits and records share it by
- * reference. */
+/* One point of one stream, for which an event's record stands. Events, waits and records share it
+ * by reference. */
 struct marker {
     int references;
     bool done;
@@ -138,19 +137,19 @@ enum op_kind {
     OP_EMPTY,
 };
 
-/* QUEUED: not looked at yet. ARMED: at the head, waiting for a timer or a memory word. BUSY:
- * somebody works on it without the lock (the engine, or a host thread's queue), so nobody else may
+/* QUEUED: the engine has not come to it. ARMED: at the head, waiting for a timer or a memory word.
+ * BUSY: the engine or a host thread's queue works on it without the lock, so no other thread may
  * free it. */
 enum op_state { QUEUED, ARMED, BUSY };
 
-/* One item of a stream's queue. Owned by the stream from enqueue to pop; a host thread's outlives
- * even an abandoned stream queue. A graph's node keeps ops too, as patterns: those are copied into
- * streams and never enqueued themselves. */
+/* One item of a stream's queue. The stream owns it from enqueue to pop. One that a host thread has
+ * outlives even an abandoned stream queue. A graph's node keeps ops too, as patterns, which are
+ * copied into streams and never enqueued themselves. */
 struct op {
     struct op *next;
     struct op *next_holder; /* the stream's next op that needs a hardware queue */
     struct op *next_host;   /* the next one in the context's host queue */
-    /* NULL once the stream's queue was abandoned: the host thread that has it frees it */
+    /* NULL once the stream's queue was abandoned. Then the host thread that has the op frees it. */
     struct stream *stream;
     struct context *context;
     struct launch_refs *launch_refs; /* the launch of a graph that this is a part of: a reference */
@@ -162,7 +161,7 @@ struct op {
         struct {
             const struct kernel *kernel;
             uint64_t end;
-            void *function; /* what follows is only told: cuGraphKernelNodeGetParams */
+            void *function; /* the rest is only for cuGraphKernelNodeGetParams */
             unsigned grid[3], block[3], shared_bytes;
         } kernel;
         /* from == payload: a snapshot */
@@ -220,15 +219,15 @@ _Static_assert(sizeof(struct pool_props) == 88, "this crosses the ABI");
 /* As in the ABI: zeros for an ordinary edge. */
 struct edge { unsigned char from_port, to_port, type, reserved[5]; };
 
-/* What a node comes after, or the next captured node of a stream will: no node twice. Arrays apart,
- * as the driver's API wants. */
+/* What a node comes after, or the next captured node of a stream will. It names no node twice. The
+ * arrays are apart, because the driver's API wants them so. */
 struct dependencies {
     struct node **nodes;
     struct edge *edges;
     size_t count;
 };
 
-/* Hints that are kept, told and copied; nothing here behaves differently for them. */
+/* Hints that the simulator keeps, gives back and copies. They change nothing here. */
 struct attributes {
     struct {
         void *base;
@@ -243,12 +242,12 @@ struct attributes {
 
 struct stream {
     struct stream *next, *previous; /* all streams of the context, draining ones included */
-    struct context *context;        /* for ever; a context is never freed */
+    struct context *context;        /* constant; a context is never freed */
     uint64_t id;                    /* never reused, unlike the handle */
     unsigned flags;
     struct attributes attributes; /* the priority is one of them */
     bool legacy, blocking;        /* blocking: ordered against the legacy stream */
-    bool destroyed; /* the handle is gone; freed once the queue is empty and nobody waits */
+    bool destroyed; /* the handle is gone; freed once the queue is empty and no thread waits */
     int references; /* threads blocked on it */
     struct op *head, *tail;
     struct op *first_holder, *last_holder; /* pending ops that need a hardware queue, in order */
@@ -280,7 +279,8 @@ struct context {
     unsigned flags;
     bool primary, active; /* active: has been made and not destroyed or reset */
     int retained;         /* primary contexts */
-    uint64_t generation;  /* grows when it is destroyed or reset: what it held is gone */
+    /* grows when the context is destroyed or reset, because what it held is gone */
+    uint64_t generation;
     struct stream *streams;
     struct stream *legacy;
     /* the blocking stream that holds up the legacy stream's head */
@@ -293,14 +293,14 @@ struct context {
     pthread_cond_t host_work;
     struct waiter *host_idle; /* waiting for the running host function to return */
     size_t limits[3];
-    bool peers[MAX_DEVICES]; /* whose memory its kernels were allowed to reach */
+    bool peers[MAX_DEVICES]; /* devices whose memory its kernels were allowed to reach */
 };
 
-/* the default, and what cuMemAllocAsync takes from; NULL: not asked for yet */
+/* The default, and the one from which cuMemAllocAsync takes. NULL: not asked for yet. */
 struct pools { struct pool *first, *now; };
 struct device {
-    /* among those that were installed, of which CUDA_VISIBLE_DEVICES may hide some and reorder the
-     * others */
+    /* Its number among the devices that were installed. CUDA_VISIBLE_DEVICES may hide some and
+     * reorder the others. */
     int number;
     size_t total, used;
     struct context *primary;
@@ -322,7 +322,7 @@ struct kernel {
     struct kernel *next;
 };
 
-/* By CUfunction_attribute: what was set, as the launch of a kernel checks it. */
+/* By CUfunction_attribute: what a program has set, which each launch of the kernel checks. */
 enum {
     MAX_THREADS = 0,
     STATIC_SHARED = 1,
@@ -361,9 +361,9 @@ struct capture {
     struct stream *origin;
     struct context *context;
     struct graph *graph;
-    /* nodes that need not be joined: the program itself has cut them off */
+    /* nodes that need not be joined, because the program itself has cut them off */
     struct dependencies exempt;
-    /* where streams stood that were destroyed: still to be joined, if they have not been */
+    /* where streams stood when they were destroyed; still to be joined, if they have not been */
     struct dependencies left;
     struct recapture *recapture; /* NULL: new nodes are added */
     struct capture *next;        /* all captures that have not ended */
@@ -395,22 +395,24 @@ struct simulator {
     unsigned host_functions_running;
     pthread_cond_t host_returned; /* for the driver_lock adversary */
     CUresult sticky, last_fault;
-    /* grows with every fault: a waiter that slept through fault and recovery still reports it */
+    /* grows with every fault, so a waiter that slept through a fault and a recovery still reports
+     * it */
     uint64_t fault_epoch;
     struct capture *captures;
-    bool seeded;               /* else streams move in the order in which they became able to */
+    /* otherwise streams move in the order in which they became able to */
+    bool seeded;
     uint64_t seed, seed_start; /* the sequence number at which the seed was set */
     struct {
         bool driver_lock, shuffle_callbacks, fire_after_fault;
         uint64_t late_faults;
     } adversary;
     _Atomic uint64_t enqueue_delay; /* ns; read without the lock */
-    /* set in the child of a fork, where none of our threads exist */
+    /* set in the child of a fork, where none of the simulator's threads exist */
     _Atomic bool forked;
 };
 extern struct simulator sim;
 
-/* This thread's driver state; touched by this thread only. */
+/* This thread's driver state. No other thread touches it. */
 struct thread_state {
     struct context **stack;
     size_t depth, space;
@@ -422,7 +424,7 @@ struct thread_state {
     size_t stream_count;
     int capture_mode;
     bool in_host_function, is_engine;
-    /* destroyed when the call that let go of them is over */
+    /* destroyed when the call that released them is over */
     struct { struct user_object *first, *last; } dead;
 };
 extern _Thread_local struct thread_state me;
@@ -434,7 +436,7 @@ enum {
     HOST_OK = 4,        /* allowed inside a host function */
     HOST_NOT_READY = 8, /* answers 600 there */
     ENQUEUES = 16,
-    FREES = 64,  /* begins without memory too, because the program needs it to get some back */
+    FREES = 64,  /* begins without memory too, because a program needs it to get some back */
     UNSAFE = 32, /* potentially unsafe during a stream capture */
 };
 #define CALL(name, version, symbol, forms, parameters) CALL_##name,
@@ -483,7 +485,7 @@ _Noreturn void give_up(const char *message); /* ends the process */
 void *object_new(enum object_kind kind, size_t bytes);
 /* makes a handle of what was made otherwise */
 void object_register(void *object, enum object_kind kind);
-/* the handle is unknown from here on; the memory is the caller's to free */
+/* the handle is unknown from here on; the caller frees the memory */
 void object_unregister(void *handle);
 void *object_find(const void *handle, enum object_kind kind);
 
@@ -518,7 +520,7 @@ void fault_wait_settled(void);
 uint64_t now_ns(void);
 uint64_t shuffled_place(const struct op *op);
 void engine_poke(void);
-CUresult wait_on(struct waiter **list, uint64_t target); /* releases the lock meanwhile */
+CUresult wait_on(struct waiter **list, uint64_t target); /* releases the lock while it waits */
 void wake(struct waiter **list, uint64_t done);
 CUresult engine_start(void);
 
@@ -545,8 +547,8 @@ void event_unregister_capture(struct event *event);
 struct event *find_event(CUevent handle);
 void event_release(struct event *event);
 struct op *event_record_op(struct event *event);
-/* NULL: there is nothing to wait for. On the legacy stream a wait for a complete event is still a
- * barrier between blocking streams. */
+/* NULL: there is nothing to wait for. (On the legacy stream, a wait for a complete event is still a
+ * barrier between blocking streams.) */
 struct op *event_wait_op(const struct event *event, bool on_legacy);
 
 /* --- device.c --- */
@@ -569,10 +571,10 @@ void pool_give(struct pool *pool, size_t bytes); /* may free it */
 void memory_release_context(struct context *context);
 
 /* --- ptx.c --- */
-char *ptx_copy(const char *text); /* without comments; the caller's to free */
+char *ptx_copy(const char *text); /* without comments; the caller frees it; NULL: no memory */
 CUresult ptx_check(const char *text);
 bool ptx_has_entry(const char *text, const char *name);
-/* the caller's to free */
+/* the caller frees `initial`, which is NULL if there is no memory */
 size_t ptx_variable(const char *text, const char *name, unsigned char **initial);
 
 /* --- kernels.c, module.c, function.c --- */

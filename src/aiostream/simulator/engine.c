@@ -1,10 +1,10 @@
 /* The engine: the one thread that moves all streams, so that a seed reproduces an order.
  *
  * A stream is in the ready ring when its head may be able to move. The engine takes one stream at a
- * time and moves it by one op. What cannot move waits where its cause will find it: in the timer
- * heap, among the polled words, on a marker, in its context's host queue, behind a hardware queue
- * or the legacy stream. With nothing ready, the engine sleeps until the next timer, or for one
- * polling interval while a memory word is waited for, or for ever.
+ * time and moves it by one op. An op that cannot move waits where its cause will find it: in the
+ * timer heap, among the polled words, on a marker, in its context's host queue, or behind a
+ * hardware queue or the legacy stream. With nothing ready, the engine sleeps until the next timer,
+ * for one polling interval if an op waits for a memory word, or until another thread wakes it.
  */
 #include "driver.h"
 
@@ -23,11 +23,11 @@ static struct op **timers; /* binary heap by u.kernel.end */
 static size_t timer_count, timer_space;
 static struct op **words; /* ARMED OP_WAIT_VALUE, in the order they were reached */
 static size_t word_count, word_space;
-static uint64_t last_look; /* when the words were looked at */
+static uint64_t last_look; /* when the engine last polled the words */
 static pthread_cond_t wake_engine;
 static bool asleep;
-static bool carrying_out; /* run_unlocked is at an op, without the lock */
-/* a fault waits for that op to end before the streams are abandoned */
+static bool carrying_out; /* run_unlocked carries out an op, without the lock */
+/* a fault has come, and waits for that op to end before it abandons the streams */
 static bool abandoning;
 static struct waiter *settled_waiters;
 
@@ -38,8 +38,8 @@ uint64_t now_ns(void) {
 }
 
 /* Where a seed puts an op among those that could run: a hash of the seed and of the op's place in
- * the order of enqueues. Numbers drawn one after another would depend on how far the engine has
- * come meanwhile; this depends on the program alone. */
+ * the order of enqueues, because that depends on the program alone. Numbers drawn one after another
+ * would depend on how far the engine has come. */
 uint64_t shuffled_place(const struct op *op) {
     uint64_t x =
         (op->sequence - sim.seed_start) * 0x9E3779B97F4A7C15u + sim.seed * 0xD1B54A32D192ED03u;
@@ -136,7 +136,7 @@ void op_free(struct op *op) {
     free(op);
 }
 
-/* Of a node's pattern, which refers to nothing that is counted. */
+/* A copy of a node's pattern, which refers to nothing that is counted. */
 struct op *op_copy(const struct op *pattern) {
     struct op *op = op_new(pattern->kind, pattern->payload_bytes);
     op->context = pattern->context;
@@ -145,8 +145,8 @@ struct op *op_copy(const struct op *pattern) {
     return op;
 }
 
-/* Copies and fills were not measured; they travel in the same ring as launches and are counted like
- * them. */
+/* Copies and fills are counted as launches, because they travel in the same ring. This was not
+ * measured. */
 static bool is_launch(const struct op *op) {
     return op->kind == OP_KERNEL || op->kind == OP_COPY || op->kind == OP_FILL;
 }
@@ -287,7 +287,8 @@ static void run_timers(void) {
 static bool word_satisfied(const struct op *op) {
     uint64_t value = op->u.word.value, found;
     bool wide = op->u.word.width == 8;
-    /* Acquire: what the host wrote before it opened the gate is visible to the work behind it. */
+    /* Acquire, because the work behind the gate must see what the host wrote before it opened the
+     * gate. */
     if (wide) found = __atomic_load_n((uint64_t *)op->u.word.address, __ATOMIC_ACQUIRE);
     else found = __atomic_load_n((uint32_t *)op->u.word.address, __ATOMIC_ACQUIRE);
     switch (op->u.word.flags & 3) {
@@ -303,10 +304,11 @@ static bool word_satisfied(const struct op *op) {
     }
 }
 
-/* Looked at when nothing else is ready, so that every stream whose gate was enqueued before the
- * host opened it has come as far as its gate, and all who wait for one word move together, in the
- * order they came: otherwise the instant of the host's write would decide, and no seed could
- * reproduce it. For the same reason there is a second pass once anything was found. */
+/* The engine polls the words when nothing else is ready. By then every stream whose gate was
+ * enqueued before the host opened it has come as far as its gate, and all that wait for one word
+ * move together, in the order in which they came. Otherwise the instant of the host's write would
+ * decide the order, and no seed could reproduce it. For the same reason there is a second pass once
+ * a word has changed. */
 static bool run_words(void) {
     bool any = false;
     last_look = now_ns();
@@ -361,8 +363,8 @@ static void start_kernel(struct op *op) {
     else run_unlocked(op);
 }
 
-/* What a graph's work refers to may have been freed since its node was made: on a GPU that is an
- * illegal address. */
+/* A program may have freed what a graph's work refers to since the node was made. On a GPU that is
+ * an illegal address. */
 static bool dangles(const struct op *op) {
     if (op->launch_refs == NULL) return false;
     switch (op->kind) {
@@ -496,7 +498,7 @@ static void abandon_stream(struct stream *stream) {
 static void abandon_all(void) {
     abandoning = false;
     timer_count = word_count = 0;
-    /* First nobody waits on a marker any more, so that finishing one touches no stream. */
+    /* First no stream waits on a marker any more, so that finishing a marker touches no stream. */
     for (size_t c = 0; c < sim.context_count; c++)
         for (struct stream *stream = sim.contexts[c]->streams; stream != NULL;
              stream = stream->next)
@@ -515,10 +517,10 @@ static void abandon_all(void) {
     wake(&settled_waiters, UINT64_MAX);
 }
 
-/* Every call answers the error from here on. But what a stream holds is let go of, and who waits
- * for it is told, only when the engine is at no op: it reads and writes memory that would be freed
- * behind its back otherwise, by an abandoned cuMemFreeAsync, by the blocked caller whose copy it
- * is, or after a recovery by anybody, who would find nothing in flight to wait for. */
+/* Every call answers the error from here on. But the streams give up their ops, and their waiters
+ * wake, only when the engine carries out no op, because that op reads and writes memory. An
+ * abandoned cuMemFreeAsync could free that memory, or the blocked caller whose copy it is, or any
+ * thread after a recovery, which would find nothing in flight to wait for. */
 void fault(CUresult code) {
     if (sim.sticky != OK) return;
     sim.sticky = sim.last_fault = code;
@@ -527,16 +529,16 @@ void fault(CUresult code) {
     if (!carrying_out) abandon_all();
 }
 
-/* Until nothing is left of what a fault abandons. Not for the engine's own thread, which is what is
- * waited for. */
+/* Waits until nothing is left of what a fault abandons. The engine's own thread must not call this,
+ * because it is what is waited for. */
 void fault_wait_settled(void) {
     while (abandoning) wait_on(&settled_waiters, 0);
 }
 
 /* --- the thread --- */
 
-/* Every 50 us at first: gates in tests open within milliseconds. One that stays shut longer is not
- * worth a third of a core. */
+/* Every 50 us at first, because gates in tests open within milliseconds. A gate that stays shut
+ * longer is not worth a third of a core. */
 static uint64_t polling_interval(uint64_t now) {
     uint64_t youngest = 0;
     for (size_t i = 0; i < word_count; i++)
@@ -580,7 +582,7 @@ CUresult engine_start(void) {
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&wake_engine, &monotonic);
-    /* Our threads take no signals: those are for the program's own. */
+    /* The simulator's threads take no signals, because those are for the program's own threads. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

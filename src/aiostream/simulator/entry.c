@@ -29,8 +29,8 @@ static void delay(uint64_t ns) {
 CUresult enter(enum call_id id, unsigned rules) {
     struct call *call = &calls[id];
     unsigned long nth = atomic_fetch_add_explicit(&call->count, 1, memory_order_relaxed) + 1;
-    /* In a forked child our threads do not exist and the lock may be held for ever by one of
-     * them. */
+    /* In a forked child the simulator's threads do not exist, and one of them may have held the
+     * lock at the fork. */
     if (atomic_load_explicit(&sim.forked, memory_order_relaxed) && !(rules & PURE))
         return NOT_INITIALIZED;
     if (atomic_load_explicit(&call->faults, memory_order_relaxed) != 0) {
@@ -99,7 +99,7 @@ static int look_up(const char *symbol, int version, uint64_t flags, void **out) 
     return FOUND;
 }
 
-/* A version newer than the driver is INVALID_VALUE: so says the manual, and so did the H200. */
+/* A version newer than the driver is INVALID_VALUE, by the manual and on the H200. */
 static CUresult get_proc_address(const char *symbol, void **out, int version, uint64_t flags,
                                  int *status) {
     if (out == NULL || symbol == NULL || flags > 2) return INVALID_VALUE;
@@ -108,8 +108,8 @@ static CUresult get_proc_address(const char *symbol, void **out, int version, ui
         version > sim.driver_version ? SYMBOL_NOT_FOUND : look_up(symbol, version, flags, out);
     if (status != NULL) *status = found;
     if (version > sim.driver_version) return INVALID_VALUE;
-    /* A function newer than the version is no error to those who ask for the status: so the H200
-     * answered. */
+    /* A function newer than the version is no error for a caller that asks for the status, as on
+     * the H200. */
     return found == FOUND || (found == VERSION_NOT_SUFFICIENT && status != NULL) ? OK : NOT_FOUND;
 }
 

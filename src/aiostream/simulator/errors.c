@@ -1,5 +1,5 @@
-/* The names and texts of result codes, up to CUDA 13.5 whatever version is played: an injected
- * fault is to have its name. */
+/* The names and texts of result codes, up to CUDA 13.5 whatever version is played, because an
+ * injected fault needs its name. */
 #include "driver.h"
 
 #include "api.h"

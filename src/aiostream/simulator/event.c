@@ -35,7 +35,7 @@ CUresult marker_wait(struct marker *marker) {
     return code;
 }
 
-/* An event dies with its context: a primary context that is made anew is another generation. */
+/* An event dies with its context. A primary context that is made anew is another generation. */
 struct event *find_event(CUevent handle) {
     struct event *event = object_find(handle, OBJECT_EVENT);
     return event != NULL && event->context->active &&
@@ -105,8 +105,8 @@ struct op *event_wait_op(const struct event *event, bool on_legacy) {
     return op;
 }
 
-/* With the flag for it a captured record or wait is a node that does it at every launch, for events
- * of outside the graph. */
+/* With its flag, a captured record or wait is a node that does it at every launch, for events
+ * outside the graph. */
 static CUresult capture_event_node(struct stream *stream, struct event *event, int type) {
     struct node *node = node_new(type);
     node->event = event;
@@ -161,9 +161,9 @@ EXPORT CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsign
     return leave(op != NULL ? enqueue(stream, op) : OK);
 }
 
-/* One that was last recorded under capture has no time and cannot be waited for. To ask for it
- * ruins a capture that is going well (to ask for its time does not); of any other, nothing is left
- * to be ruined, and the event is just none that could be asked. */
+/* An event that was last recorded under capture has no time and cannot be waited for. A query of it
+ * ends a capture that is still valid (a question about its time does not). If the capture is over,
+ * the event is only one that cannot be queried. */
 static CUresult find_free_event(CUevent handle, bool harmful, struct event **out) {
     *out = find_event(handle);
     if (*out == NULL) return INVALID_HANDLE;

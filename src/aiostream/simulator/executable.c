@@ -36,8 +36,7 @@ static void executable_free(struct executable *executable) {
     free(executable);
 }
 
-/* The first node that no kernel could launch, or NULL. The executable can be launched from the host
- * all the same. */
+/* The first node that no kernel could launch, or NULL. The host can still launch the executable. */
 static struct node *not_for_devices(const struct graph *graph) {
     for (size_t i = 0; i < graph->node_count; i++) {
         struct node *node = graph->nodes[i],
@@ -125,8 +124,8 @@ EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph_han
     return leave(code);
 }
 
-/* What is in flight finishes: its ops are in the streams, and what they refer to, its launch_refs
- * keep. */
+/* A launch in flight finishes, because its ops are in the streams, and its launch_refs keep what
+ * they refer to. */
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec handle) {
     ENTER(cuGraphExecDestroy, UNSAFE | FREES);
     struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
@@ -140,7 +139,7 @@ EXPORT CUresult cuGraphExecGetFlags(CUgraphExec handle, uint64_t *out) {
     ;
     const struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     if (executable == NULL || out == NULL) return leave(INVALID_VALUE);
-    *out = executable->flags & ~(uint64_t)NODE_PRIORITY; /* which an H200 does not tell */
+    *out = executable->flags & ~(uint64_t)NODE_PRIORITY; /* which an H200 does not give back */
     return leave(OK);
 }
 
@@ -289,7 +288,7 @@ static bool pair(struct pairing *pairing) {
 
 static void refresh(struct node *old, const struct node *with);
 
-/* With `apply` the old graph's nodes get the new ones' parameters; without, it is only found out
+/* With `apply` the old graph's nodes get the new ones' parameters. Without, this only finds out
  * whether they could. */
 static bool update(struct pairing *pairing, bool apply) {
     size_t count = pairing->old->node_count;

@@ -1,5 +1,5 @@
-/* Graphs: what a capture collects or a program builds. How they are made, copied, walked and told
- * about. */
+/* Graphs, which a capture collects or a program builds: how they are made, copied, walked and
+ * described. */
 #include "driver.h"
 
 #include "api.h"
@@ -11,7 +11,7 @@
 
 /* --- nodes --- */
 
-/* Outside any graph: nobody can name it yet. */
+/* Outside any graph, so no handle of it exists yet. */
 struct node *node_new(int type) {
     struct node *node = alloc_need(sizeof *node);
     node->type = type;
@@ -93,7 +93,7 @@ struct node *node_copy(const struct node *node, bool hidden) {
         copy->child = graph_copy(node->child, hidden);
         copy->child->owner = copy;
     }
-    if (node->type == NODE_KERNEL) node_tell_kernel(copy);
+    if (node->type == NODE_KERNEL) node_describe_kernel(copy);
     if (node->type == NODE_WORDS) {
         copy->words = alloc_need(node->op_count * sizeof *copy->words);
         memcpy(copy->words, node->words, node->op_count * sizeof *copy->words);
@@ -381,7 +381,7 @@ static void draw(FILE *file, const struct graph *graph) {
 EXPORT CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned flags) {
     ENTER(cuGraphDebugDotPrint, 0);
     ;
-    (void)flags; /* how much to tell: always the same here */
+    (void)flags; /* how much to write: always the same here */
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     FILE *file = graph != NULL && path != NULL ? fopen(path, "w") : NULL;
     if (file == NULL) return leave(INVALID_VALUE);

@@ -247,7 +247,7 @@ CUresult copy_out_count(size_t *count, size_t found, bool listed);
 /* --- nodes.c --- */
 CUresult node_make(int type, const struct node_params *params, struct node **out);
 void node_describe(struct node *node, struct node_params *out);
-void node_tell_kernel(struct node *node);
+void node_describe_kernel(struct node *node);
 struct node_params copy_node_params(const struct copy_params *params, CUcontext context);
 struct node_params fill_node_params(const struct fill_params *params, CUcontext context);
 struct node_params host_node_params(const struct host_params *params);

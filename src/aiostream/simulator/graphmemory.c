@@ -1,9 +1,10 @@
 /* Memory that belongs to graphs: nodes that allocate and free it.
  *
- * An address is given when its node is made, and memory is there from then on: a GPU maps it at the
- * first launch. It counts as allocated (`live`) from a launch that does not free it until the call
- * that does; what goes on in streams only needs it to be there, so every node, in a graph or in an
- * executable, holds a reference, and so does every life until the work that ends it is done.
+ * A node gets its address when it is made, and memory is there from then on. (A GPU maps it at the
+ * first launch.) The memory counts as allocated (`live`) from a launch that does not free it until
+ * the call that does. Work in streams only needs the memory to be there. So every node, in a graph
+ * or in an executable, holds a reference, and so does every life until the work that ends it is
+ * done.
  */
 #include "driver.h"
 
@@ -15,8 +16,8 @@
 
 enum { USED = 0, USED_HIGH = 1, RESERVED = 2, RESERVED_HIGH = 3 }; /* CUgraphMem_attribute */
 
-/* Under sim.lock. What graphs have, what they had since the last trim, which is told as used and
- * reserved, and the most of that. */
+/* Under sim.lock. What graphs have, what they had since the last trim (which counts as used and
+ * reserved), and the most of that. */
 static size_t used[MAX_DEVICES], kept[MAX_DEVICES], most[MAX_DEVICES];
 
 CUresult graph_memory_new(struct context *context, size_t bytes, struct graph_memory **out) {

@@ -1,4 +1,4 @@
-/* The table of live handles: an unknown or stale handle is found out here, before anything follows
+/* The table of live handles. It shows that a handle is unknown or stale, before anything follows
  * it. */
 #include "driver.h"
 

@@ -1,5 +1,5 @@
-/* Host threads: one per context runs its host functions and stream callbacks, one at a time, in
- * completion order. */
+/* Host threads. Each context has one, which runs its host functions and stream callbacks, one at a
+ * time, in the order of completion. */
 #include "driver.h"
 
 #include <signal.h>
@@ -34,7 +34,7 @@ static void call(struct op *op, CUresult status) {
 
 static void run_one(struct context *context) {
     if (sim.adversary.shuffle_callbacks) {
-        /* Let some gather, or there would be nothing to shuffle. */
+        /* Some have to gather first, or there would be nothing to shuffle. */
         pthread_mutex_unlock(&sim.lock);
         usleep(200);
         pthread_mutex_lock(&sim.lock);
@@ -70,8 +70,8 @@ static void stop_calling(void) { atomic_store(&exiting, true); }
 
 bool host_exiting(void) { return atomic_load(&exiting); }
 
-/* A thread that takes no signals, which are for the program's own, and that calls nothing of the
- * user's once the process exits. */
+/* Starts a thread that takes no signals, because those are for the program's own threads, and that
+ * calls nothing of the user's once the process exits. */
 void start_quiet_thread(void *(*function)(void *), void *argument) {
     static bool registered;
     if (!registered) {
@@ -100,7 +100,7 @@ void host_push(struct op *op) {
     pthread_cond_signal(&context->host_work);
 }
 
-/* As cuModuleLoad does on the H200: it waits for the host function that is running. */
+/* Waits for the host function that is running, as cuModuleLoad does on the H200. */
 void host_wait_idle(struct context *context) {
     while (context->host_running) wait_on(&context->host_idle, 0);
 }

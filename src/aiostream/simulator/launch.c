@@ -1,6 +1,6 @@
-/* Launching executables: their nodes are laid out on the launch's stream and on hidden streams
- * beside it, as a capture that forks and joins would have had it. So everything that holds for
- * streams, faults and hardware queues included, holds for graphs. */
+/* Launching executables. Their nodes are laid out on the launch's stream and on hidden streams, as
+ * in a capture that forks and joins. So everything that holds for streams, faults and hardware
+ * queues included, holds for graphs. */
 #include "driver.h"
 
 #include "api.h"
@@ -128,7 +128,7 @@ struct launch {
     struct lane *lanes;
     size_t lane_count;
     size_t *lane_of; /* by step */
-    /* by step: recorded behind it; NULL: nobody on another lane waits for it */
+    /* by step: recorded behind it; NULL: nothing on another lane waits for it */
     struct marker **marker;
     struct marker *begin;
 };

@@ -54,13 +54,14 @@ static bool on_device(const struct allocation *allocation) {
     return allocation->kind == MEMORY_DEVICE || allocation->kind == MEMORY_MANAGED;
 }
 
-/* Pages of their own, because programs register whole pages around memory of the heap: what they
- * share with ours would be registered already. 0: there is no such number of bytes. */
+/* The simulator's memory has pages of its own, because programs register whole pages around memory
+ * of the heap, and a page that both shared would be registered already. 0: there is no such number
+ * of bytes. */
 static size_t whole_pages(size_t bytes) {
     return bytes > SIZE_MAX - 4095 ? 0 : (bytes + 4095) / 4096 * 4096;
 }
 
-/* By cuMemFree and cuMemFreeAsync: what is of a pool, wherever it is. */
+/* Whether cuMemFree and cuMemFreeAsync free it: memory of a pool too, wherever it is. */
 static bool is_freed_as_device(const struct allocation *allocation) {
     return on_device(allocation) || allocation->pool != NULL;
 }
@@ -130,8 +131,8 @@ CUresult memory_make_device(struct context *context, size_t bytes, void **out) {
     return allocate(context, bytes, MEMORY_DEVICE, 0, out);
 }
 
-/* Freeing waits for the work of the memory's context, as cuMemFree does: an op may still be using
- * it. */
+/* Freeing waits for the work of the memory's context, as cuMemFree does, because an op may still be
+ * using it. */
 static CUresult free_now(void *base, bool host) {
     struct allocation *found = find_allocation(base);
     if (found == NULL || found->base != (uintptr_t)base ||

@@ -1,5 +1,5 @@
-/* Nodes of graphs by their parameters: adding, setting and telling them, one form for each type and
- * one for all. */
+/* Nodes of graphs by their parameters: how they are added, set and read, with one form for each
+ * type and one for all. */
 #include "driver.h"
 
 #include "api.h"
@@ -12,7 +12,7 @@
 
 /* The graph's own view of a kernel's arguments: pointers into the pattern, as
  * cuGraphKernelNodeGetParams hands them out. */
-void node_tell_kernel(struct node *node) {
+void node_describe_kernel(struct node *node) {
     free(node->parameters);
     node->parameters = alloc_need(MAX_PARAMETERS * sizeof *node->parameters);
     kernel_unpack(node->ops[0], node->parameters);
@@ -26,7 +26,7 @@ static CUresult make_kernel(struct node *node, const struct kernel_params *param
     struct op *op = code == OK ? kernel_op(params, function) : NULL;
     if (op == NULL) return code == OK ? INVALID_VALUE : code;
     node_add_op(node, op);
-    node_tell_kernel(node);
+    node_describe_kernel(node);
     attributes_start(&node->attributes, 0);
     return OK;
 }
@@ -259,7 +259,7 @@ static CUresult add_with(CUgraphNode *out, CUgraph handle, const CUgraphNode *be
     if (code == OK) code = graph_link(graph, node, &dependencies);
     dependencies_clear(&dependencies);
     if (code == OK) *out = node;
-    if (code == OK && params->type == NODE_ALLOC) /* the one field that is told and not given */
+    if (code == OK && params->type == NODE_ALLOC) /* the one field that the call writes */
         ((struct node_params *)params)->u.alloc.address = (uintptr_t)node->memory->base;
     return leave(code);
 }
@@ -411,7 +411,7 @@ EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraph
                                      : leave(INVALID_VALUE);
 }
 
-/* --- telling --- */
+/* --- reading --- */
 
 static CUresult get_params(CUgraphNode handle, int type, struct node_params *out,
                            const void *wanted) {

@@ -58,8 +58,8 @@ static CUstream or_mine(CUstream stream) { return stream != NULL ? stream : STRE
 #define AGAIN CALL
 #include "functions.h"
 
-/* Its stream is in a struct. (cuGraphInstantiateWithParams has one in a struct too. It is the one
- * to upload to, and nothing is carried anywhere here.) */
+/* Its stream is in a struct. (cuGraphInstantiateWithParams has one in a struct too, for the upload,
+ * which does nothing here.) */
 EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function,
                                       void **parameters, void **extra) {
     if (config == NULL || config->stream != NULL)

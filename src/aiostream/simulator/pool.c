@@ -1,6 +1,6 @@
-/* Memory pools, and allocation in stream order. A pool is an account: its memory is made and given
- * back like all other, and what it keeps reserved is kept from the device's free memory but not
- * anywhere. So no address is used again because a pool remembers it. */
+/* Memory pools, and allocation in stream order. A pool is an account. Its memory is made and given
+ * back like all other. What the pool reserves is taken from the device's free memory, but is
+ * nowhere, so no address is used again because a pool remembers it. */
 #include "driver.h"
 
 #include "api.h"
@@ -240,7 +240,7 @@ EXPORT CUresult cuMemPoolGetAccess(int *out, CUmemoryPool handle, const struct l
 
 /* --- the pools of places --- */
 
-static CUresult tell(CUmemoryPool *out, const struct location *location, int allocation,
+static CUresult give(CUmemoryPool *out, const struct location *location, int allocation,
                      bool first) {
     int device, kind;
     CUresult code = out == NULL ? INVALID_VALUE : place_of(location, allocation, &device, &kind);
@@ -268,7 +268,7 @@ EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device) {
     ENTER(cuDeviceGetDefaultMemPool, 0);
     ;
     struct location space;
-    return check_device(device) == OK ? tell(out, on_device(device, &space), PINNED, true)
+    return check_device(device) == OK ? give(out, on_device(device, &space), PINNED, true)
                                       : leave(INVALID_DEVICE);
 }
 
@@ -276,7 +276,7 @@ EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device) {
     ENTER(cuDeviceGetMemPool, 0);
     ;
     struct location space;
-    return check_device(device) == OK ? tell(out, on_device(device, &space), PINNED, false)
+    return check_device(device) == OK ? give(out, on_device(device, &space), PINNED, false)
                                       : leave(INVALID_DEVICE);
 }
 
@@ -292,14 +292,14 @@ EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, const struct location 
                                        int allocation) {
     ENTER(cuMemGetDefaultMemPool, 0);
     ;
-    return tell(out, location, allocation, true);
+    return give(out, location, allocation, true);
 }
 
 EXPORT CUresult cuMemGetMemPool(CUmemoryPool *out, const struct location *location,
                                 int allocation) {
     ENTER(cuMemGetMemPool, 0);
     ;
-    return tell(out, location, allocation, false);
+    return give(out, location, allocation, false);
 }
 
 EXPORT CUresult cuMemSetMemPool(const struct location *location, int allocation,

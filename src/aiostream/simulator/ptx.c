@@ -1,4 +1,4 @@
-/* PTX text: whether it is any, and what it declares. It is never executed. */
+/* PTX text: whether a text is PTX, and what it declares. It is never executed. */
 #include "driver.h"
 
 #include <ctype.h>
@@ -145,7 +145,7 @@ bool ptx_has_entry(const char *text, const char *name) {
     return false;
 }
 
-/* The bytes of one element: .b8 to .f64, times .v2 or .v4. The letter tells floating point. */
+/* The bytes of one element: .b8 to .f64, times .v2 or .v4. The letter is f for floating point. */
 static size_t element_of(const char *at, const char *end, char *letter) {
     size_t bytes = 0, count = 1;
     for (; at < end; at++) {
@@ -169,7 +169,7 @@ static void put_values(const char *at, const char *end, size_t width, char lette
                     (at[1] == 'f' || at[1] == 'F' || at[1] == 'd' || at[1] == 'D');
         char *after;
         uint64_t value = real ? strtoull(at + 2, &after, 16) : strtoull(at, &after, 0);
-        /* little-endian, as every GPU and every machine that we build for */
+        /* little-endian, as every GPU and every machine that this is built for */
         memcpy(out + i, &value, width);
         at = after;
     }

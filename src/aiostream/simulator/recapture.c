@@ -1,5 +1,5 @@
-/* Recapturing: the same nodes again, in the order in which they were made, into the graph that has
- * them; parameters may differ. */
+/* Recapturing: the same nodes come again, in the order in which they were made, into the graph that
+ * has them. Their parameters may differ. */
 #include "driver.h"
 
 #include "graph.h"

@@ -36,7 +36,7 @@ static CUresult enqueue_rows(struct stream *stream, struct node *node, bool wait
     return code == OK && (wait || pageable_to) ? stream_wait(stream, stream->tail->sequence) : code;
 }
 
-/* The work is that of a graph's node; under capture it becomes one. `params` has the context last,
+/* The work is that of a graph's node. Under capture it becomes one. `params` ends with the context,
  * which is the stream's. */
 static CUresult submit(CUstream handle, struct node_params *params, bool wait) {
     struct stream *stream;

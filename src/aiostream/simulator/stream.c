@@ -1,4 +1,4 @@
-/* Streams: their handles, their lives, what is asked of them. */
+/* Streams: their handles, their lives, and the questions about them. */
 #include "driver.h"
 
 #include "api.h"
@@ -100,7 +100,8 @@ CUresult find_stream(CUstream handle, struct stream **out) {
 
 /* --- waiting --- */
 
-/* Until everything enqueued up to `target` is done. The stream may be destroyed meanwhile. */
+/* Waits until everything enqueued up to `target` is done. The stream may be destroyed in the
+ * meantime. */
 CUresult stream_wait(struct stream *stream, uint64_t target) {
     CUresult code = OK;
     stream->references++;
@@ -260,7 +261,7 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle) {
     return leave(code);
 }
 
-/* What is enqueued goes into the capture if the stream has one. Owns op. */
+/* Enqueues op, or puts it into the stream's capture if there is one. Owns op. */
 static CUresult submit(CUstream handle, struct op *op, int node_type) {
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
@@ -272,8 +273,8 @@ static CUresult submit(CUstream handle, struct op *op, int node_type) {
     return stream->capture != NULL ? capture_add(stream, op, node_type) : enqueue(stream, op);
 }
 
-/* How the host thread waits for its next task, blocking or spinning, is a matter of microseconds:
- * here it always blocks. */
+/* The mode says how the host thread waits for its next task, blocking or spinning. That is a matter
+ * of microseconds, so here it always blocks. */
 EXPORT CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *user_data,
                                     unsigned sync_mode) {
     ENTER(cuLaunchHostFunc, ENQUEUES);
@@ -304,7 +305,7 @@ EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, 
     return leave(submit(handle, op, -1));
 }
 
-/* Managed memory, all of an allocation. Pageable memory an H200 refused. */
+/* Managed memory, all of an allocation. An H200 refused pageable memory. */
 static bool can_attach(const struct stream *stream, CUdeviceptr address, size_t bytes,
                        unsigned flags) {
     const struct allocation *allocation = find_allocation((void *)(uintptr_t)address);
@@ -314,8 +315,8 @@ static bool can_attach(const struct stream *stream, CUdeviceptr address, size_t 
            address == allocation->base && (bytes == 0 || bytes == allocation->bytes);
 }
 
-/* Stream association changes nothing where, as here, host and device may touch memory at the same
- * time. */
+/* Association with a stream changes nothing here, because host and device may touch memory at the
+ * same time. */
 EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes,
                                        unsigned flags) {
     ENTER(cuStreamAttachMemAsync, ENQUEUES);

@@ -2,9 +2,9 @@
  * destroy them.
  *
  * A graph, a clone, an executable and a launch in flight each hold references. When the last of all
- * is gone the destructor runs, once: as on an H200 in the thread whose call let go of it, before
- * that call returns; or, if a launch in flight was the last, on a thread of its own. As in a host
- * function, CUDA calls in it answer 800.
+ * is gone, the destructor runs, once. As on an H200, it runs in the thread whose call released the
+ * last reference, before that call returns. If a launch in flight held it, the destructor runs on a
+ * thread of its own. CUDA calls in it answer 800, as in a host function.
  */
 #include "driver.h"
 
@@ -16,7 +16,7 @@
 #include <sys/prctl.h>
 
 struct user_object {
-    uint64_t references; /* of everybody */
+    uint64_t references; /* all of them */
     uint64_t owned;      /* of these, the program's own */
     CUhostFn destroy;
     void *pointer;
@@ -52,7 +52,7 @@ static void *destructor_thread(void *unused) {
     return NULL;
 }
 
-/* When the process exits no more of the user's is called, as on the other threads. */
+/* When the process exits, no more functions of the user's are called, as on the other threads. */
 void user_objects_destroy(void) {
     struct user_object *object = me.dead.first;
     bool before = me.in_host_function;

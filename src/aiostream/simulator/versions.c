@@ -1,12 +1,12 @@
-/* Which symbol a name stands for, by the CUDA version that brought it; and the functions that are
+/* Which symbol a name stands for, by the CUDA version that brought it, and the functions that are
  * not simulated. */
 #include "driver.h"
 
 #include "api.h"
 
-/* A function that is lacking counts its call, may answer an injected fault, and refuses. It ignores
- * its arguments, which every ABI that we build for leaves to the caller to clean up. One function
- * for each symbol, so that each can name itself. */
+/* A function that is not simulated counts its call, may answer an injected fault, and refuses. It
+ * ignores its arguments, because in every ABI that this is built for the caller cleans them up.
+ * There is one function for each symbol, because each has its own name. */
 static CUresult lacking(enum call_id id) {
     CUresult code = enter(id, PURE);
     return code != OK ? code : NOT_SUPPORTED;
