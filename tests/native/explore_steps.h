@@ -141,7 +141,7 @@ static int undo_count;
 static int64_t readable[DESCRIPTORS];
 /* the eventfd of each queue, by the queue's number */
 static int queue_descriptors[DESCRIPTORS], queue_descriptor_count;
-static struct queue *queues_made[DESCRIPTORS]; /* by the queue's descriptor too */
+static struct queue *queues_made[DESCRIPTORS]; /* by the queue's number too */
 
 static void note_old(void *address, int size) {
     if (!current || on_a_stack(address)) return;
