@@ -124,7 +124,6 @@ CUresult attribute_set(struct attributes *attributes, unsigned allowed, int whic
 
 EXPORT CUresult cuStreamGetAttribute(CUstream handle, int which, void *out) {
     ENTER(cuStreamGetAttribute, 0);
-    ;
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
     return leave(code == OK ? attribute_get(&stream->attributes, OF_STREAMS, which, out) : code);
@@ -132,7 +131,6 @@ EXPORT CUresult cuStreamGetAttribute(CUstream handle, int which, void *out) {
 
 EXPORT CUresult cuStreamSetAttribute(CUstream handle, int which, const void *value) {
     ENTER(cuStreamSetAttribute, 0);
-    ;
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
     return leave(code == OK ? attribute_set(&stream->attributes, OF_STREAMS, which, value) : code);
@@ -140,7 +138,6 @@ EXPORT CUresult cuStreamSetAttribute(CUstream handle, int which, const void *val
 
 EXPORT CUresult cuStreamCopyAttributes(CUstream to_handle, CUstream from_handle) {
     ENTER(cuStreamCopyAttributes, 0);
-    ;
     struct stream *to, *from;
     CUresult code = find_stream(to_handle, &to);
     if (code == OK) code = find_stream(from_handle, &from);
@@ -159,7 +156,6 @@ static CUresult find_kernel_node(CUgraphNode handle, struct node **out) {
 
 EXPORT CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, int which, void *out) {
     ENTER(cuGraphKernelNodeGetAttribute, 0);
-    ;
     struct node *node;
     CUresult code = find_kernel_node(handle, &node);
     return leave(code == OK ? attribute_get(&node->attributes, OF_KERNELS, which, out) : code);
@@ -167,7 +163,6 @@ EXPORT CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, int which, voi
 
 EXPORT CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, int which, const void *value) {
     ENTER(cuGraphKernelNodeSetAttribute, 0);
-    ;
     struct node *node;
     CUresult code = find_kernel_node(handle, &node);
     return leave(code == OK ? attribute_set(&node->attributes, OF_KERNELS, which, value) : code);
@@ -175,7 +170,6 @@ EXPORT CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, int which, con
 
 EXPORT CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to_handle, CUgraphNode from_handle) {
     ENTER(cuGraphKernelNodeCopyAttributes, 0);
-    ;
     struct node *to, *from;
     CUresult code = find_kernel_node(to_handle, &to);
     if (code == OK) code = find_kernel_node(from_handle, &from);

@@ -214,7 +214,6 @@ static struct capture *begin(struct stream *stream, int mode, struct graph *grap
 
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
     ENTER(cuStreamBeginCapture, 0);
-    ;
     struct stream *stream;
     CUresult code = can_begin(handle, mode, &stream);
     if (code == OK) begin(stream, mode, graph_new(false));
@@ -237,7 +236,6 @@ EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handl
                                             const CUgraphNode *nodes, const void *edges,
                                             size_t count, int mode) {
     ENTER(cuStreamBeginCaptureToGraph, 0);
-    ;
     struct stream *stream;
     struct graph *graph;
     struct dependencies dependencies;
@@ -253,7 +251,6 @@ EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handl
 EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream handle, int mode, CUgraph graph_handle,
                                               CUrecaptureFn function, void *user_data) {
     ENTER(cuStreamBeginRecaptureToGraph, 0);
-    ;
     struct stream *stream;
     struct graph *graph;
     CUresult code = can_begin(handle, mode, &stream);
@@ -458,7 +455,6 @@ static CUresult update(CUstream handle, const CUgraphNode *nodes, const struct e
 EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, const CUgraphNode *nodes,
                                                   size_t count, unsigned flags) {
     ENTER(cuStreamUpdateCaptureDependencies, 0);
-    ;
     return update(handle, nodes, NULL, count, flags);
 }
 
@@ -466,7 +462,6 @@ EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, const CUgr
                                                      const void *edges, size_t count,
                                                      unsigned flags) {
     ENTER(cuStreamUpdateCaptureDependencies, 0);
-    ;
     return update(handle, nodes, edges, count, flags);
 }
 

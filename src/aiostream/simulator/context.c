@@ -71,7 +71,6 @@ static CUresult find_device(CUdevice device, struct device **out) {
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
     ENTER(cuDevicePrimaryCtxRetain, 0);
-    ;
     struct device *device;
     CUresult code = out == NULL ? INVALID_VALUE : find_device(ordinal, &device);
     if (code != OK) return leave(code);
@@ -114,7 +113,6 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
 
 EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags) {
     ENTER(cuDevicePrimaryCtxSetFlags, 0);
-    ;
     struct device *device;
     CUresult code = flags > 0xff ? INVALID_VALUE : find_device(ordinal, &device);
     if (code == OK) {
@@ -126,7 +124,6 @@ EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags) 
 
 EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, int *active) {
     ENTER(cuDevicePrimaryCtxGetState, DEAD_OK);
-    ;
     struct device *device;
     CUresult code = flags == NULL || active == NULL ? INVALID_VALUE : find_device(ordinal, &device);
     if (code == OK) {
@@ -161,21 +158,18 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice ordinal) {
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice ordinal) {
     ENTER(cuCtxCreate, 0);
-    ;
     return create(out, flags, ordinal);
 }
 
 EXPORT CUresult cuCtxCreate_v3(CUcontext *out, void *affinity, int affinity_count, unsigned flags,
                                CUdevice ordinal) {
     ENTER(cuCtxCreate, 0);
-    ;
     if (affinity != NULL || affinity_count != 0) return leave(NOT_SUPPORTED);
     return create(out, flags, ordinal);
 }
 
 EXPORT CUresult cuCtxCreate_v4(CUcontext *out, void *parameters, unsigned flags, CUdevice ordinal) {
     ENTER(cuCtxCreate, 0);
-    ;
     if (parameters != NULL) return leave(NOT_SUPPORTED);
     return create(out, flags, ordinal);
 }
@@ -194,7 +188,6 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext handle) {
 
 EXPORT CUresult cuCtxPushCurrent_v2(CUcontext handle) {
     ENTER(cuCtxPushCurrent, DEAD_OK);
-    ;
     struct context *context;
     CUresult code = find_context(handle, &context);
     if (code == OK) push(context);
@@ -233,7 +226,6 @@ static CUresult chosen_context(CUcontext handle, struct context **out) {
 
 EXPORT CUresult cuCtxGetDevice_v2(CUdevice *out, CUcontext handle) {
     ENTER(cuCtxGetDevice, DEAD_OK);
-    ;
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : chosen_context(handle, &context);
     if (code == OK) *out = context->device;
@@ -244,7 +236,6 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *out) { return cuCtxGetDevice_v2(out, NU
 
 EXPORT CUresult cuCtxGetFlags(unsigned *out) {
     ENTER(cuCtxGetFlags, DEAD_OK);
-    ;
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
     if (code == OK) *out = context->flags;
@@ -253,7 +244,6 @@ EXPORT CUresult cuCtxGetFlags(unsigned *out) {
 
 EXPORT CUresult cuCtxGetId(CUcontext handle, unsigned long long *out) {
     ENTER(cuCtxGetId, DEAD_OK);
-    ;
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : chosen_context(handle, &context);
     if (code == OK) *out = context->id;
@@ -262,7 +252,6 @@ EXPORT CUresult cuCtxGetId(CUcontext handle, unsigned long long *out) {
 
 EXPORT CUresult cuCtxGetApiVersion(CUcontext handle, unsigned *out) {
     ENTER(cuCtxGetApiVersion, DEAD_OK);
-    ;
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : chosen_context(handle, &context);
     if (code == OK) *out = 3020;
@@ -271,7 +260,6 @@ EXPORT CUresult cuCtxGetApiVersion(CUcontext handle, unsigned *out) {
 
 EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     ENTER(cuCtxGetStreamPriorityRange, 0);
-    ;
     struct context *context;
     CUresult code = current_context(&context);
     if (code == OK && least != NULL) *least = 0;
@@ -282,7 +270,6 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 /* Only the three limits that mean something without a GPU. They are kept and have no effect. */
 EXPORT CUresult cuCtxGetLimit(size_t *out, int limit) {
     ENTER(cuCtxGetLimit, 0);
-    ;
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
     if (code == OK && (limit < 0 || limit > 2)) code = 215; /* CUDA_ERROR_UNSUPPORTED_LIMIT */
@@ -292,7 +279,6 @@ EXPORT CUresult cuCtxGetLimit(size_t *out, int limit) {
 
 EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
     ENTER(cuCtxSetLimit, 0);
-    ;
     struct context *context;
     CUresult code = current_context(&context);
     if (code == OK && (limit < 0 || limit > 2)) code = 215;

@@ -63,32 +63,27 @@ static CUresult copy(CUstream handle, void *to, int to_side, const void *from, i
 
 CUresult on_cuMemcpy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpy, UNSAFE);
-    ;
     return copy(stream, DEVICE(to), EITHER, DEVICE(from), EITHER, bytes, true);
 }
 
 CUresult on_cuMemcpyHtoD_v2(CUstream stream, CUdeviceptr to, const void *from, size_t bytes) {
     ENTER(cuMemcpyHtoD, UNSAFE);
-    ;
     return copy(stream, DEVICE(to), DEVICE_SIDE, from, HOST_SIDE, bytes, true);
 }
 
 CUresult on_cuMemcpyDtoH_v2(CUstream stream, void *to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpyDtoH, UNSAFE);
-    ;
     return copy(stream, to, HOST_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
 }
 
 CUresult on_cuMemcpyDtoD_v2(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpyDtoD, UNSAFE);
-    ;
     return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
 }
 
 CUresult on_cuMemcpyPeer(CUstream stream, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                          CUcontext from_context, size_t bytes) {
     ENTER(cuMemcpyPeer, UNSAFE);
-    ;
     struct context *context;
     CUresult code = find_context(to_context, &context);
     if (code == OK) code = find_context(from_context, &context);
@@ -98,34 +93,29 @@ CUresult on_cuMemcpyPeer(CUstream stream, CUdeviceptr to, CUcontext to_context, 
 
 EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     ENTER(cuMemcpyAsync, ENQUEUES);
-    ;
     return copy(stream, DEVICE(to), EITHER, DEVICE(from), EITHER, bytes, false);
 }
 
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes,
                                      CUstream stream) {
     ENTER(cuMemcpyHtoDAsync, ENQUEUES);
-    ;
     return copy(stream, DEVICE(to), DEVICE_SIDE, from, HOST_SIDE, bytes, false);
 }
 
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
     ENTER(cuMemcpyDtoHAsync, ENQUEUES);
-    ;
     return copy(stream, to, HOST_SIDE, DEVICE(from), DEVICE_SIDE, bytes, false);
 }
 
 EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
                                      CUstream stream) {
     ENTER(cuMemcpyDtoDAsync, ENQUEUES);
-    ;
     return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, false);
 }
 
 EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                                   CUcontext from_context, size_t bytes, CUstream stream) {
     ENTER(cuMemcpyPeerAsync, ENQUEUES);
-    ;
     struct context *context;
     CUresult code = find_context(to_context, &context);
     if (code == OK) code = find_context(from_context, &context);

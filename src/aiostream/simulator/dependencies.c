@@ -133,14 +133,12 @@ static CUresult add(CUgraph handle, const CUgraphNode *from, const CUgraphNode *
 EXPORT CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from,
                                        const CUgraphNode *to, size_t count) {
     ENTER(cuGraphAddDependencies, 0);
-    ;
     return add(graph, from, to, NULL, count);
 }
 
 EXPORT CUresult cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from,
                                           const CUgraphNode *to, const void *edges, size_t count) {
     ENTER(cuGraphAddDependencies, 0);
-    ;
     return add(graph, from, to, edges, count);
 }
 
@@ -170,7 +168,6 @@ static CUresult take_away(CUgraph handle, const CUgraphNode *from, const CUgraph
 EXPORT CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode *from,
                                           const CUgraphNode *to, size_t count) {
     ENTER(cuGraphRemoveDependencies, 0);
-    ;
     return take_away(graph, from, to, NULL, count);
 }
 
@@ -178,7 +175,6 @@ EXPORT CUresult cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode *f
                                              const CUgraphNode *to, const void *edges,
                                              size_t count) {
     ENTER(cuGraphRemoveDependencies, 0);
-    ;
     return take_away(graph, from, to, edges, count);
 }
 
@@ -232,14 +228,12 @@ static CUresult all_edges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, st
 
 EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count) {
     ENTER(cuGraphGetEdges, 0);
-    ;
     return all_edges(graph, from, to, NULL, count);
 }
 
 EXPORT CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, void *edges,
                                    size_t *count) {
     ENTER(cuGraphGetEdges, 0);
-    ;
     return all_edges(graph, from, to, edges, count);
 }
 
@@ -268,26 +262,22 @@ static CUresult after(CUgraphNode handle, CUgraphNode *nodes, struct edge *edges
 
 EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *count) {
     ENTER(cuGraphNodeGetDependencies, 0);
-    ;
     return before(node, nodes, NULL, count);
 }
 
 EXPORT CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nodes, void *edges,
                                               size_t *count) {
     ENTER(cuGraphNodeGetDependencies, 0);
-    ;
     return before(node, nodes, edges, count);
 }
 
 EXPORT CUresult cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode *nodes, size_t *count) {
     ENTER(cuGraphNodeGetDependentNodes, 0);
-    ;
     return after(node, nodes, NULL, count);
 }
 
 EXPORT CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *nodes, void *edges,
                                                 size_t *count) {
     ENTER(cuGraphNodeGetDependentNodes, 0);
-    ;
     return after(node, nodes, edges, count);
 }

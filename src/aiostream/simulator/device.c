@@ -143,7 +143,6 @@ static CUresult check(CUdevice device) {
 
 EXPORT CUresult cuDeviceGet(CUdevice *out, int ordinal) {
     ENTER(cuDeviceGet, DEAD_OK);
-    ;
     CUresult code = out == NULL ? INVALID_VALUE : check(ordinal);
     if (code == OK) *out = ordinal;
     return leave(code);
@@ -151,14 +150,12 @@ EXPORT CUresult cuDeviceGet(CUdevice *out, int ordinal) {
 
 EXPORT CUresult cuDeviceGetCount(int *out) {
     ENTER(cuDeviceGetCount, DEAD_OK);
-    ;
     if (out != NULL) *out = sim.device_count;
     return leave(out != NULL ? OK : INVALID_VALUE);
 }
 
 EXPORT CUresult cuDeviceGetName(char *out, int length, CUdevice device) {
     ENTER(cuDeviceGetName, DEAD_OK);
-    ;
     CUresult code = out == NULL || length <= 0 ? INVALID_VALUE : check(device);
     if (code == OK) snprintf(out, (size_t)length, "%s", NAME);
     return leave(code);
@@ -166,7 +163,6 @@ EXPORT CUresult cuDeviceGetName(char *out, int length, CUdevice device) {
 
 EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *out, CUdevice device) {
     ENTER(cuDeviceGetUuid, DEAD_OK);
-    ;
     CUresult code = out == NULL ? INVALID_VALUE : check(device);
     if (code == OK) uuid_of(sim.devices[device].number, out->bytes);
     return leave(code);
@@ -178,7 +174,6 @@ EXPORT CUresult cuDeviceGetUuid(CUuuid *out, CUdevice device) {
 
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *out, CUdevice device) {
     ENTER(cuDeviceTotalMem, DEAD_OK);
-    ;
     CUresult code = out == NULL ? INVALID_VALUE : check(device);
     if (code == OK) *out = sim.devices[device].total;
     return leave(code);
@@ -186,7 +181,6 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *out, CUdevice device) {
 
 EXPORT CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device) {
     ENTER(cuDeviceGetAttribute, DEAD_OK);
-    ;
     CUresult code =
         out == NULL || attribute < 1 || attribute > LAST_ATTRIBUTE ? INVALID_VALUE : check(device);
     if (code != OK) return leave(code);
@@ -198,7 +192,6 @@ EXPORT CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice device) {
 
 EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device) {
     ENTER(cuDeviceComputeCapability, DEAD_OK);
-    ;
     CUresult code = major == NULL || minor == NULL ? INVALID_VALUE : check(device);
     if (code == OK) {
         *major = 9;
@@ -209,7 +202,6 @@ EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice devic
 
 EXPORT CUresult cuDeviceGetPCIBusId(char *out, int length, CUdevice device) {
     ENTER(cuDeviceGetPCIBusId, DEAD_OK);
-    ;
     CUresult code = out == NULL || length < 13 ? INVALID_VALUE : check(device);
     if (code == OK)
         snprintf(out, (size_t)length, "0000:%02x:00.0", (unsigned)sim.devices[device].number + 1);
@@ -218,7 +210,6 @@ EXPORT CUresult cuDeviceGetPCIBusId(char *out, int length, CUdevice device) {
 
 EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *id) {
     ENTER(cuDeviceGetByPCIBusId, DEAD_OK);
-    ;
     unsigned bus;
     if (out == NULL || id == NULL) return leave(INVALID_VALUE);
     if (sscanf(id, "0000:%x:00.0", &bus) != 1) return leave(INVALID_DEVICE);
@@ -236,7 +227,6 @@ EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *id) {
 
 EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer) {
     ENTER(cuDeviceCanAccessPeer, DEAD_OK);
-    ;
     CUresult code = out == NULL           ? INVALID_VALUE
                     : check(device) != OK ? INVALID_DEVICE
                                           : check(peer);
@@ -247,7 +237,6 @@ EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer) 
 EXPORT CUresult cuDeviceGetP2PAttribute(int *out, int which, CUdevice device, CUdevice peer) {
     enum { PERFORMANCE_RANK = 1, ACCESS = 2, NATIVE_ATOMICS = 3, ARRAYS = 4, PARTIAL_ATOMICS = 5 };
     ENTER(cuDeviceGetP2PAttribute, DEAD_OK);
-    ;
     CUresult code = out == NULL || which < PERFORMANCE_RANK || which > PARTIAL_ATOMICS
                         ? INVALID_VALUE
                         : check(device);
@@ -264,7 +253,6 @@ static CUresult find_peer(CUcontext handle, struct context **current, struct con
 
 EXPORT CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags) {
     ENTER(cuCtxEnablePeerAccess, 0);
-    ;
     struct context *current, *peer;
     CUresult code = flags != 0 ? INVALID_VALUE : find_peer(handle, &current, &peer);
     if (code == OK && current->peers[peer->device]) code = PEER_ACCESS_ALREADY_ENABLED;
@@ -274,7 +262,6 @@ EXPORT CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned flags) {
 
 EXPORT CUresult cuCtxDisablePeerAccess(CUcontext handle) {
     ENTER(cuCtxDisablePeerAccess, 0);
-    ;
     struct context *current, *peer;
     CUresult code = find_peer(handle, &current, &peer);
     if (code == PEER_ACCESS_UNSUPPORTED || (code == OK && !current->peers[peer->device]))

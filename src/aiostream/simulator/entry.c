@@ -74,7 +74,6 @@ EXPORT CUresult cuInit(unsigned flags) {
 
 EXPORT CUresult cuDriverGetVersion(int *version) {
     ENTER(cuDriverGetVersion, PURE);
-    ;
     if (version == NULL) return INVALID_VALUE;
     *version = sim.driver_version; /* does not change once installed */
     return OK;
@@ -115,13 +114,11 @@ static CUresult get_proc_address(const char *symbol, void **out, int version, ui
 
 EXPORT CUresult cuGetProcAddress(const char *symbol, void **out, int version, uint64_t flags) {
     ENTER(cuGetProcAddress, PURE);
-    ;
     return get_proc_address(symbol, out, version, flags, NULL);
 }
 
 EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags,
                                     int *status) {
     ENTER(cuGetProcAddress, PURE);
-    ;
     return get_proc_address(symbol, out, version, flags, status);
 }

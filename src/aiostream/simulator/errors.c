@@ -172,12 +172,10 @@ static CUresult look_up(CUresult code, const char **out, bool text) {
 
 EXPORT CUresult cuGetErrorName(CUresult code, const char **out) {
     ENTER(cuGetErrorName, PURE);
-    ;
     return look_up(code, out, false);
 }
 
 EXPORT CUresult cuGetErrorString(CUresult code, const char **out) {
     ENTER(cuGetErrorString, PURE);
-    ;
     return look_up(code, out, true);
 }

@@ -46,7 +46,6 @@ struct event *find_event(CUevent handle) {
 
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
     ENTER(cuEventCreate, 0);
-    ;
     struct context *context;
     CUresult code = out == NULL || flags > 7 ? INVALID_VALUE : current_context(&context);
     if (code == OK && (flags & 4)) /* between processes, where no event has a time */
@@ -132,19 +131,16 @@ static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags) {
 
 EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream) {
     ENTER(cuEventRecord, ENQUEUES);
-    ;
     return record(handle, stream, 0);
 }
 
 EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned flags) {
     ENTER(cuEventRecordWithFlags, ENQUEUES);
-    ;
     return record(handle, stream, flags);
 }
 
 EXPORT CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags) {
     ENTER(cuStreamWaitEvent, ENQUEUES);
-    ;
     struct event *event = find_event(handle);
     struct stream *stream;
     CUresult code = event == NULL ? INVALID_HANDLE
@@ -194,7 +190,6 @@ EXPORT CUresult cuEventSynchronize(CUevent handle) {
 
 EXPORT CUresult cuEventElapsedTime_v2(float *out, CUevent start_handle, CUevent end_handle) {
     ENTER(cuEventElapsedTime, 0);
-    ;
     struct event *start, *end = NULL;
     CUresult code = out == NULL ? INVALID_VALUE : find_free_event(start_handle, false, &start);
     if (code == OK) code = find_free_event(end_handle, false, &end);

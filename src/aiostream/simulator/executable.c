@@ -81,7 +81,6 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, uint64_t flags, in
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph,
                                             unsigned long long flags) {
     ENTER(cuGraphInstantiateWithFlags, UNSAFE);
-    ;
     int result;
     return leave(flags & UPLOAD ? INVALID_VALUE : instantiate(out, graph, flags, &result));
 }
@@ -108,7 +107,6 @@ static struct node *offender(struct graph *graph) {
 EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph_handle,
                                              struct instantiate_params *params) {
     ENTER(cuGraphInstantiateWithParams, UNSAFE);
-    ;
     struct stream *stream;
     CUresult code = params == NULL ? INVALID_VALUE : OK;
     if (code == OK && (params->flags & UPLOAD)) code = find_stream(params->upload, &stream);
@@ -136,7 +134,6 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec handle) {
 
 EXPORT CUresult cuGraphExecGetFlags(CUgraphExec handle, uint64_t *out) {
     ENTER(cuGraphExecGetFlags, 0);
-    ;
     const struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     if (executable == NULL || out == NULL) return leave(INVALID_VALUE);
     *out = executable->flags & ~(uint64_t)NODE_PRIORITY; /* which an H200 does not give back */
@@ -145,7 +142,6 @@ EXPORT CUresult cuGraphExecGetFlags(CUgraphExec handle, uint64_t *out) {
 
 EXPORT CUresult cuGraphExecGetId(CUgraphExec handle, unsigned *out) {
     ENTER(cuGraphExecGetId, 0);
-    ;
     const struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     if (executable == NULL || out == NULL) return leave(INVALID_VALUE);
     *out = executable->id;
@@ -350,7 +346,6 @@ static CUresult update_from(struct executable *executable, struct graph *old, st
 EXPORT CUresult cuGraphExecUpdate_v2(CUgraphExec handle, CUgraph graph_handle,
                                      struct update_info *info) {
     ENTER(cuGraphExecUpdate, 0);
-    ;
     struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     struct graph *graph = object_find(graph_handle, OBJECT_GRAPH);
     if (info != NULL) *info = (struct update_info){UPDATE_ERROR, NULL, NULL};
@@ -397,7 +392,6 @@ static CUresult set(CUgraphExec handle, CUgraphNode node_handle, const struct no
 EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec handle, CUgraphNode node,
                                                   const struct kernel_params *params) {
     ENTER(cuGraphExecKernelNodeSetParams, 0);
-    ;
     return params == NULL
                ? leave(INVALID_VALUE)
                : set(handle, node, &(struct node_params){.type = NODE_KERNEL, .u.kernel = *params});
@@ -407,7 +401,6 @@ EXPORT CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec handle, CUgraphNode n
                                                const struct copy_params *params,
                                                CUcontext context) {
     ENTER(cuGraphExecMemcpyNodeSetParams, 0);
-    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = copy_node_params(params, context);
     return set(handle, node, &all);
@@ -417,7 +410,6 @@ EXPORT CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec handle, CUgraphNode n
                                                const struct fill_params *params,
                                                CUcontext context) {
     ENTER(cuGraphExecMemsetNodeSetParams, 0);
-    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = fill_node_params(params, context);
     return set(handle, node, &all);
@@ -426,7 +418,6 @@ EXPORT CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec handle, CUgraphNode n
 EXPORT CUresult cuGraphExecHostNodeSetParams(CUgraphExec handle, CUgraphNode node,
                                              const struct host_params *params) {
     ENTER(cuGraphExecHostNodeSetParams, 0);
-    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = host_node_params(params);
     return set(handle, node, &all);
@@ -435,14 +426,12 @@ EXPORT CUresult cuGraphExecHostNodeSetParams(CUgraphExec handle, CUgraphNode nod
 EXPORT CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec handle, CUgraphNode node,
                                                    CUgraph child) {
     ENTER(cuGraphExecChildGraphNodeSetParams, 0);
-    ;
     return set(handle, node, &(struct node_params){.type = NODE_CHILD, .u.child = {child, 0}});
 }
 
 EXPORT CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec handle, CUgraphNode node,
                                                    CUevent event) {
     ENTER(cuGraphExecEventRecordNodeSetEvent, 0);
-    ;
     return set(handle, node,
                &(struct node_params){.type = NODE_RECORD_EVENT, .u.event = {event, NULL, NULL}});
 }
@@ -450,7 +439,6 @@ EXPORT CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec handle, CUgraphNo
 EXPORT CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec handle, CUgraphNode node,
                                                  CUevent event) {
     ENTER(cuGraphExecEventWaitNodeSetEvent, 0);
-    ;
     return set(handle, node,
                &(struct node_params){.type = NODE_WAIT_EVENT, .u.event = {event, NULL, NULL}});
 }
@@ -458,7 +446,6 @@ EXPORT CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec handle, CUgraphNode
 EXPORT CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec handle, CUgraphNode node,
                                                    const struct words_params *params) {
     ENTER(cuGraphExecBatchMemOpNodeSetParams, 0);
-    ;
     return params == NULL
                ? leave(INVALID_VALUE)
                : set(handle, node, &(struct node_params){.type = NODE_WORDS, .u.words = *params});
@@ -467,7 +454,6 @@ EXPORT CUresult cuGraphExecBatchMemOpNodeSetParams(CUgraphExec handle, CUgraphNo
 EXPORT CUresult cuGraphExecNodeSetParams(CUgraphExec handle, CUgraphNode node,
                                          const struct node_params *params) {
     ENTER(cuGraphExecNodeSetParams, 0);
-    ;
     return node_params_valid(params) ? set(handle, node, params) : leave(INVALID_VALUE);
 }
 
@@ -479,7 +465,6 @@ static bool can_be_disabled(const struct node *node) {
 EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec handle, CUgraphNode node_handle,
                                       unsigned enabled) {
     ENTER(cuGraphNodeSetEnabled, 0);
-    ;
     struct executable *executable;
     struct node *node;
     CUresult code = find(handle, node_handle, -1, &executable, &node);
@@ -490,7 +475,6 @@ EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec handle, CUgraphNode node_handl
 
 EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec handle, CUgraphNode node_handle, unsigned *out) {
     ENTER(cuGraphNodeGetEnabled, 0);
-    ;
     struct executable *executable;
     struct node *node;
     CUresult code = out == NULL ? INVALID_VALUE : find(handle, node_handle, -1, &executable, &node);

@@ -55,19 +55,16 @@ static CUresult name_of(const char **out, void *handle) {
 
 EXPORT CUresult cuFuncGetName(const char **out, CUfunction handle) {
     ENTER(cuFuncGetName, 0);
-    ;
     return name_of(out, handle);
 }
 
 EXPORT CUresult cuKernelGetName(const char **out, CUkernel handle) {
     ENTER(cuKernelGetName, 0);
-    ;
     return name_of(out, handle);
 }
 
 EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle) {
     ENTER(cuFuncGetModule, 0);
-    ;
     struct function *function;
     CUresult code = out == NULL ? INVALID_VALUE : find(handle, &function);
     if (code == OK && function->module->context == NULL) code = INVALID_HANDLE;
@@ -77,7 +74,6 @@ EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle) {
 
 EXPORT CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel handle) {
     ENTER(cuKernelGetLibrary, 0);
-    ;
     struct function *function;
     CUresult code = out == NULL ? INVALID_VALUE : find(handle, &function);
     if (code == OK && function->module->context != NULL) code = INVALID_HANDLE;
@@ -87,14 +83,12 @@ EXPORT CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel handle) {
 
 EXPORT CUresult cuFuncLoad(CUfunction handle) {
     ENTER(cuFuncLoad, 0);
-    ;
     struct function *function;
     return leave(find(handle, &function));
 }
 
 EXPORT CUresult cuFuncIsLoaded(int *state, CUfunction handle) {
     ENTER(cuFuncIsLoaded, 0);
-    ;
     struct function *function;
     CUresult code = state == NULL ? INVALID_VALUE : find(handle, &function);
     if (code == OK) *state = 1;
@@ -139,27 +133,23 @@ static CUresult set_attribute(void *handle, int which, int value) {
 
 EXPORT CUresult cuFuncGetAttribute(int *out, int which, CUfunction handle) {
     ENTER(cuFuncGetAttribute, 0);
-    ;
     return attribute_of(out, which, handle);
 }
 
 EXPORT CUresult cuFuncSetAttribute(CUfunction handle, int which, int value) {
     ENTER(cuFuncSetAttribute, 0);
-    ;
     return set_attribute(handle, which, value);
 }
 
 /* A kernel is the same on all devices here. */
 EXPORT CUresult cuKernelGetAttribute(int *out, int which, CUkernel handle, CUdevice device) {
     ENTER(cuKernelGetAttribute, 0);
-    ;
     CUresult code = check_device(device);
     return code == OK ? attribute_of(out, which, handle) : leave(code);
 }
 
 EXPORT CUresult cuKernelSetAttribute(int which, int value, CUkernel handle, CUdevice device) {
     ENTER(cuKernelSetAttribute, 0);
-    ;
     CUresult code = check_device(device);
     return code == OK ? set_attribute(handle, which, value) : leave(code);
 }
@@ -173,20 +163,17 @@ static CUresult set_preference(void *handle, int value, int most) {
 
 EXPORT CUresult cuFuncSetCacheConfig(CUfunction handle, int config) {
     ENTER(cuFuncSetCacheConfig, 0);
-    ;
     return set_preference(handle, config, 3);
 }
 
 EXPORT CUresult cuKernelSetCacheConfig(CUkernel handle, int config, CUdevice device) {
     ENTER(cuKernelSetCacheConfig, 0);
-    ;
     CUresult code = check_device(device);
     return code == OK ? set_preference(handle, config, 3) : leave(code);
 }
 
 EXPORT CUresult cuFuncSetSharedMemConfig(CUfunction handle, int config) {
     ENTER(cuFuncSetSharedMemConfig, 0);
-    ;
     return set_preference(handle, config, 2);
 }
 
@@ -210,7 +197,6 @@ static CUresult parameter_of(void *handle, size_t index, size_t *offset, size_t 
 
 EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *bytes) {
     ENTER(cuFuncGetParamInfo, 0);
-    ;
     if (handle == NULL) return leave(INVALID_VALUE);
     return parameter_of(handle, index, offset, bytes);
 }
@@ -218,7 +204,6 @@ EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offs
 /* A library's kernel is loaded into the current context to answer. */
 EXPORT CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *bytes) {
     ENTER(cuKernelGetParamInfo, 0);
-    ;
     struct context *context;
     CUresult code = current_context(&context);
     return code == OK ? parameter_of(handle, index, offset, bytes) : leave(code);
@@ -233,13 +218,11 @@ static CUresult parameter_count(void *handle, size_t *count) {
 
 EXPORT CUresult cuFuncGetParamCount(CUfunction handle, size_t *count) {
     ENTER(cuFuncGetParamCount, 0);
-    ;
     return parameter_count(handle, count);
 }
 
 EXPORT CUresult cuKernelGetParamCount(CUkernel handle, size_t *count) {
     ENTER(cuKernelGetParamCount, 0);
-    ;
     return parameter_count(handle, count);
 }
 
@@ -280,7 +263,6 @@ static CUresult occupancy(int *out, CUfunction handle, int block_size, size_t sh
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction function,
                                                             int block_size, size_t shared_bytes) {
     ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor, 0);
-    ;
     return occupancy(out, function, block_size, shared_bytes, 0);
 }
 
@@ -289,7 +271,6 @@ EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, C
                                                                      size_t shared_bytes,
                                                                      unsigned flags) {
     ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 0);
-    ;
     return occupancy(out, function, block_size, shared_bytes, flags);
 }
 
@@ -321,7 +302,6 @@ EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfuncti
                                                  CUoccupancyB2DSize shared_of, size_t shared_bytes,
                                                  int limit) {
     ENTER(cuOccupancyMaxPotentialBlockSize, 0);
-    ;
     return best_block(grid, block, function, shared_of, shared_bytes, limit, 0);
 }
 
@@ -331,14 +311,12 @@ EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block,
                                                           size_t shared_bytes, int limit,
                                                           unsigned flags) {
     ENTER(cuOccupancyMaxPotentialBlockSizeWithFlags, 0);
-    ;
     return best_block(grid, block, function, shared_of, shared_bytes, limit, flags);
 }
 
 EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *out, CUfunction handle, int blocks,
                                                         int block_size) {
     ENTER(cuOccupancyAvailableDynamicSMemPerBlock, 0);
-    ;
     struct function *function;
     CUresult code =
         out == NULL || blocks < 1 || block_size < 1 ? INVALID_VALUE : find_here(handle, &function);
@@ -355,14 +333,12 @@ EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *out, CUfunction 
 
 EXPORT CUresult cuProfilerStart(void) {
     ENTER(cuProfilerStart, 0);
-    ;
     struct context *context;
     return leave(current_context(&context));
 }
 
 EXPORT CUresult cuProfilerStop(void) {
     ENTER(cuProfilerStop, 0);
-    ;
     struct context *context;
     return leave(current_context(&context));
 }

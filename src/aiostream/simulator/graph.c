@@ -225,7 +225,6 @@ bool graph_has_room(const struct graph *graph) {
 
 EXPORT CUresult cuGraphCreate(CUgraph *out, unsigned flags) {
     ENTER(cuGraphCreate, 0);
-    ;
     if (out == NULL || flags != 0) return leave(INVALID_VALUE);
     *out = graph_new(false);
     return leave(OK);
@@ -243,7 +242,6 @@ EXPORT CUresult cuGraphDestroy(CUgraph handle) {
 
 EXPORT CUresult cuGraphClone(CUgraph *out, CUgraph handle) {
     ENTER(cuGraphClone, 0);
-    ;
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (out == NULL || graph == NULL) return leave(INVALID_VALUE);
     if (graph_has_memory(graph)) return leave(NOT_SUPPORTED);
@@ -254,7 +252,6 @@ EXPORT CUresult cuGraphClone(CUgraph *out, CUgraph handle) {
 
 EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode handle, CUgraph clone_handle) {
     ENTER(cuGraphNodeFindInClone, 0);
-    ;
     const struct node *node = object_find(handle, OBJECT_NODE);
     const struct graph *clone = object_find(clone_handle, OBJECT_GRAPH);
     if (node == NULL || clone == NULL) return leave(clone == NULL ? INVALID_VALUE : INVALID_HANDLE);
@@ -310,19 +307,16 @@ static CUresult list(const struct graph *graph, CUgraphNode *nodes, size_t *coun
 
 EXPORT CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
     ENTER(cuGraphGetNodes, 0);
-    ;
     return list(object_find(handle, OBJECT_GRAPH), nodes, count, false);
 }
 
 EXPORT CUresult cuGraphGetRootNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
     ENTER(cuGraphGetRootNodes, 0);
-    ;
     return list(object_find(handle, OBJECT_GRAPH), nodes, count, true);
 }
 
 EXPORT CUresult cuGraphNodeGetType(CUgraphNode handle, int *out) {
     ENTER(cuGraphNodeGetType, 0);
-    ;
     const struct node *node = object_find(handle, OBJECT_NODE);
     if (node == NULL || out == NULL) return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
     *out = node->type;
@@ -331,7 +325,6 @@ EXPORT CUresult cuGraphNodeGetType(CUgraphNode handle, int *out) {
 
 EXPORT CUresult cuGraphGetId(CUgraph handle, unsigned *out) {
     ENTER(cuGraphGetId, 0);
-    ;
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     if (graph == NULL || out == NULL) return leave(INVALID_VALUE);
     *out = graph->id;
@@ -340,7 +333,6 @@ EXPORT CUresult cuGraphGetId(CUgraph handle, unsigned *out) {
 
 EXPORT CUresult cuGraphNodeGetLocalId(CUgraphNode handle, unsigned *out) {
     ENTER(cuGraphNodeGetLocalId, 0);
-    ;
     const struct node *node = object_find(handle, OBJECT_NODE);
     if (node == NULL || out == NULL) return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
     *out = node->local_id;
@@ -349,7 +341,6 @@ EXPORT CUresult cuGraphNodeGetLocalId(CUgraphNode handle, unsigned *out) {
 
 EXPORT CUresult cuGraphNodeGetContainingGraph(CUgraphNode handle, CUgraph *out) {
     ENTER(cuGraphNodeGetContainingGraph, 0);
-    ;
     const struct node *node = object_find(handle, OBJECT_NODE);
     if (node == NULL || out == NULL) return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
     *out = node->graph;
@@ -380,7 +371,6 @@ static void draw(FILE *file, const struct graph *graph) {
 
 EXPORT CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned flags) {
     ENTER(cuGraphDebugDotPrint, 0);
-    ;
     (void)flags; /* how much to write: always the same here */
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     FILE *file = graph != NULL && path != NULL ? fopen(path, "w") : NULL;

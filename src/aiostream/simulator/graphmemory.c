@@ -173,7 +173,6 @@ CUresult graph_memory_capture_free(struct stream *stream, CUdeviceptr address) {
 
 EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int which, void *out) {
     ENTER(cuDeviceGetGraphMemAttribute, 0);
-    ;
     if (device < 0 || device >= sim.device_count) return leave(INVALID_DEVICE);
     if (out == NULL || which < USED || which > RESERVED_HIGH) return leave(INVALID_VALUE);
     uint64_t value = which == USED || which == RESERVED ? kept[device] : most[device];
@@ -183,7 +182,6 @@ EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int which, void *o
 
 EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, int which, void *value) {
     ENTER(cuDeviceSetGraphMemAttribute, 0);
-    ;
     uint64_t number = 1;
     if (device < 0 || device >= sim.device_count) return leave(INVALID_DEVICE);
     if (value != NULL) memcpy(&number, value, sizeof number);
@@ -194,7 +192,6 @@ EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, int which, void *v
 
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device) {
     ENTER(cuDeviceGraphMemTrim, 0);
-    ;
     if (device < 0 || device >= sim.device_count) return leave(INVALID_DEVICE);
     kept[device] = used[device];
     return leave(OK);

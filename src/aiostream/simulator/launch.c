@@ -274,7 +274,6 @@ static bool contexts_live(const struct executable *executable) {
 
 EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     ENTER(cuGraphLaunch, ENQUEUES);
-    ;
     struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     struct stream *stream;
     CUresult code = executable == NULL ? INVALID_VALUE : find_stream(stream_handle, &stream);
@@ -301,7 +300,6 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
 /* There is nothing to carry to a device; what remains is its place in the order. */
 EXPORT CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
     ENTER(cuGraphUpload, ENQUEUES);
-    ;
     struct executable *executable = object_find(handle, OBJECT_EXECUTABLE);
     struct stream *stream;
     CUresult code = executable == NULL ? INVALID_VALUE : find_stream(stream_handle, &stream);

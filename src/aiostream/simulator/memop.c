@@ -83,35 +83,30 @@ static CUresult enqueue_word(CUstream handle, int operation, CUdeviceptr address
 EXPORT CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value,
                                        unsigned flags) {
     ENTER(cuStreamWaitValue32, ENQUEUES);
-    ;
     return enqueue_word(handle, WAIT_32, address, value, flags);
 }
 
 EXPORT CUresult cuStreamWaitValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value,
                                        unsigned flags) {
     ENTER(cuStreamWaitValue64, ENQUEUES);
-    ;
     return enqueue_word(handle, WAIT_64, address, value, flags);
 }
 
 EXPORT CUresult cuStreamWriteValue32_v2(CUstream handle, CUdeviceptr address, uint32_t value,
                                         unsigned flags) {
     ENTER(cuStreamWriteValue32, ENQUEUES);
-    ;
     return enqueue_word(handle, WRITE_32, address, value, flags);
 }
 
 EXPORT CUresult cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr address, uint64_t value,
                                         unsigned flags) {
     ENTER(cuStreamWriteValue64, ENQUEUES);
-    ;
     return enqueue_word(handle, WRITE_64, address, value, flags);
 }
 
 EXPORT CUresult cuStreamBatchMemOp_v2(CUstream handle, unsigned count,
                                       const union word_params *words, unsigned flags) {
     ENTER(cuStreamBatchMemOp, ENQUEUES);
-    ;
     if (count >= MOST_WORDS || (words == NULL && count > 0) || flags != 0)
         return leave(INVALID_VALUE);
     struct stream *stream;

@@ -152,7 +152,6 @@ static CUresult free_now(void *base, bool host) {
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *unused, size_t *total) {
     ENTER(cuMemGetInfo, 0);
-    ;
     struct context *context;
     CUresult code = unused == NULL || total == NULL ? INVALID_VALUE : current_context(&context);
     if (code == OK) {
@@ -164,7 +163,6 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *unused, size_t *total) {
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
     ENTER(cuMemAlloc, UNSAFE);
-    ;
     struct context *context;
     void *memory;
     CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
@@ -177,7 +175,6 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
                                    unsigned element) {
     ENTER(cuMemAllocPitch, UNSAFE);
-    ;
     struct context *context;
     void *memory;
     bool valid = out != NULL && pitch != NULL && width > 0 && height > 0 &&
@@ -194,7 +191,6 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
     ENTER(cuMemAllocManaged, UNSAFE);
-    ;
     struct context *context;
     void *memory;
     CUresult code =
@@ -211,7 +207,6 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
 
 EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
     ENTER(cuMemGetAddressRange, 0);
-    ;
     const struct allocation *found = find_allocation((void *)(uintptr_t)address);
     if (found == NULL) return leave(NOT_FOUND);
     if (base != NULL) *base = found->base;
@@ -221,7 +216,6 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     ENTER(cuMemFreeAsync, ENQUEUES);
-    ;
     struct stream *stream;
     const struct allocation *found = find_allocation((void *)(uintptr_t)address);
     CUresult code = find_stream(handle, &stream);
@@ -250,13 +244,11 @@ static CUresult allocate_host(void **out, size_t bytes, unsigned flags) {
 
 EXPORT CUresult cuMemAllocHost_v2(void **out, size_t bytes) {
     ENTER(cuMemAllocHost, UNSAFE);
-    ;
     return allocate_host(out, bytes, 0);
 }
 
 EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned flags) {
     ENTER(cuMemHostAlloc, UNSAFE);
-    ;
     return allocate_host(out, bytes, flags);
 }
 
@@ -267,7 +259,6 @@ EXPORT CUresult cuMemFreeHost(void *address) {
 
 EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, unsigned flags) {
     ENTER(cuMemHostGetDevicePointer, 0);
-    ;
     const struct allocation *found = find_allocation(address);
     if (out == NULL || flags != 0 || found == NULL || on_device(found)) return leave(INVALID_VALUE);
     *out = (uintptr_t)address;
@@ -276,7 +267,6 @@ EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *address, un
 
 EXPORT CUresult cuMemHostGetFlags(unsigned *out, void *address) {
     ENTER(cuMemHostGetFlags, 0);
-    ;
     const struct allocation *found = find_allocation(address);
     if (out == NULL || found == NULL || on_device(found)) return leave(INVALID_VALUE);
     *out = found->flags;
@@ -285,7 +275,6 @@ EXPORT CUresult cuMemHostGetFlags(unsigned *out, void *address) {
 
 EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
     ENTER(cuMemHostRegister, UNSAFE);
-    ;
     struct context *context;
     CUresult code =
         address == NULL || bytes == 0 || flags > 15 ? INVALID_VALUE : current_context(&context);
@@ -366,7 +355,6 @@ static size_t attribute_bytes(int which) { return which == 2 || which == 8 || wh
 EXPORT CUresult cuPointerGetAttributes(unsigned count, int *which, void **out,
                                        CUdeviceptr address) {
     ENTER(cuPointerGetAttributes, 0);
-    ;
     const struct allocation *found = find_allocation((void *)(uintptr_t)address);
     for (unsigned i = 0; i < count; i++) {
         memset(out[i], 0, attribute_bytes(which[i]));

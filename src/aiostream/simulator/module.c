@@ -66,7 +66,6 @@ static CUresult load(CUmodule *out, const void *image) {
 
 EXPORT CUresult cuModuleLoad(CUmodule *out, const char *path) {
     ENTER(cuModuleLoad, UNSAFE);
-    ;
     char *text;
     CUresult code = read_file(path, &text);
     if (code != OK) return leave(code);
@@ -77,7 +76,6 @@ EXPORT CUresult cuModuleLoad(CUmodule *out, const char *path) {
 
 EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *image) {
     ENTER(cuModuleLoadData, UNSAFE);
-    ;
     return load(out, image);
 }
 
@@ -85,7 +83,6 @@ EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *image) {
 EXPORT CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned count, int *options,
                                    void **values) {
     ENTER(cuModuleLoadDataEx, UNSAFE);
-    ;
     (void)count, (void)options, (void)values;
     return load(out, image);
 }
@@ -121,7 +118,6 @@ EXPORT CUresult cuModuleUnload(CUmodule handle) {
 
 EXPORT CUresult cuModuleGetLoadingMode(int *out) {
     ENTER(cuModuleGetLoadingMode, 0);
-    ;
     if (out == NULL) return leave(INVALID_VALUE);
     *out = 1; /* eager: there is nothing to defer */
     return leave(OK);
@@ -149,7 +145,6 @@ static CUresult get_function(struct module *module, const char *name, void **out
 
 EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule handle, const char *name) {
     ENTER(cuModuleGetFunction, 0);
-    ;
     struct module *module = object_find(handle, OBJECT_MODULE);
     if (module == NULL) return leave(INVALID_HANDLE);
     return leave(out == NULL || name == NULL ? INVALID_VALUE : get_function(module, name, out));
@@ -190,7 +185,6 @@ static CUresult get_variable(struct module *module, const char *name, CUdevicept
 EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule handle,
                                      const char *name) {
     ENTER(cuModuleGetGlobal, 0);
-    ;
     struct module *module = object_find(handle, OBJECT_MODULE);
     if (module == NULL) return leave(INVALID_HANDLE);
     if (name == NULL || (out == NULL && bytes == NULL)) return leave(INVALID_VALUE);
@@ -212,7 +206,6 @@ static CUresult load_library(CUlibrary *out, const void *image) {
 EXPORT CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit, void **jit_values,
                                   unsigned jit_count, int *options, void **values, unsigned count) {
     ENTER(cuLibraryLoadData, UNSAFE);
-    ;
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     return load_library(out, image);
 }
@@ -221,7 +214,6 @@ EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit
                                       unsigned jit_count, int *options, void **values,
                                       unsigned count) {
     ENTER(cuLibraryLoadFromFile, UNSAFE);
-    ;
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     char *text;
     CUresult code = read_file(path, &text);
@@ -241,7 +233,6 @@ EXPORT CUresult cuLibraryUnload(CUlibrary handle) {
 
 EXPORT CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary handle, const char *name) {
     ENTER(cuLibraryGetKernel, 0);
-    ;
     struct module *library = object_find(handle, OBJECT_LIBRARY);
     if (library == NULL) return leave(INVALID_HANDLE);
     return leave(out == NULL || name == NULL ? INVALID_VALUE : get_function(library, name, out));
@@ -261,7 +252,6 @@ static CUresult load_into(struct module *library, struct context *context) {
 
 EXPORT CUresult cuLibraryGetModule(CUmodule *out, CUlibrary handle) {
     ENTER(cuLibraryGetModule, 0);
-    ;
     struct module *library = object_find(handle, OBJECT_LIBRARY);
     struct context *context;
     CUresult code = library == NULL ? INVALID_HANDLE
@@ -276,7 +266,6 @@ EXPORT CUresult cuLibraryGetModule(CUmodule *out, CUlibrary handle) {
 EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *out, size_t *bytes, CUlibrary handle,
                                    const char *name) {
     ENTER(cuLibraryGetGlobal, 0);
-    ;
     struct module *library = object_find(handle, OBJECT_LIBRARY);
     struct context *context;
     CUresult code = library == NULL                                  ? INVALID_HANDLE
@@ -289,7 +278,6 @@ EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *out, size_t *bytes, CUlibrary ha
 /* A kernel of a library serves as its function too, as the manual allows for launches. */
 EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) {
     ENTER(cuKernelGetFunction, 0);
-    ;
     if (object_find(kernel, OBJECT_FUNCTION) == NULL) return leave(INVALID_HANDLE);
     *out = kernel;
     return leave(OK);
@@ -405,7 +393,6 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gr
                                unsigned block_z, unsigned shared, CUstream stream,
                                void **parameters, void **extra) {
     ENTER(cuLaunchKernel, ENQUEUES);
-    ;
     CUlaunchConfig config = {
         {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, NULL, 0};
     return launch(&config, function, parameters, extra);
@@ -415,7 +402,6 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gr
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function,
                                  void **parameters, void **extra) {
     ENTER(cuLaunchKernelEx, ENQUEUES);
-    ;
     if (config == NULL) return leave(INVALID_VALUE);
     if (config->attribute_count != 0) return leave(NOT_SUPPORTED);
     return launch(config, function, parameters, extra);

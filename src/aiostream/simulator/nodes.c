@@ -272,7 +272,6 @@ static CUresult add(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, 
 EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                         size_t count, const struct kernel_params *params) {
     ENTER(cuGraphAddKernelNode, 0);
-    ;
     return params == NULL ? leave(INVALID_VALUE)
                           : add(out, graph, before, count,
                                 &(struct node_params){.type = NODE_KERNEL, .u.kernel = *params});
@@ -289,7 +288,6 @@ EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgr
                                      size_t count, const struct copy_params *params,
                                      CUcontext context) {
     ENTER(cuGraphAddMemcpyNode, 0);
-    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params node = copy_node_params(params, context);
     return add(out, graph, before, count, &node);
@@ -307,7 +305,6 @@ EXPORT CUresult cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgr
                                      size_t count, const struct fill_params *params,
                                      CUcontext context) {
     ENTER(cuGraphAddMemsetNode, 0);
-    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params node = fill_node_params(params, context);
     return add(out, graph, before, count, &node);
@@ -324,7 +321,6 @@ struct node_params host_node_params(const struct host_params *params) {
 EXPORT CUresult cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                    size_t count, const struct host_params *params) {
     ENTER(cuGraphAddHostNode, 0);
-    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params node = host_node_params(params);
     return add(out, graph, before, count, &node);
@@ -333,7 +329,6 @@ EXPORT CUresult cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgrap
 EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                          size_t count, CUgraph child) {
     ENTER(cuGraphAddChildGraphNode, 0);
-    ;
     return add(out, graph, before, count,
                &(struct node_params){.type = NODE_CHILD, .u.child = {child, 0}});
 }
@@ -341,14 +336,12 @@ EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const 
 EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                     size_t count) {
     ENTER(cuGraphAddEmptyNode, 0);
-    ;
     return add(out, graph, before, count, &(struct node_params){.type = NODE_EMPTY});
 }
 
 EXPORT CUresult cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph graph,
                                           const CUgraphNode *before, size_t count, CUevent event) {
     ENTER(cuGraphAddEventRecordNode, 0);
-    ;
     return add(out, graph, before, count,
                &(struct node_params){.type = NODE_RECORD_EVENT, .u.event = {event, NULL, NULL}});
 }
@@ -356,7 +349,6 @@ EXPORT CUresult cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph graph,
 EXPORT CUresult cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                         size_t count, CUevent event) {
     ENTER(cuGraphAddEventWaitNode, 0);
-    ;
     return add(out, graph, before, count,
                &(struct node_params){.type = NODE_WAIT_EVENT, .u.event = {event, NULL, NULL}});
 }
@@ -364,7 +356,6 @@ EXPORT CUresult cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph graph, const C
 EXPORT CUresult cuGraphAddBatchMemOpNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                          size_t count, const struct words_params *params) {
     ENTER(cuGraphAddBatchMemOpNode, 0);
-    ;
     return params == NULL ? leave(INVALID_VALUE)
                           : add(out, graph, before, count,
                                 &(struct node_params){.type = NODE_WORDS, .u.words = *params});
@@ -373,7 +364,6 @@ EXPORT CUresult cuGraphAddBatchMemOpNode(CUgraphNode *out, CUgraph graph, const 
 EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                        size_t count, struct alloc_params *params) {
     ENTER(cuGraphAddMemAllocNode, 0);
-    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params node = {.type = NODE_ALLOC, .u.alloc = *params};
     CUresult code = add(out, graph, before, count, &node);
@@ -384,7 +374,6 @@ EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CU
 EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                       size_t count, CUdeviceptr address) {
     ENTER(cuGraphAddMemFreeNode, 0);
-    ;
     return add(out, graph, before, count,
                &(struct node_params){.type = NODE_FREE, .u.free = address});
 }
@@ -397,7 +386,6 @@ bool node_params_valid(const struct node_params *params) {
 EXPORT CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
                                size_t count, const struct node_params *params) {
     ENTER(cuGraphAddNode, 0);
-    ;
     return node_params_valid(params) ? add(out, graph, before, count, params)
                                      : leave(INVALID_VALUE);
 }
@@ -406,7 +394,6 @@ EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraph
                                   const void *edges, size_t count,
                                   const struct node_params *params) {
     ENTER(cuGraphAddNode, 0);
-    ;
     return node_params_valid(params) ? add_with(out, graph, before, edges, count, params)
                                      : leave(INVALID_VALUE);
 }
@@ -445,7 +432,6 @@ GETTERS(cuGraphBatchMemOpNodeGetParams, struct words_params, NODE_WORDS, words, 
 
 EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, struct kernel_params *out) {
     ENTER(cuGraphKernelNodeGetParams, 0);
-    ;
     struct node_params params;
     CUresult code = get_params(node, NODE_KERNEL, &params, out);
     if (code == OK) *out = params.u.kernel;
@@ -454,7 +440,6 @@ EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, struct kernel_pa
 
 EXPORT CUresult cuGraphNodeGetParams(CUgraphNode node, struct node_params *out) {
     ENTER(cuGraphNodeGetParams, 0);
-    ;
     struct node_params params;
     CUresult code = get_params(node, -1, &params, out);
     if (code == OK) *out = params;
@@ -476,7 +461,6 @@ static CUresult set(CUgraphNode handle, const struct node_params *params) {
 EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node,
                                               const struct kernel_params *params) {
     ENTER(cuGraphKernelNodeSetParams, 0);
-    ;
     return params == NULL
                ? leave(INVALID_VALUE)
                : set(node, &(struct node_params){.type = NODE_KERNEL, .u.kernel = *params});
@@ -490,7 +474,6 @@ static CUcontext context_of(CUgraphNode handle) {
 
 EXPORT CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const struct copy_params *params) {
     ENTER(cuGraphMemcpyNodeSetParams, 0);
-    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = copy_node_params(params, context_of(node));
     return set(node, &all);
@@ -498,7 +481,6 @@ EXPORT CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const struct copy_p
 
 EXPORT CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const struct fill_params *params) {
     ENTER(cuGraphMemsetNodeSetParams, 0);
-    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = fill_node_params(params, context_of(node));
     return set(node, &all);
@@ -506,7 +488,6 @@ EXPORT CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const struct fill_p
 
 EXPORT CUresult cuGraphHostNodeSetParams(CUgraphNode node, const struct host_params *params) {
     ENTER(cuGraphHostNodeSetParams, 0);
-    ;
     if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = host_node_params(params);
     return set(node, &all);
@@ -514,14 +495,12 @@ EXPORT CUresult cuGraphHostNodeSetParams(CUgraphNode node, const struct host_par
 
 EXPORT CUresult cuGraphEventRecordNodeSetEvent(CUgraphNode node, CUevent event) {
     ENTER(cuGraphEventRecordNodeSetEvent, 0);
-    ;
     return set(node,
                &(struct node_params){.type = NODE_RECORD_EVENT, .u.event = {event, NULL, NULL}});
 }
 
 EXPORT CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event) {
     ENTER(cuGraphEventWaitNodeSetEvent, 0);
-    ;
     return set(node,
                &(struct node_params){.type = NODE_WAIT_EVENT, .u.event = {event, NULL, NULL}});
 }
@@ -529,7 +508,6 @@ EXPORT CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event) {
 EXPORT CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode node,
                                                const struct words_params *params) {
     ENTER(cuGraphBatchMemOpNodeSetParams, 0);
-    ;
     return params == NULL
                ? leave(INVALID_VALUE)
                : set(node, &(struct node_params){.type = NODE_WORDS, .u.words = *params});
@@ -537,6 +515,5 @@ EXPORT CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode node,
 
 EXPORT CUresult cuGraphNodeSetParams(CUgraphNode node, const struct node_params *params) {
     ENTER(cuGraphNodeSetParams, 0);
-    ;
     return node_params_valid(params) ? set(node, params) : leave(INVALID_VALUE);
 }

@@ -130,7 +130,6 @@ static CUresult place_of(const struct location *location, int allocation, int *d
 
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *props) {
     ENTER(cuMemPoolCreate, 0);
-    ;
     int device, kind;
     CUresult code = out == NULL || props == NULL
                         ? INVALID_VALUE
@@ -167,7 +166,6 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
 
 EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool handle, int which, void *out) {
     ENTER(cuMemPoolGetAttribute, 0);
-    ;
     struct pool *pool;
     CUresult code = out == NULL || which < REUSE_FIRST || which > USED_HIGH ? INVALID_VALUE
                                                                             : find(handle, &pool);
@@ -185,7 +183,6 @@ EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool handle, int which, void *out)
 /* The high-water marks can be set to 0 alone, which makes them what is there now. */
 EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, int which, const void *value) {
     ENTER(cuMemPoolSetAttribute, 0);
-    ;
     struct pool *pool;
     uint64_t number = 0;
     CUresult code = value == NULL || which < REUSE_FIRST || which > USED_HIGH ? INVALID_VALUE
@@ -211,7 +208,6 @@ static int *access_of(struct pool *pool, const struct location *location) {
 
 EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool handle, const struct access *map, size_t count) {
     ENTER(cuMemPoolSetAccess, 0);
-    ;
     struct pool *pool;
     CUresult code = map == NULL && count > 0 ? INVALID_VALUE : find(handle, &pool);
     for (size_t i = 0; code == OK && i < count; i++) {
@@ -229,7 +225,6 @@ EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool handle, const struct access *map
 
 EXPORT CUresult cuMemPoolGetAccess(int *out, CUmemoryPool handle, const struct location *location) {
     ENTER(cuMemPoolGetAccess, 0);
-    ;
     struct pool *pool;
     CUresult code = out == NULL || location == NULL ? INVALID_VALUE : find(handle, &pool);
     const int *access = code == OK ? access_of(pool, location) : NULL;
@@ -266,7 +261,6 @@ static const struct location *on_device(int device, struct location *space) {
 
 EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device) {
     ENTER(cuDeviceGetDefaultMemPool, 0);
-    ;
     struct location space;
     return check_device(device) == OK ? give(out, on_device(device, &space), PINNED, true)
                                       : leave(INVALID_DEVICE);
@@ -274,7 +268,6 @@ EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device) {
 
 EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device) {
     ENTER(cuDeviceGetMemPool, 0);
-    ;
     struct location space;
     return check_device(device) == OK ? give(out, on_device(device, &space), PINNED, false)
                                       : leave(INVALID_DEVICE);
@@ -282,7 +275,6 @@ EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device) {
 
 EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
     ENTER(cuDeviceSetMemPool, 0);
-    ;
     struct location space;
     return check_device(device) == OK ? set_pool(on_device(device, &space), PINNED, pool)
                                       : leave(INVALID_DEVICE);
@@ -291,21 +283,18 @@ EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
 EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, const struct location *location,
                                        int allocation) {
     ENTER(cuMemGetDefaultMemPool, 0);
-    ;
     return give(out, location, allocation, true);
 }
 
 EXPORT CUresult cuMemGetMemPool(CUmemoryPool *out, const struct location *location,
                                 int allocation) {
     ENTER(cuMemGetMemPool, 0);
-    ;
     return give(out, location, allocation, false);
 }
 
 EXPORT CUresult cuMemSetMemPool(const struct location *location, int allocation,
                                 CUmemoryPool pool) {
     ENTER(cuMemSetMemPool, 0);
-    ;
     return set_pool(location, allocation, pool);
 }
 
@@ -329,7 +318,6 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, struct pool *pool, stru
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle) {
     ENTER(cuMemAllocAsync, ENQUEUES);
-    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     return code == OK
@@ -340,7 +328,6 @@ EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream handle)
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool handle,
                                         CUstream stream_handle) {
     ENTER(cuMemAllocFromPoolAsync, ENQUEUES);
-    ;
     struct pool *pool;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find(handle, &pool);

@@ -81,31 +81,26 @@ static CUresult copy_2d(CUstream stream, const struct copy_params_2d *params, bo
 
 CUresult on_cuMemcpy2D_v2(CUstream stream, const struct copy_params_2d *params) {
     ENTER(cuMemcpy2D, UNSAFE);
-    ;
     return copy_2d(stream, params, true);
 }
 
 CUresult on_cuMemcpy2DUnaligned_v2(CUstream stream, const struct copy_params_2d *params) {
     ENTER(cuMemcpy2DUnaligned, UNSAFE);
-    ;
     return copy_2d(stream, params, true);
 }
 
 CUresult on_cuMemcpy3D_v2(CUstream stream, const struct copy_params *params) {
     ENTER(cuMemcpy3D, UNSAFE);
-    ;
     return copy(stream, params, true);
 }
 
 EXPORT CUresult cuMemcpy2DAsync_v2(const struct copy_params_2d *params, CUstream stream) {
     ENTER(cuMemcpy2DAsync, ENQUEUES);
-    ;
     return copy_2d(stream, params, false);
 }
 
 EXPORT CUresult cuMemcpy3DAsync_v2(const struct copy_params *params, CUstream stream) {
     ENTER(cuMemcpy3DAsync, ENQUEUES);
-    ;
     return copy(stream, params, false);
 }
 

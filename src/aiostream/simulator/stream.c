@@ -156,13 +156,11 @@ static CUresult create(CUstream *out, unsigned flags, int priority) {
 
 EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags) {
     ENTER(cuStreamCreate, 0);
-    ;
     return create(out, flags, 0);
 }
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
     ENTER(cuStreamCreateWithPriority, 0);
-    ;
     return create(out, flags, priority);
 }
 
@@ -176,7 +174,6 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
 
 EXPORT CUresult cuStreamGetPriority(CUstream handle, int *out) {
     ENTER(cuStreamGetPriority, 0);
-    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) *out = stream->attributes.priority;
@@ -185,7 +182,6 @@ EXPORT CUresult cuStreamGetPriority(CUstream handle, int *out) {
 
 EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *out) {
     ENTER(cuStreamGetFlags, 0);
-    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) code = capture_forbids_question(stream);
@@ -195,7 +191,6 @@ EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *out) {
 
 EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *out) {
     ENTER(cuStreamGetId, 0);
-    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) code = capture_forbids_question(stream);
@@ -205,7 +200,6 @@ EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *out) {
 
 EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *out) {
     ENTER(cuStreamGetDevice, 0);
-    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) code = capture_forbids_question(stream);
@@ -215,7 +209,6 @@ EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *out) {
 
 EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *out, void **green) {
     ENTER(cuStreamGetCtx, 0);
-    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) {
@@ -232,7 +225,6 @@ EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out) {
 /* No stream here has a green context. */
 EXPORT CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *out) {
     ENTER(cuStreamGetGreenCtx, 0);
-    ;
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) *out = NULL;
@@ -278,7 +270,6 @@ static CUresult submit(CUstream handle, struct op *op, int node_type) {
 EXPORT CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *user_data,
                                     unsigned sync_mode) {
     ENTER(cuLaunchHostFunc, ENQUEUES);
-    ;
     if (function == NULL || sync_mode > 1) return leave(INVALID_VALUE);
     struct op *op = op_new(OP_HOST, 0);
     op->u.host.host = function;
@@ -293,7 +284,6 @@ EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_
 EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *user_data,
                                     unsigned flags) {
     ENTER(cuStreamAddCallback, ENQUEUES);
-    ;
     struct stream *stream;
     CUresult code = callback == NULL || flags != 0 ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK && stream->capture != NULL) code = capture_unsupported(stream);
@@ -320,7 +310,6 @@ static bool can_attach(const struct stream *stream, CUdeviceptr address, size_t 
 EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes,
                                        unsigned flags) {
     ENTER(cuStreamAttachMemAsync, ENQUEUES);
-    ;
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
     if (code == OK && !can_attach(stream, address, bytes, flags)) code = INVALID_VALUE;

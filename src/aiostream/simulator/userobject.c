@@ -114,7 +114,6 @@ static bool valid(unsigned count) { return count > 0 && count <= INT_MAX; }
 EXPORT CUresult cuUserObjectCreate(CUuserObject *out, void *pointer, CUhostFn destroy,
                                    unsigned count, unsigned flags) {
     ENTER(cuUserObjectCreate, 0);
-    ;
     /* CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, the only one */
     if (out == NULL || destroy == NULL || !valid(count) || flags != 1) return leave(INVALID_VALUE);
     struct user_object *object = object_new(OBJECT_USER, sizeof *object);
@@ -127,7 +126,6 @@ EXPORT CUresult cuUserObjectCreate(CUuserObject *out, void *pointer, CUhostFn de
 
 EXPORT CUresult cuUserObjectRetain(CUuserObject handle, unsigned count) {
     ENTER(cuUserObjectRetain, 0);
-    ;
     struct user_object *object = object_find(handle, OBJECT_USER);
     if (object == NULL || !valid(count))
         return leave(object == NULL ? INVALID_HANDLE : INVALID_VALUE);
@@ -169,7 +167,6 @@ static void hold(struct graph *graph, struct user_object *object, unsigned count
 EXPORT CUresult cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count,
                                         unsigned flags) {
     ENTER(cuGraphRetainUserObject, 0);
-    ;
     struct graph *graph = object_find(graph_handle, OBJECT_GRAPH);
     struct user_object *object = object_find(handle, OBJECT_USER);
     bool move = flags == 1;
