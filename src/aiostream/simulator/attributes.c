@@ -12,6 +12,9 @@ enum {
     WINDOW = 1,
     COOPERATIVE = 2,
     SYNCHRONIZATION_POLICY = 3,
+    CLUSTER = 4,
+    CLUSTER_POLICY = 5,
+    OVERLAP = 6, /* PROGRAMMATIC_STREAM_SERIALIZATION */
     PRIORITY = 8,
     DOMAIN_MAP = 9,
     DOMAIN = 10
@@ -28,7 +31,8 @@ struct domain_map { unsigned char of_default, of_remote; };
 enum {
     OF_STREAMS = BIT(WINDOW) | BIT(SYNCHRONIZATION_POLICY) | BIT(PRIORITY) | BIT(DOMAIN_MAP) |
         BIT(DOMAIN),
-    OF_KERNELS = BIT(WINDOW) | BIT(COOPERATIVE) | BIT(PRIORITY) | BIT(DOMAIN_MAP) | BIT(DOMAIN),
+    OF_KERNELS = BIT(WINDOW) | BIT(COOPERATIVE) | BIT(CLUSTER) | BIT(CLUSTER_POLICY) |
+        BIT(PRIORITY) | BIT(DOMAIN_MAP) | BIT(DOMAIN),
 };
 
 /* What the device's attributes 109 and 126 say. */
@@ -57,6 +61,15 @@ CUresult attribute_get(const struct attributes *attributes, unsigned allowed, in
         break;
     case SYNCHRONIZATION_POLICY:
         memcpy(out, &attributes->synchronization_policy, sizeof(int));
+        break;
+    case CLUSTER:
+        memcpy(out, attributes->cluster, sizeof attributes->cluster);
+        break;
+    case CLUSTER_POLICY:
+        memcpy(out, &attributes->cluster_policy, sizeof(int));
+        break;
+    case OVERLAP:
+        memcpy(out, &attributes->overlap, sizeof(int));
         break;
     case PRIORITY:
         memcpy(out, &attributes->priority, sizeof(int));
@@ -103,6 +116,16 @@ CUresult attribute_set(struct attributes *attributes, unsigned allowed, int whic
         if (number < 1 || number > 4) return INVALID_VALUE;
         attributes->synchronization_policy = number;
         break;
+    case CLUSTER:
+        memcpy(attributes->cluster, value, sizeof attributes->cluster);
+        break;
+    case CLUSTER_POLICY:
+        if (number < 0 || number > 2) return INVALID_VALUE;
+        attributes->cluster_policy = number;
+        break;
+    case OVERLAP:
+        attributes->overlap = number != 0;
+        break;
     case PRIORITY:
         attributes->priority = clamped_priority(number);
         break;
@@ -144,6 +167,40 @@ EXPORT CUresult cuStreamCopyAttributes(CUstream to_handle, CUstream from_handle)
     if (code == OK && to->context != from->context) code = INVALID_VALUE;
     if (code == OK) to->attributes = from->attributes;
     return leave(code);
+}
+
+/* --- of launches --- */
+
+/* A cluster of blocks divides the grid, and has 8 blocks at most, or 16 with the function's
+ * consent. Neither was compared with a GPU. */
+static CUresult check_cluster(const unsigned *cluster, const unsigned *grid,
+                              const struct function *function) {
+    if (cluster[0] == 0 && cluster[1] == 0 && cluster[2] == 0) return OK;
+    uint64_t most = function->attributes[NON_PORTABLE_CLUSTER] ? 16 : 8, blocks = 1;
+    for (int i = 0; i < 3; i++) {
+        if (cluster[i] == 0 || cluster[i] > most || grid[i] % cluster[i] != 0)
+            return INVALID_CLUSTER_SIZE;
+        blocks *= cluster[i];
+    }
+    return blocks <= most ? OK : INVALID_CLUSTER_SIZE;
+}
+
+/* Adds those of a launch to those of its stream. A captured node keeps them, and a kernel here runs
+ * the same without. What would have to act is refused: events that a kernel triggers, nodes that it
+ * updates, and cooperative launches, which the device does not claim to support. */
+CUresult attributes_of_launch(struct attributes *attributes, const CUlaunchConfig *config,
+                              const struct function *function) {
+    if (config->attribute_count > 0 && config->attributes == NULL) return INVALID_VALUE;
+    for (unsigned i = 0; i < config->attribute_count; i++) {
+        const struct launch_attribute *one = &config->attributes[i];
+        if (one->id == 0) continue; /* CU_LAUNCH_ATTRIBUTE_IGNORE */
+        if (one->id < 0 || one->id > 31 || !((OF_KERNELS | BIT(OVERLAP)) & BIT(one->id)))
+            return NOT_SUPPORTED;
+        CUresult code = attribute_set(attributes, OF_KERNELS | BIT(OVERLAP), one->id, one->value);
+        if (code != OK) return code;
+        if (attributes->cooperative) return NOT_SUPPORTED;
+    }
+    return check_cluster(attributes->cluster, config->grid, function);
 }
 
 /* --- of kernel nodes --- */

@@ -100,7 +100,6 @@ CUresult capture_add_node(struct stream *stream, struct node *node) {
         node_free(node);
         return CAPTURE_INVALIDATED;
     }
-    if (node->type == NODE_KERNEL) node->attributes = stream->attributes;
     struct graph *graph = capture->graph;
     if (capture->recapture != NULL) {
         struct node *again;
@@ -129,7 +128,6 @@ CUresult capture_add(struct stream *stream, struct op *op, int type) {
     struct node *node = node_new(type);
     node_add_op(node, op);
     if (type != NODE_HOST && type != NODE_EMPTY) node->context = stream->context;
-    if (type == NODE_KERNEL) node_describe_kernel(node);
     if (type == NODE_COPY)
         node->copy = (struct copy_params){copy_end_at(op->u.copy.from), copy_end_at(op->u.copy.to),
                                           op->u.copy.bytes, 1, 1};
@@ -139,6 +137,16 @@ CUresult capture_add(struct stream *stream, struct op *op, int type) {
                                           .width = op->u.fill.width,
                                           .count = op->u.fill.count,
                                           .height = 1};
+    return capture_add_node(stream, node);
+}
+
+CUresult capture_add_kernel(struct stream *stream, struct op *op,
+                            const struct attributes *attributes) {
+    struct node *node = node_new(NODE_KERNEL);
+    node_add_op(node, op);
+    node->context = stream->context;
+    node->attributes = *attributes;
+    node_describe_kernel(node);
     return capture_add_node(stream, node);
 }
 

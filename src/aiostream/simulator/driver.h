@@ -33,11 +33,15 @@ typedef void (*CUhostFn)(void *user_data);
 typedef size_t (*CUoccupancyB2DSize)(int block_size);
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *user_data);
 
-/* As in the ABI. Nothing here reads `attributes`, because launches with attributes are refused. */
+/* As in the ABI. */
+struct launch_attribute {
+    int id, padding; /* CUlaunchAttributeID */
+    unsigned char value[64];
+};
 typedef struct {
     unsigned int grid[3], block[3], shared_bytes;
     CUstream stream;
-    void *attributes;
+    const struct launch_attribute *attributes;
     unsigned int attribute_count;
 } CUlaunchConfig;
 
@@ -79,6 +83,7 @@ enum {
     CAPTURED_EVENT = 907,
     CAPTURE_WRONG_THREAD = 908,
     GRAPH_EXEC_UPDATE_FAILURE = 910,
+    INVALID_CLUSTER_SIZE = 912,
     GRAPH_RECAPTURE_FAILURE = 918,
 };
 
@@ -238,6 +243,8 @@ struct attributes {
     int synchronization_policy;
     unsigned char default_domain, remote_domain;
     int domain, priority, cooperative;
+    unsigned cluster[3]; /* zeros: none */
+    int cluster_policy, overlap;
 };
 
 struct stream {
@@ -328,6 +335,7 @@ enum {
     STATIC_SHARED = 1,
     MAX_DYNAMIC_SHARED = 8,
     CARVEOUT = 9,
+    NON_PORTABLE_CLUSTER = 14,
     FUNCTION_ATTRIBUTES = 16
 };
 struct function {
@@ -593,7 +601,9 @@ CUresult capture_forbids_query(struct stream *stream);
 CUresult capture_forbids_question(struct stream *stream);
 CUresult capture_forbids_legacy(struct stream *stream);
 CUresult capture_add(struct stream *stream, struct op *op, int type); /* owns op */
-CUresult capture_add_node(struct stream *stream, struct node *node);  /* owns node */
+CUresult capture_add_kernel(struct stream *stream, struct op *op,
+                            const struct attributes *attributes);    /* owns op */
+CUresult capture_add_node(struct stream *stream, struct node *node); /* owns node */
 CUresult capture_record(struct stream *stream, struct event *event);
 CUresult capture_wait(struct stream *stream, struct event *event);
 CUresult capture_unsupported(struct stream *stream);
@@ -609,6 +619,8 @@ void capture_release(struct capture *capture);
 void attributes_start(struct attributes *attributes, int priority);
 int clamped_priority(int priority);
 CUresult attribute_get(const struct attributes *attributes, unsigned allowed, int which, void *out);
+CUresult attributes_of_launch(struct attributes *attributes, const CUlaunchConfig *config,
+                              const struct function *function);
 CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which,
                        const void *value);
 

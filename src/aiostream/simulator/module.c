@@ -375,6 +375,11 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **p
     if (code == OK && (function == NULL || !fits_context(function, context))) code = INVALID_HANDLE;
     if (code == OK) code = find_stream(config->stream, &stream);
     if (code == OK && stream->context != context) code = INVALID_HANDLE;
+    struct attributes attributes = {0};
+    if (code == OK) {
+        attributes = stream->attributes;
+        code = attributes_of_launch(&attributes, config, function);
+    }
     struct kernel_params params = {handle, .shared_bytes = config->shared_bytes,
                                    .parameters = parameters, .extra = extra};
     memcpy(params.grid, config->grid, sizeof params.grid);
@@ -383,7 +388,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **p
     if (code == OK) code = op != NULL ? capture_forbids_legacy(stream) : INVALID_VALUE;
     if (code != OK && op != NULL) op_free(op);
     if (code != OK) return leave(code);
-    if (stream->capture != NULL) return leave(capture_add(stream, op, NODE_KERNEL));
+    if (stream->capture != NULL) return leave(capture_add_kernel(stream, op, &attributes));
     code = enqueue(stream, op);
     return leave(code == OK && sim.launch_blocking ? stream_wait(stream, op->sequence) : code);
 }
@@ -398,11 +403,9 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gr
     return launch(&config, function, parameters, extra);
 }
 
-/* Launch attributes change how a GPU runs the kernel; none is simulated, so none is accepted. */
 EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function,
                                  void **parameters, void **extra) {
     ENTER(cuLaunchKernelEx, ENQUEUES);
     if (config == NULL) return leave(INVALID_VALUE);
-    if (config->attribute_count != 0) return leave(NOT_SUPPORTED);
     return launch(config, function, parameters, extra);
 }
