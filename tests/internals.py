@@ -85,6 +85,16 @@ def driver_error(
     return _driver.error(code, call, stream)
 
 
+def native_names() -> dict[str, object]:
+    """Returns what the native module has, by name."""
+    return dict(vars(_native))
+
+
+def minimum_versions() -> dict[str, int]:
+    """Returns the functions that older drivers lack, with the CUDA version that each needs."""
+    return _driver.MINIMUM
+
+
 def native_addresses() -> dict[str, int]:
     """Asks the driver for the addresses that native code calls."""
     return _driver.native_addresses()

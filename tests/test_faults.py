@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import internals
+import support
 from aiostream import Stream
 
 TESTS = Path(__file__).parent
@@ -40,16 +41,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def faulty_libc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What makes allocations, descriptors and threads fail: to be preloaded."""
-    library = tmp_path_factory.mktemp("faults") / "faulty_libc.so"
-    options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    try:
-        subprocess.run(
-            ["gcc", *options, str(TESTS / "native" / "faulty_libc.c"), "-o", str(library), "-ldl"],
-            check=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("there is no gcc here")
-    return library
+    return support.faulty_libc(tmp_path_factory.mktemp("faults"))
 
 
 def run_program(kind: str, faulty_libc: Path) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -161,6 +163,42 @@ def test_native_files_include_downwards_only() -> None:
             if included != path.stem and floors[included] >= floors[path.stem]:
                 wrong.append(f"{path.name} includes {included}.h")
     assert not wrong
+
+
+def test_drawings_of_the_design_are_current() -> None:
+    script = TESTS.parent / "docs" / "make_graphs.py"
+    if not script.exists():
+        pytest.skip("the documents are not beside the tests")
+    made = runpy.run_path(str(script))
+    assert made["PAGE"].read_text() == made["page"](), "run python docs/make_graphs.py"
+    assert "_driver" in made["python_imports"]()["_process"]
+    assert "base" in made["native_includes"]()["failures"]
+    assert made["reduced"]({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {
+        "a": {"b"},
+        "b": {"c"},
+        "c": set(),
+    }
+
+
+def test_c_is_formatted() -> None:
+    """By `.clang-format`. Another major version breaks some lines elsewhere, so only one counts."""
+    folders = [TESTS.parent / "src" / "aiostream" / name for name in ("native", "simulator")]
+    files = [path for folder in [*folders, TESTS / "native"] for path in folder.glob("*.[ch]")]
+    if not (TESTS.parent / ".clang-format").exists():
+        pytest.skip("the sources are not here: the tests run on an installed package alone")
+    formatter = shutil.which("clang-format")
+    if formatter is None:
+        pytest.skip("there is no clang-format here: install the extra `dev`")
+    version = subprocess.run([formatter, "--version"], capture_output=True, text=True, check=True)
+    if "version 23." not in version.stdout:
+        pytest.skip(f"clang-format 23 is needed: this is {version.stdout.strip()}")
+    checked = subprocess.run(
+        [formatter, "--dry-run", "-Werror", *map(str, files)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_only_the_seams_know_what_lies_behind_them() -> None:

@@ -19,37 +19,6 @@ from aiostream import _native, errors
 _lock = threading.RLock()  # a signal handler may come to bindings() in the thread that holds it
 _bindings: ModuleType | None = None  # written once under _lock, after cuInit has succeeded
 
-# What native code calls by raw address, with the cuGetProcAddress version that has the signature it
-# knows.
-_NATIVE_CALLS = {
-    "cuLaunchHostFunc": 10000,
-    "cuStreamAddCallback": 5000,
-    "cuStreamQuery": 2000,
-    "cuStreamSynchronize": 2000,
-    "cuStreamIsCapturing": 10000,
-    "cuStreamDestroy": 4000,
-    "cuThreadExchangeStreamCaptureMode": 10010,
-    "cuEventQuery": 2000,
-    "cuEventRecordWithFlags": 11010,
-    "cuEventSynchronize": 2000,
-    "cuEventDestroy": 4000,
-    "cuEventCreate": 2000,
-    "cuStreamCreate": 2000,
-    "cuStreamWaitEvent": 3020,
-    "cuCtxPushCurrent": 4000,
-    "cuCtxPopCurrent": 4000,
-    "cuCtxGetId": 12000,
-    "cuStreamGetCaptureInfo": 11030,
-    "cuUserObjectCreate": 11030,
-    "cuUserObjectRelease": 11030,
-    "cuGraphRetainUserObject": 11030,
-    "cuGraphReleaseUserObject": 11030,
-    "cuGraphLaunch": 10000,
-    "cuGraphUpload": 11010,
-    "cuGraphExecUpdate": 12000,
-    "cuGraphDestroy": 10000,
-    "cuGraphExecDestroy": 10000,
-}
 # What came after CUDA 12.0, with the version whose driver has it, for the error of an older one.
 MINIMUM = {
     "cuStreamBeginCaptureToGraph": 12030,
@@ -68,8 +37,6 @@ _EDGE_DATA_FORMS = {
     "cuGraphNodeGetDependencies": "_v2",
     "cuGraphNodeGetDependentNodes": "_v2",
 }
-# The same as _NATIVE_CALLS, but only newer drivers have it.
-_NEWER_NATIVE_CALLS = {"cuLaunchHostFunc_v2": ("cuLaunchHostFunc", MINIMUM["cuLaunchHostFunc_v2"])}
 _NO_DRIVER = (
     "No CUDA driver was found ({reason}). Install NVIDIA's driver, or run without a GPU on the simulator: set the environment "
     "variable AIOSTREAM_SIMULATOR=1, or call aiostream.simulator.install() before anything else uses CUDA."
@@ -357,10 +324,13 @@ def driver_version() -> int:
 
 
 def native_addresses() -> dict[str, int]:
-    """The raw addresses that native code calls."""
-    addresses = {name: _address(name, version) for name, version in _NATIVE_CALLS.items()}
-    for name, (plain, version) in _NEWER_NATIVE_CALLS.items():
-        addresses[name] = _find(plain, version) if driver_version() >= version else 0
+    """The raw addresses that native code calls: the rows of `native/driver_calls.h`."""
+    addresses = {}
+    for name, sought, version, newer in _native.DRIVER_CALLS:
+        if newer:
+            addresses[name] = _find(sought, version) if driver_version() >= version else 0
+        else:
+            addresses[name] = _address(sought, version)
     return addresses
 
 

@@ -202,3 +202,8 @@ def test_what_a_callback_holds_goes_with_the_graph(stream, device):
     del graph, builder
     until(gone.is_set)
     until(lambda: simulator.pending_work() == 0)
+
+
+def test_launches_in_clusters(stream, kernel):
+    core.launch(stream, core.LaunchConfig(grid=4, cluster=2, block=1), kernel)
+    stream.sync()
