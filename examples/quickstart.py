@@ -1,6 +1,7 @@
 """Await GPU work: alone, with a timeout, and several streams at once.
 
-`python examples/quickstart.py` runs on the GPU; with `--simulator` (or `AIOSTREAM_SIMULATOR=1`) on aiostream's simulator.
+`python examples/quickstart.py` runs on the GPU; with `--simulator` (or `AIOSTREAM_SIMULATOR=1`)
+on aiostream's simulator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The examples and the README's Python blocks, run as a reader would run them, on the driver under test."""
+"""The examples and the README's Python blocks, run as a reader would run them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from support import run_script, settle
 
 EXAMPLES = ROOT / "examples"
 SERVED = Path(__file__).parent / "served_model.py"
-TIMEOUT = 0.5  # seconds that the server gives a request; long enough for what shall pass, on a busy machine too
+TIMEOUT = 0.5  # seconds of a request; enough for what shall pass, on a busy machine too
 TOO_LONG = 2000  # milliseconds on the GPU
 
 
-# ------------------------------------------------------------------------------------------------ quickstart
+# ------------------------------------------------------------------------------ quickstart
 
 
 def test_quickstart(driver_kind: str) -> None:
@@ -67,7 +67,7 @@ def test_quickstart_takes_the_simulator_only_when_asked() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ------------------------------------------------------------------------------------------------ the README
+# ------------------------------------------------------------------------------ the README
 
 
 def readme_blocks() -> list[str]:
@@ -86,7 +86,7 @@ def test_the_readme_s_examples_run(driver_kind: str, number: int) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ------------------------------------------------------------------------------------------------ the model server
+# ------------------------------------------------------------------------------ the model server
 
 
 def serving(kind: str, driver_kind: str, *options: str) -> AbstractContextManager[Server]:

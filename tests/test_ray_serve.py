@@ -1,4 +1,4 @@
-"""`examples/ray_serve.py`: batches, a replica that lost its context, and the graceful end. Needs ray."""
+"""`examples/ray_serve.py`: batches, a replica that lost its context, and the end. Needs ray."""
 
 from __future__ import annotations
 

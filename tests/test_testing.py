@@ -72,7 +72,7 @@ def test_settle_gives_up() -> None:
     assert not testing.settle(lambda: False, 0.001)
 
 
-# ------------------------------------------------------------------------------------------------ the ledger
+# ------------------------------------------------------------------------------ the ledger
 
 
 def test_ledger_names_what_was_left_open() -> None:
@@ -124,7 +124,7 @@ def test_ledger_counts_what_leaked(breakable: Any) -> None:
         run_on("asyncio", lose)
 
 
-# ------------------------------------------------------------------------------------------------ blocked loops
+# ------------------------------------------------------------------------------ blocked loops
 
 
 async def test_synchronizing_calls_in_a_loop_s_thread_are_found() -> None:
@@ -181,7 +181,7 @@ async def test_torch_s_synchronize_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert [call.name for call in found] == ["torch.cuda.synchronize"]
 
 
-# ------------------------------------------------------------------------------------------------ faults
+# ------------------------------------------------------------------------------ faults
 
 
 def test_faults_happen_and_are_undone(breakable: Any) -> None:
