@@ -146,6 +146,7 @@ async def test_synchronizing_calls_in_a_loop_s_thread_are_found() -> None:
     ]
     assert "test_testing.py" in found[0].where
     assert "stream.synchronize()" in found[0].where
+    assert "asyncio" not in found[0].where
 
 
 async def test_what_does_not_block_a_loop_is_not_found() -> None:

@@ -16,7 +16,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 from aiostream import _driver, _kernels, _native, _turns, interop, service
@@ -327,14 +328,24 @@ def _replace(
             return original(*args, **kwargs)
         _outermost.busy = True
         try:
-            lines = traceback.format_list(traceback.extract_stack(sys._getframe(1), limit=6))
-            found.append(BlockingCall(called, "".join(lines)))
+            found.append(BlockingCall(called, _lines_of_program(sys._getframe(1))))
             return original(*args, **kwargs)
         finally:
             _outermost.busy = False
 
     setattr(owner, last, noted)
     undo.callback(setattr, owner, last, original)
+
+
+_LOOPS = ("asyncio", "trio", "anyio", "uvloop")
+
+
+def _lines_of_program(frame: FrameType) -> str:
+    """The lines that led to a call, from the task's first one."""
+    stack = traceback.extract_stack(frame)
+    of_loops = [n for n, each in enumerate(stack) if Path(each.filename).parent.name in _LOOPS]
+    own = stack[of_loops[-1] + 1 if of_loops else 0 :]
+    return "".join(traceback.format_list(own or stack[-1:])).rstrip()
 
 
 # ------------------------------------------------------------------------------ faults
