@@ -43,7 +43,7 @@ STREAMS = 3  # batches on the GPU at once: one computes while the next is copied
 WAITING = 256  # requests that may wait for a batch; one more gets 503
 TIMEOUT = 5.0  # seconds for one request
 WARM = 3  # forwards before a capture, as torch's manual asks
-CLOSE = 0.05  # how near two scores must be: bfloat16, and kernels that depend on the batch's size
+CLOSE = 0.1  # how near two scores must be: bfloat16, and kernels that depend on the batch's size
 
 
 class Model:
@@ -215,8 +215,8 @@ class Eager:
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     stop_watching = aiostream.exit_on_context_failed()
     model = Model()
-    batches, eager = Batches(model), Eager(model)
-    ways = {"score": batches.score, "eager": eager.score, "to_thread": eager.score_in_thread}
+    batches, eager, threads = Batches(model), Eager(model), Eager(model)
+    ways = {"score": batches.score, "eager": eager.score, "to_thread": threads.score_in_thread}
     serving = batches.prepare()
     with torch.inference_mode():
         rows = model.features.to("cuda")
@@ -230,6 +230,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
     await eager.pool.aclose()
+    await threads.pool.aclose()
     stop_watching()
 
 

@@ -26,7 +26,7 @@ def test_check_unpacks_answers_and_raises_their_errors() -> None:
     with pytest.raises(OutOfMemoryError, match="CUDA_ERROR_OUT_OF_MEMORY"):
         check((cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None))
     with pytest.raises(CudaError):
-        check(cuda.cuEventQuery(cuda.CUevent(0)))
+        check(cuda.cuDeviceGet(99))
 
 
 async def test_spin_takes_its_time_on_the_gpu() -> None:
