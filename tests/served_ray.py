@@ -1,4 +1,6 @@
-"""`examples/ray_serve.py` with what a test needs: `/?fault=1` loses the context, and the end is written to a file.
+"""`examples/ray_serve.py` with what a test needs.
+
+`/?fault=1` loses the context, and the end of a replica is written to a file.
 
 SERVED_RAY_FILE=ends python served_ray.py PORT
 """

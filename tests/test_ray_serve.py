@@ -1,4 +1,4 @@
-"""`examples/ray_serve.py`: batches, a replica that lost its context, and the graceful end. Needs ray."""
+"""`examples/ray_serve.py`: batches, a replica that lost its context, and the end. Needs ray."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from aiostream import Device
 from servers import ROOT, environment, free_port
 from support import settle
 
@@ -33,6 +34,8 @@ pytestmark = [
 def test_replicas_batch_and_one_that_lost_its_context_is_replaced(
     driver_kind: str, tmp_path: Path
 ) -> None:
+    if driver_kind == "gpu" and Device.count() < 2:
+        pytest.skip("needs two GPUs")
     port, ends = free_port(), tmp_path / "ends"
     variables = {
         **environment(driver_kind),

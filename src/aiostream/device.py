@@ -202,6 +202,12 @@ def lost_context() -> tuple[Context, int] | None:
     return None
 
 
+def helper_streams() -> list[tuple[int, int]]:
+    """How many helper streams are idle, and how many there are, for each context in use."""
+    used = [context._context_id for context in list(_contexts.values())]
+    return [_native.helpers(number) for number in used if number is not None]
+
+
 def _leave(block: _Block, watch: _turns.TurnWatch) -> str | None:
     """Ends a block. Returns what was wrong with it, or `None`.
 
