@@ -112,7 +112,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     async def call() -> None:
         await function(**arguments)
 
-    run_on(pyfuncitem.funcargs["loop_kind"], call)
+    run_on(str(pyfuncitem.funcargs["loop_kind"]), call)
     return True
 
 

@@ -411,7 +411,7 @@ class Explorer:
             faulthandler.cancel_dump_traceback_later()
             _disarm()
 
-    async def _until(self, condition: Callable[[], bool], seconds: float = 3.0) -> bool:
+    async def _until(self, condition: Callable[..., bool], seconds: float = 3.0) -> bool:
         began = time.monotonic()
         collected = False
         while not condition():

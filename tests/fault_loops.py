@@ -22,7 +22,7 @@ def _runs() -> dict[str, Callable[[Callable[[], Any]], None]]:
     class Blind(asyncio.SelectorEventLoop):
         """A loop that cannot watch descriptors for others."""
 
-        def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
             raise NotImplementedError
 
     def on(factory: Any) -> Callable[[Callable[[], Any]], None]:

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 
 import aiostream
+import internals
 import waiters
 from aiostream import Event, ExecutableGraph, Graph, Stream, StreamPool
 from fault_engine import Faults, Scenario
@@ -43,7 +44,7 @@ def _wait_in_stage(stage: str, thing: str, cancelled: bool) -> None:
         waiter = waiters.Waiter(stage, thing)
         with Gate() as gate:
             yield waiter, gate
-        waiters.limit_timer(waiters.MOST_TIMERS)
+        internals.limit_timer(waiters.MOST_TIMERS)
         with contextlib.suppress(aiostream.CudaError):
             waiter.close()
 

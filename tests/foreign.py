@@ -85,7 +85,7 @@ def current_handles() -> dict[str, int | None]:
 
 def install_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the stand-ins what `import torch` and its like find."""
-    for name, contents in {
+    libraries: dict[str, dict[str, Any]] = {
         "torch": {
             "cuda": types.SimpleNamespace(ExternalStream=TorchStream, stream=torch_stream_block),
             "device": TheirDevice,
@@ -93,7 +93,8 @@ def install_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         "cupy": {"cuda": types.SimpleNamespace(ExternalStream=CupyStream)},
         "numba": {},
         "numba.cuda": {"external_stream": TheirStream},
-    }.items():
+    }
+    for name, contents in libraries.items():
         module = types.ModuleType(name)
         module.__dict__.update(contents)
         monkeypatch.setitem(sys.modules, name, module)

@@ -350,7 +350,7 @@ def stop_watcher() -> None:
 
 
 def intercept_hand_back(
-    patch: pytest.MonkeyPatch, act: Callable[[Any, Callable[[], None]], None]
+    patch: pytest.MonkeyPatch, act: Callable[[Any, Callable[[], None]], object]
 ) -> None:
     """Calls `act(wait, hand_back)` in place of each hand-back of a wait to its task; `hand_back()` carries it out."""
     original = waiting._Watched.handed_back
@@ -524,7 +524,8 @@ def pinned(stream: Stream) -> contextlib.AbstractContextManager[int]:
 
 def pinned_graph(graph: Any) -> contextlib.AbstractContextManager[int]:
     """Keeps a graph's handle in use until the block ends, as each driver call does."""
-    return graph._pinned()
+    pinned: contextlib.AbstractContextManager[int] = graph._pinned()
+    return pinned
 
 
 RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY
@@ -543,7 +544,8 @@ def captures_in_progress() -> int:
 
 def last_handle_of(node: Any) -> int:
     """Returns a graph node's handle, also after its graph was closed."""
-    return node._handle
+    handle: int = node._handle
+    return handle
 
 
 def adversary_in_force() -> tuple[bool, float, bool, float, bool]:

@@ -34,7 +34,7 @@ def places_of(code: CodeType) -> frozenset[int]:
     function raises there is not in the `try` any more.
     """
     if code not in _places:
-        steps = dis.Bytecode(code)
+        steps: Any = dis.Bytecode(code)  # its `exception_entries` are not in the stubs
         tries = steps.exception_entries
 
         def handler_of(step: dis.Instruction) -> list[int]:

@@ -79,7 +79,7 @@ class OnLoop(RuleBasedStateMachine):
 
         self.portal.call(turns)
 
-    def until(self, condition: Callable[[], bool], complaint: str) -> None:
+    def until(self, condition: Callable[..., bool], complaint: str) -> None:
         """Lets the loop run until what must come has come."""
 
         async def wait() -> bool:

@@ -216,7 +216,8 @@ class Soak:
         self.completions += 1
 
     async def call_host_functions(self) -> None:
-        stream, called = self.some_stream(), []
+        stream = self.some_stream()
+        called: list[Any] = []
         for number in range(10):
             stream.launch_host_func(called.append, number)
             stream.add_callback(lambda error: called.append(error))
@@ -243,7 +244,8 @@ class Soak:
             pass
 
     async def capture(self) -> None:
-        stream, called = Stream(), []
+        stream = Stream()
+        called: list[int] = []
         self.some_work(stream)
         with stream.capture() as scope:
             stream.launch_host_func(called.append, 1)
@@ -344,7 +346,7 @@ class Soak:
     # ------------------------------------------------------------------------------------------- rounds
 
     def activities(self) -> list[Callable[[], Awaitable[None]]]:
-        often = [self.wave] * 3
+        often: list[Callable[[], Awaitable[None]]] = [self.wave] * 3
         waits = [
             self.wait_each_way,
             self.await_many,
@@ -455,8 +457,10 @@ class Soak:
 
     def close(self) -> None:
         """Closes what lived all the time."""
-        for thing in (*self.streams, *self.events):
-            thing.close()
+        for stream in self.streams:
+            stream.close()
+        for event in self.events:
+            event.close()
         self.gate.open()
 
 

@@ -64,7 +64,7 @@ LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
 class Blind(asyncio.SelectorEventLoop):
     """A loop that cannot watch descriptors for others, as asyncio's proactor loop cannot."""
 
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
         if is_drain(callback):
             raise NotImplementedError
         super().add_reader(fd, callback, *args)
@@ -77,11 +77,12 @@ def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
 
         return trio.run(function, *args)
     if loop_kind == "asyncio-eager":
-        if sys.version_info < (3, 12):
+        eager: Any = getattr(asyncio, "eager_task_factory", None)
+        if eager is None:
             pytest.skip("eager tasks came with Python 3.12")
 
         async def eagerly() -> Any:
-            asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+            asyncio.get_running_loop().set_task_factory(eager)
             return await function(*args)
 
         with asyncio.Runner() as runner:
@@ -120,7 +121,7 @@ def run_together(
     assert not errors, errors
 
 
-def settle(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def settle(condition: Callable[..., bool], seconds: float = 10.0) -> bool:
     """Waits until other threads have done what they are about to do."""
     deadline = time.monotonic() + seconds
     while not condition():

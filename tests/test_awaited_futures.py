@@ -216,7 +216,8 @@ async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: str) -> No
     assert asyncio.ensure_future(future) is future
     assert await asyncio.wait_for(future, 20) == 1
     assert await asyncio.shield(begin(2)) == 2
-    assert await asyncio.gather(begin(3), begin(4), _wait(begin(5))) == [3, 4, 5]
+    results: list[int] = await asyncio.gather(begin(3), begin(4), _wait(begin(5)))
+    assert results == [3, 4, 5]
     done, _ = await asyncio.wait([begin(6), begin(7)], timeout=20)
     assert sorted(each.result() for each in done) == [6, 7]
     with Gate() as gate:

@@ -29,6 +29,8 @@ def test_a_loop_does_not_keep_what_a_tasks_variables_hold(new_loop: Any) -> None
     """asyncio copies the context of whoever adds a reader, or calls something later."""
     variable: contextvars.ContextVar[Any] = contextvars.ContextVar("request")
     requests: list[weakref.ref[Any]] = []
+    stream: Any = None
+    pool: Any = None
 
     class Request:
         pass
@@ -57,7 +59,6 @@ def test_a_loop_does_not_keep_what_a_tasks_variables_hold(new_loop: Any) -> None
             assert [request() for request in requests] == [None] * 5
             assert await aiostream.drain(10)
 
-    stream = pool = None  # type: ignore[assignment]
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(main())
 
@@ -152,7 +153,9 @@ class Faulty(Blind):
     error: BaseException | None = None
     refused = 0
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, **options: Any) -> Any:
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Any, *args: Any, **options: Any
+    ) -> Any:
         if self.error is not None and internals.is_drain(callback):
             self.refused += 1
             raise self.error

@@ -84,7 +84,11 @@ async def test_the_legacy_stream_is_refused_while_a_blocking_stream_captures(
     event = Event()
     capturing = capture(stream, mode)
     spin(stream, 0)
-    for call in (*REFUSED[:7], lambda stream: stream.launch_host_func(never)):
+    calls: list[Callable[[Stream], Any]] = [
+        *REFUSED[:7],
+        lambda stream: stream.launch_host_func(never),
+    ]
+    for call in calls:
         with pytest.raises(StreamCaptureError) as caught:
             awaitable = call(legacy)
             if awaitable is not None:

@@ -31,7 +31,14 @@ def owners() -> Iterator[list[Any]]:
     with stream.capture() as capture:
         pass
     graph = capture.graph
-    things = [stream, stream.to_borrowed(), Event(), graph, graph.instantiate(), StreamPool(1)]
+    things: list[Any] = [
+        stream,
+        stream.to_borrowed(),
+        Event(),
+        graph,
+        graph.instantiate(),
+        StreamPool(1),
+    ]
     yield things
     for thing in things:
         thing.close()
@@ -87,7 +94,7 @@ def test_what_owns_nothing_is_copied() -> None:
 
 def next_with_handle(handle: int, make: Callable[[], Any]) -> Any:
     """The next object with a handle that was closed, or `None`: the driver gives a handle again when it likes."""
-    others = []
+    others: list[Any] = []
     for _ in range(200):
         made = make()
         if made.handle == handle:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from typing import Any
 
 import anyio
 import pytest
@@ -211,7 +212,7 @@ async def test_what_a_library_cannot_make_current_is_told_before_fn_runs(
 ) -> None:
     stream = Stream()
     stream.cupy()
-    called = []
+    called: list[Any] = []
 
     def refuse(_: CupyStream) -> CupyStream:
         raise OSError("cupy does not want to")

@@ -68,7 +68,7 @@ async def test_futures_settle_in_the_order_of_their_stream(length: float) -> Non
     stream = Stream()
     for number in range(100):
         lengths = [length, 0.0, length * (number % 3)]
-        futures = [stream.enqueue_async(lambda own, each=each: spin(own, each)) for each in lengths]
+        futures = [stream.enqueue_async(spin, each) for each in lengths]
         await futures[-1]
         assert all(future.done() for future in futures), number
     stream.close()
@@ -435,7 +435,7 @@ def test_objects_outlive_a_closed_loop_that_watches_nothing() -> None:
     """Such a loop is told by the dispatcher, which has to find out that it is closed, also if nothing arrives."""
 
     class Blind(asyncio.SelectorEventLoop):
-        def add_reader(self, fd: Any, *_: Any) -> None:
+        def add_reader(self, fd: Any, *_: Any) -> None:  # type: ignore[override]
             if fd is self._ssock or fd == self._ssock.fileno():  # type: ignore[attr-defined]
                 return super().add_reader(fd, *_)
             raise NotImplementedError

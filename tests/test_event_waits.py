@@ -202,8 +202,10 @@ async def test_shared_helper_streams_serve_records_in_any_order() -> None:
             await until_polled()
             gate.open()
         assert ended.count == len(events)
-        for thing in (*events, *streams):
-            thing.close()
+        for event in events:
+            event.close()
+        for stream in streams:
+            stream.close()
 
 
 # ------------------------------------------------------------------------------------------------ recorded again

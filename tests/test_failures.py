@@ -324,7 +324,11 @@ async def test_host_functions_that_come_late_release_what_they_keep(breakable: A
         stream = held_stream(gate, wait="hostfunc")
         kept = Kept()
         watched = weakref.ref(kept)
-        futures = [stream.enqueue_async(lambda _, thing: None, kept), stream.completion_future()]
+        futures: Any = [
+            stream.enqueue_async(lambda _, thing: None, kept),
+            stream.completion_future(),
+        ]
+        future: Any
         del kept
         breakable.break_context(700)
         codes = []

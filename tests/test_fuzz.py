@@ -38,8 +38,10 @@ class Shared:
         self.errors: list[str] = []
 
     def close(self) -> None:
-        for thing in (*self.streams, *self.events):
-            thing.close()
+        for stream in self.streams:
+            stream.close()
+        for event in self.events:
+            event.close()
 
 
 class Tasks:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -284,9 +285,11 @@ async def test_very_many_completions(driver_kind: str, loop_kind: str) -> None:
             futures = []
             for index in mine[first : first + batch]:
                 future = stream.completion_future()
-                future.add_done_callback(
-                    lambda _, index=index: settled.__setitem__(index, settled[index] + 1)
-                )
+
+                def settle_one(_: Any, index: int = index) -> None:
+                    settled[index] += 1
+
+                future.add_done_callback(settle_one)
                 futures.append(future)
             for future in futures:
                 await future

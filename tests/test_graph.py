@@ -162,7 +162,7 @@ def test_whose_a_graph_is(stream: Stream) -> None:
     for cls in (Graph, ExecutableGraph):
         for wrong, kind in ((0, ValueError), (True, TypeError), ("text", TypeError)):
             with pytest.raises(kind):
-                cls.from_raw(wrong)
+                cls.from_raw(wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="graph is needed"):
             cls.borrow(object())
     with pytest.raises(TypeError, match="comes from"):
@@ -454,7 +454,7 @@ def test_what_the_driver_is_too_old_for_is_named(stream: Stream) -> None:
             stream.begin_recapture_to_graph(graph)
     if internals.driver_version() < 13020:
         with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.2 or newer"):
-            stream.launch_host_func(print, sync_mode=1)
+            stream.launch_host_func(print, sync_mode=1)  # type: ignore[arg-type]
     if internals.driver_version() < 13010:
         with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.1 or newer"):
             stream.dev_resource()

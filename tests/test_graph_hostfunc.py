@@ -224,7 +224,8 @@ def test_a_capture_that_fails_frees_what_it_took_in(stream: Stream, how: str) ->
 
 
 def test_a_stream_that_joined_the_capture(stream: Stream) -> None:
-    other, event, order = Stream(), Event(), []
+    other, event = Stream(), Event()
+    order: list[int] = []
     with stream.capture_executable() as capture:
         stream.launch_host_func(order.append, 1)
         event.record(stream)

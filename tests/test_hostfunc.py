@@ -103,7 +103,8 @@ async def test_an_exception_is_reported_and_the_stream_goes_on(
     def fail(*_: Any) -> None:
         raise error
 
-    stream, ran = Stream(), []
+    stream = Stream()
+    ran: list[int] = []
     stream.launch_host_func(fail)
     stream.launch_host_func(ran.append, 1)
     stream.add_callback(fail)
@@ -217,12 +218,12 @@ def test_a_native_functions_data_is_kept_until_it_has_run() -> None:
 def test_bad_arguments_are_refused_and_nothing_is_enqueued() -> None:
     stream, before = Stream(), statistics()
     function = ctypes.CDLL(None).sem_post
-    null = ctypes.cast(None, ctypes.CFUNCTYPE(None, ctypes.c_void_p))
+    null = ctypes.CFUNCTYPE(None, ctypes.c_void_p)()
     wrong: list[tuple[type[Exception], Any]] = [
-        (TypeError, lambda: stream.launch_host_func(3)),
-        (TypeError, lambda: stream.launch_host_func(None)),
-        (TypeError, lambda: stream.launch_host_func()),
-        (TypeError, lambda: stream.add_callback("text")),
+        (TypeError, lambda: stream.launch_host_func(3)),  # type: ignore[arg-type]
+        (TypeError, lambda: stream.launch_host_func(None)),  # type: ignore[arg-type]
+        (TypeError, lambda: stream.launch_host_func()),  # type: ignore[call-arg]
+        (TypeError, lambda: stream.add_callback("text")),  # type: ignore[arg-type]
         (TypeError, lambda: stream.launch_host_func(function, end="")),
         (ValueError, lambda: stream.launch_host_func(null, 1)),
         (TypeError, lambda: stream.launch_host_func(function, 1, 2)),
@@ -283,7 +284,8 @@ async def test_the_loop_goes_on_while_a_host_function_runs() -> None:
 
 def test_host_functions_from_many_threads() -> None:
     """Each thread's calls stay in its order; all come, none twice."""
-    stream, calls = Stream(), []
+    stream = Stream()
+    calls: list[tuple[int, int]] = []
 
     def work(thread: int) -> None:
         for number in range(100):
@@ -296,8 +298,8 @@ def test_host_functions_from_many_threads() -> None:
         thread.join()
     stream.synchronize()
     assert settle(lambda: len(calls) == 400)
-    for thread in range(4):
-        assert [number for of, number in calls if of == thread] == list(range(100))
+    for index in range(4):
+        assert [number for of, number in calls if of == index] == list(range(100))
     stream.close()
 
 

@@ -385,7 +385,8 @@ async def test_what_cannot_be_waited_for() -> None:
     with pytest.raises(TypeError, match="wait takes several futures"):
         await aiostream.wait(None)  # type: ignore[arg-type]
     coroutine = stream.synchronize_async()
-    for wrong in (1, coroutine, concurrent.futures.Future()):
+    others: tuple[Any, ...] = (1, coroutine, concurrent.futures.Future())
+    for wrong in others:
         with pytest.raises(
             TypeError, match=r"wait takes futures of this loop, not .*asyncio.wrap_future"
         ):

@@ -53,7 +53,7 @@ class Thread:
                 await anyio.sleep(0.001)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[..., bool]) -> None:
     with anyio.fail_after(10):
         while not condition():
             await anyio.sleep(0.001)
@@ -160,11 +160,15 @@ async def test_error_keeps_nothing_alive() -> None:
 async def test_what_is_refused_is_refused_before_fn_is_called() -> None:
     called: list[Any] = []
     stream = Stream()
-    for wrong, says in ((None, "takes a callable, not NoneType"), (anyio.sleep, "it cannot await")):
+    refused: tuple[tuple[Any, str], ...] = (
+        (None, "takes a callable, not NoneType"),
+        (anyio.sleep, "it cannot await"),
+    )
+    for wrong, says in refused:
         with pytest.raises(
             TypeError, match=f"enqueue_in_thread takes a .*{says}" if wrong is not None else says
         ):
-            await stream.enqueue_in_thread(wrong)  # type: ignore[arg-type]
+            await stream.enqueue_in_thread(wrong)
     with pytest.raises(TypeError, match=r"an anyio\.CapacityLimiter, not int"):
         await stream.enqueue_in_thread(called.append, limiter=3)
     stream.begin_capture(CaptureMode.THREAD_LOCAL)

@@ -92,7 +92,7 @@ async def test_wait_cancelled_while_it_is_handed_back(
     monkeypatch: pytest.MonkeyPatch, loop_kind: str, moment: str, thing: str
 ) -> None:
     """Just before the delivery, when only the future is cancelled; or between the delivery and the task's next step."""
-    struck = []
+    struck: list[Any] = []
 
     def cancel_meanwhile(wait: Any, hand_back: Callable[[], None]) -> None:
         if (

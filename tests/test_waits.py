@@ -229,7 +229,12 @@ async def test_enqueue_async_refuses_before_it_calls() -> None:
 
         async def method(self, on: Stream) -> None: ...
 
-    refused = [coroutine, functools.partial(coroutine), Asynchronous(), Asynchronous().method]
+    refused: list[Any] = [
+        coroutine,
+        functools.partial(coroutine),
+        Asynchronous(),
+        Asynchronous().method,
+    ]
     if sys.version_info >= (3, 12):
         refused.append(inspect.markcoroutinefunction(lambda on: coroutine(on)))
     for each in refused:
@@ -391,6 +396,7 @@ def test_asyncio_s_own_tools_work_on_the_futures() -> None:
             async with held_stream(gate) as held, Stream() as free:
                 slow, quick = held.completion_future(), free.completion_future()
                 assert isinstance(slow, asyncio.Future)
+                assert isinstance(quick, asyncio.Future)
                 done, pending = await asyncio.wait(
                     [slow, quick], return_when=asyncio.FIRST_COMPLETED
                 )
@@ -400,7 +406,7 @@ def test_asyncio_s_own_tools_work_on_the_futures() -> None:
                         await asyncio.shield(slow)
                 assert not slow.cancelled()
                 gate.open()
-                assert await asyncio.gather(slow, quick) == [None, None]
+                assert list(await asyncio.gather(slow, quick)) == [None, None]
                 async with asyncio.timeout(10):
                     await held.synchronize_async()
 
@@ -410,7 +416,8 @@ def test_asyncio_s_own_tools_work_on_the_futures() -> None:
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
 def test_an_eager_task_starts_its_wait_before_it_yields() -> None:
     async def main() -> None:
-        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+        eager: Any = getattr(asyncio, "eager_task_factory", None)
+        asyncio.get_running_loop().set_task_factory(eager)
         with Gate() as gate:
             async with held_stream(
                 gate, wait="hostfunc"

@@ -92,7 +92,7 @@ def default_wait(strategy: str | None) -> Iterator[None]:
         aiostream.set_default_wait(None)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[..., bool]) -> None:
     """Lets the loop take turns until it is so."""
     with anyio.fail_after(20):
         while not condition():

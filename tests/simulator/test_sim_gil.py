@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from typing import Any
 
 import pytest
 from simdriver import run_python
@@ -33,18 +34,18 @@ PYTHON = "host(stream, lambda: None)"
 
 
 @pytest.mark.parametrize("enqueue", [RAW, BINDINGS, CALLBACK, PYTHON])
-def test_all_return_when_the_gil_is_released(enqueue):
+def test_all_return_when_the_gil_is_released(enqueue: Any) -> None:
     done = run_python(PROGRAM.format(gil=False, enqueue=enqueue), seconds=10)
     assert done.stdout == "calling\nreturned\n", done.stderr
 
 
-def test_a_native_function_by_its_address_returns_with_the_gil_kept():
+def test_a_native_function_by_its_address_returns_with_the_gil_kept() -> None:
     done = run_python(PROGRAM.format(gil=True, enqueue=RAW), seconds=10)
     assert done.stdout == "calling\nreturned\n", done.stderr
 
 
 @pytest.mark.parametrize("enqueue", [CALLBACK, PYTHON])
-def test_a_function_that_wants_the_gil_hangs_with_the_gil_kept(enqueue):
+def test_a_function_that_wants_the_gil_hangs_with_the_gil_kept(enqueue: Any) -> None:
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         run_python(PROGRAM.format(gil=True, enqueue=enqueue), seconds=1.5)
     assert caught.value.stdout == b"calling\n"

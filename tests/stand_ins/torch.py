@@ -190,12 +190,12 @@ class Memory:
 
     def __init__(self, count: int, on_gpu: bool) -> None:
         device = _device()
+        self.key: tuple[int, int] | None = None
         if on_gpu:
             self.key = (_current_stream().cuda_stream, count)
             free = device.given_back.setdefault(self.key, [])
             self.address = free.pop() if free else int(_call("cuMemAlloc", count * _SIZE))
         else:
-            self.key = None
             self.address = int(_call("cuMemHostAlloc", count * _SIZE, 0))
 
     def __del__(self) -> None:
