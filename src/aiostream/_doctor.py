@@ -86,7 +86,7 @@ def _clashes(report: Report) -> None:
 def _bindings(report: Report) -> None:
     version = _version("cuda-bindings")
     if version is None:
-        report.problem("cuda-bindings", "not installed", "pip install 'cuda-python>=12.9,<14'")
+        report.problem("cuda-bindings", "not installed", "pip install 'cuda-bindings>=12.9,<14'")
         return
     parts = version.split(".")
     numbers = tuple(int(part) for part in parts[:2] if part.isdecimal())
@@ -96,7 +96,7 @@ def _bindings(report: Report) -> None:
         report.problem(
             "cuda-bindings",
             f"{version}; aiostream knows 12.9 to 13.x",
-            "pip install 'cuda-python>=12.9,<14'",
+            "pip install 'cuda-bindings>=12.9,<14'",
         )
 
 
