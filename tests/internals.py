@@ -19,7 +19,9 @@ from aiostream import (
     Context,
     CudaError,
     Stream,
+    _arming,
     _clash,
+    _completion,
     _demo,
     _driver,
     _kernels,
@@ -29,8 +31,6 @@ from aiostream import (
     _process,
     _turns,
     capture,
-    futures,
-    hostfunc,
     pool,
     simulator,
     threads,
@@ -179,14 +179,14 @@ ENQUEUE_STEPS = {
     function.__code__
     for function in (
         waiting.enqueue,
-        futures.leak,
-        futures.Completion.complete,
-        futures.Completion.cancel,
-        futures.Completion._settle,
-        futures.Completion._end,
-        futures.EventCompletion.enter_order,
-        futures.EventCompletion.complete,
-        futures.EventCompletion._complete_earlier,
+        _completion.leak,
+        _completion.Completion.complete,
+        _completion.Completion.cancel,
+        _completion.Completion._settle,
+        _completion.Completion._end,
+        _completion.EventCompletion.enter_order,
+        _completion.EventCompletion.complete,
+        _completion.EventCompletion._complete_earlier,
         loop_bridge.Bridge.poll_soon,
         loop_bridge.Bridge._poll,
         loop_bridge.Bridge.drain,
@@ -223,8 +223,7 @@ STEPS_WITH_LOCKS = START_STEPS | {
 """The code that makes what there is once in a process, a context or a loop."""
 
 QUEUE_STEPS = {
-    function.__code__
-    for function in (_loops.Bridge.__init__, hostfunc.arm_completion, hostfunc._arm)
+    function.__code__ for function in (_loops.Bridge.__init__, _arming.arm_completion, _arming.arm)
 }
 """The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there."""
 
@@ -389,7 +388,7 @@ def interrupt_hand_over(patch: pytest.MonkeyPatch, struck: list[None]) -> None:
         struck.append(None)
         raise KeyboardInterrupt
 
-    patch.setattr(futures.EventCompletion, "come_near", come_near)
+    patch.setattr(_completion.EventCompletion, "come_near", come_near)
 
 
 def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
@@ -479,26 +478,26 @@ def describe(point: Any) -> str:
     return f"{type(point).__name__} {fields}"
 
 
-def pending_completion(future: Any, context_id: int) -> futures.Completion:
+def pending_completion(future: Any, context_id: int) -> _completion.Completion:
     """Makes a pending completion that no driver call belongs to."""
-    completion = futures.Completion(future, "a stream", "a call", context_id)
-    _native.set_state(completion, futures.State.PENDING, _native.FUTURES_CREATED)
+    completion = _completion.Completion(future, "a stream", "a call", context_id)
+    _native.set_state(completion, _completion.State.PENDING, _native.FUTURES_CREATED)
     return completion
 
 
-def is_done(completion: futures.Completion) -> bool:
+def is_done(completion: _completion.Completion) -> bool:
     """Whether a completion has settled as done."""
-    return completion.state is futures.State.DONE
+    return completion.state is _completion.State.DONE
 
 
 def fail_future(future: Any, error: BaseException) -> None:
     """Settles a future of the library with an exception."""
-    futures.set_exception(future, error)
+    _completion.set_exception(future, error)
 
 
 def settle_future(future: Any, result: Any) -> None:
     """Settles a future of the library with a result."""
-    futures.set_result(future, result)
+    _completion.set_result(future, result)
 
 
 async def next_turn() -> None:
@@ -534,7 +533,7 @@ RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY
 
 def raise_for(result: int, call: str, stream: str) -> None:
     """Turns the answer of a native call into its exception."""
-    hostfunc.raise_for(result, call, stream)
+    _driver.raise_for(result, call, stream)
 
 
 def captures_in_progress() -> int:

@@ -15,43 +15,10 @@ import aiostream
 PACKAGE = Path(aiostream.__file__).parent
 TESTS = Path(__file__).parent
 
-# A module imports only modules of lower numbers.
-LEVELS = {
-    "_native": -1,
-    "errors": 0,
-    "enums": 0,
-    "_arguments": 0,
-    "_clash": 0,
-    "_turns": 0,
-    "_driver": 1,
-    "_points": 1,
-    "_process": 2,
-    "device": 3,
-    "futures": 3,
-    "interop": 4,
-    "_statistics": 4,
-    "_loops": 4,
-    "_kernels": 5,
-    "attributes": 5,
-    "hostfunc": 5,
-    "memory": 5,
-    "shared": 5,
-    "waiting": 6,
-    "threads": 7,
-    "event": 7,
-    "graph": 7,
-    "service": 7,
-    "capture": 8,
-    "stream": 9,
-    "pool": 10,
-    "__init__": 11,
-    "_demo": 12,
-    "_doctor": 12,
-    "__main__": 13,
-}
-# What one level of the package holds in files of its own: `_loops` is a folder. It imports of
-# itself only what is lower.
-LOOPS_LEVELS = {"bridge": 0, "dispatcher": 1, "on_asyncio": 2, "on_trio": 2, "__init__": 3}
+# Within `_loops`. Each other file there is one kind of loop: it stands above these two, and below
+# `__init__`.
+LOOPS_LEVELS = {"bridge": 0, "dispatcher": 1, "__init__": 3}
+A_LOOP = 2
 # The benchmark's own: it stands above everything but `__main__`, which alone imports it.
 BENCH_LEVELS = {
     "stats": 0,
@@ -88,32 +55,24 @@ BENCH_LEVELS = {
 }
 
 
-# The native part: a file includes only headers of lower floors, and its own.
-NATIVE_FLOORS = {
-    "base": 0,
-    "waker": 1,
-    "timer": 1,
-    "policy": 1,
-    "failures": 1,
-    "handles": 2,
-    "contexts": 2,
-    "queues": 2,
-    "helper_streams": 3,
-    "points": 3,
-    "waits": 4,
-    "snapshots": 6,
-    "wait_record": 5,
-    "wait_records": 6,
-    "future_waits": 6,
-    "task_waits": 6,
-    "watched_waits": 6,
-    "watcher": 7,
-    "module": 8,
-    "module_process": 9,
-    "module_graphs": 9,
-    "module_failures": 9,
-    "module_waits": 9,
-}
+def drawn_order(chapter: int) -> dict[str, int]:
+    """The level of each module in one of the two drawings in docs/design.md, "The house": Python's, then the native part's.
+
+    A module imports only modules of lower levels, and a native file includes only headers of lower ones.
+    """
+    design = TESTS.parent / "docs" / "design.md"
+    if not design.exists():
+        pytest.skip("the documents are not here: the tests run on an installed package alone")
+    house = design.read_text().split("\n## The house\n")[1].split("\n## ")[0]
+    drawing = house.split("```text\n")[chapter + 1].split("```")[0]
+    levels: dict[str, int] = {}
+    for line in drawing.splitlines():
+        row = re.fullmatch(r" ?(-?\d+)  (\w+(?: \w+)*)  +\S.*", line)
+        assert row, f"neither a level nor modules in {line!r}"
+        names = row[2].split()
+        assert not levels.keys() & names, f"drawn twice: {names}"
+        levels.update(dict.fromkeys(names, int(row[1])))
+    return levels
 
 
 def runtime_imports(path: Path) -> set[str]:
@@ -144,8 +103,10 @@ def runtime_imports(path: Path) -> set[str]:
 
 
 def test_modules_import_downwards_only() -> None:
+    levels = drawn_order(0)
     modules = [(path.stem, path) for path in PACKAGE.glob("*.py")]
-    assert {name for name, _ in modules} <= LEVELS.keys(), "a new module needs its level"
+    drawn = {"_native", "_loops"} | {name for name, _ in modules}
+    assert drawn == levels.keys(), "a new module needs its level in docs/design.md"
     modules += [("_loops", path) for path in (PACKAGE / "_loops").glob("*.py")]
     wrong = []
     for name, path in modules:
@@ -160,7 +121,7 @@ def test_modules_import_downwards_only() -> None:
                 continue
             if name in {"_demo", "_doctor", "__main__"} and imported in aiostream.__all__:
                 continue
-            if LEVELS.get(imported, 99) >= LEVELS[name]:
+            if levels.get(imported, 99) >= levels[name]:
                 wrong.append(f"{name} imports {imported}")
     assert not wrong
 
@@ -168,6 +129,8 @@ def test_modules_import_downwards_only() -> None:
 @pytest.mark.parametrize(("folder", "levels"), [("bench", BENCH_LEVELS), ("_loops", LOOPS_LEVELS)])
 def test_folders_import_downwards_only(folder: str, levels: dict[str, int]) -> None:
     modules = {path.stem: path for path in (PACKAGE / folder).glob("*.py")}
+    if folder == "_loops":
+        levels = {name: levels.get(name, A_LOOP) for name in modules}
     assert modules.keys() == levels.keys(), "a new module needs its level"
     wrong = []
     for name, path in modules.items():
@@ -187,13 +150,13 @@ def test_native_files_include_downwards_only() -> None:
     sources = list((TESTS.parent / "src" / "aiostream" / "native").glob("*.[ch]"))
     if not sources:
         pytest.skip("the sources are not here: the tests run on an installed package alone")
-    assert {path.stem for path in sources} == NATIVE_FLOORS.keys(), (
-        "a new native file needs its floor"
-    )
+    floors = drawn_order(1)
+    drawn = {path.stem for path in sources}
+    assert drawn == floors.keys(), "a new native file needs its floor in docs/design.md"
     wrong = []
     for path in sources:
         for included in re.findall(r'#include "(\w+)\.h"', path.read_text()):
-            if included != path.stem and NATIVE_FLOORS[included] >= NATIVE_FLOORS[path.stem]:
+            if included != path.stem and floors[included] >= floors[path.stem]:
                 wrong.append(f"{path.name} includes {included}.h")
     assert not wrong
 

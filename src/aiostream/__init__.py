@@ -5,9 +5,7 @@ from aiostream import _clash as _clash
 if (_found := _clash.other_distribution()) is not None:
     raise ImportError(_clash.MESSAGE.format(path=_found))
 
-# Modules import downwards only; `tests/test_house.py` holds the order:
-#   pool > stream > capture > event, graph, service > waiting > hostfunc, attributes, memory > _loops, interop, _statistics
-#   > futures, device > _process > _driver, _points > errors, enums, _native, _clash
+# Modules import downwards only, in the order that docs/design.md draws.
 from aiostream._statistics import (
     FutureCounts,
     HandleCounts,

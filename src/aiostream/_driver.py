@@ -207,6 +207,32 @@ def error(
     return problem
 
 
+def raise_for(result: int, call: str, stream: str, capturing: str | None = None) -> None:
+    """Turns the answer of a native call into its exception; 0 is success.
+
+    `call` is what the operation is for. If another driver call of the operation has failed, the exception names that one.
+    `capturing` is the hint for a stream that captures.
+    """
+    if result == 0:
+        return
+    if result == _native.RESULT_CLOSED:
+        raise errors.StreamClosedError(
+            f"{stream} is closed: its handle was destroyed or given away"
+        )
+    if result == _native.RESULT_NO_MEMORY:
+        raise MemoryError(f"{call} for {stream}: there is no memory left for a wait")
+    if result == _native.RESULT_QUARANTINED:
+        hint = (
+            "Another thread began or ended a capture of the stream during the call; what was enqueued may have become a node of "
+            "the graph, and will do nothing"
+        )
+        raise error(900, call, stream, hint)
+    if result <= _native.RESULT_CAPTURING:
+        hint = capturing or "The stream is capturing; the call was refused and the capture goes on"
+        raise error(-result, call, stream, hint)
+    raise error(result, _native.failed_call(result) or call, stream)
+
+
 _failure_listener: Callable[[errors.ContextFailedError], None] | None = None
 
 

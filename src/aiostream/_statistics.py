@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiostream import _native, futures
+from aiostream import _completion, _native
 
 __all__ = ["FutureCounts", "HandleCounts", "PointCounts", "Statistics", "WaitCounts", "statistics"]
 
@@ -134,7 +134,7 @@ def statistics() -> Statistics:
 def _snapshot() -> Statistics:
     captured = _native.captured()
     pending_points = _native.pending()
-    pending_futures = futures.pending_futures()
+    pending_futures = _completion.pending_futures()
     count = _native.counters()
     return Statistics(
         points=PointCounts(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from aiostream import _arguments, _driver, interop
+from aiostream._reference import Reference, call_on, pinned
 from aiostream.enums import AccessProperty, MemSyncDomain, StreamAttribute, SynchronizationPolicy
 
 __all__ = ["AccessPolicyWindow", "MemSyncDomainMap"]
@@ -135,11 +136,9 @@ _FORMS = {
 }
 
 
-def _get(stream: interop.Reference, attribute: StreamAttribute) -> Any:
+def _get(stream: Reference, attribute: StreamAttribute) -> Any:
     attribute = _arguments.member(StreamAttribute, attribute, "attribute")
-    raw = interop.call_on(
-        stream, "cuStreamGetAttribute", _driver.bindings().CUstreamAttrID(int(attribute))
-    )
+    raw = call_on(stream, "cuStreamGetAttribute", _driver.bindings().CUstreamAttrID(int(attribute)))
     form = _FORMS[attribute]
     if form.field in ("syncPolicy", "memSyncDomain", "priority"):
         # Straight from the union: the bindings' enumerations raise on what they do not know, such
@@ -148,24 +147,24 @@ def _get(stream: interop.Reference, attribute: StreamAttribute) -> Any:
     return form.from_driver(getattr(raw, form.field))
 
 
-def _set_to(stream: interop.Reference, attribute: StreamAttribute, value: Any) -> None:
+def _set_to(stream: Reference, attribute: StreamAttribute, value: Any) -> None:
     attribute = _arguments.member(StreamAttribute, attribute, "attribute")
     form = _FORMS[attribute]
     driver = _driver.bindings()
     raw = driver.CUstreamAttrValue()
     setattr(raw, form.field, form.to_driver(value))
-    interop.call_on(stream, "cuStreamSetAttribute", driver.CUstreamAttrID(int(attribute)), raw)
+    call_on(stream, "cuStreamSetAttribute", driver.CUstreamAttrID(int(attribute)), raw)
 
 
-def _copy(target: interop.Reference, source: interop.Reference) -> None:
-    with interop.pinned(source) as value:
-        interop.call_on(target, "cuStreamCopyAttributes", _driver.bindings().CUstream(value))
+def _copy(target: Reference, source: Reference) -> None:
+    with pinned(source) as value:
+        call_on(target, "cuStreamCopyAttributes", _driver.bindings().CUstream(value))
 
 
 class AttributedStream:
     """The attributes of a `Stream`, which inherits them from here."""
 
-    _reference: interop.Reference  # set by `Stream`
+    _reference: Reference  # set by `Stream`
 
     def get_attribute(self, attribute: StreamAttribute) -> Any:
         """The value of an attribute (`cuStreamGetAttribute`), in the type that `StreamAttribute` says; harmless under capture.

@@ -15,7 +15,8 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Any
 
-from aiostream import _arguments, _driver, _native, interop
+from aiostream import _arguments, _driver, _native
+from aiostream._reference import PER_THREAD, Reference, call_on
 from aiostream.enums import (
     CaptureMode,
     CaptureStatus,
@@ -105,8 +106,8 @@ _in_progress: list[
 ] = []  # any thread; appends, removals and copies are single list operations
 
 
-def _origin_of(stream: interop.Reference) -> tuple[Any, ...]:
-    thread = threading.get_ident() if stream.handle.value == interop.PER_THREAD else 0
+def _origin_of(stream: Reference) -> tuple[Any, ...]:
+    thread = threading.get_ident() if stream.handle.value == PER_THREAD else 0
     return stream.handle.value, stream.context, thread
 
 
@@ -134,20 +135,20 @@ def _forget(capture: _CaptureRecord | None, how: _End) -> None:
 _begun: dict[tuple[Any, ...], int] = {}
 
 
-def _identity_of(stream: interop.Reference) -> int | None:
+def _identity_of(stream: Reference) -> int | None:
     """The id of the capture that a stream is in; `None` if it is in none, or the driver would not say."""
     with contextlib.suppress(CudaError):
         return _query_capture(stream)[1]
     return None
 
 
-def _note_begun(stream: interop.Reference) -> None:
+def _note_begun(stream: Reference) -> None:
     identity = _identity_of(stream)
     if identity is not None:
         _begun[_origin_of(stream)] = identity
 
 
-def end_left(stream: interop.Reference) -> None:
+def end_left(stream: Reference) -> None:
     """Ends a capture that began on this stream by this library, and was left open. Leaves any other alone."""
     begun = _begun.pop(_origin_of(stream), None)
     if begun is None:
@@ -158,14 +159,14 @@ def end_left(stream: interop.Reference) -> None:
             _end(stream)
 
 
-def forget(stream: interop.Reference) -> None:
+def forget(stream: Reference) -> None:
     """The stream is gone, and with it the capture that it began."""
     _begun.pop(_origin_of(stream), None)
     if _in_progress:
         _forget(_find(None, _origin_of(stream)), _End.FAILED)
 
 
-def _forget_ended_elsewhere(stream: interop.Reference) -> None:
+def _forget_ended_elsewhere(stream: Reference) -> None:
     """A capture that the stream began before, and somebody else ended. Before the next begins: its graph may get that handle."""
     capture = _find(None, _origin_of(stream)) if _in_progress else None
     if capture is not None and not _still_captures(stream):
@@ -175,20 +176,20 @@ def _forget_ended_elsewhere(stream: interop.Reference) -> None:
 # ------------------------------------------------------------------------------------------------ begin
 
 
-def _begin(stream: interop.Reference, mode: CaptureMode) -> None:
+def _begin(stream: Reference, mode: CaptureMode) -> None:
     _forget_ended_elsewhere(stream)
-    interop.call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
+    call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
     _note_begun(stream)
 
 
 def _begin_to_graph(
-    stream: interop.Reference, graph: Any, dependencies: Iterable[Any], mode: CaptureMode
+    stream: Reference, graph: Any, dependencies: Iterable[Any], mode: CaptureMode
 ) -> None:
     nodes, edges = as_driver_dependencies(dependencies)
     driver = _driver.bindings()
     with _capturing_into(stream, Graph.borrow(graph)) as value:
         handle = driver.CUgraph(value)
-        interop.call_on(
+        call_on(
             stream,
             "cuStreamBeginCaptureToGraph",
             handle,
@@ -201,7 +202,7 @@ def _begin_to_graph(
 
 
 def _begin_recapture(
-    stream: interop.Reference,
+    stream: Reference,
     graph: Any,
     callback: Callable[[GraphNode, RecaptureStatus], object] | None,
     mode: CaptureMode,
@@ -214,16 +215,12 @@ def _begin_recapture(
     with _capturing_into(stream, existing, native) as value:
         handle = driver.CUgraph(value)
         function = driver.CUgraphRecaptureCallback(ctypes.cast(native, ctypes.c_void_p).value or 0)
-        interop.call_on(
-            stream, "cuStreamBeginRecaptureToGraph", _as_driver_mode(mode), handle, function, 0
-        )
+        call_on(stream, "cuStreamBeginRecaptureToGraph", _as_driver_mode(mode), handle, function, 0)
         _note_begun(stream)
 
 
 @contextlib.contextmanager
-def _capturing_into(
-    stream: interop.Reference, graph: Graph, recapture: Any = None
-) -> Iterator[int]:
+def _capturing_into(stream: Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
     """Pins a graph, begins in the block to capture into it, and notes that."""
     held: list[bool] = []
     try:
@@ -274,9 +271,9 @@ def _as_driver_mode(mode: CaptureMode) -> Any:
 # ------------------------------------------------------------------------------------------------ ask, steer, end
 
 
-def _query_capture(stream: interop.Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
+def _query_capture(stream: Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
     name = _driver.annotated("cuStreamGetCaptureInfo")
-    status, identity, graph, nodes, edges, _ = interop.call_on(stream, name)
+    status, identity, graph, nodes, edges, _ = call_on(stream, name)
     status = CaptureStatus(int(status))
     return (
         status,
@@ -287,11 +284,11 @@ def _query_capture(stream: interop.Reference) -> tuple[CaptureStatus, int | None
     )
 
 
-def _status(stream: interop.Reference) -> CaptureStatus:
-    return CaptureStatus(int(interop.call_on(stream, "cuStreamIsCapturing")))
+def _status(stream: Reference) -> CaptureStatus:
+    return CaptureStatus(int(call_on(stream, "cuStreamIsCapturing")))
 
 
-def _info(stream: interop.Reference) -> CaptureInfo:
+def _info(stream: Reference) -> CaptureInfo:
     now, identity, value, nodes, edges = _query_capture(stream)
     if identity is None:
         return CaptureInfo(now)
@@ -299,7 +296,7 @@ def _info(stream: interop.Reference) -> CaptureInfo:
     return CaptureInfo(now, identity, graph, dependencies_of(graph, nodes, edges))
 
 
-def _borrowed_graph(stream: interop.Reference, identity: int, value: int) -> Graph:
+def _borrowed_graph(stream: Reference, identity: int, value: int) -> Graph:
     capture = _find(identity, None)
     if capture is None:
         here = _origin_of(stream)
@@ -319,18 +316,18 @@ def _borrowed_graph(stream: interop.Reference, identity: int, value: int) -> Gra
 
 
 def _update_dependencies(
-    stream: interop.Reference, dependencies: Iterable[Any], mode: DependencyUpdate
+    stream: Reference, dependencies: Iterable[Any], mode: DependencyUpdate
 ) -> None:
     nodes, edges = as_driver_dependencies(dependencies)
     name = _driver.annotated("cuStreamUpdateCaptureDependencies")
     update = int(_arguments.member(DependencyUpdate, mode, "mode"))
-    interop.call_on(stream, name, nodes, edges, len(nodes), update)
+    call_on(stream, name, nodes, edges, len(nodes), update)
 
 
-def _end(stream: interop.Reference) -> Graph:
+def _end(stream: Reference) -> Graph:
     capture = _of_origin(stream)
     try:
-        ended = interop.call_on(stream, "cuStreamEndCapture")
+        ended = call_on(stream, "cuStreamEndCapture")
     except CudaError:
         if not _still_captures(stream):
             _forget(capture, _End.FAILED)
@@ -347,11 +344,11 @@ def _end(stream: interop.Reference) -> Graph:
         _forget(capture, _End.GOOD)
 
 
-def _of_origin(stream: interop.Reference) -> _CaptureRecord | None:
+def _of_origin(stream: Reference) -> _CaptureRecord | None:
     return _find(_identity_of(stream), _origin_of(stream)) if _in_progress else None
 
 
-def _still_captures(stream: interop.Reference) -> bool:
+def _still_captures(stream: Reference) -> bool:
     try:
         return _status(stream) is not CaptureStatus.NONE
     except (CudaError, StreamClosedError):
@@ -434,7 +431,7 @@ class CaptureScope:
 class CapturingStream:
     """The captures of a `Stream`, which inherits them from here."""
 
-    _reference: interop.Reference  # set by `Stream`
+    _reference: Reference  # set by `Stream`
 
     def begin_capture(self, mode: CaptureMode = CaptureMode.GLOBAL) -> None:
         """From now on work that is put on the stream is collected in a graph instead (`cuStreamBeginCapture`).

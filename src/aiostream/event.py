@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
-from aiostream import _arguments, _driver, _native, _process, hostfunc, interop, waiting
+from aiostream import _arguments, _driver, _native, _process, interop, waiting
+from aiostream._reference import HasReference, Reference, current_or_default_context
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.errors import StreamClosedError
 from aiostream.futures import CompletionFuture
@@ -60,7 +61,7 @@ class Event(_arguments.NotCopied):
                 "an interprocess event cannot record times: leave out timing or interprocess"
             )
         _process.start()
-        self._context = interop.current_or_default_context(device)
+        self._context = current_or_default_context(device)
         flags = (
             _BLOCKING_SYNC * blocking_sync
             | _DISABLE_TIMING * (not timing)
@@ -79,7 +80,7 @@ class Event(_arguments.NotCopied):
                 _native.HANDLE_EVENT, value, self._context.handle, True, False
             )
         self._name = f"event {value:#x} on {self._context._place()}"
-        self._reference = interop.Reference(
+        self._reference = Reference(
             self._handle, self._context, self._name, history=history, is_event=True
         )
 
@@ -136,7 +137,7 @@ class Event(_arguments.NotCopied):
                 reference.name,
                 f"The event lives on {self._context._place()}: {_ELSEWHERE}",
             )
-        hostfunc.raise_for(code, "cuEventRecord", reference.name)
+        _driver.raise_for(code, "cuEventRecord", reference.name)
         self._captured = captured
 
     def query(self) -> bool:
@@ -155,7 +156,7 @@ class Event(_arguments.NotCopied):
         code = _native.event_query(self._handle)
         if code == _NOT_READY:
             return False
-        hostfunc.raise_for(code, "cuEventQuery", self._name)
+        _driver.raise_for(code, "cuEventQuery", self._name)
         return True
 
     def synchronize(self) -> None:
@@ -167,9 +168,7 @@ class Event(_arguments.NotCopied):
             CudaError: The context has failed.
         """
         self._refuse_captured("cuEventSynchronize")
-        hostfunc.raise_for(
-            _native.event_synchronize(self._handle), "cuEventSynchronize", self._name
-        )
+        _driver.raise_for(_native.event_synchronize(self._handle), "cuEventSynchronize", self._name)
 
     async def synchronize_async(self) -> None:
         """Waits, without blocking the loop, until the GPU has passed the point that is recorded now.
@@ -240,7 +239,7 @@ class Event(_arguments.NotCopied):
         Raises:
             CudaError: The driver refused; the event is closed all the same.
         """
-        hostfunc.raise_for(self._handle.close(), "cuEventDestroy", self._name)
+        _driver.raise_for(self._handle.close(), "cuEventDestroy", self._name)
 
     def _refuse_captured(self, call: str) -> None:
         if self._captured:
@@ -277,7 +276,7 @@ _ELSEWHERE = "an event is recorded on streams of its own context, and streams of
 
 
 def _require_ours(stream: Any) -> None:
-    if not isinstance(stream, interop.HasReference) or stream._reference.is_event:
+    if not isinstance(stream, HasReference) or stream._reference.is_event:
         raise TypeError(
             f"an aiostream.Stream is needed, not {type(stream).__name__}; Stream.borrow makes one of another library's"
         )

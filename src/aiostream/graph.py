@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from aiostream import _arguments, _driver, _native, _process, hostfunc, interop, waiting
+from aiostream import _arguments, _arming, _driver, _native, _process, interop, waiting
+from aiostream._reference import Reference, current_or_default_context, pinned
 from aiostream.device import Context
 from aiostream.enums import (
     DebugDotFlags,
@@ -206,7 +207,7 @@ class Graph(_arguments.NotCopied):
         with _driver.unless_owned("cuGraphDestroy") as made:
             with _driver.relaxed():
                 made.append(_driver.call("cuGraphCreate", 0))
-            self._init_fields(int(made[0]), interop.current_or_default_context(), owned=True)
+            self._init_fields(int(made[0]), current_or_default_context(), owned=True)
 
     def _init_fields(
         self,
@@ -251,7 +252,7 @@ class Graph(_arguments.NotCopied):
             return graph
         return cls._from_handle(
             interop.graph_handle(graph),
-            interop.current_or_default_context(),
+            current_or_default_context(),
             owned=False,
             source=graph,
         )
@@ -259,7 +260,7 @@ class Graph(_arguments.NotCopied):
     @classmethod
     def from_raw(cls, handle: int) -> Graph:
         """Takes over a `CUgraph`, and with it the duty to destroy it; the reverse of `into_raw`."""
-        return cls._from_handle(_raw(handle), interop.current_or_default_context(), owned=True)
+        return cls._from_handle(_raw(handle), current_or_default_context(), owned=True)
 
     @property
     def handle(self) -> int:
@@ -360,7 +361,7 @@ class Graph(_arguments.NotCopied):
         driver = _driver.bindings()
         with contextlib.ExitStack() as stack:
             if upload_stream is not None:
-                stream = stack.enter_context(interop.pinned(interop.reference_to(upload_stream)))
+                stream = stack.enter_context(pinned(interop.reference_to(upload_stream)))
                 parameters.hUploadStream = driver.CUstream(stream)
             value = stack.enter_context(self._pinned())
             stack.enter_context(self._context._pushed())
@@ -381,7 +382,7 @@ class Graph(_arguments.NotCopied):
         """
         code = self._handle.close()
         self._source = None
-        hostfunc.raise_for(code, "cuGraphDestroy", self._name)
+        _driver.raise_for(code, "cuGraphDestroy", self._name)
 
     def into_raw(self) -> int:
         """Gives the handle away, and with it the duty to destroy it.
@@ -512,14 +513,12 @@ class ExecutableGraph(_arguments.NotCopied):
         if isinstance(executable, ExecutableGraph):
             return executable
         value = interop.graph_handle(executable, executable=True)
-        return cls._from_handle(
-            value, interop.current_or_default_context(), owned=False, source=executable
-        )
+        return cls._from_handle(value, current_or_default_context(), owned=False, source=executable)
 
     @classmethod
     def from_raw(cls, handle: int) -> ExecutableGraph:
         """Takes over a `CUgraphExec`, and with it the duty to destroy it; the reverse of `into_raw`."""
-        return cls._from_handle(_raw(handle), interop.current_or_default_context(), owned=True)
+        return cls._from_handle(_raw(handle), current_or_default_context(), owned=True)
 
     @property
     def handle(self) -> int:
@@ -604,7 +603,7 @@ class ExecutableGraph(_arguments.NotCopied):
         self._require_open()
         code, result, node, before = _native.graph_update(self._handle, source._handle)
         if code <= 0:
-            hostfunc.raise_for(code, "cuGraphExecUpdate", self._name)
+            _driver.raise_for(code, "cuGraphExecUpdate", self._name)
             return
         where = f" at node {node:#x}" if node else ""
         where += f" and its dependency {before:#x}" if before else ""
@@ -626,7 +625,7 @@ class ExecutableGraph(_arguments.NotCopied):
         """
         code = self._handle.close()
         self._source = None
-        hostfunc.raise_for(code, "cuGraphExecDestroy", self._name)
+        _driver.raise_for(code, "cuGraphExecDestroy", self._name)
 
     def into_raw(self) -> int:
         """Gives the handle away, and with it the duty to destroy it; errors as of `Graph.into_raw`."""
@@ -659,20 +658,20 @@ class ExecutableGraph(_arguments.NotCopied):
                 f"{self._name} is closed: its handle was destroyed or given away"
             )
 
-    def _use(self, stream: interop.Reference, call: Any, name: str) -> None:
+    def _use(self, stream: Reference, call: Any, name: str) -> None:
         self._require_open()
         code = call(self._handle, stream.handle)
         if code == _native.RESULT_CLOSED:
             self._require_open()  # another thread may have closed it just now
-        hostfunc.raise_for(code, name, stream.name)
+        _driver.raise_for(code, name, stream.name)
 
     def _use_async(self, stream: Any, call: Any, name: str) -> CompletionFuture[None]:
         reference = interop.reference_to(stream)
         mode = waiting.mode_for(stream)
-        with interop.pinned(reference):
+        with pinned(reference):
             if mode == waiting.BY_HOST_FUNCTION:
-                hostfunc.require_ready(reference)
-                completion = hostfunc.enqueue(reference, lambda: self._use(reference, call, name))
+                _arming.require_ready(reference)
+                completion = _arming.enqueue(reference, lambda: self._use(reference, call, name))
             else:
                 completion = waiting.enqueue(
                     reference, mode, lambda: self._use(reference, call, name)
@@ -681,7 +680,7 @@ class ExecutableGraph(_arguments.NotCopied):
 
     async def _use_and_wait(self, stream: Any, call: Any, name: str) -> None:
         reference = interop.reference_to(stream)
-        hostfunc.require_ready(reference)
+        _arming.require_ready(reference)
         self._use(reference, call, name)
         await waiting.synchronize_async(waiting.Target(reference, waiting.mode_for(stream)))
 

@@ -16,205 +16,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiostream import _arguments, _driver, _loops, _native, _points, _process, interop
+from aiostream import _arguments, _arming, _driver, _native, _points, _process
 from aiostream.device import Context
 from aiostream.enums import HostFunctionSync
-from aiostream.errors import StreamClosedError
-from aiostream.futures import Completion, KeepAlive, State, leak
 
 _FunctionPointer = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the one name that ctypes has for all of them
-CALLS = {
-    _native.KIND_HOST_FUNCTION: "cuLaunchHostFunc",
-    _native.KIND_CALLBACK: "cuStreamAddCallback",
-    _native.KIND_PYTHON_HOST: "cuLaunchHostFunc",
-    _native.KIND_PYTHON_CALLBACK: "cuStreamAddCallback",
-    _native.KIND_FOREIGN: "cuLaunchHostFunc",
-}
-
-
-LEFT_CAPTURING = "The function has left the stream capturing, and so nothing can wait for its work: let it end its capture"
-
-
-def raise_for(result: int, call: str, stream: str, capturing: str | None = None) -> None:
-    """Turns the answer of a native call into its exception; 0 is success.
-
-    `call` is what the operation is for. If another driver call of the operation has failed, the exception names that one.
-    `capturing` is the hint for a stream that captures.
-    """
-    if result == 0:
-        return
-    if result == _native.RESULT_CLOSED:
-        raise StreamClosedError(f"{stream} is closed: its handle was destroyed or given away")
-    if result == _native.RESULT_NO_MEMORY:
-        raise MemoryError(f"{call} for {stream}: there is no memory left for a wait")
-    if result == _native.RESULT_QUARANTINED:
-        hint = (
-            "Another thread began or ended a capture of the stream during the call; what was enqueued may have become a node of "
-            "the graph, and will do nothing"
-        )
-        raise _driver.error(900, call, stream, hint)
-    if result <= _native.RESULT_CAPTURING:
-        hint = capturing or "The stream is capturing; the call was refused and the capture goes on"
-        raise _driver.error(-result, call, stream, hint)
-    raise _driver.error(result, _native.failed_call(result) or call, stream)
-
-
-def _arm(
-    handle: _native.Handle, ticket: int, point: _points.PendingEntry, pinned: bool = False
-) -> int:
-    """Registers the point and enqueues its ticket; the answer is for `raise_for`.
-
-    Afterwards the point is registered if, and only if, the driver was given the ticket, also when a KeyboardInterrupt struck.
-    """
-    _points.registry[ticket] = point
-    result = -1
-    try:
-        result = _native.arm(handle, ticket, pinned)
-    finally:
-        if result != 0:
-            _native.unreserve(ticket)
-            if not _native.is_live(ticket):
-                _points.registry.pop(ticket, None)
-    return result
-
-
-def require_ready(reference: interop.Reference) -> None:
-    """Refuses what a completion behind a stream's work would be refused for, before that work is enqueued.
-
-    Raises:
-        RuntimeError: No loop runs here.
-        StreamClosedError: The stream is closed.
-        StreamCaptureError: It captures.
-        ContextFailedError: Its context has failed.
-    """
-    _loops.current_bridge()
-    require_healthy(reference)
-
-
-def require_healthy(reference: interop.Reference, recent: bool = False) -> None:
-    """The same for a caller that has its loop. With `recent`, a context may have failed within the last millisecond.
-
-    Raises:
-        StreamClosedError: The stream is closed.
-        StreamCaptureError: It captures.
-        ContextFailedError: Its context has failed.
-    """
-    raise_for(
-        _native.health(reference.context._ensure_monitored(), recent),
-        "cuStreamQuery",
-        reference.name,
-    )
-    raise_for(_native.capture_refusal(reference.handle), "cuStreamIsCapturing", reference.name)
-
-
-def arm_completion(
-    handle: _native.Handle,
-    context: Context,
-    stream: str,
-    kind: int = _native.KIND_HOST_FUNCTION,
-    *,
-    result: Any = None,
-    keepalive: Any = None,
-    pinned: bool = False,
-    answered_for: list[bool] | None = None,
-    make: Callable[..., Completion] = Completion,
-    capturing: str | None = None,
-) -> Completion:
-    """Marks the stream's current end for the loop that runs in this thread.
-
-    Args:
-        handle: The stream.
-        context: Its context, whose failure fails the completion.
-        stream: What the stream is called in errors.
-        kind: By host function, or by stream callback with its status.
-        result: What the future will return.
-        keepalive: Stays alive until the GPU has passed the point; if it cannot be armed, for ever.
-        pinned: The caller has pinned the handle, so that it serves even if it was closed meanwhile.
-        answered_for: Gets an item as soon as this function sees to `keepalive`, also if it fails.
-        make: The class of the completion.
-        capturing: The hint of the error if it captures.
-
-    Raises:
-        RuntimeError: No loop runs here.
-        StreamClosedError: The stream is closed.
-        StreamCaptureError: It captures.
-        CudaError: The driver refused.
-    """
-    bridge = _loops.current_bridge()
-    context_id = context._ensure_monitored()
-    completion = make(bridge.new_future(), stream, CALLS[kind], context_id, result, keepalive)
-    ticket = 0
-    try:
-        if answered_for is not None:
-            answered_for.append(True)
-        _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
-        reserved = _native.reserve(bridge.queue, context_id, kind)
-        ticket = reserved.number
-        raise_for(_arm(handle, ticket, completion, pinned), CALLS[kind], stream, capturing)
-    except BaseException as problem:
-        # The future is given to nobody.
-        completion.cancel()
-        if keepalive is not None and ticket not in _points.registry:
-            if isinstance(problem, Exception):  # the driver has refused
-                leak((keepalive, result))
-            else:
-                keep_until_passed(handle, context, stream, (keepalive, result))
-        raise
-    return completion
-
-
-def enqueue(
-    reference: interop.Reference, call: Callable[[], Any], keepalive: Any = None
-) -> Completion:
-    """Calls `call`, which enqueues work on a pinned stream, and gives the completion of what it enqueued, by a host function.
-
-    Raises:
-        RuntimeError: No loop runs here.
-        StreamCaptureError: `call` has left the stream capturing.
-        CudaError: The driver refused.
-    """
-    results: list[Any] = []
-    answered_for: list[bool] = []
-    refusal = 0
-    try:
-        refusal = interop.call_with(reference, call, results)
-        raise_for(refusal, "cuCtxPushCurrent", reference.name)
-        handle, context, name = reference.handle, reference.context, reference.name
-        return arm_completion(
-            handle,
-            context,
-            name,
-            result=results[0],
-            keepalive=keepalive,
-            pinned=True,
-            answered_for=answered_for,
-            capturing=LEFT_CAPTURING,
-        )
-    except BaseException:
-        if (
-            refusal == 0 and not answered_for
-        ):  # an error of `call`, or an interrupt: what was enqueued may be in flight
-            keep_until_passed(
-                reference.handle, reference.context, reference.name, (keepalive, results)
-            )
-        raise
-
-
-def keep_until_passed(
-    handle: _native.Handle, context: Context, stream: str, keepalive: Any
-) -> bool:
-    """Keeps objects alive until the GPU has passed the current end of a pinned stream; nobody waits.
-
-    Returns:
-        `False` if the driver could not be asked: the objects then stay alive for ever, and are counted as leaked.
-    """
-    context_id = context._ensure_monitored()
-    reserved = _native.reserve(_process.ORPHANS, context_id, _native.KIND_HOST_FUNCTION)
-    ticket = reserved.number
-    result = _arm(handle, ticket, KeepAlive(keepalive, context_id), pinned=True)
-    if result not in (0, _native.RESULT_QUARANTINED):
-        leak(keepalive)
-    return result == 0
 
 
 # ------------------------------------------------------------------------------------------------ Python on the driver's thread
@@ -335,7 +141,7 @@ def _launch_python(
     point = HostFunction(
         function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream, context_id
     )
-    raise_for(_arm(handle, ticket, point), CALLS[kind], stream)
+    _driver.raise_for(_arming.arm(handle, ticket, point), _arming.CALLS[kind], stream)
 
 
 def _launch_foreign(
@@ -360,7 +166,9 @@ def _launch_foreign(
     _native.set_foreign(ticket, address, data)
     _native.set_sync_mode(ticket, sync_mode)
     point = HostFunction(function, arguments, False, stream, context_id)
-    raise_for(_arm(handle, ticket, point), CALLS[_native.KIND_FOREIGN], stream)
+    _driver.raise_for(
+        _arming.arm(handle, ticket, point), _arming.CALLS[_native.KIND_FOREIGN], stream
+    )
 
 
 def _address_of(data: Any) -> int:

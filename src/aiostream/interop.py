@@ -6,61 +6,13 @@ stream itself; older objects are known by the attribute that their library docum
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from aiostream import _arguments, _driver, _native, _process
-from aiostream.device import Context, Device, DeviceLike
-from aiostream.errors import StreamClosedError
-
-LEGACY = 1
-PER_THREAD = 2
-_HANDLE_STREAM = _native.HANDLE_STREAM
-CurrentStream = Callable[[], contextlib.AbstractContextManager[Any]]
-
-
-@dataclass(slots=True, eq=False)
-class Common:
-    """What a stream and all that are borrowed from it share."""
-
-    # By the name of a library with a current stream: what makes this stream that for a block. Any
-    # thread, single dict operations.
-    currents: dict[str, CurrentStream] = field(default_factory=dict)
-    # Of what worker threads have left behind: its lengths are not those of other waits. Any thread
-    # may make it; one assignment.
-    thread_waits: _native.WaitList | None = None
-    # An item for each use that only the thread which asks can end: a block of `as_current`, a call
-    # of `enqueue_in_thread`. Any thread, single list operations.
-    held: list[object] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class Reference:
-    """What is needed to use a stream, or to wait for an event, whoever owns it."""
-
-    handle: _native.Handle
-    context: Context
-    name: str
-    wait_list: _native.WaitList | None = (
-        None  # of a stream; any thread may find it, and all find the same
-    )
-    history: _native.History | None = None  # of an event
-    is_event: bool = False
-    common: Common = field(default_factory=Common)
-
-
-@runtime_checkable
-class HasReference(Protocol):
-    """Our own `Stream`, which stands above this module."""
-
-    _reference: Reference  # the stream's handle and context
-
+from aiostream import _arguments, _process
+from aiostream._reference import HasReference, Reference, context_of, name_of, new_handle
 
 _STREAM_NAMES = frozenset(("CUstream", "cudaStream_t"))
 _EVENT_NAMES = frozenset(("CUevent", "cudaEvent_t"))
@@ -231,95 +183,6 @@ def graph_handle(graph: Any, executable: bool = False) -> int:
 _GRAPH_NAMES = ("CUgraph", "graph", "raw_cuda_graph")
 
 
-def context_of(handle: int) -> Context:
-    """The context in which a stream lives; for the legacy and per-thread streams, the current one or device 0's."""
-    if handle <= PER_THREAD:
-        return current_or_default_context()
-    return Context.from_handle(
-        int(_driver.call("cuStreamGetCtx", _driver.bindings().CUstream(handle)))
-    )
-
-
-def current_or_default_context(device: DeviceLike | None = None) -> Context:
-    """The context for something new: of `device`, else the thread's current one, else device 0's primary."""
-    if device is not None:
-        return (device if isinstance(device, Device) else Device(device)).primary_context
-    return Context.get_current() or Device(0).primary_context
-
-
-def name_of(handle: int, context: Context) -> str:
-    """What a stream is called in errors."""
-    special = {
-        0: "the legacy stream",
-        LEGACY: "the legacy stream",
-        PER_THREAD: "the per-thread stream",
-    }.get(handle)
-    return f"{special or f'stream {handle:#x}'} on {context._place()}"
-
-
-def new_handle(
-    value: int, context: Context, owned: bool, parent: _native.Handle | None = None
-) -> _native.Handle:
-    """A native handle of a stream; the special streams belong to the context that is current, so they need theirs."""
-    return _native.Handle(
-        _HANDLE_STREAM, value, context._handle, owned, value <= PER_THREAD, parent
-    )
-
-
-class _PerThread(threading.local):
-    """The per-thread stream is another stream in each thread, so each thread has wait lists of its own for it."""
-
-    def __init__(self) -> None:
-        self.wait_lists: dict[int, _native.WaitList] = {}  # by the context's id
-
-
-_per_thread = _PerThread()
-
-
-def wait_list_of(reference: Reference) -> _native.WaitList:
-    """The wait list of a stream, shared by all who refer to it. Call it in the thread that waits."""
-    if reference.wait_list is not None:
-        return reference.wait_list
-    if reference.handle.value == PER_THREAD:
-        context_id = reference.context._ensure_monitored()
-        known = _per_thread.wait_lists.get(context_id)
-        if known is None:
-            known = _per_thread.wait_lists[context_id] = _native.WaitList(
-                context_id, _native.History()
-            )
-        return known
-    reference.wait_list = _find_wait_list(reference, None)
-    return reference.wait_list
-
-
-def share_history(references: Iterable[Reference]) -> None:
-    """Lets the waits on several streams learn from each other: they run the same kinds of work."""
-    history = _native.History()
-    for reference in references:
-        reference.wait_list = _find_wait_list(reference, history)
-
-
-def _find_wait_list(reference: Reference, history: _native.History | None) -> _native.WaitList:
-    handle, context = reference.handle, reference.context
-    if handle.value <= LEGACY:
-        return context._wait_list(LEGACY, history)
-    # cuStreamGetId would end a capture of the stream. While there is one every wait is refused
-    # anyway.
-    held: list[bool] = []
-    try:
-        if _native.capture_refusal(handle) != 0 or not handle.pin(held):
-            return _native.WaitList(context._ensure_monitored(), history or _native.History())
-        identity = int(
-            _driver.call(
-                "cuStreamGetId", _driver.bindings().CUstream(handle.value), stream=reference.name
-            )
-        )
-    finally:
-        if held:
-            handle.unpin()
-    return context._wait_list(identity, history)
-
-
 def reference_to(stream: Any) -> Reference:
     """A `Reference` to anybody's stream; one of ours is shared, and so refuses when it is closed."""
     if isinstance(stream, HasReference) and not stream._reference.is_event:
@@ -347,70 +210,3 @@ def use_torch_stream(reference: Reference, torch: Any, stream: Any) -> None:
 def use_cupy_stream(reference: Reference, stream: Any) -> None:
     """From now on a cupy stream, which is its own context manager, is cupy's current one wherever `reference` is current."""
     reference.common.currents["cupy"] = lambda: stream
-
-
-@contextlib.contextmanager
-def current_in_libraries(reference: Reference) -> Iterator[None]:
-    """Makes a stream that torch or cupy know their current one for a block. Its context is current already."""
-    with contextlib.ExitStack() as stack:
-        for make_current in list(reference.common.currents.values()):
-            stack.enter_context(make_current())
-        yield
-
-
-def call_with(reference: Reference, call: Callable[[], Any], results: list[Any]) -> int:
-    """Calls `call` with a pinned stream and its context current, and appends its result to `results`: the driver's code."""
-    if not reference.common.currents:
-        return _native.call_in_context(reference.handle, call, results)
-    with reference.context._pushed(), current_in_libraries(reference):
-        # The innermost is the native call: no interrupt can come between the end of `call` and the
-        # append.
-        return _native.call_in_context(reference.handle, call, results)
-
-
-@contextlib.contextmanager
-def pinned(reference: Reference) -> Iterator[int]:
-    """Keeps a stream's handle valid for a `with` block.
-
-    Raises:
-        StreamClosedError: The stream is closed.
-    """
-    held: list[bool] = []
-    try:
-        if not reference.handle.pin(held):
-            raise StreamClosedError(
-                f"{reference.name} is closed: its handle was destroyed or given away"
-            )
-        yield reference.handle.value
-    finally:
-        if held:
-            reference.handle.unpin()
-
-
-def call_on(reference: Reference, name: str, *args: Any) -> Any:
-    """Calls the driver through the bindings on a stream, pinned, in its context if it is a special one."""
-    with pinned(reference) as value:
-        scope = reference.context._pushed() if value <= PER_THREAD else contextlib.nullcontext()
-        with scope:
-            return _driver.call(
-                name, _driver.bindings().CUstream(value), *args, stream=reference.name
-            )
-
-
-def refuse_capture(reference: Reference, name: str) -> None:
-    """Refuses, before the stream is touched, a question that might end its capture.
-
-    Raises:
-        StreamCaptureError: It captures; the capture goes on.
-    """
-    with pinned(reference):
-        code = _native.capture_refusal(reference.handle)
-    if code < 0:
-        raise _driver.error(
-            -code,
-            name,
-            reference.name,
-            "The stream is capturing; the call was refused and the capture goes on",
-        )
-    if code > 0:
-        raise _driver.error(code, "cuStreamIsCapturing", reference.name)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from aiostream import _arguments, _driver, interop
+from aiostream import _arguments, _driver
+from aiostream._reference import Reference, call_on, refuse_capture
 from aiostream.enums import (
     DevResourceType,
     MemAttach,
@@ -80,31 +81,29 @@ def _check(value: Any, bits: int) -> None:
         raise ValueError(f"{value} is no unsigned number of {bits} bits")
 
 
-def _wait_value(stream: interop.Reference, operation: WaitValue) -> None:
+def _wait_value(stream: Reference, operation: WaitValue) -> None:
     flags = int(_arguments.member(WaitValueFlags, operation.flags, "flags"))
     _one(stream, f"cuStreamWaitValue{operation.bits}", operation, flags)
 
 
-def _write_value(stream: interop.Reference, operation: WriteValue) -> None:
+def _write_value(stream: Reference, operation: WriteValue) -> None:
     flags = int(_arguments.member(WriteValueFlags, operation.flags, "flags"))
     _one(stream, f"cuStreamWriteValue{operation.bits}", operation, flags)
 
 
-def _one(
-    stream: interop.Reference, name: str, operation: WaitValue | WriteValue, flags: int
-) -> None:
+def _one(stream: Reference, name: str, operation: WaitValue | WriteValue, flags: int) -> None:
     _check(operation.value, operation.bits)
     pointer = _driver.bindings().CUdeviceptr(_address(operation.pointer))
-    interop.call_on(stream, name, pointer, operation.value, flags)
+    call_on(stream, name, pointer, operation.value, flags)
 
 
-def _batch(stream: interop.Reference, operations: Iterable[Any]) -> None:
+def _batch(stream: Reference, operations: Iterable[Any]) -> None:
     if not isinstance(operations, Iterable):
         raise TypeError(f"operations are in a list or tuple, not one {type(operations).__name__}")
     raw = [_as_driver_operation(operation) for operation in operations]
     if not 0 < len(raw) <= _MOST_OPERATIONS:
         raise ValueError(f"a batch has 1 to {_MOST_OPERATIONS} operations, not {len(raw)}")
-    interop.call_on(stream, "cuStreamBatchMemOp", len(raw), raw, 0)
+    call_on(stream, "cuStreamBatchMemOp", len(raw), raw, 0)
 
 
 def _as_driver_operation(operation: Any) -> Any:
@@ -140,29 +139,27 @@ def _as_driver_operation(operation: Any) -> Any:
     return raw
 
 
-def _attach(stream: interop.Reference, pointer: Any, length: int, flags: MemAttach) -> None:
+def _attach(stream: Reference, pointer: Any, length: int, flags: MemAttach) -> None:
     size = _arguments.address(_arguments.integer("length", length))
     who = int(_arguments.member(MemAttach, flags, "flags"))
     address = _driver.bindings().CUdeviceptr(_address(pointer))
-    interop.refuse_capture(stream, "cuStreamAttachMemAsync")
-    interop.call_on(stream, "cuStreamAttachMemAsync", address, size, who)
+    refuse_capture(stream, "cuStreamAttachMemAsync")
+    call_on(stream, "cuStreamAttachMemAsync", address, size, who)
 
 
-def _dev_resource(stream: interop.Reference, kind: DevResourceType) -> DevResource:
+def _dev_resource(stream: Reference, kind: DevResourceType) -> DevResource:
     kind = _arguments.member(DevResourceType, kind, "kind")
     if not _driver.supports("cuStreamGetDevResource"):
         raise _driver.too_old("cuStreamGetDevResource", stream.name)
-    interop.refuse_capture(stream, "cuStreamGetDevResource")
-    raw = interop.call_on(
-        stream, "cuStreamGetDevResource", _driver.bindings().CUdevResourceType(int(kind))
-    )
+    refuse_capture(stream, "cuStreamGetDevResource")
+    raw = call_on(stream, "cuStreamGetDevResource", _driver.bindings().CUdevResourceType(int(kind)))
     return DevResource(kind, int(raw.sm.smCount) if kind is DevResourceType.SM else 0, raw)
 
 
 class MemoryStream:
     """What a `Stream` does with memory by itself; it inherits this from here."""
 
-    _reference: interop.Reference  # set by `Stream`
+    _reference: Reference  # set by `Stream`
 
     def attach_mem_async(
         self, pointer: Any, length: int = 0, flags: MemAttach = MemAttach.SINGLE

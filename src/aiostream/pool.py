@@ -12,15 +12,15 @@ from typing import Any
 
 from aiostream import (
     _arguments,
+    _completion,
     _driver,
     _loops,
     _native,
     _points,
     capture,
-    futures,
-    interop,
     waiting,
 )
+from aiostream._reference import LEGACY, Reference, pinned, share_history
 from aiostream.device import DeviceLike
 from aiostream.enums import WaitStrategy
 from aiostream.errors import CudaError, PoolFullError, StreamClosedError
@@ -135,7 +135,7 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         self._max_waiting = max_waiting
         # All of these are used by the loop's thread alone.
         self._slots = [_Slot(stream) for stream in streams]
-        interop.share_history(slot.stream._reference for slot in self._slots)
+        share_history(slot.stream._reference for slot in self._slots)
         self._idle = deque(self._slots)
         self._busy: dict[
             _Slot, _Return | None
@@ -459,7 +459,7 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
             future = next(iter(self._waiting))
             if not future.done() and not _loops.is_dead(future):
                 slot.handed_to = future
-                futures.set_result(future, slot)
+                _completion.set_result(future, slot)
                 self._waiting.pop(
                     future, None
                 )  # last: after a KeyboardInterrupt before it, the next finds the future done
@@ -548,7 +548,7 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         if isinstance(reserved, int):
             return None
         told = _points.registry[reserved.ticket] = _Return(self, slot, context_id)
-        with interop.pinned(reference):
+        with pinned(reference):
             reserved.record(reference.handle)
         if reserved.is_recorded:
             return told
@@ -579,7 +579,7 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         """The context has failed: nobody needs to wait any longer."""
         self._failure = code
         for future in self._take_waiting():
-            futures.set_exception(future, self._error(code))
+            _completion.set_exception(future, self._error(code))
 
     def _error(self, code: int) -> CudaError:
         return _driver.error(
@@ -593,7 +593,7 @@ class StreamPool(_arguments.NotCopied, _arguments.AsyncBlock):
         self._closed = True
         self._end_watch()
         for future in self._take_waiting():
-            futures.set_exception(future, StreamClosedError(reason))
+            _completion.set_exception(future, StreamClosedError(reason))
 
     def _end_watch(self) -> None:
         if self._watch is not None:
@@ -725,9 +725,7 @@ class _Watch:
 
     __slots__ = ("context_id", "pool", "ticket")
 
-    def __init__(
-        self, pool: StreamPool, bridge: _loops.Bridge, reference: interop.Reference
-    ) -> None:
+    def __init__(self, pool: StreamPool, bridge: _loops.Bridge, reference: Reference) -> None:
         self.pool = weakref.ref(pool)
         self.context_id = reference.context._ensure_monitored()
         self.ticket = _native.watch_health(bridge.queue, self.context_id)
@@ -750,9 +748,7 @@ def _require_distinct(streams: list[Stream]) -> None:
         raise ValueError("a pool has at least one stream")
     known: dict[int, int] = {}
     for number, stream in enumerate(streams):
-        first = known.setdefault(
-            max(stream.handle, interop.LEGACY), number
-        )  # 0 is the legacy stream, too
+        first = known.setdefault(max(stream.handle, LEGACY), number)  # 0 is the legacy stream, too
         if first != number:
             raise ValueError(
                 f"streams {first} and {number} are one (handle {stream.handle:#x}): a pool would lend it to two tasks at once. "

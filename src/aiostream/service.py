@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 from aiostream import _arguments, _driver, _loops, _native, _process, _statistics, device, waiting
+from aiostream._completion import set_result
 from aiostream.errors import ContextFailedError
-from aiostream.futures import set_result
 
 __all__ = ["drain", "exit_on_context_failed", "health", "on_context_failed", "wait"]
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from aiostream import interop
+from aiostream._reference import Reference, current_in_libraries, pinned
 from aiostream.errors import StreamClosedError
 
 __all__: list[str] = []
@@ -30,7 +31,7 @@ def _library(name: str, package: str) -> ModuleType:
 class SharedStream:
     """What a `Stream` does with torch, cupy, numba and cuda.core; it inherits this from here."""
 
-    _reference: interop.Reference  # set by `Stream`
+    _reference: Reference  # set by `Stream`
 
     def core(self) -> Any:
         """Gives a `cuda.core.Stream` on the same handle.
@@ -133,9 +134,9 @@ class SharedStream:
         reference = self._reference
         held, mark = reference.common.held, object()
         with (
-            interop.pinned(reference),
+            pinned(reference),
             reference.context.as_current(),
-            interop.current_in_libraries(reference),
+            current_in_libraries(reference),
         ):
             try:
                 held.append(mark)
@@ -146,7 +147,7 @@ class SharedStream:
 
     def _shared(self, make: Callable[[int], Any]) -> Any:
         handle = self._reference.handle
-        with interop.pinned(self._reference) as value:
+        with pinned(self._reference) as value:
             stream = make(value)  # first, because it may fail
             if not handle.share():
                 raise StreamClosedError(

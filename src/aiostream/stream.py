@@ -9,7 +9,28 @@ from functools import partial
 from types import FunctionType, TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from aiostream import _arguments, _driver, _native, _process, capture, hostfunc, interop, waiting
+from aiostream import (
+    _arguments,
+    _arming,
+    _driver,
+    _native,
+    _process,
+    capture,
+    hostfunc,
+    interop,
+    waiting,
+)
+from aiostream._reference import (
+    LEGACY,
+    PER_THREAD,
+    Reference,
+    call_on,
+    context_of,
+    current_or_default_context,
+    name_of,
+    new_handle,
+    pinned,
+)
 from aiostream.attributes import AttributedStream
 from aiostream.capture import CapturingStream
 from aiostream.device import Context, Device, DeviceLike
@@ -87,7 +108,7 @@ class Stream(
         flags = int(_arguments.flag("non_blocking", non_blocking))
         strategy = waiting.strategy(wait)
         _process.start()
-        context = interop.current_or_default_context(device)
+        context = current_or_default_context(device)
         with _driver.unless_owned("cuStreamDestroy") as made:
             with context._pushed():
                 made.append(_driver.call("cuStreamCreateWithPriority", flags, urgency))
@@ -110,13 +131,13 @@ class Stream(
             str, int
         ] = {}  # of the driver's call; any thread, single dict operations
         self._source = source  # the object from which the handle was borrowed
-        self._name = interop.name_of(value, context)
+        self._name = name_of(value, context)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
         # The last step that can fail: from here on the handle owns the stream, and before it
         # whoever called does.
-        self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
-        self._reference = interop.Reference(self._handle, context, self._name)
+        self._handle = new_handle(value, context, owned=owned, parent=parent)
+        self._reference = Reference(self._handle, context, self._name)
         if source is not None:
             interop.note_source(self._reference, source)
 
@@ -157,9 +178,7 @@ class Stream(
             borrowed = stream._borrowed_as(cls)
         else:
             value = interop.stream_handle(stream)
-            borrowed = cls._from_handle(
-                value, interop.context_of(value), owned=False, source=stream
-            )
+            borrowed = cls._from_handle(value, context_of(value), owned=False, source=stream)
         if wait is not None:
             borrowed._wait = waiting.strategy(wait)
             borrowed._mode = waiting.mode_of(borrowed._wait)
@@ -179,7 +198,7 @@ class Stream(
             CudaError: The driver does not know the handle (`cuStreamGetCtx`).
         """
         value = interop.raw_handle(handle, "a CUDA stream")
-        if value <= interop.PER_THREAD:
+        if value <= PER_THREAD:
             raise ValueError(
                 f"handle {value} is a special stream without an owner: use Stream.legacy(), per_thread() or borrow()"
             )
@@ -187,21 +206,17 @@ class Stream(
             raise TypeError(
                 f"the context is an aiostream.Context, not {type(context).__name__}; Context.from_handle makes one"
             )
-        return cls._from_handle(value, context or interop.context_of(value), owned=True)
+        return cls._from_handle(value, context or context_of(value), owned=True)
 
     @classmethod
     def legacy(cls, device: DeviceLike | None = None) -> Self:
         """The legacy default stream of a device's context, which synchronizes with every blocking stream."""
-        return cls._from_handle(
-            interop.LEGACY, interop.current_or_default_context(device), owned=False
-        )
+        return cls._from_handle(LEGACY, current_or_default_context(device), owned=False)
 
     @classmethod
     def per_thread(cls, device: DeviceLike | None = None) -> Self:
         """The per-thread default stream: in each call, that of the calling thread."""
-        return cls._from_handle(
-            interop.PER_THREAD, interop.current_or_default_context(device), owned=False
-        )
+        return cls._from_handle(PER_THREAD, current_or_default_context(device), owned=False)
 
     def to_borrowed(self) -> Self:
         """A second `Stream` on the same handle that does not own it. It waits as this one does.
@@ -221,11 +236,11 @@ class Stream(
         borrowed._constants = self._constants
         borrowed._source = self
         borrowed._name = self._name
-        borrowed._handle = handle = interop.new_handle(owner.value, context, False, owner)
+        borrowed._handle = handle = new_handle(owner.value, context, False, owner)
         borrowed._wait = self._wait
         borrowed._mode = self._mode
         reference = self._reference
-        borrowed._reference = interop.Reference(
+        borrowed._reference = Reference(
             handle, context, self._name, reference.wait_list, common=reference.common
         )
         return borrowed
@@ -338,7 +353,7 @@ class Stream(
         self._source = None
         if self._owned:
             capture.forget(self._reference)
-        hostfunc.raise_for(code, "cuStreamDestroy", self._name)
+        _driver.raise_for(code, "cuStreamDestroy", self._name)
 
     def shutdown(self) -> None:
         """Blocks until the work is done, destroys the stream, and raises what went wrong. Not for a loop's thread.
@@ -480,7 +495,7 @@ class Stream(
         code = _native.stream_query(self._handle)
         if code == _NOT_READY:
             return False
-        hostfunc.raise_for(code, "cuStreamQuery", self._name)
+        _driver.raise_for(code, "cuStreamQuery", self._name)
         return True
 
     def synchronize(self) -> None:
@@ -491,7 +506,7 @@ class Stream(
             StreamCaptureError: The stream captures; it was not touched.
             CudaError: The work failed.
         """
-        hostfunc.raise_for(
+        _driver.raise_for(
             _native.stream_synchronize(self._handle), "cuStreamSynchronize", self._name
         )
 
@@ -584,9 +599,9 @@ class Stream(
                 fn, self, *args, **kwargs
             )  # no step of Python lies between fn's return and whoever keeps its result
             if self._mode == waiting.BY_HOST_FUNCTION:
-                hostfunc.require_ready(self._reference)
+                _arming.require_ready(self._reference)
                 return cast(
-                    "CompletionFuture[T]", hostfunc.enqueue(self._reference, call, work).future
+                    "CompletionFuture[T]", _arming.enqueue(self._reference, call, work).future
                 )
             return cast(
                 "CompletionFuture[T]",
@@ -647,7 +662,7 @@ class Stream(
     # -------------------------------------------------------------------------------------------- inside
 
     def _future(self, kind: int) -> CompletionFuture[None]:
-        completion = hostfunc.arm_completion(self._handle, self._context, self._name, kind)
+        completion = _arming.arm_completion(self._handle, self._context, self._name, kind)
         return cast("CompletionFuture[None]", completion.future)
 
     def _constant(self, name: str) -> int:
@@ -655,9 +670,9 @@ class Stream(
         self._require_open()
         known = self._constants.get(name)
         if known is None:
-            hostfunc.raise_for(_native.capture_refusal(self._handle), name, self._name)
+            _driver.raise_for(_native.capture_refusal(self._handle), name, self._name)
             known = int(self._call(name))
-            if self._handle.value != interop.PER_THREAD:  # in each thread another stream
+            if self._handle.value != PER_THREAD:  # in each thread another stream
                 self._constants[name] = known
         return known
 
@@ -679,20 +694,20 @@ class Stream(
             self.close()
 
     def _pinned(self) -> contextlib.AbstractContextManager[int]:
-        return interop.pinned(self._reference)
+        return pinned(self._reference)
 
     def _call(self, name: str, *args: Any) -> Any:
         """Calls the driver through the bindings on this stream, pinned, in its context if it is a special one."""
-        return interop.call_on(self._reference, name, *args)
+        return call_on(self._reference, name, *args)
 
 
-def _end_capture(reference: interop.Reference) -> None:
+def _end_capture(reference: Reference) -> None:
     """Before a shared stream is retired: nobody could end its capture any more, and no destruction does."""
     if reference.context.health() == 0:  # a stream whose context was destroyed must not be touched
         with contextlib.suppress(StreamClosedError):
             capture.end_left(reference)
 
 
-def _retire(reference: interop.Reference) -> None:
+def _retire(reference: Reference) -> None:
     _end_capture(reference)
     reference.handle.close()

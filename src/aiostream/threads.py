@@ -9,9 +9,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from aiostream import _arguments, _loops, _native, _points, _process, hostfunc, interop
+from aiostream import (
+    _arguments,
+    _arming,
+    _driver,
+    _loops,
+    _native,
+    _points,
+    _process,
+)
+from aiostream._completion import Completion, State, drop, leak, set_exception
+from aiostream._reference import PER_THREAD, Reference, call_with
 from aiostream.errors import CudaError
-from aiostream.futures import Completion, State, drop, leak, set_exception
 
 __all__: list[str] = []
 
@@ -40,9 +49,7 @@ class _ThreadCall(Completion):
 
     __slots__ = ("limiter", "pins", "raised", "reference", "refusal", "reserved", "unstarted")
 
-    def __init__(
-        self, reference: interop.Reference, function: Callable[[], Any], limiter: Any
-    ) -> None:
+    def __init__(self, reference: Reference, function: Callable[[], Any], limiter: Any) -> None:
         context_id = reference.context._ensure_monitored()
         super().__init__(
             _loops.current_bridge().new_future(),
@@ -64,16 +71,16 @@ class _ThreadCall(Completion):
     def begin(self) -> None:
         """Takes what `run` needs. From now on that or `cancel` ends it, and the stream lives until then."""
         reference = self.reference
-        hostfunc.require_healthy(reference)  # again: the token may have taken long
+        _arming.require_healthy(reference)  # again: the token may have taken long
         # Left to the watcher in any case: only the loop's thread may use its timer.
         reserved = _wait_list(reference).reserve(_loops.current_bridge().queue, _native.WAIT_EVENT)
         if isinstance(reserved, int):
-            hostfunc.raise_for(reserved, "cuEventCreate", reference.name)
+            _driver.raise_for(reserved, "cuEventCreate", reference.name)
             raise AssertionError("a reservation is refused with an error")
         self.reserved = reserved
         del reserved  # an exception keeps this frame, and a reservation counts as a pending wait
         if not reference.handle.hold(self.pins):
-            hostfunc.raise_for(_native.RESULT_CLOSED, "cuEventRecord", self.stream)
+            _driver.raise_for(_native.RESULT_CLOSED, "cuEventRecord", self.stream)
         reference.common.held.append(self)
         _points.registry[self.reserved.ticket] = self
         _native.set_state(self, State.PENDING, _native.FUTURES_CREATED)
@@ -91,8 +98,8 @@ class _ThreadCall(Completion):
         results: list[Any] = []
         self.result = results
         try:
-            refusal = interop.call_with(self.reference, self.keepalive, results)
-            hostfunc.raise_for(refusal, "cuCtxPushCurrent", self.stream)
+            refusal = call_with(self.reference, self.keepalive, results)
+            _driver.raise_for(refusal, "cuCtxPushCurrent", self.stream)
         except BaseException as error:  # for the task
             self.raised = error
         try:
@@ -123,8 +130,8 @@ class _ThreadCall(Completion):
         """The GPU has passed what the function enqueued; or its context has failed, or no event could be recorded."""
         if self.refusal:
             try:
-                hostfunc.raise_for(
-                    self.refusal, "cuEventRecord", self.stream, hostfunc.LEFT_CAPTURING
+                _driver.raise_for(
+                    self.refusal, "cuEventRecord", self.stream, _arming.LEFT_CAPTURING
                 )
             except Exception as error:
                 self._fail(error, orphaned)
@@ -202,10 +209,10 @@ def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
     return True
 
 
-def _wait_list(reference: interop.Reference) -> _native.WaitList:
+def _wait_list(reference: Reference) -> _native.WaitList:
     common, context_id = reference.common, reference.context._ensure_monitored()
     if (
-        reference.handle.value == interop.PER_THREAD
+        reference.handle.value == PER_THREAD
     ):  # in each worker another stream, without an order among them
         return _native.WaitList(context_id, _native.History())
     if common.thread_waits is None:
@@ -216,7 +223,7 @@ def _wait_list(reference: interop.Reference) -> _native.WaitList:
 class ThreadStream:
     """What a `Stream` does with worker threads; it inherits this from here."""
 
-    _reference: interop.Reference  # set by `Stream`
+    _reference: Reference  # set by `Stream`
 
     async def enqueue_in_thread(
         self,
@@ -277,7 +284,7 @@ class ThreadStream:
 
         _arguments.plain_function(fn, "enqueue_in_thread")
         reference = self._reference
-        hostfunc.require_ready(reference)
+        _arming.require_ready(reference)
         if limiter is None:
             limiter = anyio.to_thread.current_default_thread_limiter()
         elif not hasattr(limiter, "acquire_on_behalf_of_nowait"):
