@@ -32,7 +32,7 @@ SDIST_TESTS = (
     "tests/test_house.py",
     "tests/test_stream.py",
     "tests/test_native.py",
-    "tests/test_native_threads.py",
+    "tests/test_distribution.py",
     "tests/test_reference.py",
     "tests/test_examples.py",
     "tests/test_torch_page.py",
