@@ -3,7 +3,8 @@
     python tests/exits.py 17                           # carries out program 17 in this process
     python tests/exits.py 17 --show                    # says what it does
 
-`test_exits.py` runs them, and `AIOSTREAM_EXITS=1000 python -m pytest tests/test_exits.py` a thousand of them.
+`test_exits.py` runs them, and `AIOSTREAM_EXITS=1000 python -m pytest tests/test_exits.py` a
+thousand of them.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ class Program:
 
 
 def program(seed: int, early_awaits: bool = True) -> Program:
-    """Returns the program of a seed. Without `early_awaits` no handler that is registered before the first use awaits."""
+    """Returns the program of a seed.
+
+    Without `early_awaits` no handler that is registered before the first use awaits.
+    """
     rng = random.Random(seed)
 
     def some(choices: list[str], most: int) -> tuple[str, ...]:
@@ -192,7 +196,7 @@ class Running:
         """The end begins now."""
         os.write(1, f"{time.monotonic()}\n".encode())
 
-    # ------------------------------------------------------------------------------------------- the loop
+    # ------------------------------------------------------------------------------------- the loop
 
     def run_loop(self) -> None:
         from support import run_on
@@ -336,7 +340,7 @@ class Running:
             ).start()
         await anyio.sleep(60)
 
-    # ------------------------------------------------------------------------------------------- threads and handlers
+    # ------------------------------------------------------------------------- threads and handlers
 
     def thread(self, name: str) -> None:
         from aiostream import StreamClosedError

@@ -1,4 +1,6 @@
-"""The paths of `test_faults.py` that wait in a loop, each in the stages that a wait passes through: see `fault_engine.py`."""
+"""The paths of `test_faults.py` that wait in a loop, each in the stages that a wait passes through:
+see `fault_engine.py`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def a_held_stream() -> Any:
         yield gate, stream
 
 
-# ------------------------------------------------------------------------------------------------ waits
+# -------------------------------------------------------------------------------------------- waits
 
 
 def _wait_in_stage(stage: str, thing: str, cancelled: bool) -> None:

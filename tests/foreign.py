@@ -1,4 +1,6 @@
-"""Stand-ins for torch, cupy and numba, as far as the library looks at them: streams on a handle, and current streams."""
+"""Stand-ins for torch, cupy and numba, as far as the library looks at them: streams on a handle,
+and current streams.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ import pytest
 
 
 class Currents(threading.local):
-    """The streams that were made current in this thread, for each library; the last one is current."""
+    """The streams that were made current in this thread, for each library; the last one is
+    current.
+    """
 
     def __init__(self) -> None:
         self.torch: list[Any] = []

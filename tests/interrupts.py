@@ -1,4 +1,6 @@
-"""KeyboardInterrupt where Python may raise it: at each place of the library's code at which Python looks for signals."""
+"""KeyboardInterrupt where Python may raise it: at each place of the library's code at which Python
+looks for signals.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,11 @@ _places: dict[CodeType, frozenset[int]] = {}
 
 
 def places_of(code: CodeType) -> frozenset[int]:
-    """Where in a function a signal's handler may run: the offsets of the instructions before which it does.
+    """Where in a function a signal's handler may run: the offsets of the instructions before which
+    it does.
 
-    Its error belongs to the instruction before. So a place at which a `try` ends is left out, because an error that a trace
-    function raises there is not in the `try` any more.
+    Its error belongs to the instruction before. So a place at which a `try` ends is left out,
+    because an error that a trace function raises there is not in the `try` any more.
     """
     if code not in _places:
         steps: Any = dis.Bytecode(code)  # its `exception_entries` are not in the stubs
@@ -61,7 +64,9 @@ def places_of(code: CodeType) -> frozenset[int]:
 
 
 def is_finalizer(frame: FrameType | None) -> bool:
-    """Whether this is called by a finalizer, in which Python reports an interrupt and forgets it."""
+    """Whether this is called by a finalizer, in which Python reports an interrupt and
+    forgets it.
+    """
     while frame is not None:
         if frame.f_code.co_name in ("__del__", "gone"):  # gone: of a weak reference
             return True
@@ -70,7 +75,9 @@ def is_finalizer(frame: FrameType | None) -> bool:
 
 
 class Striker:
-    """Within a `with` block, raises KeyboardInterrupt at the n-th such place that this thread comes to; with 0, only counts."""
+    """Within a `with` block, raises KeyboardInterrupt at the n-th such place that this thread comes
+    to; with 0, only counts.
+    """
 
     def __init__(self, number: int, is_protected: Callable[[], bool] = lambda: False) -> None:
         self.number = number
@@ -179,7 +186,10 @@ def run_interrupted(
 
 
 def complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine after an interrupt. The callback that stops the loop at the former task's end may still be on its way."""
+    """Runs a coroutine after an interrupt.
+
+    The callback that stops the loop at the former task's end may still be on its way.
+    """
     task = loop.create_task(coroutine)
     while True:
         try:

@@ -1,9 +1,11 @@
-"""A soak: everything that the library does, mixed at random for as long as you like, while nothing may grow.
+"""A soak: everything that the library does, mixed at random for as long as you like, while nothing
+may grow.
 
     python tests/soak.py --for 3600                    # on the simulator, with two devices
     python tests/soak.py --for 3600 --driver gpu       # on the GPUs that are there
 
-It prints a line every ten seconds and a verdict at the end. The exit code is 1 if something grew, or if an await hung.
+It prints a line every ten seconds and a verdict at the end. The exit code is 1 if something grew,
+or if an await hung.
 """
 
 from __future__ import annotations
@@ -111,7 +113,9 @@ def median(values: list[int]) -> int:
 
 
 def growth(samples: list[Sample]) -> dict[str, tuple[int, int]]:
-    """What has grown by more than is allowed, from the middle third of the samples to the last: `name: (before, after)`."""
+    """What has grown by more than is allowed, from the middle third of the samples to the last:
+    `name: (before, after)`.
+    """
     third = len(samples) // 3
     if third == 0:
         raise ValueError("a soak this short shows nothing: three samples at least")
@@ -145,7 +149,7 @@ class Soak:
                     device.primary_context, -1 - number
                 )  # what would grow until then has grown
 
-    # ------------------------------------------------------------------------------------------- what is done
+    # --------------------------------------------------------------------------------- what is done
 
     def some_stream(self) -> Stream:
         return self.rng.choice(self.streams)
@@ -294,7 +298,9 @@ class Soak:
         self.completions += 1
 
     async def use_a_gate(self) -> None:
-        """Values in memory that one stream writes and the other waits for; events between streams."""
+        """Values in memory that one stream writes and the other waits for; events between
+        streams.
+        """
         first, second = Stream(), Stream()
         self.gate.shut()
         self.gate.hold(first)
@@ -343,7 +349,7 @@ class Soak:
                 await future
             self.completions += 11
 
-    # ------------------------------------------------------------------------------------------- rounds
+    # --------------------------------------------------------------------------------------- rounds
 
     def activities(self) -> list[Callable[[], Awaitable[None]]]:
         often: list[Callable[[], Awaitable[None]]] = [self.wave] * 3
@@ -436,7 +442,9 @@ class Soak:
                 raise HangError(f"the ledger does not come to rest: {statistics()}, {left}")
 
     def run(self, seconds: float, tell: Callable[[str], None] | None = None) -> list[Sample]:
-        """Goes on for that long; returns the samples, one a second, but at most 300: they must not grow themselves."""
+        """Goes on for that long; returns the samples, one a second, but at most 300: they must not
+        grow themselves.
+        """
         began = told = sampled = time.monotonic()
         every = max(1.0, seconds / 300)
         samples: list[Sample] = []

@@ -56,7 +56,10 @@ def chosen_seed() -> int:
 
 
 LIMIT = 110 + 10 * chosen_seconds(0)
-"""Seconds after which a random test that runs for `chosen_seconds` hangs. Sanitizers and busy machines are slow."""
+"""Seconds after which a random test that runs for `chosen_seconds` hangs.
+
+Sanitizers and busy machines are slow.
+"""
 
 LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
 
@@ -100,7 +103,9 @@ def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
 def run_together(
     kinds: list[str], function: Callable[..., Any], together: threading.Barrier
 ) -> None:
-    """Runs a coroutine function on loops of these kinds, each in a thread of its own; one that fails breaks the barrier."""
+    """Runs a coroutine function on loops of these kinds, each in a thread of its own; one that
+    fails breaks the barrier.
+    """
     errors: list[tuple[str, BaseException]] = []
 
     def run(kind: str) -> None:
@@ -134,7 +139,8 @@ def settle(condition: Callable[..., bool], seconds: float = 10.0) -> bool:
 def recover(simulator: Any) -> None:
     """Makes the simulator's failed contexts healthy again.
 
-    The library does not expect that. So the watcher is stopped meanwhile: a pass that saw the failure must be over.
+    The library does not expect that. So the watcher is stopped meanwhile: a pass that saw the
+    failure must be over.
     """
     stop_watcher()
     simulator.recover()
@@ -142,9 +148,11 @@ def recover(simulator: Any) -> None:
 
 
 class Gate:
-    """Holds streams on the GPU until it is opened: work in place of a sleep (`cuStreamWaitValue32` on pinned memory).
+    """Holds streams on the GPU until it is opened: work in place of a sleep (`cuStreamWaitValue32`
+    on pinned memory).
 
-    A held stream keeps one of the device's hardware queues (8 by default), so hold few. Leaving the `with` block opens it.
+    A held stream keeps one of the device's hardware queues (8 by default), so hold few. Leaving the
+    `with` block opens it.
     """
 
     def __init__(self) -> None:
@@ -200,7 +208,8 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python text in a process of its own, on the driver that is under test.
 
-    Failed contexts, exits and forks cannot be tested in the process that tests. The modules of `tests/` can be imported there.
+    Failed contexts, exits and forks cannot be tested in the process that tests. The modules of
+    `tests/` can be imported there.
     """
     variables = {
         **os.environ,

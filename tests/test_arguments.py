@@ -1,4 +1,6 @@
-"""What is refused before the driver is asked, with a `TypeError` or `ValueError` that says what to do."""
+"""What is refused before the driver is asked, with a `TypeError` or `ValueError` that says what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def places_for_a_stream(things: dict[str, Any]) -> list[Callable[[Any], Any]]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------ objects of the wrong kind
+# ------------------------------------------------------------------------ objects of the wrong kind
 
 
 def test_our_own_objects_of_another_kind_are_no_streams(things: dict[str, Any]) -> None:
@@ -187,7 +189,7 @@ def test_a_pool_borrows_several_streams(things: dict[str, Any]) -> None:
             StreamPool.borrow(wrong)  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------ handles
+# ------------------------------------------------------------------------------------------ handles
 
 
 def test_impossible_handles(things: dict[str, Any]) -> None:
@@ -271,7 +273,7 @@ def test_a_raw_stream_with_a_context_that_is_none() -> None:
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ numbers and flags
+# -------------------------------------------------------------------------------- numbers and flags
 
 
 def test_priorities_are_clamped() -> None:
@@ -397,7 +399,7 @@ def test_numbers_that_the_driver_has_no_room_for(things: dict[str, Any]) -> None
     assert stream.capture_status() is aiostream.CaptureStatus.NONE
 
 
-# ------------------------------------------------------------------------------------------------ functions
+# ---------------------------------------------------------------------------------------- functions
 
 
 async def coroutine_function(*_: Any) -> None:
@@ -470,7 +472,7 @@ async def test_functions_whose_body_would_never_run() -> None:
     await stream.aclose()
 
 
-# ------------------------------------------------------------------------------------------------ blocks
+# ------------------------------------------------------------------------------------------- blocks
 
 
 async def test_a_block_without_async(things: dict[str, Any]) -> None:
@@ -523,7 +525,7 @@ def test_subclasses_get_instances_of_their_own(
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ variables of the environment
+# --------------------------------------------------------------------- variables of the environment
 
 
 @pytest.mark.parametrize(

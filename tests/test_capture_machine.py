@@ -1,4 +1,6 @@
-"""Captures against a plain model in Python, step by step, on asyncio and trio: see test_state_machines.py."""
+"""Captures against a plain model in Python, step by step, on asyncio and trio: see
+test_state_machines.py.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Recording:
 
 
 class Captures(OnLoop):
-    """Streams that capture, fork and join; what the graphs contain, and how often they run what they contain."""
+    """Streams that capture, fork and join; what the graphs contain, and how often they run what
+    they contain.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""How captures begin, are steered and end: always, whatever happens in them, and with the driver's own errors."""
+"""How captures begin, are steered and end: always, whatever happens in them, and with the driver's
+own errors.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def stream() -> Any:
 
 
 def in_thread(function: Any, stream: Stream) -> Any:
-    """Calls a function in another thread, where the stream's context is current; returns what it returned or raised."""
+    """Calls a function in another thread, where the stream's context is current; returns what it
+    returned or raised.
+    """
     outcome: list[Any] = []
 
     def run() -> None:
@@ -179,7 +183,7 @@ def test_a_body_that_closes_the_stream() -> None:
             again.close()
 
 
-# ------------------------------------------------------------------------------------------------ the driver's own errors
+# -------------------------------------------------------------------------- the driver's own errors
 
 
 def code_of(function: Any, *args: Any, **options: Any) -> tuple[type[CudaError], int, str]:
@@ -285,7 +289,7 @@ def test_the_legacy_stream_says_so_while_a_blocking_stream_captures() -> None:
     blocking.close()
 
 
-# ------------------------------------------------------------------------------------------------ asking and steering
+# ------------------------------------------------------------------------------ asking and steering
 
 
 def test_capture_info_lends_the_graph_until_the_end(stream: Stream) -> None:
@@ -425,7 +429,7 @@ def test_external_events_become_nodes(stream: Stream) -> None:
     other.close()
 
 
-# ------------------------------------------------------------------------------------------------ into an existing graph
+# --------------------------------------------------------------------------- into an existing graph
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -484,7 +488,10 @@ def test_a_graph_that_is_closed_while_it_is_captured_into_lives_until_the_end(
 @pytest.mark.parametrize("closed_before", [False, True])
 @pytest.mark.parametrize("how", ["unjoined", "invalidated", "elsewhere", "closed"])
 def test_a_capture_that_fails_takes_its_graph_with_it(how: str, closed_before: bool) -> None:
-    """Also one that was there before. Nobody may destroy it again: its handle may be another graph's by then."""
+    """Also one that was there before.
+
+    Nobody may destroy it again: its handle may be another graph's by then.
+    """
     stream, other, event, graph = Stream(), Stream(), Event(), Graph()
     open_before, owned = statistics().handles.open, Owned()
     gone = weakref.ref(owned)
@@ -543,7 +550,9 @@ def test_a_graph_that_is_captured_into_is_not_given_away(stream: Stream) -> None
 
 @pytest.mark.parametrize("good", [True, False])
 def test_a_capture_into_a_graph_that_others_ended(stream: Stream, good: bool) -> None:
-    """Noticed when the stream captures again: then the graph is let go of, or closed if it is no more."""
+    """Noticed when the stream captures again: then the graph is let go of, or closed if it is no
+    more.
+    """
     driver, graph = internals.bindings(), Graph()
     stream.begin_capture_to_graph(graph)
     if not good:
@@ -567,7 +576,7 @@ def test_a_node_of_another_graph_is_no_dependency(stream: Stream) -> None:
     foreign.close()
 
 
-# ------------------------------------------------------------------------------------------------ the modes of threads
+# ----------------------------------------------------------------------------- the modes of threads
 
 
 def test_a_threads_mode_is_pushed_and_popped() -> None:
@@ -605,11 +614,13 @@ def test_a_relaxed_thread_may_do_what_a_global_capture_forbids(stream: Stream) -
         assert in_thread(allocate, stream) == 900
 
 
-# ------------------------------------------------------------------------------------------------ a block for each capture
+# ------------------------------------------------------------------------- a block for each capture
 
 
 def test_a_scope_is_entered_once() -> None:
-    """Entered again, it gave the first block's graph while the second went on, and after that had failed."""
+    """Entered again, it gave the first block's graph while the second went on, and after that had
+    failed.
+    """
     stream = Stream()
     scope = stream.capture()
     with scope:

@@ -20,7 +20,9 @@ ANSI = re.compile(r"\x1b\[")
 def command(
     driver_kind: str, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `python -W error -m aiostream ...` on the driver under test; `driver_kind` "none" leaves the choice to it."""
+    """Runs `python -W error -m aiostream ...` on the driver under test; `driver_kind` "none" leaves
+    the choice to it.
+    """
     variables = {
         **os.environ,
         "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "",
@@ -42,7 +44,7 @@ def succeed(driver_kind: str, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-# ------------------------------------------------------------------------------------------------ demo
+# --------------------------------------------------------------------------------------------- demo
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop", "trio"])
@@ -127,7 +129,7 @@ def test_demo_takes_the_simulator_by_itself_where_there_is_no_gpu() -> None:
     assert out.splitlines()[0].startswith("No GPU here, so this runs on the simulator")
 
 
-# ------------------------------------------------------------------------------------------------ doctor
+# ------------------------------------------------------------------------------------------- doctor
 
 
 def test_doctor_finds_what_is_in_use_and_measures(driver_kind: str) -> None:
@@ -183,7 +185,7 @@ def test_doctor_tells_how_streams_wait(driver_kind: str, value: str, words: str,
     assert words in done.stdout
 
 
-# ------------------------------------------------------------------------------------------------ the rest
+# ----------------------------------------------------------------------------------------- the rest
 
 
 def test_version_and_usage(driver_kind: str) -> None:

@@ -77,7 +77,9 @@ UNDER_WAITS = """
 )
 @pytest.mark.parametrize("how", ["destroy", "reset"])
 def test_a_context_that_ends_under_waits_in_each_stage(driver_kind: str, how: str) -> None:
-    """Each wait ends: with its work, which the driver finishes first, or with the error that says what has happened."""
+    """Each wait ends: with its work, which the driver finishes first, or with the error that says
+    what has happened.
+    """
     assert succeed(driver_kind, UNDER_WAITS.format(how=how)) == "[]\n"
 
 

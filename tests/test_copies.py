@@ -1,4 +1,6 @@
-"""What owns something of the driver's is not copied, and a closed one is not taken for the next one with its handle."""
+"""What owns something of the driver's is not copied, and a closed one is not taken for the next one
+with its handle.
+"""
 
 from __future__ import annotations
 
@@ -89,11 +91,13 @@ def test_what_owns_nothing_is_copied() -> None:
     assert pickle.loads(pickle.dumps(Device(0))) == copy.deepcopy(Device(0)) == Device(0)
 
 
-# ------------------------------------------------------------------------------------------------ handles that come again
+# -------------------------------------------------------------------------- handles that come again
 
 
 def next_with_handle(handle: int, make: Callable[[], Any]) -> Any:
-    """The next object with a handle that was closed, or `None`: the driver gives a handle again when it likes."""
+    """The next object with a handle that was closed, or `None`: the driver gives a handle again
+    when it likes.
+    """
     others: list[Any] = []
     for _ in range(200):
         made = make()
@@ -158,7 +162,7 @@ def test_a_stream_that_was_given_away_and_taken_back_is_another_one() -> None:
     taken.close()
 
 
-# ------------------------------------------------------------------------------------------------ errors
+# ------------------------------------------------------------------------------------------- errors
 
 
 class Detailed(aiostream.CudaError):

@@ -1,4 +1,6 @@
-"""P9: the interpreter ends at once and cleanly, whatever is pending; a forked child is told that it cannot."""
+"""P9: the interpreter ends at once and cleanly, whatever is pending; a forked child is told that it
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from support import run_script
 
 BACKENDS = ["asyncio", "trio"]
 
-# 100 completions and 100 Python host functions on four streams, behind `{work}`; `end` is when that work would be done.
+# 100 completions and 100 Python host functions on four streams, behind `{work}`; `end` is when that
+# work would be done.
 PENDING = """
     import atexit, sys, time
     import anyio
@@ -48,7 +51,9 @@ PENDING = """
 
 
 def end_of(driver_kind: str, script: str, code: int = 0) -> str:
-    """Runs a script that prints when its work would end, and holds what P9 says of the process's own end."""
+    """Runs a script that prints when its work would end, and holds what P9 says of the process's
+    own end.
+    """
     done = run_script(driver_kind, script)
     ended = time.monotonic()
     assert (done.returncode, done.stderr) == (code, ""), (
@@ -177,7 +182,9 @@ def test_exit_when_nothing_was_ever_used(driver_kind: str) -> None:
 
 
 def test_what_comes_after_the_end_is_counted(driver_kind: str) -> None:
-    """A Python host function that fires after the gate has closed returns at once, and is not run."""
+    """A Python host function that fires after the gate has closed returns at once, and is
+    not run.
+    """
     script = """
         import atexit, sys, time
         from aiostream import Stream, statistics
@@ -201,7 +208,9 @@ def test_what_comes_after_the_end_is_counted(driver_kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Stream()", "Event()", "made.graph", "StreamPool(1)", "loop()"])
 def test_objects_that_die_after_the_modules_end_quietly(driver_kind: str, kind: str) -> None:
-    """The interpreter empties the modules before it drops what a host function of a graph refers to."""
+    """The interpreter empties the modules before it drops what a host function of a graph refers
+    to.
+    """
     script = f"""
         import asyncio, warnings
         from aiostream import Event, Stream, StreamPool
@@ -287,7 +296,9 @@ def test_a_handler_that_was_registered_first_may_await(
 
 @pytest.mark.parametrize("used_before", [True, False])
 def test_a_late_run_of_trio_that_leaves_a_generator(driver_kind: str, used_before: bool) -> None:
-    """Its finalizer awaits when trio has cancelled what serves the run, and Python may refuse to start another thread by then."""
+    """Its finalizer awaits when trio has cancelled what serves the run, and Python may refuse to
+    start another thread by then.
+    """
     script = f"""
         import atexit
         atexit.register(lambda: trio.run(main))
@@ -319,7 +330,9 @@ def test_a_late_run_of_trio_that_leaves_a_generator(driver_kind: str, used_befor
 
 
 def test_a_late_host_function_is_refused(driver_kind: str) -> None:
-    """The driver's threads may not enter Python any more, and a function that is never called must not look as if it were."""
+    """The driver's threads may not enter Python any more, and a function that is never called must
+    not look as if it were.
+    """
     script = """
         import atexit
         def late():

@@ -1,7 +1,8 @@
-"""P5 and P1: a failed context fails every waiter, once, soon, and each with an error of its own; a refused call harms nobody.
+"""P5 and P1: a failed context fails every waiter, once, soon, and each with an error of its own; a
+refused call harms nobody.
 
-A fault loses the whole process, so each has a process of its own here; the simulator, which can go on, meets them in the
-testing process too.
+A fault loses the whole process, so each has a process of its own here; the simulator, which can go
+on, meets them in the testing process too.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import internals
 from aiostream import ContextFailedError, CudaError, Device, Event, Stream, statistics
 from support import Gate, held_stream, recover, run_script, spin, succeed
 
-# 32 awaited streams; the first will meet the fault, the others are busy for much longer than that takes. Hardware queues are
-# few, so the stream that will fault takes its own first.
+# 32 awaited streams; the first will meet the fault, the others are busy for much longer than that
+# takes. Hardware queues are few, so the stream that will fault takes its own first.
 FAULT = """
     import gc, os, sys, threading, time, weakref
     import anyio
@@ -231,7 +232,9 @@ def test_a_callback_is_called_with_the_fault_and_a_host_function_is_not_called(
 
 
 def test_an_asyncio_gather_and_a_timeout_over_a_fault(driver_kind: str) -> None:
-    """What users do: the first failure of a gather, and a wait that was given up before the fault."""
+    """What users do: the first failure of a gather, and a wait that was given up before the
+    fault.
+    """
     script = """
         import asyncio
         from aiostream import ContextFailedError, Stream, statistics
@@ -263,7 +266,7 @@ def test_an_asyncio_gather_and_a_timeout_over_a_fault(driver_kind: str) -> None:
     assert succeed(driver_kind, script) == "gave up\n719\n"
 
 
-# ------------------------------------------------------------------------------------------------ in this process: the simulator
+# ------------------------------------------------------------------- in this process: the simulator
 
 
 class Kept:
@@ -367,7 +370,9 @@ async def test_a_wait_that_ends_in_a_fault_that_shows_late(breakable: Any, loop_
 @pytest.mark.leaks(200)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 async def test_callbacks_and_the_watcher_meet(breakable: Any, loop_kind: str) -> None:
-    """The driver calls callbacks with the status just as the watcher fails their waiters: each settles once, none leaks."""
+    """The driver calls callbacks with the status just as the watcher fails their waiters: each
+    settles once, none leaks.
+    """
     before = statistics()
     for _ in range(20):
         with Gate() as gate:
@@ -387,7 +392,7 @@ async def test_callbacks_and_the_watcher_meet(breakable: Any, loop_kind: str) ->
     assert after.futures.failed - before.futures.failed == 20 * 110
 
 
-# ------------------------------------------------------------------------------------------------ one refusal of one call
+# -------------------------------------------------------------------------- one refusal of one call
 
 
 class Things:
@@ -556,7 +561,9 @@ def test_a_destruction_that_is_refused_closes_all_the_same(
 async def test_enqueue_async_whose_completion_is_refused_keeps_the_work(
     breakable: Any, loop_kind: str
 ) -> None:
-    """Its `fn` has run, so the GPU may be using what it was given, and nothing will tell when it no longer is."""
+    """Its `fn` has run, so the GPU may be using what it was given, and nothing will tell when it no
+    longer is.
+    """
     stream, kept, before = Stream(wait="hostfunc"), Kept(), statistics()
     watched = weakref.ref(kept)
     breakable.fail("cuLaunchHostFunc", 2)
@@ -614,13 +621,17 @@ HELPERS_REFUSED = """
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 def test_refused_helper_streams_are_made_later(driver_kind: str) -> None:
-    """The first stream of the context says so; a record that needs one says so too, and neither harms a wait."""
+    """The first stream of the context says so; a record that needs one says so too, and neither
+    harms a wait.
+    """
     assert "told" in succeed(driver_kind, HELPERS_REFUSED)
 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 async def test_a_watcher_that_is_lied_to_by_a_capture_code_believes_nothing(breakable: Any) -> None:
-    """A health query that answers with a capture's code, or not-ready, says nothing about the context."""
+    """A health query that answers with a capture's code, or not-ready, says nothing about the
+    context.
+    """
     with Gate() as gate:
         stream = held_stream(gate)
         future = stream.completion_future()

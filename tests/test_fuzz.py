@@ -1,6 +1,8 @@
-"""Seventeen kinds of operations, chosen and cancelled at random, on three loops in three threads that share streams.
+"""Seventeen kinds of operations, chosen and cancelled at random, on three loops in three threads
+that share streams.
 
-`AIOSTREAM_TEST_SECONDS` makes it longer, `AIOSTREAM_TEST_SEED` begins elsewhere: see CONTRIBUTING.md.
+`AIOSTREAM_TEST_SECONDS` makes it longer, `AIOSTREAM_TEST_SEED` begins elsewhere: see
+CONTRIBUTING.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""P3: nothing on the driver's threads wants the GIL, so Python can neither stall the GPU nor deadlock with the driver."""
+"""P3: nothing on the driver's threads wants the GIL, so Python can neither stall the GPU nor
+deadlock with the driver.
+"""
 
 from __future__ import annotations
 
@@ -89,12 +91,14 @@ def test_a_thread_that_keeps_the_gil_with_a_driver_that_locks(
     )
 
 
-# ------------------------------------------------------------------------------------------------ what the GPU idles
+# ------------------------------------------------------------------------------- what the GPU idles
 
 
 @contextmanager
 def computing_in_python() -> Iterator[None]:
-    """Another thread computes in Python all the time: whoever wants the GIL waits for the switch interval."""
+    """Another thread computes in Python all the time: whoever wants the GIL waits for the switch
+    interval.
+    """
     stopping = False
 
     def compute() -> None:
@@ -163,7 +167,7 @@ async def test_busy_python_does_not_stall_the_gpu(kind: str, loop_kind: str) -> 
     assert computing <= still + 2000
 
 
-# ------------------------------------------------------------------------------------------------ enqueues that block
+# ------------------------------------------------------------------------------ enqueues that block
 
 FULL_STREAM = """
     import asyncio, threading, time
@@ -267,7 +271,7 @@ async def test_enqueues_that_block_release_the_gil(call: str, loop_kind: str) ->
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ very many
+# ---------------------------------------------------------------------------------------- very many
 
 
 @pytest.mark.parametrize("loop_kind", ["uvloop", "trio"])

@@ -131,7 +131,9 @@ async def test_a_wrong_signature_is_an_exception_of_the_function(unraisable: lis
 
 
 async def test_what_was_given_is_released_by_a_thread_of_the_library() -> None:
-    """Not before it has run; and then neither on the driver's thread, where CUDA is forbidden, nor on the loop's."""
+    """Not before it has run; and then neither on the driver's thread, where CUDA is forbidden, nor
+    on the loop's.
+    """
     deaths: list[int] = []
     drivers: list[int] = []
     with Gate() as gate:
@@ -158,7 +160,9 @@ async def test_what_was_given_is_released_by_a_thread_of_the_library() -> None:
 
 
 async def test_native_functions_are_called_with_their_data() -> None:
-    """`sem_post` of the C library, which no Python touches; its data lives as long as the driver may use it."""
+    """`sem_post` of the C library, which no Python touches; its data lives as long as the driver
+    may use it.
+    """
     library = ctypes.CDLL(None)
     semaphore = (ctypes.c_char * 64)()
     assert library.sem_init(semaphore, 0, 0) == 0
@@ -304,7 +308,9 @@ def test_host_functions_from_many_threads() -> None:
 
 
 def test_a_host_function_may_use_the_library_where_that_does_not_call_cuda() -> None:
-    """Statistics are allowed; what calls the driver is refused by the driver (800), not by a deadlock."""
+    """Statistics are allowed; what calls the driver is refused by the driver (800), not by a
+    deadlock.
+    """
     from aiostream import CudaError, Event
 
     answers: list[Any] = []

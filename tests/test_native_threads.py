@@ -1,4 +1,6 @@
-"""The watcher when the driver refuses or blocks, and what another thread's capture, a fork or an interrupt does in the middle."""
+"""The watcher when the driver refuses or blocks, and what another thread's capture, a fork or an
+interrupt does in the middle.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ EXCHANGE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 
 
 def in_a_short_capture(stream: Stream) -> Callable[[Any], Callable[..., int]]:
-    """Another thread's capture of the stream begins before the record of a wait, and ends after it."""
+    """Another thread's capture of the stream begins before the record of a wait, and ends
+    after it.
+    """
 
     def replace(original: Any) -> Callable[..., int]:
         def record(event: int, handle: int, flags: int) -> int:
@@ -53,7 +57,9 @@ async def awaits_a_captured_record(
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 @pytest.mark.parametrize("wait", ["event", "spin", "auto"])
 def test_a_capture_that_takes_the_record_of_a_wait_and_ends(loop_kind: str, wait: Any) -> None:
-    """The stream no longer captures when the library looks, and the event is a captured one nevertheless."""
+    """The stream no longer captures when the library looks, and the event is a captured one
+    nevertheless.
+    """
 
     async def main() -> None:
         with Gate() as gate:
@@ -148,7 +154,9 @@ def test_exit_while_the_driver_blocks_the_watcher(driver_kind: str) -> None:
 
 
 def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
-    """It ends the use, as the last user of a closed handle in the child's memory, and destroys nothing."""
+    """It ends the use, as the last user of a closed handle in the child's memory, and destroys
+    nothing.
+    """
     script = """
         import os, warnings
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about
@@ -169,7 +177,11 @@ def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 def test_an_interrupt_while_a_queue_is_used_leaves_none(loop_kind: str) -> None:
-    """At each bytecode. A queue that has no owner, or for which a slot stays reserved, would keep three descriptors for good."""
+    """At each bytecode.
+
+    A queue that has no owner, or for which a slot stays reserved, would keep three descriptors for
+    good.
+    """
     stream = Stream()
 
     async def use() -> None:

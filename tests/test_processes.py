@@ -1,4 +1,6 @@
-"""Signals, subinterpreters, and worker processes: what works does so from the outside, and what cannot work is refused."""
+"""Signals, subinterpreters, and worker processes: what works does so from the outside, and what
+cannot work is refused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from waiters import until
 
 KINDS = ["asyncio", "uvloop", "trio"]
 
-# ------------------------------------------------------------------------------------------------ signals
+# ------------------------------------------------------------------------------------------ signals
 
 
 async def wait_for_event(stream: Stream) -> None:
@@ -114,7 +116,9 @@ def test_sigint_ends_an_await_at_once(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_waits_and_a_loops_signals_do_not_disturb_each_other(kind: str) -> None:
-    """asyncio, uvloop and trio learn of signals through `signal.set_wakeup_fd`, in the same poll as of the ends of waits."""
+    """asyncio, uvloop and trio learn of signals through `signal.set_wakeup_fd`, in the same poll as
+    of the ends of waits.
+    """
     seen = 0
 
     async def main() -> None:
@@ -163,7 +167,7 @@ def test_wakeup_descriptor_of_the_application_is_left_alone() -> None:
         os.close(writing)
 
 
-# ------------------------------------------------------------------------------------------------ subinterpreters
+# ---------------------------------------------------------------------------------- subinterpreters
 
 SUBINTERPRETER = r"""
     import process_jobs
@@ -192,7 +196,7 @@ def test_subinterpreters_are_refused(driver_kind: str, isolated: bool, before: b
     )
 
 
-# ------------------------------------------------------------------------------------------------ worker processes
+# --------------------------------------------------------------------------------- worker processes
 
 WORKERS = """
     import multiprocessing

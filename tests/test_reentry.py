@@ -1,4 +1,6 @@
-"""A signal handler, or a finalizer that the collector runs, comes at any step of the library and may use it itself."""
+"""A signal handler, or a finalizer that the collector runs, comes at any step of the library and
+may use it itself.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,10 @@ def test_use_in_a_handler_at_each_step_of_the_first_use(driver_kind: str) -> Non
 
 
 def test_no_lock_that_a_handler_could_not_take_again() -> None:
-    """A plain Lock that a signal's handler meets in the thread that holds it is never released. An RLock lets it through."""
+    """A plain Lock that a signal's handler meets in the thread that holds it is never released.
+
+    An RLock lets it through.
+    """
     package = Path(aiostream.__file__).parent
     plain = {
         path.relative_to(package).name

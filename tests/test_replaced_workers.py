@@ -1,4 +1,6 @@
-"""P19 in servers with several worker processes: the one that lost its context ends, and its supervisor starts another."""
+"""P19 in servers with several worker processes: the one that lost its context ends, and its
+supervisor starts another.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def free_port() -> int:
 
 
 class Clients:
-    """Several threads that send one request after another, each on a connection of its own, and note the answers."""
+    """Several threads that send one request after another, each on a connection of its own, and
+    note the answers.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url

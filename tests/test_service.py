@@ -121,7 +121,7 @@ async def test_tasks_can_be_waited_for_too() -> None:
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ drain
+# -------------------------------------------------------------------------------------------- drain
 
 
 async def test_drain_waits_for_everything() -> None:
@@ -230,11 +230,13 @@ def test_drain_does_not_wait_for_a_closed_loop_that_polled(run: Any, loop_kind: 
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ a lost context
+# ----------------------------------------------------------------------------------- a lost context
 
 
 def test_listeners_are_told_once(driver_kind: str) -> None:
-    """In a thread of the library, with an error of their own, though nobody awaits the failed future."""
+    """In a thread of the library, with an error of their own, though nobody awaits the failed
+    future.
+    """
     script = """
         import asyncio, threading
         import aiostream
@@ -314,11 +316,13 @@ def test_a_registration_is_ended_by_its_own_function_alone() -> None:
     assert succeed("simulator", script) == "[719]\n"
 
 
-# ------------------------------------------------------------------------------------------------ many futures
+# ------------------------------------------------------------------------------------- many futures
 
 
 class Counted:
-    """A future that counts how often it is looked at; of any loop, since it calls nobody by itself."""
+    """A future that counts how often it is looked at; of any loop, since it calls nobody by
+    itself.
+    """
 
     looks = 0
 
@@ -350,7 +354,9 @@ class Counted:
 
 @pytest.mark.parametrize("return_when", ["ALL_COMPLETED", "FIRST_EXCEPTION"])
 async def test_a_wait_looks_at_each_future_a_few_times(return_when: Any) -> None:
-    """And not at all of them whenever one ends, which with 8,000 futures kept the loop for seconds."""
+    """And not at all of them whenever one ends, which with 8,000 futures kept the loop for
+    seconds.
+    """
     import anyio
 
     futures = [Counted() for _ in range(1000)]

@@ -1,4 +1,6 @@
-"""The first use starts the native part and two threads: once, and after a failure at the next use."""
+"""The first use starts the native part and two threads: once, and after a failure at the
+next use.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def test_an_interrupt_at_any_step_of_the_start(driver_kind: str) -> None:
 
 
 def test_an_interrupt_while_a_thread_begins(driver_kind: str) -> None:
-    """`Thread.start` waits until its thread runs, and so does the library: the interrupt comes there, and the thread goes on."""
+    """`Thread.start` waits until its thread runs, and so does the library: the interrupt comes
+    there, and the thread goes on.
+    """
     script = (
         SECOND_TRY
         + """
@@ -230,7 +234,10 @@ def test_a_queue_without_descriptors_says_so(driver_kind: str) -> None:
 
 
 def test_signals_go_to_the_applications_threads(driver_kind: str) -> None:
-    """A signal that the application's threads block stays pending for `sigwait`. Else the process would die of it."""
+    """A signal that the application's threads block stays pending for `sigwait`.
+
+    Else the process would die of it.
+    """
     script = """
         import asyncio, os, signal, threading
         import aiostream, trio

@@ -1,4 +1,6 @@
-"""`enqueue_in_thread`: a function in a worker thread, the wait for its work in the loop, what a cancelled call still holds."""
+"""`enqueue_in_thread`: a function in a worker thread, the wait for its work in the loop, what a
+cancelled call still holds.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +201,7 @@ def step_without_a_loop(coroutine: Any) -> None:
     raise errors[0]
 
 
-# ------------------------------------------------------------------------------------------------ cancelled
+# ---------------------------------------------------------------------------------------- cancelled
 
 
 async def test_cancelled_call_holds_all_until_its_work_is_done() -> None:
@@ -364,7 +366,7 @@ def test_loop_that_ends_before_its_thread(driver_kind: str, loop_kind: str) -> N
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ failures
+# ----------------------------------------------------------------------------------------- failures
 
 
 @pytest.mark.leaks(1)
@@ -459,7 +461,7 @@ async def test_many_at_once_under_cancellation() -> None:
         await until(lambda: taken(limiter) == 0)
 
 
-# ------------------------------------------------------------------------------------------------ what a review found
+# ------------------------------------------------------------------------------ what a review found
 
 
 async def test_stream_is_not_given_away_under_a_call() -> None:
@@ -560,7 +562,9 @@ def test_limiter_that_outlives_a_loop_gets_its_tokens_back(
 
 @pytest.mark.leaks(1)
 def test_refusal_reaches_a_loop_that_is_closed(driver_kind: str) -> None:
-    """The worker has said that nothing could be recorded, and the loop is closed before it hears of it."""
+    """The worker has said that nothing could be recorded, and the loop is closed before it hears of
+    it.
+    """
     stream = Stream()
     thread = Thread(lambda given: given.begin_capture(CaptureMode.RELAXED))
     loop = asyncio.new_event_loop()

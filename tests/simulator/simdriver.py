@@ -1,4 +1,6 @@
-"""What the simulator's tests share: the bindings made short, gates, kernels, native and Python host functions."""
+"""What the simulator's tests share: the bindings made short, gates, kernels, native and Python host
+functions.
+"""
 
 from __future__ import annotations
 

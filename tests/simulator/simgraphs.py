@@ -105,7 +105,9 @@ def edges(graph: Any) -> Any:
 
 
 def change_edges(call: Any, graph: Any, *pairs: Any) -> Any:
-    """cuGraphAddDependencies or cuGraphRemoveDependencies, which got an argument more with CUDA 13."""
+    """cuGraphAddDependencies or cuGraphRemoveDependencies, which got an argument more with
+    CUDA 13.
+    """
     sources, targets = [a for a, _ in pairs], [b for _, b in pairs]
     data = [[cu.CUgraphEdgeData() for _ in pairs]] if cu.CUDA_VERSION >= 13000 else []
     return code(call(graph, sources, targets, *data, len(pairs)))

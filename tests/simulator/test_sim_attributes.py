@@ -1,4 +1,6 @@
-"""The attributes of streams and kernel nodes; memory operations in batches; what streams tell of contexts."""
+"""The attributes of streams and kernel nodes; memory operations in batches; what streams tell of
+contexts.
+"""
 
 from __future__ import annotations
 

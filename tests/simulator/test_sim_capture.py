@@ -270,7 +270,9 @@ def test_an_event_of_an_ended_capture_is_nothing_to_wait_for(stream: Any, kernel
 
 @pytest.mark.parametrize("mode", MODES)
 def test_executables_during_a_capture(stream: Any, mode: Any) -> None:
-    """To make and to destroy them is potentially unsafe; to launch and upload them elsewhere is not."""
+    """To make and to destroy them is potentially unsafe; to launch and upload them elsewhere is
+    not.
+    """
     graph, other = ok(cu.cuGraphCreate(0)), ok(cu.cuStreamCreate(1))
     executable = ok(cu.cuGraphInstantiate(graph, 0))
     begin(stream, mode)
@@ -547,7 +549,9 @@ def test_captured_kernels_have_their_streams_priority(kernels: Kernels) -> None:
 
 
 def test_a_captured_fork_and_join_replays_as_one(stream: Any, kernels: Kernels) -> None:
-    """As a capture is used: two streams, an event there and an event back, and the graph launched in place of both."""
+    """As a capture is used: two streams, an event there and an event back, and the graph launched
+    in place of both.
+    """
     order, other = [], ok(cu.cuStreamCreate(1))
     there, back = ok(cu.cuEventCreate(0)), ok(cu.cuEventCreate(0))
     begin(stream, THREAD_LOCAL)

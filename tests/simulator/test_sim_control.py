@@ -1,4 +1,6 @@
-"""What tests do to the driver: options, faults by call, seeds, adversaries, counters, look-ups by name and version."""
+"""What tests do to the driver: options, faults by call, seeds, adversaries, counters, look-ups by
+name and version.
+"""
 
 from __future__ import annotations
 

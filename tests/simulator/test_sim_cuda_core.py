@@ -1,4 +1,6 @@
-"""NVIDIA's own cuda.core on the simulator: whether it behaves as a driver, judged by code that was written for one."""
+"""NVIDIA's own cuda.core on the simulator: whether it behaves as a driver, judged by code that was
+written for one.
+"""
 
 from __future__ import annotations
 
@@ -186,8 +188,9 @@ def test_a_graph_by_its_nodes(stream: Any, device: Any, kernel: Any) -> None:
 
 
 def test_what_a_callback_holds_goes_with_the_graph(stream: Any, device: Any) -> None:
-    """cuda.core gives its graphs user objects that hold the callables; their destructors leave the letting go to the main thread,
-    which therefore must not sleep here."""
+    """cuda.core gives its graphs user objects that hold the callables; their destructors leave the
+    letting go to the main thread, which therefore must not sleep here.
+    """
 
     class Word:
         pass

@@ -172,7 +172,9 @@ def hold_the_engine(kernels: Kernels, stream: cu.CUstream) -> threading.Event:
 
 
 def test_nothing_is_let_go_before_the_running_kernel_ends(stream: Any, kernels: Kernels) -> None:
-    """Until then the engine may be writing to what would be let go of: freed memory, or a blocked caller's own."""
+    """Until then the engine may be writing to what would be let go of: freed memory, or a blocked
+    caller's own.
+    """
     context = ok(cu.cuCtxGetCurrent())
     codes: list[Any] = []
     statuses: list[Any] = []

@@ -1,4 +1,6 @@
-"""The GIL and the bindings' own host functions: one call, three ways, one of them safe (docs/driver.md)."""
+"""The GIL and the bindings' own host functions: one call, three ways, one of them safe
+(docs/driver.md).
+"""
 
 from __future__ import annotations
 

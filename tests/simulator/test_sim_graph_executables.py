@@ -220,7 +220,9 @@ def test_a_wide_graph_of_fences(build: Nodes, stream: Any) -> None:
 
 
 def test_launches_of_many_threads(build: Nodes) -> None:
-    """One executable, eight threads, streams of their own: each launch runs whole, and none beside another."""
+    """One executable, eight threads, streams of their own: each launch runs whole, and none beside
+    another.
+    """
     running: list[int] = []
     wrong: list[int] = []
     total: list[int] = []

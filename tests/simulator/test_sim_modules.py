@@ -1,4 +1,6 @@
-"""PTX text, what is asked of kernels and set, occupancy, global variables, kernels that a PTX text declares."""
+"""PTX text, what is asked of kernels and set, occupancy, global variables, kernels that a PTX text
+declares.
+"""
 
 from __future__ import annotations
 

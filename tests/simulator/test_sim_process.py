@@ -187,7 +187,9 @@ def test_visible_devices(visible: Any, answer: Any) -> None:
 @pytest.mark.timeout(2 * LIMIT)
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_under_a_sanitizer(sanitizer: str) -> None:
-    """Builds the library with it and lets many threads loose; skipped only where the sanitizer's runtime is missing."""
+    """Builds the library with it and lets many threads loose; skipped only where the sanitizer's
+    runtime is missing.
+    """
     script = Path(__file__).with_name("sanitize.sh")
     import sys
 

@@ -44,7 +44,9 @@ THROUGHPUT = """
 def test_completions_per_second_of_128_streams(
     behind: Any, blocking_sync: Any, rounds: Any, connections: Any, least: Any, most: Any
 ) -> None:
-    """On the H200: 1,600; 6,350 with 32 connections; 23,250 with events, 1,590 with blocking-sync ones."""
+    """On the H200: 1,600; 6,350 with 32 connections; 23,250 with events, 1,590 with blocking-sync
+    ones.
+    """
     program = THROUGHPUT.format(behind=behind, blocking_sync=blocking_sync, rounds=rounds)
     done = run_python(program, CUDA_DEVICE_MAX_CONNECTIONS=connections)
     assert least < float(done.stdout) < most, done.stderr
@@ -98,7 +100,9 @@ def test_eight_gates_hold_up_their_neighbours(kernels: Kernels) -> None:
 
 
 def test_work_behind_events_and_host_functions_never_deadlocks() -> None:
-    """Chains across 40 streams, each waiting for the one before it and each with a host function."""
+    """Chains across 40 streams, each waiting for the one before it and each with a host
+    function.
+    """
     enqueue = raw("cuLaunchHostFunc", 10000, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     free = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
     streams = [ok(cu.cuStreamCreate(1)) for _ in range(40)]

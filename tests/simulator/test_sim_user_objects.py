@@ -1,4 +1,6 @@
-"""User objects: destroyed once, after the last of graph, clone, executable and launch has let go, and in which thread."""
+"""User objects: destroyed once, after the last of graph, clone, executable and launch has let go,
+and in which thread.
+"""
 
 from __future__ import annotations
 
@@ -226,7 +228,9 @@ def test_a_fault_lets_go_of_launches_in_flight(graph: Any, stream: Any, gate: Ga
 
 
 def test_a_fault_does_not_take_from_a_host_node_what_it_still_uses(graph: Any, stream: Any) -> None:
-    """A host node that was running when the context broke runs to its end, and what it was given lives that long."""
+    """A host node that was running when the context broke runs to its end, and what it was given
+    lives that long.
+    """
     thing, started, release, alive = Thing(), threading.Event(), threading.Event(), []
     native = HOST(lambda _: (started.set(), release.wait(10), alive.append(not thing.destroyed)))
     keep.append(native)
