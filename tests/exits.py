@@ -109,7 +109,8 @@ def program(seed: int, early_awaits: bool = True) -> Program:
         # would keep the process.
         pending = tuple(each for each in pending if each != "threads")
     if loop == "trio" and end == "SIGTERM handled":
-        end = "SIGTERM in loop"  # trio does not survive an error that a signal's handler raises in its own code
+        # trio does not survive an error that a signal's handler raises in its own code
+        end = "SIGTERM in loop"
     return Program(
         seed=seed,
         loop=loop,
@@ -321,9 +322,8 @@ class Running:
             os._exit(code)
 
         def send() -> None:
-            time.sleep(
-                0.02
-            )  # asyncio's plain loop misses a signal that comes when it is about to sleep in its poll
+            # asyncio's plain loop misses a signal that comes when it is about to sleep in its poll
+            time.sleep(0.02)
             self.note_end()
             os.kill(os.getpid(), signal.SIGINT if name == "SIGINT" else signal.SIGTERM)
 

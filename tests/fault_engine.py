@@ -35,7 +35,8 @@ import anyio.lowlevel
 from aiostream import CudaError, NoDriverError, Statistics, simulator, statistics
 from internals import bindings, simulated_calls, simulated_objects
 
-CODE = 304  # CUDA_ERROR_OPERATING_SYSTEM: it comes and goes, and no part of the library treats it specially
+# CUDA_ERROR_OPERATING_SYSTEM: it comes and goes, and no part of the library treats it specially
+CODE = 304
 LIBC = [
     "allocation",
     "eventfd",
@@ -65,7 +66,9 @@ MAY_BE_OVERCOME = {
     "cuStreamGetCaptureInfo": "a capture is known by its stream too",
     "cuStreamIsCapturing": "after the enqueue, which has succeeded",
     "cuStreamQuery": "by the watcher, or for a pool, which looks again",
-    "cuThreadExchangeStreamCaptureMode": "by native code: the call may end a capture then, and nothing else",
+    "cuThreadExchangeStreamCaptureMode": (
+        "by native code: the call may end a capture then, and nothing else"
+    ),
 } | dict.fromkeys(DESTROYERS, "by a finalizer, whose janitor can tell nobody")
 HANG_SECONDS = 20
 
@@ -282,7 +285,8 @@ class Explorer:
 
     Args:
         pause: Lets the loop and other threads go on a little; awaited.
-        most: How many positions of one function are tried in a scenario; the first ones, and a sample of the others.
+        most: How many positions of one function are tried in a scenario; the first ones, and a
+            sample of the others.
         seed: Of that sample.
     """
 
@@ -363,7 +367,8 @@ class Explorer:
 
                 traceback.print_exc()
             return [
-                f"cannot go on: {type(error).__name__}: {error} (raised first: {self.faults.error!r})"
+                f"cannot go on: {type(error).__name__}: {error} (raised first: "
+                f"{self.faults.error!r})"
             ]
         faults, wrong = self.faults, []
         errors = [faults.error] if faults.error is not None else []
@@ -579,6 +584,7 @@ def show(findings: Findings) -> None:
     for violation in findings.violations:
         print("WRONG", violation)
     print(
-        f"{findings.tried} fault points, of which {findings.reached} were reached; {len(findings.violations)} wrong"
+        f"{findings.tried} fault points, of which {findings.reached} were reached; "
+        f"{len(findings.violations)} wrong"
     )
     sys.stdout.flush()

@@ -122,7 +122,8 @@ class Striker:
             self.passed += 1
             if self.passed == self.number:
                 self.number = -1
-                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+                file = Path(frame.f_code.co_filename).name
+                self.where = f"{file}:{frame.f_lineno} in {frame.f_code.co_qualname}"
                 raise KeyboardInterrupt
         return self._step
 
@@ -137,7 +138,7 @@ class StuckError(Exception):
 def run_interrupted(
     kind: str, number: int, function: Function, later: Function, *, cancels: bool
 ) -> Striker:
-    """Runs `function` on a loop with an interrupt at that place, and `later` on the same loop after it.
+    """Runs `function` on a loop with an interrupt at that place, and then `later` on that loop.
 
     On trio `later` has a run of its own, because an interrupt ends the run.
 
@@ -146,7 +147,8 @@ def run_interrupted(
         number: See `Striker`.
         function: What is interrupted.
         later: What must work after it.
-        cancels: After the interrupt all tasks are cancelled, as `asyncio.run` does it. Else they go on, and must end.
+        cancels: After the interrupt all tasks are cancelled, as `asyncio.run` does it. Else they go
+            on, and must end.
     """
     if kind == "trio":
         return _run_on_trio(number, function, later)

@@ -493,14 +493,16 @@ def main() -> int:
         logging.ERROR
     )  # debug mode warns of slow callbacks, which a busy machine makes
     print(
-        f"seed {options.seed}, {options.driver}, {Device.count()} devices ({Device(0).name}), Python {sys.version.split()[0]}"
+        f"seed {options.seed}, {options.driver}, {Device.count()} devices ({Device(0).name}), "
+        f"Python {sys.version.split()[0]}"
     )
     soak = Soak(options.seed)
     samples = soak.run(options.seconds, lambda line: print(line, flush=True))
     grown = growth(samples)
     soak.close()
     print(
-        f"{soak.completions} completions in {options.seconds:.0f} s; {soak.did}, contexts: {soak.contexts}"
+        f"{soak.completions} completions in {options.seconds:.0f} s; {soak.did}, contexts: "
+        f"{soak.contexts}"
     )
     print(f"{statistics()}")
     print(f"first {samples[0]}\nlast  {samples[-1]}")

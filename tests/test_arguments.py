@@ -87,7 +87,8 @@ def test_our_own_objects_of_another_kind_are_no_streams(things: dict[str, Any]) 
                 place(things[kind])
         with pytest.raises(
             TypeError,
-            match=r"of another kind: Event\.record\(stream\) and Stream\.wait_event\(event\) connect",
+            match=r"of another kind: Event\.record\(stream\) and "
+            r"Stream\.wait_event\(event\) connect",
         ):
             place(things["event"])
         with pytest.raises(TypeError, match="a CUDA stream is needed, not the class Stream"):
@@ -554,7 +555,10 @@ def test_the_simulator_is_never_installed_unasked(said: str) -> None:
         """
     *told, installed = succeed("none", script).splitlines()
     assert installed == "False"
-    unknown = f"the environment variable AIOSTREAM_SIMULATOR is 1 (yes, true, on) or 0 (no, false, off), not {said!r}"
+    unknown = (
+        "the environment variable AIOSTREAM_SIMULATOR is 1 (yes, true, on) or 0 (no, false, off), "
+        f"not {said!r}"
+    )
     assert (unknown in told) is (said == "perhaps")
 
 

@@ -466,9 +466,11 @@ def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
             await stream.completion_future()
             count = statistics()
             assert not died, died
-            assert count.balanced and count.points.pending == 0 and count.futures.pending == 0, count
+            assert count.balanced, count
+            assert count.points.pending == count.futures.pending == 0, count
             assert count.points.leaked == count.points.quarantined, count
-            print(f"arrived {arrived}, refused {refused}, of them quarantined {count.points.quarantined}")
+            print(f"arrived {arrived}, refused {refused}, "
+                  f"of them quarantined {count.points.quarantined}")
         asyncio.run(main())
     """
     print(succeed(driver_kind, script))

@@ -35,9 +35,8 @@ class Recording:
     def __init__(self, origin: int) -> None:
         self.origin = origin
         self.nodes = self.host_functions = 0
-        self.members = {
-            origin: True
-        }  # of each stream that has joined: whether it has been joined back since its last operation
+        # of each stream that has joined: whether it has been joined back since its last operation
+        self.members = {origin: True}
         self.invalidated = False
 
     def ends_well(self) -> bool:

@@ -224,7 +224,8 @@ def test_a_foreign_stream_can_be_the_first_that_the_library_sees(driver_kind: st
         import internals
         from aiostream import interop
         driver = internals.bindings()
-        context = internals.driver_call("cuDevicePrimaryCtxRetain", internals.driver_call("cuDeviceGet", 0))
+        context = internals.driver_call("cuDevicePrimaryCtxRetain",
+            internals.driver_call("cuDeviceGet", 0))
         internals.driver_call("cuCtxPushCurrent", context)
         handle = int(internals.driver_call("cuStreamCreate", 1))
         reference = interop.reference_to(handle)

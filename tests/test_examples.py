@@ -24,7 +24,8 @@ from support import run_script, settle
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
-TIMEOUT = 0.5  # seconds that the server gives a request; long enough for what shall pass, on a busy machine too
+# seconds that the server gives a request; long enough for what shall pass, on a busy machine too
+TIMEOUT = 0.5
 TOO_LONG = 2000  # milliseconds on the GPU
 
 

@@ -62,7 +62,8 @@ def test_exits_at_random_moments(driver_kind: str) -> None:
                 print(number, answer[0] or "programs have ended", flush=True)
     wrong = [problem for problem, _ in answers if problem is not None]
     print(
-        f"{COUNT} programs from seed {FIRST}: {len(wrong)} wrong, the slowest took {max(took for _, took in answers):.2f} s"
+        f"{COUNT} programs from seed {FIRST}: {len(wrong)} wrong, the slowest took "
+        f"{max(took for _, took in answers):.2f} s"
     )
     assert not wrong, "\n\n".join(wrong)
 

@@ -36,12 +36,14 @@ FAULT = """
 
     devices = min(DEVICES, Device.count())
     gate = Gate()
-    streams = [Stream(device=number % devices, wait="hostfunc" if number == 5 else "auto") for number in range(32)]
+    waits = ["hostfunc" if number == 5 else "auto" for number in range(32)]
+    streams = [Stream(device=n % devices, wait=wait) for n, wait in enumerate(waits)]
     for stream in streams:
         spin(stream, 0)  # loads the module on each device
         stream.synchronize()
     with Device(0).primary_context.as_current():
-        _, private = internals.bindings().cuStreamCreate(1)  # now: with work in flight the driver may make no other
+        # now: with work in flight the driver may make no other
+        _, private = internals.bindings().cuStreamCreate(1)
     gate.hold(streams[0])
     internals.launch_kernel(streams[0], KERNEL)
     for stream in streams[1:]:
@@ -88,7 +90,8 @@ FAULT = """
     async def main():
         async with anyio.create_task_group() as group:
             for number, stream in enumerate(streams):
-                waits = (stream.synchronize_async, stream.completion_future, stream.checked_completion_future)
+                waits = (stream.synchronize_async, stream.completion_future,
+                    stream.checked_completion_future)
                 group.start_soon(wait_for, number, waits[number % 3])
             future = streams[5].enqueue_async(lambda stream, thing: None, kept)
             group.start_soon(wait_for, 32, lambda: future)
@@ -108,7 +111,8 @@ FAULT = """
         reported, code = first_report[0]
         assert code == CODE, code
         late = [(moment - reported) * 1000 for moment in times.values()]
-        print(f"{{KERNEL}}: reported {{(reported - began) * 1000:.1f}} ms after the gate opened; waiters failed "
+        print(f"{{KERNEL}}: reported {{(reported - began) * 1000:.1f}} ms after the gate opened; "
+              f"waiters failed "
               f"{{min(late):.1f}} to {{max(late):.1f}} ms after that")
         assert max(late) <= 50, late
 
@@ -135,7 +139,8 @@ FAULT = """
     deadline = time.monotonic() + 10
     def settled():
         count = statistics()
-        return count.balanced and count.points.pending == count.futures.pending == 0 and (watched() is None) == {fires}
+        nothing_pending = count.points.pending == count.futures.pending == 0
+        return count.balanced and nothing_pending and (watched() is None) == {fires}
     while not settled():
         assert time.monotonic() < deadline, (statistics(), watched())
         time.sleep(0.001)
@@ -217,7 +222,9 @@ def test_a_callback_is_called_with_the_fault_and_a_host_function_is_not_called(
         called, gate, stream = threading.Event(), Gate(), Stream()
         spin(stream, 0)
         def note(*arguments):
-            print(*(f"{type(a).__name__} {a.code}" if isinstance(a, Exception) else a for a in arguments), flush=True)
+            failed = [isinstance(a, Exception) and f"{type(a).__name__} {a.code}"
+                      for a in arguments]
+            print(*(said or a for said, a in zip(failed, arguments)), flush=True)
         stream.add_callback(note, "before")
         stream.synchronize()
         gate.hold(stream)
@@ -261,7 +268,9 @@ def test_an_asyncio_gather_and_a_timeout_over_a_fault(driver_kind: str) -> None:
                 print(error.code)
             assert given_up.cancelled()
         asyncio.run(main())
-        assert settle(lambda: statistics().futures.cancelled >= 1 and statistics().balanced), statistics()
+        def ended():
+            return statistics().futures.cancelled >= 1 and statistics().balanced
+        assert settle(ended), statistics()
     """
     assert succeed(driver_kind, script) == "gave up\n719\n"
 

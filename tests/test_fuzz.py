@@ -209,5 +209,6 @@ def test_fuzz_of_three_loops() -> None:
         min(shared.cancelled[name] for name in ("do_synchronize", "do_enqueue", "do_pool")) > 0
     ), shared.cancelled
     print(
-        f"{sum(shared.done.values())} done, {sum(shared.cancelled.values())} cancelled: {shared.done}, {shared.cancelled}"
+        f"{sum(shared.done.values())} done, {sum(shared.cancelled.values())} cancelled: "
+        f"{shared.done}, {shared.cancelled}"
     )

@@ -33,7 +33,8 @@ BENCH_LEVELS = {
     "load": 1,
     "torch_ways": 1,
     "torch_serving": 2,  # a script
-    "older": 1,  # a script, which imports nothing of the benchmark: the older library has one of its own
+    # a script, which imports nothing of the benchmark: the older library has one of its own
+    "older": 1,
     "peers": 1,
     "companion": 2,
     "runner": 3,

@@ -186,7 +186,8 @@ def interrupt(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
     if not settle(ended, 0.2):
         gc.collect()
         assert settle(ended, 3), (
-            f"{name} on {kind}, interrupted at place {number}, {striker.where}: {before} -> {statistics()}"
+            f"{name} on {kind}, interrupted at place {number}, {striker.where}: {before} -> "
+            f"{statistics()}"
         )
     assert statistics().points.leaked == before.points.leaked, (
         f"{name} on {kind} leaks if interrupted at {striker.where}"

@@ -156,7 +156,8 @@ def test_destroyed_context_is_not_the_end(driver_kind: str) -> None:
                 second = Stream()
             assert second.context != first.context
             assert aiostream.health() is None
-            internals.driver_call("cuDevicePrimaryCtxReset", internals.driver_call("cuDeviceGet", 0))
+            internals.driver_call("cuDevicePrimaryCtxReset",
+                internals.driver_call("cuDeviceGet", 0))
             say(aiostream.health())
             async def main():
                 await second.synchronize_async()
@@ -310,7 +311,8 @@ def test_process_ends_wherever_the_error_first_appears(driver_kind: str, place: 
         71,
         ["ready"] + ["told"] * done.stdout.count("told") * told,
     ), done.stderr
-    line = r"aiostream: cu\w+ reported CUDA_ERROR_LAUNCH_FAILED \(719\): the CUDA context is lost\. Process \d+ ends now, with "
+    line = r"aiostream: cu\w+ reported CUDA_ERROR_LAUNCH_FAILED \(719\): "
+    line += r"the CUDA context is lost\. Process \d+ ends now, with "
     assert re.fullmatch(line + r"exit code 71 \(exit_on_context_failed\)\.\n", done.stderr), (
         done.stderr
     )

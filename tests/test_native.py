@@ -78,7 +78,8 @@ def sanitizer_or_skip(name: str, folder: Path) -> None:
         pytest.skip("there is no gcc here")
     if compiled.returncode != 0:
         pytest.skip(
-            f"gcc has no runtime for the {name} sanitizer here: {compiled.stderr.strip().splitlines()[-1]}"
+            f"gcc has no runtime for the {name} sanitizer here: "
+            f"{compiled.stderr.strip().splitlines()[-1]}"
         )
     ran = run_command([*FIXED_LAYOUT, str(folder / "nothing")])
     if ran.returncode != 0:

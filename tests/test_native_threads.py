@@ -142,7 +142,8 @@ def test_exit_while_the_driver_blocks_the_watcher(driver_kind: str) -> None:
             task = asyncio.ensure_future(held_stream(gate, wait="event").synchronize_async())
             await asyncio.sleep(0)
             polls = internals.native_counters()[internals.EVENT_POLLS]
-            assert settle(lambda: internals.native_counters()[internals.EVENT_POLLS] > polls)  # the watcher has it
+            # the watcher has it
+            assert settle(lambda: internals.native_counters()[internals.EVENT_POLLS] > polls)
             internals.block_native_call("cuEventQuery")
             task.cancel()
         asyncio.run(main())
@@ -159,7 +160,8 @@ def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
     """
     script = """
         import os, warnings
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about
+        # Python 3.12 on: fork with threads about
+        warnings.simplefilter("ignore", DeprecationWarning)
         import aiostream, internals
         from aiostream import Graph, Stream
         stream, graph = Stream(), Graph()
@@ -169,7 +171,8 @@ def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
             pid = os.fork()
         if pid == 0:
             os._exit(aiostream.statistics().handles.destroyed)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), aiostream.statistics().handles.destroyed)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
+            aiostream.statistics().handles.destroyed)
     """
     done = run_script(driver_kind, script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 2\n", "")

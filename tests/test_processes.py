@@ -178,7 +178,10 @@ SUBINTERPRETER = r"""
     except ImportError:
         import _xxsubinterpreters as interpreters
     made = interpreters.create({options})
-    code = "try:\n import aiostream\nexcept ImportError as error:\n print('subinterpreter' in str(error), flush=True)"
+    code = (
+        "try:\n import aiostream\n"
+        "except ImportError as error:\n print('subinterpreter' in str(error), flush=True)"
+    )
     run = getattr(interpreters, "exec", None) or interpreters.run_string
     refused = run(made, code)
     interpreters.destroy(made)
@@ -226,12 +229,15 @@ def test_worker_processes_that_are_forked_later_are_refused(driver_kind: str) ->
         import multiprocessing, warnings
         from concurrent.futures import ProcessPoolExecutor
         import process_jobs
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's own, about threads and fork
-        warnings.simplefilter("ignore", RuntimeWarning)  # the child's, about the coroutine that was refused
+        # Python 3.12's own, about threads and fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        # the child's, about the coroutine that was refused
+        warnings.simplefilter("ignore", RuntimeWarning)
         assert process_jobs.wait_for(1) == 1
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as executor:
             error = executor.submit(process_jobs.wait_for, 2).exception(timeout=30)
-        print(type(error).__name__, "fork" in str(error), "spawn" in str(error), process_jobs.wait_for(3))
+        print(type(error).__name__, "fork" in str(error), "spawn" in str(error),
+            process_jobs.wait_for(3))
     """
     assert succeed(driver_kind, script) == "RuntimeError True True 3\n"
 
@@ -254,7 +260,8 @@ def test_fork_within_the_function_that_enqueues(driver_kind: str, call: str) -> 
     script = f"""
         import asyncio, os, warnings
         from aiostream import Stream, statistics
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's own, about threads and fork
+        # Python 3.12's own, about threads and fork
+        warnings.simplefilter("ignore", DeprecationWarning)
 
         def fork(stream):
             pid = os.fork()

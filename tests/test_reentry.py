@@ -16,7 +16,8 @@ from support import succeed
 AT_ONE_STEP = """
     import asyncio, os, signal, sys, warnings
     warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about
-    import anyio._backends._asyncio, anyio._backends._trio, trio, cuda.bindings.driver  # once, and not in each child
+    # once, and not in each child
+    import anyio._backends._asyncio, anyio._backends._trio, trio, cuda.bindings.driver
     import aiostream, internals
     from aiostream import Context, Device, Event, Stream, StreamPool
     from support import spin

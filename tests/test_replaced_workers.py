@@ -23,7 +23,8 @@ from support import settle
 
 CLIENTS = 4
 LINE = re.compile(
-    r"^aiostream: .* \(719\): the CUDA context is lost\. Process (\d+) ends now, with exit code 70 .*$",
+    r"^aiostream: .* \(719\): the CUDA context is lost\. Process (\d+) ends now, with exit code "
+    r"70 .*$",
     re.MULTILINE,
 )
 SERVERS = {

@@ -138,7 +138,8 @@ def test_library_that_is_not_installed_changes_nothing(
 def test_no_library_is_imported_unasked() -> None:
     done = run_script(
         "simulator",
-        "import sys, aiostream; aiostream.Stream(); assert not {'torch', 'cupy', 'numba'} & set(sys.modules)",
+        "import sys, aiostream; aiostream.Stream(); assert not {'torch', 'cupy', 'numba'} & "
+        "set(sys.modules)",
     )
     assert done.returncode == 0, done.stderr
 

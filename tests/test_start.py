@@ -27,7 +27,10 @@ SECOND_TRY = """
         assert await aiostream.drain(10)
 
     def in_child(attempt, ended=lambda: True):
-        '''Runs `attempt`, then uses the library; returns how the attempt ended, and what is open afterwards.'''
+        '''Runs `attempt`, then uses the library.
+
+        Returns how the attempt ended, and what is open afterwards.
+        '''
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -88,7 +91,8 @@ def test_an_interrupt_at_any_step_of_the_start(driver_kind: str) -> None:
         ended, after = in_child(interrupted_at(struck + 1))
         if not ended:
             break
-        assert (ended, after) == ("KeyboardInterrupt", undisturbed[1]), (struck, ended, after, undisturbed)
+        assert (ended, after) == ("KeyboardInterrupt", undisturbed[1]), (struck, ended, after,
+            undisturbed)
         struck += 1
     print("struck" if struck > 15 else struck)
     """
@@ -124,7 +128,8 @@ def test_an_interrupt_while_a_thread_begins(driver_kind: str) -> None:
         return len(names) == len(set(names))
 
     for number in range(1, 5):
-        assert in_child(interrupted_at(number), ended) == ("KeyboardInterrupt", undisturbed[1]), number
+        told = in_child(interrupted_at(number), ended)
+        assert told == ("KeyboardInterrupt", undisturbed[1]), number
     assert in_child(interrupted_at(5), ended) == undisturbed
     """
     )
@@ -247,16 +252,19 @@ def test_signals_go_to_the_applications_threads(driver_kind: str) -> None:
             await stream.completion_future()
         asyncio.run(use())
         run_on("trio", use)  # whose end begins the dispatcher
-        if os.environ["AIOSTREAM_SIMULATOR"]:  # a GPU's driver has threads of its own, which take signals
+        # a GPU's driver has threads of its own, which take signals
+        if os.environ["AIOSTREAM_SIMULATOR"]:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             os.kill(os.getpid(), signal.SIGTERM)
             assert signal.sigtimedwait({signal.SIGTERM}, 20).si_signo == signal.SIGTERM
         main = str(os.getpid())
         def takes_signals(task):
             with open(f"/proc/self/task/{task}/status") as status:
-                blocked = next(int(line.split()[1], 16) for line in status if line.startswith("SigBlk"))
+                blocked = next(line.split()[1] for line in status if line.startswith("SigBlk"))
+                blocked = int(blocked, 16)
             return not blocked & 1 << signal.SIGINT - 1
-        ours = {str(thread.native_id) for thread in threading.enumerate() if thread.name.startswith("aiostream-")}
+        ours = [each for each in threading.enumerate() if each.name.startswith("aiostream-")]
+        ours = {str(thread.native_id) for thread in ours}
         print(len(ours), [task for task in ours if takes_signals(task)])
     """
     done = run_script(driver_kind, script)

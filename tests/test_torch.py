@@ -178,7 +178,8 @@ async def main():
         awaited = Stream.borrow(mine)
         for _ in range(10):
             graph = torch.cuda.CUDAGraph()
-            with torch.inference_mode(), torch.cuda.graph(graph, stream=mine, capture_error_mode="thread_local"):
+            with torch.inference_mode(), torch.cuda.graph(graph, stream=mine,
+                    capture_error_mode="thread_local"):
                 product = model(rows) * 2
             await awaited.enqueue_async(lambda _: graph.replay())
             captured += 1

@@ -27,7 +27,9 @@ PATTERNS = {
     "one of three shorter": [LONG, LONG, SHORT] * 8,
     "in turn": [LONG, SHORT] * 12,
 }
-MOST_LATE = 0.002  # seconds, on the median: on an idle machine 0.3 ms, and 7 ms if the timer for a long one is waited for
+# seconds, on the median: on an idle machine 0.3 ms, and 7 ms if the timer for a long one is waited
+# for
+MOST_LATE = 0.002
 
 
 @pytest.mark.parametrize("thing", THINGS)

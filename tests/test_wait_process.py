@@ -115,7 +115,8 @@ PENDING = """
         while statistics().waits.pending < with_event or statistics().waits.polls < polls + 40:
             await anyio.lowlevel.checkpoint()
 
-    atexit.register(gate.open)  # runs before the library's exit handler, whose threads then meet the completions
+    # runs before the library's exit handler, whose threads then meet the completions
+    atexit.register(gate.open)
 """
 CANCELLED = (
     PENDING
@@ -169,7 +170,8 @@ def test_forked_child_leaves_the_parents_waits_alone(driver_kind: str) -> None:
         from aiostream import statistics
         from support import Gate
         from waiters import Waiter
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's own, about threads and fork
+        # Python 3.12's own, about threads and fork
+        warnings.simplefilter("ignore", DeprecationWarning)
 
         def child(coroutines, waiter):
             try:

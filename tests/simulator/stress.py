@@ -213,7 +213,8 @@ def main(seconds: float, threads: int) -> None:
     assert things[0] <= things[1], things  # one may have been made, and not been given to its graph
     launches = simulator.calls("cuLaunchKernel"), simulator.calls("cuGraphLaunch")
     print(
-        f"stress: {fired[0]} host functions, {fired[1]} callbacks, {launches} launches of kernels and graphs, {things[1]} things"
+        f"stress: {fired[0]} host functions, {fired[1]} callbacks, {launches} launches of kernels "
+        f"and graphs, {things[1]} things"
     )
 
 

@@ -113,7 +113,8 @@ def test_nvrtc_compiles_beside_the_simulator() -> None:
         from cuda.bindings import nvrtc
         try: nvrtc.nvrtcVersion()
         except RuntimeError: print("no NVRTC"); raise SystemExit
-        made = nvrtc.nvrtcCreateProgram(b'extern "C" __global__ void k(int *p) { *p = 1; }', b"k.cu", 0, None, None)[1]
+        made = nvrtc.nvrtcCreateProgram(b'extern "C" __global__ void k(int *p) { *p = 1; }',
+            b"k.cu", 0, None, None)[1]
         print(int(nvrtc.nvrtcCompileProgram(made, 0, None)[0]))
     """
     done = run_python(program, seconds=60)

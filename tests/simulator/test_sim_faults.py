@@ -34,8 +34,10 @@ def test_a_fault_takes_the_whole_process(
     assert code(cu.cuStreamSynchronize(stream)) == status
     until(lambda: statuses)
     answers = {
-        code(cu.cuStreamQuery(stream)), code(cu.cuStreamQuery(elsewhere)), code(cu.cuEventQuery(event)),
-        code(cu.cuStreamCreate(1)), code(cu.cuStreamDestroy(stream)), code(cu.cuEventRecord(event, elsewhere)),
+        code(cu.cuStreamQuery(stream)), code(cu.cuStreamQuery(elsewhere)),
+        code(cu.cuEventQuery(event)),
+        code(cu.cuStreamCreate(1)), code(cu.cuStreamDestroy(stream)),
+        code(cu.cuEventRecord(event, elsewhere)),
         code(cu.cuMemAlloc(64)), code(cu.cuCtxSynchronize()), callback(stream, statuses.append),
         code(kernels.launch("empty", stream)), code(cu.cuDevicePrimaryCtxReset(0)),
     }  # fmt: skip

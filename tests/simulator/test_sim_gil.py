@@ -30,7 +30,8 @@ RAW = "raw('cuLaunchHostFunc', 10000, *[ctypes.c_void_p] * 3)(int(stream), free,
 BINDINGS = "ok(cu.cuLaunchHostFunc(stream, cu.CUhostFn(free), 0))"
 CALLBACK = (
     "native = CALLBACK(lambda *_: None); "
-    "ok(cu.cuStreamAddCallback(stream, cu.CUstreamCallback(ctypes.cast(native, ctypes.c_void_p).value), 0, 0))"
+    "ok(cu.cuStreamAddCallback(stream, "
+    "cu.CUstreamCallback(ctypes.cast(native, ctypes.c_void_p).value), 0, 0))"
 )
 PYTHON = "host(stream, lambda: None)"
 

@@ -289,15 +289,18 @@ def test_identities_came_with_cuda_13_1() -> None:
         print(int(found[0]))
         if int(found[0]) == 0:
             ask = raw("cuGraphGetId", 13010, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint))
-            first, second, id = ok(cu.cuGraphCreate(0)), ok(cu.cuGraphCreate(0)), (ctypes.c_uint * 2)()
+            first, second = ok(cu.cuGraphCreate(0)), ok(cu.cuGraphCreate(0))
+            id = (ctypes.c_uint * 2)()
             assert ask(int(first), ctypes.cast(id, ctypes.POINTER(ctypes.c_uint))) == 0
             where = ctypes.cast(ctypes.addressof(id) + 4, ctypes.POINTER(ctypes.c_uint))
             assert ask(int(second), where) == 0 and id[0] != id[1]
             node, local = ok(cu.cuGraphAddEmptyNode(first, [], 0)), ctypes.c_uint(9)
-            tell = raw("cuGraphNodeGetLocalId", 13010, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint))
+            tell = raw("cuGraphNodeGetLocalId", 13010, ctypes.c_void_p,
+                ctypes.POINTER(ctypes.c_uint))
             assert tell(int(node), ctypes.byref(local)) == 0 and local.value == 0
             graph = ctypes.c_void_p()
-            contains = raw("cuGraphNodeGetContainingGraph", 13010, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
+            contains = raw("cuGraphNodeGetContainingGraph", 13010, ctypes.c_void_p,
+                ctypes.POINTER(ctypes.c_void_p))
             assert contains(int(node), ctypes.byref(graph)) == 0 and graph.value == int(first)
     """
     for version, answer in ((13000, "500"), (13010, "0")):

@@ -99,7 +99,8 @@ def test_ptx_of_the_version_that_is_played() -> None:
         from simdriver import *
         ok(cu.cuInit(0)); ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
         for version in (b"8.5", b"8.6"):
-            print(code(cu.cuModuleLoadData(b".version " + version + b"\\n.target sm_70\\n.entry empty(){ret;}\\0")))
+            text = b".version " + version + b"\\n.target sm_70\\n.entry empty(){ret;}\\0"
+            print(code(cu.cuModuleLoadData(text)))
     """
     assert run_python(program).stdout == "0\n222\n"
 

@@ -80,7 +80,8 @@ def test_before_cuinit() -> None:
         from aiostream import simulator
         simulator.install()
         from simdriver import *
-        print(code(cu.cuDeviceGetCount()), code(cu.cuStreamCreate(0)), code(cu.cuDriverGetVersion()))
+        print(code(cu.cuDeviceGetCount()), code(cu.cuStreamCreate(0)),
+            code(cu.cuDriverGetVersion()))
     """
     assert run_python(program).stdout == "3 3 0\n"
 
@@ -114,9 +115,11 @@ def test_a_forked_child_does_not_hang() -> None:
     kernels.spin(stream, 0.2); host(stream, lambda: None); ok(cu.cuEventRecord(event, stream))
     child = os.fork()
     if child == 0:
-        asked = [cu.cuStreamQuery(stream), cu.cuStreamSynchronize(stream), cu.cuEventQuery(event), cu.cuDriverGetVersion(),
+        asked = [cu.cuStreamQuery(stream), cu.cuStreamSynchronize(stream), cu.cuEventQuery(event),
+            cu.cuDriverGetVersion(),
                  cu.cuGetErrorName(cu.CUresult(1)),
-                 cu.cuInit(0), cu.cuDeviceGetCount(), cu.cuMemAlloc(64), cu.cuCtxGetCurrent(), cu.cuStreamCreate(1),
+                 cu.cuInit(0), cu.cuDeviceGetCount(), cu.cuMemAlloc(64), cu.cuCtxGetCurrent(),
+                 cu.cuStreamCreate(1),
                  cu.cuCtxSynchronize(), cu.cuDevicePrimaryCtxRetain(0)]
         simulator.pending_work()
         os._exit(0 if [code(each) for each in asked] == [0] * 5 + [3] * 7 else 1)
@@ -197,7 +200,8 @@ def test_under_a_sanitizer(sanitizer: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     if done.returncode == 77:
         pytest.skip(
-            f"gcc, or its {sanitizer} sanitizer's runtime, is not installed here: {done.stdout.strip()}"
+            f"gcc, or its {sanitizer} sanitizer's runtime, is not installed here: "
+            f"{done.stdout.strip()}"
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stress:" in done.stdout

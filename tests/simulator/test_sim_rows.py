@@ -90,7 +90,8 @@ def test_under_capture_rows_are_one_node(rows: Any, stream: Any) -> None:
     ok(cu.cuMemsetD2D8Async(rows[0], rows[1], 5, 16, 2, stream))
     ok(cu.cuMemcpy2DAsync(copy(
         srcMemoryType=DEVICE, srcDevice=rows[0], srcPitch=rows[1],
-        dstMemoryType=DEVICE, dstDevice=rows[0], dstPitch=rows[1], dstY=2, WidthInBytes=16, Height=2,
+        dstMemoryType=DEVICE, dstDevice=rows[0], dstPitch=rows[1], dstY=2, WidthInBytes=16,
+        Height=2,
     ), stream))  # fmt: skip
     graph = ok(cu.cuStreamEndCapture(stream))
     nodes = ok(cu.cuGraphGetNodes(graph, 4))

@@ -239,7 +239,8 @@ def test_without_a_current_context(stream: Any) -> None:
 
     assert in_thread(bare) == {
         "query": 0, "record": 0, "event query": True, "synchronize": 0,
-        "create": 201, "stream": 201, "alloc": 201, "legacy": 201, "special 1": 201, "special 2": 201,
+        "create": 201, "stream": 201, "alloc": 201, "legacy": 201, "special 1": 201,
+        "special 2": 201,
     }  # fmt: skip
     assert fired == [1]
 
