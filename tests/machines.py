@@ -1,4 +1,6 @@
-"""What the state machines share: a loop in a thread of its own, tasks in it, gates, and how hypothesis runs them."""
+"""What the state machines share: a loop in a thread of its own, tasks in it, gates, and how
+hypothesis runs them.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ class Waiter:
 
 
 class OnLoop(RuleBasedStateMachine):
-    """A machine with an event loop in a thread of its own. All that concerns the library happens in that thread."""
+    """A machine with an event loop in a thread of its own.
+
+    All that concerns the library happens in that thread.
+    """
 
     backend = "asyncio"
     before: aiostream.Statistics  # as the test began
@@ -79,7 +84,7 @@ class OnLoop(RuleBasedStateMachine):
 
         self.portal.call(turns)
 
-    def until(self, condition: Callable[[], bool], complaint: str) -> None:
+    def until(self, condition: Callable[..., bool], complaint: str) -> None:
         """Lets the loop run until what must come has come."""
 
         async def wait() -> bool:

@@ -1,4 +1,6 @@
-"""Futures of `enqueue_async` that a task awaits: that task polls their work itself when its end is near."""
+"""Futures of `enqueue_async` that a task awaits: that task polls their work itself when its end is
+near.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,10 @@ async def test_task_goes_on_before_anything_is_delivered(
 async def test_task_is_woken_when_the_end_is_near(
     monkeypatch: pytest.MonkeyPatch, loop_kind: str
 ) -> None:
-    """By the loop's timer; then it polls, and sees the end itself. (In debug mode a turn takes as long as it is woken before.)"""
+    """By the loop's timer; then it polls, and sees the end itself.
+
+    (In debug mode a turn takes as long as it is woken before.)
+    """
     delivered: list[int] = []
     waiter = Waiter("by timer", "future")
     await waiter.prepare()
@@ -115,7 +120,10 @@ async def test_cancelled_future_ends_the_task_that_polls_it(
 
 
 async def test_cancelled_task_stops_polling(polled_stream: Stream, loop_kind: str) -> None:
-    """asyncio cancels the future of a cancelled task, as ever. On trio the future goes on for the others."""
+    """asyncio cancels the future of a cancelled task, as ever.
+
+    On trio the future goes on for the others.
+    """
     with Gate() as gate:
         gate.hold(polled_stream)
         future = polled_stream.enqueue_async(lambda _: 5)
@@ -180,7 +188,9 @@ async def test_another_task_polls_when_the_first_has_gone(
 
 
 async def test_polled_futures_of_one_stream_end_in_order(polled_stream: Stream) -> None:
-    """Whichever of the tasks polls first: the earlier future is done when the later one's task goes on."""
+    """Whichever of the tasks polls first: the earlier future is done when the later one's task goes
+    on.
+    """
     for number in range(60):
         seen: list[bool] = []
 
@@ -216,7 +226,8 @@ async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: str) -> No
     assert asyncio.ensure_future(future) is future
     assert await asyncio.wait_for(future, 20) == 1
     assert await asyncio.shield(begin(2)) == 2
-    assert await asyncio.gather(begin(3), begin(4), _wait(begin(5))) == [3, 4, 5]
+    results: list[int] = await asyncio.gather(begin(3), begin(4), _wait(begin(5)))
+    assert results == [3, 4, 5]
     done, _ = await asyncio.wait([begin(6), begin(7)], timeout=20)
     assert sorted(each.result() for each in done) == [6, 7]
     with Gate() as gate:
@@ -285,7 +296,10 @@ async def test_future_of_another_loop_is_refused(polled_stream: Stream, loop_kin
 def test_loop_that_is_closed_while_its_task_polls(
     collected: str, loop_kind: str, polled_stream: Stream
 ) -> None:
-    """The task is dropped with its loop, without being cancelled. Its objects are released when the GPU has passed them."""
+    """The task is dropped with its loop, without being cancelled.
+
+    Its objects are released when the GPU has passed them.
+    """
     import uvloop
 
     loop = uvloop.new_event_loop() if loop_kind == "uvloop" else asyncio.new_event_loop()
@@ -311,7 +325,7 @@ def test_loop_that_is_closed_while_its_task_polls(
     assert settle(lambda: watched() is None)
 
 
-# ------------------------------------------------------------------------------------------------ what a review found
+# ------------------------------------------------------------------------------ what a review found
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
@@ -363,7 +377,9 @@ def test_drain_that_an_interrupt_took_is_made_up_for(
 def test_interrupt_before_a_loop_is_closed_leaves_its_queue_closed(
     monkeypatch: pytest.MonkeyPatch, default_prediction: None
 ) -> None:
-    """What was on its way to a task that was to be woken does not keep the rest from being released."""
+    """What was on its way to a task that was to be woken does not keep the rest from being
+    released.
+    """
     loop = asyncio.new_event_loop()
     things = [Kept(), Kept()]
     watched = [weakref.ref(thing) for thing in things]

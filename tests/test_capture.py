@@ -1,4 +1,6 @@
-"""P6: a capture is refused before it is touched, and no call of ours, on any thread, invalidates anybody's capture."""
+"""P6: a capture is refused before it is touched, and no call of ours, on any thread, invalidates
+anybody's capture.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,11 @@ async def test_the_legacy_stream_is_refused_while_a_blocking_stream_captures(
     event = Event()
     capturing = capture(stream, mode)
     spin(stream, 0)
-    for call in (*REFUSED[:7], lambda stream: stream.launch_host_func(never)):
+    calls: list[Callable[[Stream], Any]] = [
+        *REFUSED[:7],
+        lambda stream: stream.launch_host_func(never),
+    ]
+    for call in calls:
         with pytest.raises(StreamCaptureError) as caught:
             awaitable = call(legacy)
             if awaitable is not None:
@@ -132,7 +138,9 @@ async def test_what_was_pending_when_the_capture_began_arrives_during_it(capture
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
 async def test_other_streams_and_events_serve_during_a_capture(capture: Any, mode: int) -> None:
-    """Everything that asks the driver something, also in the thread that captures, for which GLOBAL forbids it."""
+    """Everything that asks the driver something, also in the thread that captures, for which GLOBAL
+    forbids it.
+    """
     captured, other = Stream(), Stream()
     event, unrecorded = Event(), Event()
     for stream in (captured, other):
@@ -184,7 +192,7 @@ async def test_dropping_and_closing_streams_and_events_does_not_end_a_capture(ca
     other.close()
 
 
-# ------------------------------------------------------------------------------------------------ fifty captures in the traffic
+# -------------------------------------------------------------------- fifty captures in the traffic
 
 
 class Traffic:
@@ -232,7 +240,9 @@ CAPTURES_PER_TEST = 51
 
 
 def capture_often(stream: Stream, traffic: Traffic, nodes: list[int]) -> None:
-    """In a thread of its own: 51 captures in turn of all modes, each lasting for some arrivals in the loop."""
+    """In a thread of its own: 51 captures in turn of all modes, each lasting for some arrivals in
+    the loop.
+    """
     with stream.context.as_current():
         for number in range(CAPTURES_PER_TEST):
             begin(stream, MODES[number % 3])
@@ -322,12 +332,14 @@ def test_the_very_first_use_may_fall_into_a_capture(driver_kind: str) -> None:
     assert succeed(driver_kind, script) == "refused 900\nnodes 0\n"
 
 
-# ------------------------------------------------------------------------------------------ a capture that begins in between
+# ----------------------------------------------------------------- a capture that begins in between
 
 
 @contextlib.contextmanager
 def capture_begins_after_check(stream: Stream, mode: int, *, check: int = 1) -> Iterator[None]:
-    """A driver that lets somebody begin a capture right after our n-th check of the stream: the worst moment there is."""
+    """A driver that lets somebody begin a capture right after our n-th check of the stream: the
+    worst moment there is.
+    """
     signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
     handle, checks = stream.handle, 0
 
@@ -417,9 +429,11 @@ async def test_a_capture_that_begins_behind_fn_is_counted_once(loop_kind: str) -
 
 
 def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
-    """Without a lie: a thread captures the stream again and again while a loop asks for completions of it.
+    """Without a lie: a thread captures the stream again and again while a loop asks for completions
+    of it.
 
-    In a process of its own, because nobody can say beforehand how many of them are quarantined, and so leaked.
+    In a process of its own, because nobody can say beforehand how many of them are quarantined, and
+    so leaked.
     """
     script = """
         import asyncio, threading
@@ -452,15 +466,17 @@ def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
             await stream.completion_future()
             count = statistics()
             assert not died, died
-            assert count.balanced and count.points.pending == 0 and count.futures.pending == 0, count
+            assert count.balanced, count
+            assert count.points.pending == count.futures.pending == 0, count
             assert count.points.leaked == count.points.quarantined, count
-            print(f"arrived {arrived}, refused {refused}, of them quarantined {count.points.quarantined}")
+            print(f"arrived {arrived}, refused {refused}, "
+                  f"of them quarantined {count.points.quarantined}")
         asyncio.run(main())
     """
     print(succeed(driver_kind, script))
 
 
-# ------------------------------------------------------------------------------------------------ events
+# ------------------------------------------------------------------------------------------- events
 
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
@@ -487,7 +503,9 @@ async def test_an_event_recorded_on_a_capturing_stream_has_no_time(capture: Any,
 
 
 async def test_an_awaited_stream_may_begin_to_capture() -> None:
-    """A task waits for the stream's present end; then the stream begins to capture, and the wait ends all the same."""
+    """A task waits for the stream's present end; then the stream begins to capture, and the wait
+    ends all the same.
+    """
     import anyio
 
     with Gate() as gate:

@@ -1,9 +1,12 @@
-"""How captures begin, are steered and end: always, whatever happens in them, and with the driver's own errors."""
+"""How captures begin, are steered and end: always, whatever happens in them, and with the driver's
+own errors.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -149,7 +152,7 @@ def test_a_body_that_closes_the_stream() -> None:
             again.close()
 
 
-# ------------------------------------------------------------------------------------------------ the driver's own errors
+# -------------------------------------------------------------------------- the driver's own errors
 
 
 def test_what_cannot_begin_or_end(stream: Stream) -> None:
@@ -249,7 +252,7 @@ def test_the_legacy_stream_says_so_while_a_blocking_stream_captures() -> None:
     blocking.close()
 
 
-# ------------------------------------------------------------------------------------------------ asking and steering
+# ------------------------------------------------------------------------------ asking and steering
 
 
 def test_capture_info_lends_the_graph_until_the_end(stream: Stream) -> None:
@@ -389,7 +392,7 @@ def test_external_events_become_nodes(stream: Stream) -> None:
     other.close()
 
 
-# ------------------------------------------------------------------------------------------------ the modes of threads
+# ----------------------------------------------------------------------------- the modes of threads
 
 
 def test_a_threads_mode_is_pushed_and_popped() -> None:
@@ -427,11 +430,13 @@ def test_a_relaxed_thread_may_do_what_a_global_capture_forbids(stream: Stream) -
         assert in_thread(allocate, stream) == 900
 
 
-# ------------------------------------------------------------------------------------------------ a block for each capture
+# ------------------------------------------------------------------------- a block for each capture
 
 
 def test_a_scope_is_entered_once() -> None:
-    """Entered again, it gave the first block's graph while the second went on, and after that had failed."""
+    """Entered again, it gave the first block's graph while the second went on, and after that had
+    failed.
+    """
     stream = Stream()
     scope = stream.capture()
     with scope:
@@ -506,7 +511,7 @@ async def test_letting_a_borrowed_stream_go_leaves_its_capture() -> None:
 @pytest.mark.parametrize("wait", ["auto", "event", "hostfunc"])
 async def test_a_function_that_leaves_the_stream_capturing(wait: str) -> None:
     stream = Stream(wait=wait)
-    told = "The function has left the stream capturing.*: let it end its capture"
+    told = "The function has left the stream capturing.*End the capture in the function"
     with pytest.raises(StreamCaptureError, match=told):
         stream.enqueue_async(lambda stream: stream.begin_capture())
     assert stream.capture_status() is CaptureStatus.ACTIVE
@@ -519,7 +524,11 @@ async def test_a_function_that_leaves_the_stream_capturing(wait: str) -> None:
 
 def test_a_scope_keeps_its_stream() -> None:
     """A stream that only the scope refers to was closed by its finalizer."""
-    for begin in (lambda stream: stream.capture(), lambda stream: stream.capture_executable()):
+    begins: list[Callable[[Stream], Any]] = [
+        lambda stream: stream.capture(),
+        lambda stream: stream.capture_executable(),
+    ]
+    for begin in begins:
         scope = begin(Stream())
         gc.collect()
         assert settle(internals.janitor_is_idle)

@@ -54,7 +54,7 @@ def test_what_a_first_program_uses_has_an_example() -> None:
     assert NEEDED - set(WITH_EXAMPLES) <= TO_BE_FILLED
 
 
-# ------------------------------------------------------------ the runner itself
+# -------------------------------------------------------------------------------- the runner itself
 
 SESSION = """
     >>> from aiostream import Stream

@@ -104,7 +104,8 @@ def test_without_a_driver_the_error_says_how_to_get_the_simulator(driver_kind: s
         pytest.skip("there is a driver here")
     script = """
     import aiostream
-    for use in (aiostream.Stream, aiostream.Event, aiostream.Device, aiostream.Stream.legacy, lambda: aiostream.Stream.borrow(0)):
+    for use in (aiostream.Stream, aiostream.Event, aiostream.Device, aiostream.Stream.legacy,
+            lambda: aiostream.Stream.borrow(0)):
         try:
             use()
         except aiostream.NoDriverError as error:

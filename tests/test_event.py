@@ -161,7 +161,9 @@ def test_an_interprocess_event() -> None:
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 async def test_a_refused_record_does_not_hold_up_the_next() -> None:
-    """Its helper stream is still waiting for the first event: it must not stand in for the second."""
+    """Its helper stream is still waiting for the first event: it must not stand in for the
+    second.
+    """
     from aiostream import simulator
 
     first, second = Event(), Event()

@@ -1,4 +1,6 @@
-"""Graphs and their executable form: made, asked, launched, awaited, updated, shared with other libraries, and ended."""
+"""Graphs and their executable form: made, asked, launched, awaited, updated, shared with other
+libraries, and ended.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def executable_of(stream: Stream, kernels: int = 1) -> ExecutableGraph:
         return graph.instantiate()
 
 
-# ------------------------------------------------------------------------------------------------ graphs
+# ------------------------------------------------------------------------------------------- graphs
 
 
 def test_an_empty_graph_can_be_launched(stream: Stream) -> None:
@@ -162,7 +164,7 @@ def test_whose_a_graph_is(stream: Stream) -> None:
     for cls in (Graph, ExecutableGraph):
         for wrong, kind in ((0, ValueError), (True, TypeError), ("text", TypeError)):
             with pytest.raises(kind):
-                cls.from_raw(wrong)
+                cls.from_raw(wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="graph is needed"):
             cls.borrow(object())
     with pytest.raises(TypeError, match="comes from"):
@@ -215,7 +217,7 @@ def test_instantiate_flags(stream: Stream) -> None:
             stream.synchronize()
 
 
-# ------------------------------------------------------------------------------------------------ launches
+# ----------------------------------------------------------------------------------------- launches
 
 
 async def test_an_awaited_launch(stream: Stream) -> None:
@@ -360,7 +362,7 @@ def test_launches_from_a_thread_without_a_context(stream: Stream) -> None:
     executable.close()
 
 
-# ------------------------------------------------------------------------------------------------ updates
+# ------------------------------------------------------------------------------------------ updates
 
 
 def test_an_update_takes_over_the_parameters(stream: Stream) -> None:
@@ -417,7 +419,9 @@ def test_an_update_that_does_not_fit_says_why_and_changes_nothing(stream: Stream
 
 @pytest.mark.parametrize("mode", list(CaptureMode))
 def test_nothing_that_is_done_with_graphs_ends_a_capture(stream: Stream, mode: CaptureMode) -> None:
-    """In the very thread that captures: the driver forbids much of it there, unless the thread is RELAXED."""
+    """In the very thread that captures: the driver forbids much of it there, unless the thread is
+    RELAXED.
+    """
     other, graph = Stream(), captured(stream, 2)
     doomed = graph.clone(), graph.instantiate()
     dropped = [graph.clone(), graph.instantiate()]
@@ -444,7 +448,7 @@ def test_nothing_that_is_done_with_graphs_ends_a_capture(stream: Stream, mode: C
     other.close()
 
 
-# ------------------------------------------------------------------------------------------------ captures again
+# ----------------------------------------------------------------------------------- captures again
 
 
 def test_what_the_driver_is_too_old_for_is_named(stream: Stream) -> None:
@@ -454,14 +458,14 @@ def test_what_the_driver_is_too_old_for_is_named(stream: Stream) -> None:
             stream.begin_recapture_to_graph(graph)
     if internals.driver_version() < 13020:
         with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.2 or newer"):
-            stream.launch_host_func(print, sync_mode=1)
+            stream.launch_host_func(print, sync_mode=1)  # type: ignore[arg-type]
     if internals.driver_version() < 13010:
         with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.1 or newer"):
             stream.dev_resource()
     graph.close()
 
 
-# ------------------------------------------------------------------------------------------------ other libraries
+# ---------------------------------------------------------------------------------- other libraries
 
 
 class Fake:

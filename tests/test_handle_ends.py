@@ -1,4 +1,6 @@
-"""How a handle ends: given away while it is used, or destroyed by its last user, whom nobody can tell that the driver refused."""
+"""How a handle ends: given away while it is used, or destroyed by its last user, whom nobody can
+tell that the driver refused.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,10 @@ REFUSED = """
     ("how", "count"), [("by_last_user", 1), ("by_finalizer", 2), ("by_close", 1)]
 )
 def test_a_destruction_that_the_driver_refuses(driver_kind: str, how: str, count: int) -> None:
-    """It is told, to `sys.unraisablehook` if no caller is there. What is still there counts as leaked."""
+    """It is told, to `sys.unraisablehook` if no caller is there.
+
+    What is still there counts as leaked.
+    """
     done = run_script(driver_kind, REFUSED.format(how=how, count=count))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{[999] * count} 0 0 {count}\n", "")
 

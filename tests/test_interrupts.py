@@ -1,7 +1,8 @@
-"""KeyboardInterrupt at every place of every await: nothing is lost, nothing hangs, and the stream serves on.
+"""KeyboardInterrupt at every place of every await: nothing is lost, nothing hangs, and the stream
+serves on.
 
-`AIOSTREAM_INTERRUPTS=all` strikes at all places, which takes some minutes. A number says at how many places of each case.
-`AIOSTREAM_INTERRUPTS_SEED` chooses other places.
+`AIOSTREAM_INTERRUPTS=all` strikes at all places, which takes some minutes. A number says at how
+many places of each case. `AIOSTREAM_INTERRUPTS_SEED` chooses other places.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ class Scene:
         self.made.append(scope.executable)
 
     async def serve(self) -> None:
-        """Everything works as before, also on the stream that was interrupted, unless it was closed."""
+        """Everything works as before, also on the stream that was interrupted, unless it was
+        closed.
+        """
         new = Stream()
         self.made.append(new)
         for stream in (self.stream, new):
@@ -183,7 +186,8 @@ def interrupt(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
     if not settle(ended, 0.2):
         gc.collect()
         assert settle(ended, 3), (
-            f"{name} on {kind}, interrupted at place {number}, {striker.where}: {before} -> {statistics()}"
+            f"{name} on {kind}, interrupted at place {number}, {striker.where}: {before} -> "
+            f"{statistics()}"
         )
     assert statistics().points.leaked == before.points.leaked, (
         f"{name} on {kind} leaks if interrupted at {striker.where}"

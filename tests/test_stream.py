@@ -25,7 +25,7 @@ def destroy(handle: int) -> None:
     internals.driver_call("cuStreamDestroy", internals.bindings().CUstream(handle))
 
 
-# ------------------------------------------------------------------------------------------------ what it is
+# --------------------------------------------------------------------------------------- what it is
 
 
 def test_properties() -> None:
@@ -95,7 +95,7 @@ def test_devices_and_contexts_compare_by_identity() -> None:
     assert [10, 20][Device(0)] == 10
 
 
-# ------------------------------------------------------------------------------------------------ its ends
+# ----------------------------------------------------------------------------------------- its ends
 
 
 def test_close_destroys_at_once_and_may_be_called_again() -> None:
@@ -241,7 +241,7 @@ def test_a_stream_may_be_closed_under_a_blocked_call() -> None:
         thread.join()
 
 
-# ------------------------------------------------------------------------------------------------ raw and borrowed
+# --------------------------------------------------------------------------------- raw and borrowed
 
 
 def test_raw_handles_come_and_go() -> None:
@@ -353,7 +353,7 @@ async def test_the_special_streams_can_be_awaited_without_a_current_context(spec
     assert Context.get_current() is None
 
 
-# ------------------------------------------------------------------------------------------------ its order
+# ---------------------------------------------------------------------------------------- its order
 
 
 def test_query_and_synchronize() -> None:

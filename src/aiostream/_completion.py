@@ -118,13 +118,13 @@ class Completion:
         result: Any = None,
         keepalive: Any = None,
     ) -> None:
-        self.context_id = context_id
-        self.state = State.NEW
+        self.context_id: int = context_id
+        self.state: State = State.NEW
         self.future: SettledFuture | None = future
-        self.stream = stream  # in the error
-        self.call = call  # in the error
-        self.result = result  # what the future's result will be
-        self.keepalive = keepalive  # stays alive until the GPU has passed the point
+        self.stream: str = stream  # in the error
+        self.call: str = call  # in the error
+        self.result: Any = result  # what the future's result will be
+        self.keepalive: Any = keepalive  # stays alive until the GPU has passed the point
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Settles the future and releases everything, because the GPU has passed the point."""

@@ -127,7 +127,7 @@ def run(*, as_json: bool = False) -> int:
     return report.end()
 
 
-# ------------------------------------------------------------------------ what is installed
+# -------------------------------------------------------------------------------- what is installed
 
 
 def _installation(report: Report) -> None:
@@ -199,7 +199,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-# ------------------------------------------------------------------------ the environment
+# ---------------------------------------------------------------------------------- the environment
 
 
 def _environment(report: Report) -> None:
@@ -258,7 +258,7 @@ def _strategy(report: Report) -> None:
         report.line("waiting", f"{strategy}, unless you make a stream with another `wait`")
 
 
-# ------------------------------------------------------------------------ the driver and its devices
+# ----------------------------------------------------------------------- the driver and its devices
 
 
 def _driver_and_devices(report: Report) -> bool:
@@ -355,7 +355,7 @@ def _mps(report: Report, shared: list[str]) -> None:
         report.line("MPS", f"not in use: there is no control daemon in {pipes}")
 
 
-# ------------------------------------------------------------------------ one await
+# ---------------------------------------------------------------------------------------- one await
 
 
 def _measure(report: Report) -> None:

@@ -51,7 +51,7 @@ class PoolCore:
         # A stream of each device, by which the pool knows the contexts.
         self._places = list({slot.device: slot.stream for slot in slots}.values())
 
-    # ------------------------------------------------------------------------ use
+    # ------------------------------------------------------------------------------------------ use
 
     def _enter(self) -> _loops.Bridge:
         """Prepares for a use by the running loop."""
@@ -165,7 +165,7 @@ class PoolCore:
         if not self._slots:
             self._refuse("the owners have closed all streams of the pool")
 
-    # ------------------------------------------------------------------------ returned work
+    # -------------------------------------------------------------------------------- returned work
 
     def _look_at(self, slot: Slot) -> None:
         """Decides whether a stream that was given back is free, or when the pool learns that."""
@@ -221,7 +221,7 @@ class PoolCore:
         if self._busy.has_unwatched:
             self._look_again_soon()
 
-    # ------------------------------------------------------------------------ errors
+    # --------------------------------------------------------------------------------------- errors
 
     def _health(self) -> int:
         """0, or the code of a context of the pool that has failed."""

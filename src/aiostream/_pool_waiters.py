@@ -55,7 +55,7 @@ class Waiters:
         for future in waiting:
             set_exception(future, error())
 
-    # ------------------------------------------------------------------------ watches
+    # -------------------------------------------------------------------------------------- watches
 
     def watch(self, pool: PoolCore, bridge: _loops.Bridge, references: list[Reference]) -> None:
         """Has the watcher read the health of the contexts, until `end_watches`."""

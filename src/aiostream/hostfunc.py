@@ -43,11 +43,11 @@ class HostFunction:
         stream: str,
         context_id: int,
     ) -> None:
-        self.context_id = context_id
-        self.function = function
-        self.arguments = arguments
-        self.takes_status = takes_status
-        self.stream = stream
+        self.context_id: int = context_id
+        self.function: Any = function
+        self.arguments: tuple[Any, ...] = arguments
+        self.takes_status: bool = takes_status
+        self.stream: str = stream
 
     def run(self, code: int) -> None:
         """Calls the function, on the driver's thread. Its exception goes to `sys.unraisablehook`; the stream goes on."""

@@ -141,7 +141,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock):
         pool._init_fields(borrowed, max_waiting)
         return pool
 
-    # ------------------------------------------------------------------------ state
+    # ---------------------------------------------------------------------------------------- state
 
     @property
     def size(self) -> int:
@@ -182,7 +182,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock):
         closed = ", closed" if self._closed else ""
         return f"<aiostream.StreamPool of {self._size}: {counts}{closed}>"
 
-    # ------------------------------------------------------------------------ use
+    # ------------------------------------------------------------------------------------------ use
 
     def stream(self) -> _Lending:
         """Gives you a stream for an `async with` block. Equals `acquire` and `release`.
@@ -278,7 +278,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock):
         if self._busy.has_unwatched:
             self._look_again_soon()
 
-    # ------------------------------------------------------------------------ end
+    # ------------------------------------------------------------------------------------------ end
 
     def close(self) -> None:
         """Destroys the streams at once. Their work continues on the GPU.

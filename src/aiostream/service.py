@@ -28,7 +28,7 @@ ReturnWhen = Literal["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"]
 _SHORTEST_NAP = 0.0005
 _LONGEST_NAP = 0.02
 
-# ------------------------------------------------------------------------ several futures
+# ---------------------------------------------------------------------------------- several futures
 
 
 async def wait(
@@ -217,7 +217,7 @@ class _AsCompleted(AsyncIterator[F]):
             self._ended.waiter = None
 
 
-# ------------------------------------------------------------------------ the end of a server
+# ------------------------------------------------------------------------------ the end of a server
 
 
 async def drain(timeout: float | None = None) -> bool:
@@ -269,7 +269,7 @@ def _anything_pending() -> bool:
     )
 
 
-# ------------------------------------------------------------------------ lost contexts
+# ------------------------------------------------------------------------------------ lost contexts
 
 
 class _Listener:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from types import FunctionType, TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from aiostream import (
     _arguments,
@@ -559,7 +559,9 @@ class Stream(
         """
         return self._future(_native.KIND_CALLBACK)
 
-    synchronize_async = waiting.synchronize_async
+    synchronize_async: ClassVar[Callable[[Stream], Coroutine[Any, Any, None]]] = (
+        waiting.synchronize_async
+    )
 
     def enqueue_async(
         self, fn: Callable[Concatenate[Stream, P], T], /, *args: P.args, **kwargs: P.kwargs

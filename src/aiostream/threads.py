@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Concatenate, Self, TypeVar
+from typing import Any, TypeVar
 
 from aiostream import (
     _arguments,
@@ -227,7 +227,7 @@ class ThreadStream:
 
     async def enqueue_in_thread(
         self,
-        fn: Callable[Concatenate[Self, ...], T],
+        fn: Callable[..., T],  # a lambda has no inferred type if its first parameter is given
         /,
         *args: Any,
         limiter: Any = None,
