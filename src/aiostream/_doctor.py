@@ -1,4 +1,4 @@
-"""`python -m aiostream doctor`: looks at an installation, measures an await, and says what to do."""
+"""`python -m aiostream doctor`: looks at an installation, measures an await, says what to do."""
 
 from __future__ import annotations
 
@@ -241,9 +241,9 @@ def _hardware_queues(report: Report) -> None:
     report.data["hardware_queues"] = count
     report.line(
         name,
-        f"{finding} A stream with a pending completion_future() or host function holds one. If more "
-        f"than {count} streams have one, the others wait. You can set up to 32, before the process "
-        "starts. synchronize_async() holds none.",
+        f"{finding} A stream with a pending completion_future() or host function holds one. If "
+        f"more than {count} streams have one, the others wait. You can set up to 32, before the "
+        "process starts. synchronize_async() holds none.",
     )
 
 
