@@ -83,7 +83,7 @@ def test_another_loop_is_refused_while_the_pool_is_in_use() -> None:
 
 
 @pytest.mark.parametrize("state", ["waiting", "handed over"])
-def test_another_loop_is_refused_while_somebody_waits(state: str) -> None:
+def test_another_loop_is_refused_while_a_task_waits(state: str) -> None:
     """Also while a stream was handed to a task that has not run since, because its loop was
     stopped.
     """
@@ -156,10 +156,7 @@ def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
 
 
 def test_look_of_a_former_loop_leaves_the_pool_alone() -> None:
-    """It was to come when nobody would tell that a stream was free.
-
-    Another loop has the pool by then.
-    """
+    """The former loop was to query a stream again. Another loop uses the pool by then."""
     pool, origin, forked = StreamPool(1), Stream(), Event()
     first = asyncio.new_event_loop()
 
@@ -209,7 +206,7 @@ async def test_closing_twice_at_once() -> None:
     assert pool.closed
 
 
-async def test_waiters_are_told_when_closing_begins() -> None:
+async def test_waiting_tasks_fail_when_closing_begins() -> None:
     told = anyio.Event()
     with Gate() as gate:
         pool = StreamPool(2)
@@ -343,7 +340,7 @@ def test_interrupt_between_two_steps_of_handing_over_loses_nothing() -> None:
     assert line > 10
 
 
-def test_lost_stream_is_found_by_who_does_not_wait() -> None:
+def test_acquire_nowait_finds_a_lost_stream() -> None:
     async def lose() -> None:
         pool = StreamPool(1)
         line = 1

@@ -1,4 +1,4 @@
-"""Waiting for several completions, draining the process, and being told of a lost context."""
+"""wait, as_completed and drain, and the listeners of a lost context."""
 
 from __future__ import annotations
 
@@ -350,9 +350,7 @@ def test_drain_does_not_wait_for_a_closed_loop_that_polled(run: Any, loop_kind: 
 
 
 def test_listeners_are_told_once(driver_kind: str) -> None:
-    """In a thread of the library, with an error of their own, though nobody awaits the failed
-    future.
-    """
+    """In a thread of the library, and each with its own copy of the error."""
     script = """
         import asyncio, threading
         import aiostream
@@ -436,9 +434,7 @@ def test_a_registration_is_ended_by_its_own_function_alone() -> None:
 
 
 class Counted:
-    """A future that counts how often it is looked at; of any loop, since it calls nobody by
-    itself.
-    """
+    """A future of no loop, which counts how often `wait` looks at it."""
 
     looks = 0
 
@@ -470,9 +466,7 @@ class Counted:
 
 @pytest.mark.parametrize("return_when", ["ALL_COMPLETED", "FIRST_EXCEPTION"])
 async def test_a_wait_looks_at_each_future_a_few_times(return_when: Any) -> None:
-    """And not at all of them whenever one ends, which with 8,000 futures kept the loop for
-    seconds.
-    """
+    """It looked at all of them at each end, which kept the loop for seconds with 8,000 futures."""
     import anyio
 
     futures = [Counted() for _ in range(1000)]
