@@ -220,7 +220,9 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock):
         """
         bridge = self._enter()
         take_turn = bridge.checkpoint
-        if take_turn is not None:  # on trio, before anything is taken
+        if take_turn is not None:
+            # On trio. First, because it may raise a cancellation, and nothing is taken yet. Other
+            # tasks run meanwhile, and may close the pool.
             await take_turn()
             self._enter()
         elif self._idle and not self._waiters.futures:
@@ -271,6 +273,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock):
         slot = self._lent.get(id(stream))
         if slot is None or slot.lent is not stream:
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
+        # From here on the stream is in no list, until `_look_at` puts it into one. If a
+        # KeyboardInterrupt comes in between, the next `acquire` finds it.
         del self._lent[id(stream)]
         stream._handle.close()  # the handle is borrowed, so this destroys nothing
         slot.lent = slot.holder = stream._source = None

@@ -277,13 +277,13 @@ class _Listener:
 
     def __init__(self, function: Callable[[ContextFailedError], object]) -> None:
         self._function = function
-        self._told: dict[int, object] = {}  # by code; any thread, single dict operations
+        self._notified: dict[int, object] = {}  # by code; any thread, single dict operations
 
-    def tell(self, error: ContextFailedError) -> None:
+    def notify(self, error: ContextFailedError) -> None:
         """Has the janitor call the function, once for each code. Any thread."""
         mark = object()
         # Two threads may meet the same code at once. `setdefault` lets one of them win.
-        if self._told.setdefault(error.code, mark) is mark:
+        if self._notified.setdefault(error.code, mark) is mark:
             own = _copy_of(error)
             _process.run_in_janitor(lambda: self._function(own))
 
@@ -348,16 +348,19 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
     _driver.notice_failures(_noticed)
     _driver.tell_failures()
     registered = _Listener(listener)
+    # Listed before the known errors are read. If another thread notes an error in between, the
+    # listener gets it in both ways, and `notify` lets one of them through. In the other order the
+    # listener could miss it.
     _listeners.append(registered)
     _native.failures_watch(1)
     for error in list(_failures.values()):
-        registered.tell(error)
+        registered.notify(error)
 
     def end() -> None:
         try:
             _listeners.remove(registered)
         except ValueError:
-            return
+            return  # ended before; only one call counts down, also if two threads come at once
         _native.failures_watch(-1)
 
     return end
@@ -367,9 +370,10 @@ def _noticed(error: ContextFailedError) -> None:
     # Runs where the error is made, perhaps on the driver's thread. So it only has the janitor call
     # the listeners, because they may do anything.
     first = _copy_of(error)
+    # Several threads may meet the code at once. One of them wins, and notifies the listeners.
     if _failures.setdefault(error.code, first) is first:
         for listener in list(_listeners):
-            listener.tell(first)
+            listener.notify(first)
 
 
 def health() -> ContextFailedError | None:
@@ -478,6 +482,7 @@ def exit_on_context_failed(
 
     def end() -> None:
         with _exit_lock:
+            # A later call of exit_on_context_failed has its own request, which this must not end.
             if _exit_requests == [request]:
                 _exit_requests.clear()
                 _native.failures_watch(-1)
