@@ -31,6 +31,7 @@ from aiostream import (
     capture,
     futures,
     hostfunc,
+    interop,
     pool,
     simulator,
     threads,
@@ -539,6 +540,15 @@ def raise_for(result: int, call: str, stream: str) -> None:
 def captures_in_progress() -> int:
     """Returns how many captures the library keeps a record of."""
     return len(capture._in_progress)
+
+
+def fail_references(patch: pytest.MonkeyPatch) -> None:
+    """There is no memory for the record that each stream and event gets once its handle exists."""
+
+    def reference(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    patch.setattr(interop, "Reference", reference)
 
 
 def last_handle_of(node: Any) -> int:

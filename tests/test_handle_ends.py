@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import internals
-from aiostream import Graph, Stream
+from aiostream import Event, Graph, Stream, statistics
 from support import run_script, settle
 
 
@@ -139,3 +140,41 @@ def test_a_destruction_that_the_driver_refuses(driver_kind: str, how: str, count
 def test_no_memory_is_a_memory_error() -> None:
     with pytest.raises(MemoryError, match="a stream"):
         internals.raise_for(internals.RESULT_NO_MEMORY, "cuEventRecord", "a stream")
+
+
+@pytest.mark.simulator_only("a driver does not count its calls")
+@pytest.mark.parametrize(
+    ("make", "destroy"), [(Stream, "cuStreamDestroy"), (Event, "cuEventDestroy")]
+)
+def test_no_memory_behind_the_handle_destroys_once(
+    make: Callable[[], Any], destroy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object that was half made is collected, and must not destroy what the constructor did."""
+    make().close()
+    before, handles = internals.simulated_calls()[destroy], statistics().handles.open
+    objects = internals.simulated_objects()
+    with monkeypatch.context() as patch:
+        internals.fail_references(patch)
+        with pytest.raises(MemoryError):
+            make()
+    gc.collect()
+    assert settle(internals.janitor_is_idle)
+    make().close()
+    assert internals.simulated_calls()[destroy] == before + 2
+    assert internals.simulated_objects() == objects
+    assert statistics().handles.open == handles
+
+
+def test_from_raw_without_memory_leaves_the_handle_to_its_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle = Stream().into_raw()
+    with monkeypatch.context() as patch:
+        internals.fail_references(patch)
+        with pytest.raises(MemoryError):
+            Stream.from_raw(handle)
+    gc.collect()
+    assert settle(internals.janitor_is_idle)
+    with Stream.from_raw(handle).sync_scope() as again:
+        assert again.query()
+    again.close()

@@ -158,11 +158,33 @@ def end_left(stream: interop.Reference) -> None:
             _end(stream)
 
 
+def _began_on(identity: int) -> tuple[Any, ...] | None:
+    """The stream on which this library has begun a capture; `None` if it has not."""
+    for origin, begun in list(_begun.items()):
+        if begun == identity:
+            return origin
+    return None
+
+
+def is_noted(stream: interop.Reference) -> bool:
+    """Whether `forget` has anything to do. Quick, for a finalizer: most streams never capture."""
+    return bool(_begun or _in_progress) and _origin_of(stream) in {
+        *list(_begun),
+        *(place for capture in list(_in_progress) for place in (capture.origin, capture.seen_on)),
+    }
+
+
 def forget(stream: interop.Reference) -> None:
-    """The stream is gone, and with it the capture that it began."""
-    _begun.pop(_origin_of(stream), None)
-    if _in_progress:
-        _forget(_find(None, _origin_of(stream)), _End.FAILED)
+    """The stream is gone, and with it the capture that it began.
+
+    What was seen of a capture that others began is closed too: this stream may have been its origin, and then the driver has
+    freed the graph.
+    """
+    here = _origin_of(stream)
+    _begun.pop(here, None)
+    for capture in list(_in_progress):
+        if capture.origin == here or (capture.origin is None and capture.seen_on == here):
+            _forget(capture, _End.FAILED)
 
 
 def _forget_ended_elsewhere(stream: interop.Reference) -> None:
@@ -306,7 +328,7 @@ def _borrowed_graph(stream: interop.Reference, identity: int, value: int) -> Gra
         for earlier in list(_in_progress):
             if earlier.seen_on == here:
                 _forget(earlier, _End.ENDED_ELSEWHERE)  # a stream is in one capture at a time
-        capture = _CaptureRecord(identity, None, None)
+        capture = _CaptureRecord(identity, _began_on(identity), None)
         capture.seen_on = here
         _in_progress.append(capture)
     if capture.graph is not None:
@@ -333,6 +355,7 @@ def _end(stream: interop.Reference) -> Graph:
         ended = interop.call_on(stream, "cuStreamEndCapture")
     except CudaError:
         if not _still_captures(stream):
+            _begun.pop(_origin_of(stream), None)
             _forget(capture, _End.FAILED)
         raise
     _begun.pop(_origin_of(stream), None)

@@ -75,13 +75,17 @@ class Event(_arguments.NotCopied):
             with self._context._pushed():
                 made.append(_driver.call("cuEventCreate", flags))
             value = int(made[0])
-            self._handle = _native.Handle(
-                _native.HANDLE_EVENT, value, self._context.handle, True, False
-            )
-        self._name = f"event {value:#x} on {self._context._place()}"
-        self._reference = interop.Reference(
-            self._handle, self._context, self._name, history=history, is_event=True
-        )
+            handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)
+            try:
+                self._name = f"event {value:#x} on {self._context._place()}"
+                self._reference = interop.Reference(
+                    handle, self._context, self._name, history=history, is_event=True
+                )
+            except BaseException:
+                handle.release()  # `unless_owned` destroys the event
+                raise
+            # Last, because from here on the finalizer of this object destroys the event.
+            self._handle = handle
 
     @property
     def handle(self) -> int:

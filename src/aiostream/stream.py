@@ -113,12 +113,16 @@ class Stream(
         self._name = interop.name_of(value, context)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
-        # The last step that can fail: from here on the handle owns the stream, and before it
-        # whoever called does.
-        self._handle = interop.new_handle(value, context, owned=owned, parent=parent)
-        self._reference = interop.Reference(self._handle, context, self._name)
-        if source is not None:
-            interop.note_source(self._reference, source)
+        handle = interop.new_handle(value, context, owned=owned, parent=parent)
+        try:
+            self._reference = interop.Reference(handle, context, self._name)
+            if source is not None:
+                interop.note_source(self._reference, source)
+        except BaseException:
+            handle.release()  # the caller still owns the stream, and destroys it or goes on using it
+            raise
+        # Last, because from here on the finalizer of this object destroys the stream.
+        self._handle = handle
 
     @classmethod
     def _from_handle(
@@ -425,14 +429,19 @@ class Stream(
             raise self._closed_error()
         return self._handle.value
 
-    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:
+    def __del__(
+        self,
+        run_in_janitor: Callable[..., None] = _process.run_in_janitor,
+        is_noted: Callable[..., bool] = capture.is_noted,
+    ) -> None:
         # A finalizer may run anywhere, also inside a host function: the janitor closes. Its
         # function is bound here, because the interpreter's end empties modules before the last
         # objects die.
         handle = getattr(self, "_handle", None)
         if handle is not None and self._owned and handle.is_open:
             reference = self._reference
-            run_in_janitor((lambda: _retire(reference)) if handle.is_shared else handle.drop)
+            plain = not handle.is_shared and not is_noted(reference)
+            run_in_janitor(handle.drop if plain else lambda: _retire(reference))
 
     # -------------------------------------------------------------------------------------------- its order
 
@@ -694,5 +703,8 @@ def _end_capture(reference: interop.Reference) -> None:
 
 
 def _retire(reference: interop.Reference) -> None:
-    _end_capture(reference)
-    reference.handle.close()
+    """In the janitor's thread, of a dropped stream that was shared, or that has begun a capture."""
+    if reference.handle.is_shared:
+        _end_capture(reference)
+    reference.handle.drop()
+    capture.forget(reference)
