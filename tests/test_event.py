@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 
 import aiostream
-from aiostream import Event, Stream, StreamClosedError
+from aiostream import ContextFailedError, Event, Stream, StreamClosedError
 from internals import helpers
-from support import Gate, held_stream, spin
+from support import Gate, held_stream, recover, spin
 from waiters import counts
 
 
@@ -19,7 +21,7 @@ def test_an_event_that_was_never_recorded_is_done() -> None:
     assert event.device == aiostream.Device(0)
     assert event.context == aiostream.Device(0).primary_context
     assert int(event) == event.handle
-    assert repr(event) == f"<aiostream.Event {event.handle:#x}>"
+    assert repr(event) == f"<aiostream.Event {event.handle:#x} on device 0>"
     event.close()
     event.close()
     assert repr(event).endswith("closed>")
@@ -220,3 +222,88 @@ def test_a_time_that_is_not_there_yet_is_explained() -> None:
     assert begin.elapsed_time(end) >= 0
     for each in (begin, end, stream):
         each.close()
+
+
+async def test_an_event_itself_can_be_awaited() -> None:
+    """It equals `synchronize_async`, and can be awaited again."""
+    with Gate() as gate:
+        async with held_stream(gate) as stream:
+            event = Event()
+            event.record(stream)
+            with anyio.move_on_after(0.01) as scope:
+                await event
+            assert scope.cancelled_caught
+            assert not event.query()
+            gate.open()
+            await event
+            assert event.query()
+            await event
+            event.close()
+    with pytest.raises(StreamClosedError):
+        await event
+
+
+async def test_the_end_of_an_async_block_waits_for_the_event() -> None:
+    with Gate() as gate:
+        async with held_stream(gate) as stream:
+            steps = []
+
+            async def use() -> None:
+                async with Event() as event:
+                    event.record(stream)
+                    steps.append(event)
+                steps.append("end")
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(use)
+                await anyio.wait_all_tasks_blocked()
+                (event,) = steps
+                assert isinstance(event, Event)
+                assert not event.closed
+                gate.open()
+            assert steps == [event, "end"]
+            assert event.closed
+    with pytest.raises(StreamClosedError):
+        async with event:
+            raise AssertionError("a closed event was entered")
+
+
+async def test_a_cancelled_end_of_an_async_block_destroys_the_event() -> None:
+    with Gate() as gate:
+        async with held_stream(gate) as stream:
+            with anyio.move_on_after(0.01) as scope:
+                async with Event() as event:
+                    event.record(stream)
+            assert scope.cancelled_caught
+            assert event.closed
+            gate.open()
+
+
+async def test_an_async_block_of_an_event_that_closes_or_captures_it() -> None:
+    """There is nothing to wait for, and the body's error wins."""
+    async with Event() as event:
+        event.close()
+    async with Stream() as stream:
+        stream.begin_capture()
+        async with Event() as event:
+            event.record(stream)
+        stream.end_capture().close()
+    assert event.closed
+    with pytest.raises(LookupError):
+        async with Event() as event:
+            raise LookupError
+    assert event.closed
+    await event.aclose()
+
+
+async def test_the_end_of_an_async_block_raises_what_has_failed(breakable: Any) -> None:
+    """The event is closed nevertheless."""
+    with Gate() as gate:
+        stream = held_stream(gate)
+        with pytest.raises(ContextFailedError):
+            async with Event() as event:
+                event.record(stream)
+                breakable.break_context(719)
+        assert event.closed
+    recover(breakable)
+    stream.close()

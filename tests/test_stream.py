@@ -13,7 +13,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import Context, CudaError, Device, Event, Stream, StreamClosedError, StreamFlags
-from support import Gate, held_stream, settle, spin
+from support import Gate, held_stream, run_script, settle, spin
 
 
 def raw_stream() -> int:
@@ -39,7 +39,8 @@ def test_properties() -> None:
     assert stream.context == Device(0).primary_context
     assert stream.handle == int(stream) > 2
     assert stream.__cuda_stream__() == (0, stream.handle)
-    assert repr(stream) == f"<aiostream.Stream {stream.handle:#x}>"
+    assert repr(stream) == f"<aiostream.Stream {stream.handle:#x} on device 0>"
+    assert repr(stream.to_borrowed()).endswith(" on device 0, borrowed>")
     other = Stream(non_blocking=False, priority=greatest - 100)
     assert other.flags is StreamFlags.DEFAULT
     assert other.priority == greatest, "clamped as the driver clamps"
@@ -210,6 +211,64 @@ def test_a_dropped_stream_is_destroyed_by_the_janitor() -> None:
     assert settle(lambda: aiostream.statistics().handles.destroyed == before.destroyed + 1)
 
 
+DROPPED = """
+import gc, warnings
+import aiostream
+from support import settle
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    stream = aiostream.Stream()
+    borrowed, name = stream.to_borrowed(), repr(stream)
+    del borrowed
+    aiostream.Stream().close()
+    del stream
+    gc.collect()
+print([str(each.message).replace(name, "it") for each in caught])
+print([each.category.__name__ for each in caught])
+del caught
+assert settle(lambda: aiostream.statistics().handles.open == 0)
+"""
+
+
+@pytest.mark.parametrize("development", [True, False])
+def test_development_mode_warns_of_a_dropped_stream(driver_kind: str, development: bool) -> None:
+    """The stream is destroyed all the same, also where the filter turns the warning into an error."""
+    mode = "1" if development else ""
+    done = run_script(driver_kind, DROPPED, PYTHONDEVMODE=mode)
+    said = (["it was dropped and not closed"], ["ResourceWarning"]) if development else ([], [])
+    assert (done.returncode, done.stdout) == (0, "{}\n{}\n".format(*said)), done.stderr
+    assert not done.stderr
+
+
+def test_a_warning_that_is_an_error_does_not_keep_a_dropped_stream(driver_kind: str) -> None:
+    script = """
+        import gc, sys
+        import aiostream
+        from support import settle
+
+        told = []
+        sys.unraisablehook = lambda it: told.append(it.exc_type)
+        stream = aiostream.Stream()
+        del stream
+        gc.collect()
+        assert settle(lambda: aiostream.statistics().handles.open == 0)
+        print(told)
+    """
+    done = run_script(driver_kind, script, PYTHONDEVMODE="1")
+    assert (done.returncode, done.stdout) == (0, "[<class 'ResourceWarning'>]\n"), done.stderr
+
+
+def test_a_plain_with_block_says_what_to_write() -> None:
+    stream = Stream()
+    with (
+        pytest.raises(TypeError, match=r"`async with`.*or `with stream.as_current\(\):`"),
+        stream,
+    ):
+        raise AssertionError
+    stream.close()
+
+
 def test_close_waits_for_the_last_user_who_then_destroys() -> None:
     before = aiostream.statistics().handles
     stream = Stream()
@@ -303,7 +362,7 @@ async def test_other_libraries_streams_are_borrowed(kind: Any) -> None:
     stream = Stream.borrow(theirs)
     assert stream.handle == handle
     await stream.synchronize_async()
-    with pytest.raises(ValueError, match="belongs to somebody else"):
+    with pytest.raises(ValueError, match="is borrowed"):
         stream.into_raw()
     stream.close()
     assert stream.closed

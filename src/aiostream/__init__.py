@@ -57,8 +57,9 @@ from aiostream.errors import (
 )
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
-from aiostream.graph import ExecutableGraph, Graph, GraphDependency, GraphEdgeData, GraphNode
+from aiostream.graph import ExecutableGraph, Graph
 from aiostream.memory import DevResource, FlushRemoteWrites, MemoryBarrier, WaitValue, WriteValue
+from aiostream.nodes import GraphDependency, GraphEdgeData, GraphNode
 from aiostream.pool import StreamPool
 from aiostream.service import drain, exit_on_context_failed, health, on_context_failed, wait
 from aiostream.stream import Stream

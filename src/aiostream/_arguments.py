@@ -177,13 +177,16 @@ class NotCopied:
 
 
 class AsyncBlock:
-    """What has an `async with` block. Without the `async`, the error says so."""
+    """An object with an `async with` block. Without the `async`, the error says so."""
+
+    _or_else = ""  # what else one may have meant by `with`
 
     def __enter__(self) -> NoReturn:
         """Refuses."""
         raise TypeError(
-            f"{type(self).__name__.strip('_')} has no `with` block: write `async with`, whose end can await"
+            f"{type(self).__name__.strip('_')} has no `with` block: write `async with`, whose end "
+            f"can await{self._or_else}"
         )
 
     def __exit__(self, *_: object) -> None:
-        """Is there because Python asks for it first."""
+        """Exists because Python looks for it before it calls `__enter__`."""

@@ -16,10 +16,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiostream import _arguments, _driver, _loops, _native, _points, _process, interop
+from aiostream import _arguments, _driver, _loops, _native, _points, _process, errors, interop
 from aiostream.device import Context
 from aiostream.enums import HostFunctionSync
-from aiostream.errors import StreamClosedError
 from aiostream.futures import Completion, KeepAlive, State, leak
 
 _FunctionPointer = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the one name that ctypes has for all of them
@@ -44,7 +43,7 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
     if result == 0:
         return
     if result == _native.RESULT_CLOSED:
-        raise StreamClosedError(f"{stream} is closed: its handle was destroyed or given away")
+        raise errors.closed(stream)
     if result == _native.RESULT_NO_MEMORY:
         raise MemoryError(f"{call} for {stream}: there is no memory left for a wait")
     if result == _native.RESULT_QUARANTINED:
@@ -270,51 +269,8 @@ def _run(ticket: int, code: int) -> None:
         point.run(code)
 
 
-def launch(
-    handle: _native.Handle,
-    context: Context,
-    stream: str,
-    function: Callable[..., object],
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-    sync_mode: HostFunctionSync | None = None,
-) -> None:
-    """Enqueues a Python callable, or a ctypes function pointer with at most one argument, as a host function."""
-    mode = (
-        -1
-        if sync_mode is None
-        else int(_arguments.member(HostFunctionSync, sync_mode, "sync_mode"))
-    )
-    if mode >= 0 and not _driver.supports("cuLaunchHostFunc_v2"):
-        raise _driver.too_old("cuLaunchHostFunc_v2", stream)
-    if isinstance(function, _FunctionPointer):
-        if keywords:
-            raise TypeError("a native host function takes no keyword arguments")
-        _launch_foreign(handle, context, stream, function, arguments, mode)
-    else:
-        _launch_python(
-            handle, context, stream, function, arguments, keywords, _native.KIND_PYTHON_HOST, mode
-        )
-
-
-def add_callback(
-    handle: _native.Handle,
-    context: Context,
-    stream: str,
-    function: Callable[..., object],
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> None:
-    """Enqueues a Python callable as a stream callback, which is called with an error or `None` first."""
-    _launch_python(
-        handle, context, stream, function, arguments, keywords, _native.KIND_PYTHON_CALLBACK
-    )
-
-
 def _launch_python(
-    handle: _native.Handle,
-    context: Context,
-    stream: str,
+    stream: interop.Reference,
     function: Callable[..., object],
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
@@ -327,24 +283,19 @@ def _launch_python(
     )
     if keywords:
         function = partial(function, **keywords)
-    context_id = context._ensure_monitored()
+    context_id = stream.context._ensure_monitored()
     reserved = _native.reserve(_process.ORPHANS, context_id, kind)
     ticket = reserved.number
     _native.set_sync_mode(ticket, sync_mode)
     _native.set_dispatcher(_run)
     point = HostFunction(
-        function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream, context_id
+        function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream.name, context_id
     )
-    raise_for(_arm(handle, ticket, point), CALLS[kind], stream)
+    raise_for(_arm(stream.handle, ticket, point), CALLS[kind], stream.name)
 
 
 def _launch_foreign(
-    handle: _native.Handle,
-    context: Context,
-    stream: str,
-    function: Any,
-    arguments: tuple[Any, ...],
-    sync_mode: int,
+    stream: interop.Reference, function: Any, arguments: tuple[Any, ...], sync_mode: int
 ) -> None:
     address = ctypes.cast(function, ctypes.c_void_p).value
     if not address:
@@ -354,13 +305,13 @@ def _launch_foreign(
             "a native host function takes one argument, the address of its data: void f(void *data)"
         )
     data = _address_of(arguments[0]) if arguments else 0
-    context_id = context._ensure_monitored()
+    context_id = stream.context._ensure_monitored()
     reserved = _native.reserve(_process.ORPHANS, context_id, _native.KIND_FOREIGN)
     ticket = reserved.number
     _native.set_foreign(ticket, address, data)
     _native.set_sync_mode(ticket, sync_mode)
-    point = HostFunction(function, arguments, False, stream, context_id)
-    raise_for(_arm(handle, ticket, point), CALLS[_native.KIND_FOREIGN], stream)
+    point = HostFunction(function, arguments, False, stream.name, context_id)
+    raise_for(_arm(stream.handle, ticket, point), CALLS[_native.KIND_FOREIGN], stream.name)
 
 
 def _address_of(data: Any) -> int:
@@ -377,3 +328,87 @@ def _address_of(data: Any) -> int:
     raise TypeError(
         f"the data of a native host function is an address or a ctypes object, not {type(data).__name__}"
     )
+
+
+# ---------------------------------------------------------------------------- the methods of Stream
+
+
+class HostFunctionMethods:
+    """The host functions and callbacks of a `Stream`, which inherits them from here."""
+
+    _reference: interop.Reference  # set by `Stream`
+
+    def launch_host_func(
+        self,
+        fn: Callable[..., object],
+        /,
+        *args: Any,
+        sync_mode: HostFunctionSync | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Enqueues a function that the driver calls when the GPU gets there (`cuLaunchHostFunc`).
+
+        The driver calls it in a thread of its own. The stream stands still until it returns, and no
+        other host function of the context runs meanwhile. A Python function also waits for the GIL:
+        if one of your threads keeps the GIL in a blocking CUDA call, the two wait for each other
+        forever. So prefer `completion_future` and ordinary code.
+
+        The function must not call CUDA, nor wait for anything that does. The driver answers 800
+        there, also to `close()`. Its exception goes to `sys.unraisablehook`, and the stream goes
+        on. It is not called if the context fails first, or if the interpreter ends.
+
+        A ctypes function pointer is called without Python. Its one argument is `args[0]`, an
+        address or a ctypes object.
+
+        If the stream captures, the function becomes a node of the graph, and each launch calls it.
+        Callable and arguments then live as long as the graph, its clones and executables, and their
+        launches. Otherwise a thread of the library drops them when the function has run. If it has
+        run before this call returns, your own references may be the last.
+
+        If the stream is full, the call blocks its thread until there is room.
+
+        Args:
+            fn: A callable, or a ctypes function pointer.
+            *args: What it is called with.
+            sync_mode: How the GPU waits for it. This needs a driver of CUDA 13.2.
+            **kwargs: What else it is called with.
+
+        Raises:
+            TypeError: `fn` is not callable, or is a coroutine or generator function.
+            ValueError: There is no such `sync_mode`.
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: Its capture was invalidated. Or it is the legacy stream while
+                another stream captures.
+            NotSupportedError: The driver is too old for `sync_mode`.
+            CudaError: The driver refused.
+
+        Example:
+            >>> async with aiostream.Stream() as stream:
+            ...     steps = []
+            ...     stream.launch_host_func(steps.append, "the GPU was here")
+            ...     await stream.synchronize_async()
+            ...     print(steps)
+            ['the GPU was here']
+        """
+        mode = (
+            -1
+            if sync_mode is None
+            else int(_arguments.member(HostFunctionSync, sync_mode, "sync_mode"))
+        )
+        reference = self._reference
+        if mode >= 0 and not _driver.supports("cuLaunchHostFunc_v2"):
+            raise _driver.too_old("cuLaunchHostFunc_v2", reference.name)
+        if not isinstance(fn, _FunctionPointer):
+            _launch_python(reference, fn, args, kwargs, _native.KIND_PYTHON_HOST, mode)
+        elif kwargs:
+            raise TypeError("a native host function takes no keyword arguments")
+        else:
+            _launch_foreign(reference, fn, args, mode)
+
+    def add_callback(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
+        """Enqueues `fn(error, *args, **kwargs)` as a callback (`cuStreamAddCallback`).
+
+        The driver calls it after a failure too. `error` is `None` or a `CudaError`. In all else it
+        is as `launch_host_func`, except that a stream that captures refuses it.
+        """
+        _launch_python(self._reference, fn, args, kwargs, _native.KIND_PYTHON_CALLBACK)

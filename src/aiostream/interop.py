@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from aiostream import _arguments, _driver, _native, _process
+from aiostream import _arguments, _driver, _native, _process, errors
 from aiostream.device import Context, Device, DeviceLike
-from aiostream.errors import StreamClosedError
 
 LEGACY = 1
 PER_THREAD = 2
@@ -378,9 +377,7 @@ def pinned(reference: Reference) -> Iterator[int]:
     held: list[bool] = []
     try:
         if not reference.handle.pin(held):
-            raise StreamClosedError(
-                f"{reference.name} is closed: its handle was destroyed or given away"
-            )
+            raise errors.closed(reference.name)
         yield reference.handle.value
     finally:
         if held:
