@@ -246,7 +246,7 @@ async def test_an_event_itself_can_be_awaited() -> None:
 async def test_the_end_of_an_async_block_waits_for_the_event() -> None:
     with Gate() as gate:
         async with held_stream(gate) as stream:
-            steps = []
+            steps: list[Any] = []
 
             async def use() -> None:
                 async with Event() as event:
