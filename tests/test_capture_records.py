@@ -11,7 +11,7 @@ from aiostream import CaptureMode, CaptureStatus, Event, Stream, StreamCaptureEr
 from support import settle
 
 
-def test_captures_that_others_end_leave_nothing_behind() -> None:
+def test_captures_that_other_code_ends_are_forgotten() -> None:
     """What was lent of them is closed when the stream is seen in the next one."""
     driver, stream = internals.bindings(), Stream()
     graphs = []
@@ -32,7 +32,7 @@ def test_captures_that_others_end_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "drop", "invalidate and end", "invalidate and close"])
-def test_capture_info_of_a_capture_without_a_graph_leaves_nothing_behind(how: str) -> None:
+def test_captures_that_end_without_a_graph_are_forgotten(how: str) -> None:
     """Its graph is the driver's, and goes with the capture: the object refuses from then on."""
     before = internals.captures_in_progress()
     stream, other = Stream(), Stream()

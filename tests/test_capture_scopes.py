@@ -69,9 +69,7 @@ def in_thread(function: Any, stream: Stream) -> Any:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_capture_collects_work_that_then_runs_any_number_of_times(
-    stream: Stream, mode: CaptureMode
-) -> None:
+def test_captured_work_runs_at_each_launch(stream: Stream, mode: CaptureMode) -> None:
     calls: list[int] = []
     stream.begin_capture(mode)
     assert stream.capture_status() is CaptureStatus.ACTIVE
@@ -127,7 +125,7 @@ def test_an_exception_ends_the_capture_and_wins(stream: Stream, executable: bool
     stream.synchronize()
 
 
-async def test_a_cancellation_ends_the_capture_and_the_stream_serves(stream: Stream) -> None:
+async def test_cancellation_ends_the_capture(stream: Stream) -> None:
     import anyio
 
     other = Stream()
@@ -144,7 +142,7 @@ async def test_a_cancellation_ends_the_capture_and_the_stream_serves(stream: Str
     other.close()
 
 
-def test_the_bodys_error_wins_over_the_captures(stream: Stream) -> None:
+def test_error_of_the_body_wins_over_the_capture_error(stream: Stream) -> None:
     other = Stream()
     with pytest.raises(ValueError, match="body"), stream.capture():
         event = Event()
@@ -157,7 +155,7 @@ def test_the_bodys_error_wins_over_the_captures(stream: Stream) -> None:
     other.close()
 
 
-def test_a_body_that_ends_the_capture_itself(stream: Stream) -> None:
+def test_body_that_ends_the_capture_itself(stream: Stream) -> None:
     with pytest.raises(CudaError) as caught, stream.capture():
         stream.end_capture().close()
     assert (caught.value.code, caught.value.call) == (401, "cuStreamEndCapture")
@@ -166,7 +164,7 @@ def test_a_body_that_ends_the_capture_itself(stream: Stream) -> None:
         raise ValueError("later")
 
 
-def test_a_body_that_closes_the_stream() -> None:
+def test_body_that_closes_the_stream() -> None:
     for ending in (Stream.close, Stream.into_raw):
         stream = Stream()
         handle = None
@@ -187,7 +185,7 @@ def code_of(function: Any, *args: Any, **options: Any) -> tuple[type[CudaError],
     return type(caught.value), caught.value.code, caught.value.call
 
 
-def test_what_cannot_begin_or_end(stream: Stream) -> None:
+def test_begin_and_end_that_are_refused(stream: Stream) -> None:
     assert code_of(stream.end_capture) == (CudaError, 401, "cuStreamEndCapture")
     assert code_of(Stream.legacy().begin_capture) == (
         StreamCaptureError,
@@ -222,13 +220,13 @@ def test_another_thread_may_end_a_relaxed_capture_only(stream: Stream, mode: Cap
         return
     assert isinstance(outcome, StreamCaptureError)
     assert outcome.code == 908
-    assert code_of(stream.end_capture)[1] == 401  # it has ended all the same
+    assert code_of(stream.end_capture)[1] == 401  # it has ended nevertheless
     with stream.capture(mode) as capture:
         spin(stream, 0)
     capture.graph.close()
 
 
-def test_unjoined_and_unmatched(stream: Stream) -> None:
+def test_unjoined_and_unmatched_captures(stream: Stream) -> None:
     other, event = Stream(), Event()
 
     def fork() -> None:
@@ -253,7 +251,7 @@ def test_unjoined_and_unmatched(stream: Stream) -> None:
     other.close()
 
 
-def test_an_invalidated_capture_is_told_and_must_be_ended(stream: Stream) -> None:
+def test_invalidated_capture_has_to_be_ended(stream: Stream) -> None:
     driver = internals.bindings()
     stream.begin_capture()
     driver.cuStreamQuery(driver.CUstream(stream.handle))  # what aiostream never does
@@ -273,7 +271,7 @@ def test_an_invalidated_capture_is_told_and_must_be_ended(stream: Stream) -> Non
     stream.synchronize()
 
 
-def test_the_legacy_stream_says_so_while_a_blocking_stream_captures() -> None:
+def test_status_of_the_legacy_stream_during_a_capture() -> None:
     blocking, legacy = Stream(non_blocking=False), Stream.legacy()
     blocking.begin_capture()
     assert code_of(legacy.capture_status) == (StreamCaptureError, 906, "cuStreamIsCapturing")
@@ -287,7 +285,7 @@ def test_the_legacy_stream_says_so_while_a_blocking_stream_captures() -> None:
 # ------------------------------------------------------------------------------------------------ asking and steering
 
 
-def test_capture_info_lends_the_graph_until_the_end(stream: Stream) -> None:
+def test_graph_of_capture_info_is_closed_at_the_end(stream: Stream) -> None:
     assert stream.capture_info() == aiostream.CaptureInfo(CaptureStatus.NONE)
     stream.begin_capture()
     empty = stream.capture_info()
@@ -322,7 +320,7 @@ def test_capture_info_lends_the_graph_until_the_end(stream: Stream) -> None:
     graph.close()
 
 
-def test_a_joined_stream_tells_of_the_same_capture(stream: Stream) -> None:
+def test_capture_info_of_a_joined_stream(stream: Stream) -> None:
     other, event = Stream(), Event()
     with stream.capture() as capture:
         spin(stream, 0)
@@ -409,9 +407,7 @@ def test_external_events_become_nodes(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_capture_into_a_graph_gives_that_very_graph_back(
-    stream: Stream, mode: CaptureMode
-) -> None:
+def test_capture_into_a_graph_returns_that_graph(stream: Stream, mode: CaptureMode) -> None:
     graph = Graph()
     for number in range(3):
         before = statistics().handles.created
@@ -444,7 +440,7 @@ def test_capture_into_a_graph_with_annotated_dependencies(stream: Stream) -> Non
     graph.close()
 
 
-def test_a_graph_that_is_closed_while_it_is_captured_into_lives_until_the_end(
+def test_closed_graph_lives_until_the_capture_into_it_ends(
     stream: Stream,
 ) -> None:
     graph = Graph()
@@ -463,7 +459,7 @@ def test_a_graph_that_is_closed_while_it_is_captured_into_lives_until_the_end(
 
 @pytest.mark.parametrize("closed_before", [False, True])
 @pytest.mark.parametrize("how", ["unjoined", "invalidated", "elsewhere", "closed"])
-def test_a_capture_that_fails_takes_its_graph_with_it(how: str, closed_before: bool) -> None:
+def test_failed_capture_closes_its_graph(how: str, closed_before: bool) -> None:
     """Also one that was there before. Nobody may destroy it again: its handle may be another graph's by then."""
     stream, other, event, graph = Stream(), Stream(), Event(), Graph()
     open_before, owned = statistics().handles.open, Owned()
@@ -496,7 +492,7 @@ def test_a_capture_that_fails_takes_its_graph_with_it(how: str, closed_before: b
     assert statistics().handles.open == open_before - 4
 
 
-def test_a_capture_that_is_ended_on_another_stream_is_to_be_ended_where_it_began(
+def test_capture_that_was_ended_on_another_stream(
     stream: Stream,
 ) -> None:
     other, event, graph = Stream(), Event(), Graph()
@@ -512,7 +508,7 @@ def test_a_capture_that_is_ended_on_another_stream_is_to_be_ended_where_it_began
         thing.close()
 
 
-def test_a_graph_that_is_captured_into_is_not_given_away(stream: Stream) -> None:
+def test_into_raw_is_refused_during_a_capture_into_the_graph(stream: Stream) -> None:
     graph = Graph()
     stream.begin_capture_to_graph(graph)
     with pytest.raises(ValueError, match="end the capture before"):
@@ -522,7 +518,7 @@ def test_a_graph_that_is_captured_into_is_not_given_away(stream: Stream) -> None
 
 
 @pytest.mark.parametrize("good", [True, False])
-def test_a_capture_into_a_graph_that_others_ended(stream: Stream, good: bool) -> None:
+def test_capture_into_a_graph_that_other_code_ended(stream: Stream, good: bool) -> None:
     """Noticed when the stream captures again: then the graph is let go of, or closed if it is no more."""
     driver, graph = internals.bindings(), Graph()
     stream.begin_capture_to_graph(graph)
@@ -536,7 +532,7 @@ def test_a_capture_into_a_graph_that_others_ended(stream: Stream, good: bool) ->
         one.close()
 
 
-def test_a_node_of_another_graph_is_no_dependency(stream: Stream) -> None:
+def test_node_of_another_graph_is_refused_as_a_dependency(stream: Stream) -> None:
     graph, foreign = Graph(), Graph()
     stream.begin_capture_to_graph(foreign)
     spin(stream, 0)
@@ -550,7 +546,7 @@ def test_a_node_of_another_graph_is_no_dependency(stream: Stream) -> None:
 # ------------------------------------------------------------------------------------------------ the modes of threads
 
 
-def test_a_threads_mode_is_pushed_and_popped() -> None:
+def test_capture_mode_puts_the_mode_back() -> None:
     with aiostream.capture_mode(CaptureMode.RELAXED) as before:
         assert before is CaptureMode.GLOBAL
         with pytest.raises(KeyError), aiostream.capture_mode(CaptureMode.THREAD_LOCAL) as inner:
@@ -562,7 +558,7 @@ def test_a_threads_mode_is_pushed_and_popped() -> None:
         aiostream.exchange_capture_mode(5)  # type: ignore[arg-type]
 
 
-def test_a_relaxed_thread_may_do_what_a_global_capture_forbids(stream: Stream) -> None:
+def test_relaxed_thread_may_allocate_during_a_global_capture(stream: Stream) -> None:
     driver = internals.bindings()
 
     def allocate() -> int:
@@ -615,7 +611,7 @@ def test_a_scope_is_entered_once() -> None:
     stream.close()
 
 
-def test_what_is_not_captured_is_said() -> None:
+def test_errors_name_what_cannot_be_captured() -> None:
     stream = Stream()
     for call in (stream.end_capture, lambda: stream.update_capture_dependencies([])):
         with pytest.raises(CudaError, match="The stream does not capture"):
@@ -629,17 +625,17 @@ def test_what_is_not_captured_is_said() -> None:
     stream.close()
 
 
-async def test_closing_a_stream_that_captures_says_that_the_capture_is_gone() -> None:
+async def test_closing_a_capturing_stream_says_that_the_capture_is_gone() -> None:
     """It said that the capture goes on."""
-    told = r"The stream was capturing\. It is closed now, and its capture gives no graph"
+    message = r"The stream was capturing\. It is closed now, and its capture gives no graph"
     awaited, blocked, entered = Stream(), Stream(), Stream()
     awaited.begin_capture()
-    with pytest.raises(StreamCaptureError, match=told):
+    with pytest.raises(StreamCaptureError, match=message):
         await awaited.aclose()
     blocked.begin_capture()
-    with pytest.raises(StreamCaptureError, match=told):
+    with pytest.raises(StreamCaptureError, match=message):
         blocked.shutdown()
-    with pytest.raises(StreamCaptureError, match=told):
+    with pytest.raises(StreamCaptureError, match=message):
         async with entered:
             entered.begin_capture()
     assert awaited.closed
@@ -647,7 +643,7 @@ async def test_closing_a_stream_that_captures_says_that_the_capture_is_gone() ->
     assert entered.closed
 
 
-async def test_letting_a_borrowed_stream_go_leaves_its_capture() -> None:
+async def test_closing_a_borrowed_stream_leaves_the_capture_alone() -> None:
     stream = Stream()
     borrowed = stream.to_borrowed()
     stream.begin_capture()
@@ -662,14 +658,14 @@ async def test_letting_a_borrowed_stream_go_leaves_its_capture() -> None:
 @pytest.mark.leaks(2)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 @pytest.mark.parametrize("wait", ["auto", "event", "hostfunc"])
-async def test_a_function_that_leaves_the_stream_capturing(wait: str) -> None:
+async def test_enqueue_async_function_that_leaves_the_stream_capturing(wait: str) -> None:
     stream = Stream(wait=wait)
-    told = "The function has left the stream capturing.*: let it end its capture"
-    with pytest.raises(StreamCaptureError, match=told):
+    message = "The function has left the stream capturing.*: let it end its capture"
+    with pytest.raises(StreamCaptureError, match=message):
         stream.enqueue_async(lambda stream: stream.begin_capture())
     assert stream.capture_status() is CaptureStatus.ACTIVE
     stream.end_capture().close()
-    with pytest.raises(StreamCaptureError, match=told):
+    with pytest.raises(StreamCaptureError, match=message):
         await stream.enqueue_in_thread(lambda stream: stream.begin_capture(CaptureMode.RELAXED))
     stream.end_capture().close()
     stream.close()

@@ -14,7 +14,7 @@ from support import Gate, held_stream, recover, spin
 from waiters import counts
 
 
-def test_an_event_that_was_never_recorded_is_done() -> None:
+def test_event_without_a_record_is_complete() -> None:
     event = Event()
     assert event.query()
     event.synchronize()
@@ -35,7 +35,7 @@ def test_an_event_that_was_never_recorded_is_done() -> None:
             use()
 
 
-def test_a_record_is_a_snapshot_and_a_second_one_replaces_it() -> None:
+def test_second_record_replaces_the_first() -> None:
     event = Event()
     with Gate() as gate:
         free, held = Stream(), held_stream(gate)
@@ -51,7 +51,7 @@ def test_a_record_is_a_snapshot_and_a_second_one_replaces_it() -> None:
             each.close()
 
 
-def test_recording_on_another_library_s_stream() -> None:
+def test_record_on_a_stream_of_another_library() -> None:
     event, stream = Event(), Stream()
     event.record(stream.handle)
     event.synchronize()
@@ -81,7 +81,7 @@ async def test_awaiting_an_event() -> None:
     event.close()
 
 
-async def test_a_wait_is_for_the_snapshot_of_its_beginning() -> None:
+async def test_wait_is_for_the_record_at_its_beginning() -> None:
     event = Event()
     with Gate() as first, Gate() as second:
         async with held_stream(first) as stream:
@@ -98,7 +98,7 @@ async def test_a_wait_is_for_the_snapshot_of_its_beginning() -> None:
     event.close()
 
 
-async def test_a_cancelled_wait_gives_its_helper_back_when_the_gpu_has_passed() -> None:
+async def test_cancelled_wait_returns_its_helper_stream() -> None:
     event = Event()
     with Gate() as gate:
         async with held_stream(gate) as stream:
@@ -162,7 +162,7 @@ def test_an_interprocess_event() -> None:
 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
-async def test_a_refused_record_does_not_hold_up_the_next() -> None:
+async def test_refused_record_does_not_delay_the_next() -> None:
     """Its helper stream is still waiting for the first event: it must not stand in for the second."""
     from aiostream import simulator
 
@@ -192,7 +192,7 @@ async def test_a_refused_record_does_not_hold_up_the_next() -> None:
     second.close()
 
 
-def test_an_event_of_another_device_is_refused_by_name() -> None:
+def test_record_on_another_device_names_both_devices() -> None:
     if aiostream.Device.count() < 2:
         pytest.skip("one device only")
     here, there = Event(), Stream(1)
@@ -206,7 +206,7 @@ def test_an_event_of_another_device_is_refused_by_name() -> None:
     there.close()
 
 
-def test_a_time_that_is_not_there_yet_is_explained() -> None:
+def test_elapsed_time_that_is_not_known_yet_is_explained() -> None:
     begin, end = Event(timing=True), Event(timing=True)
     with pytest.raises(aiostream.CudaError, match="One of the two events was never recorded"):
         begin.elapsed_time(end)
@@ -224,7 +224,7 @@ def test_a_time_that_is_not_there_yet_is_explained() -> None:
         each.close()
 
 
-async def test_an_event_itself_can_be_awaited() -> None:
+async def test_await_event() -> None:
     """It equals `synchronize_async`, and can be awaited again."""
     with Gate() as gate:
         async with held_stream(gate) as stream:
@@ -243,7 +243,7 @@ async def test_an_event_itself_can_be_awaited() -> None:
         await event
 
 
-async def test_the_end_of_an_async_block_waits_for_the_event() -> None:
+async def test_end_of_an_async_block_awaits_the_event() -> None:
     with Gate() as gate:
         async with held_stream(gate) as stream:
             steps: list[Any] = []
@@ -268,7 +268,7 @@ async def test_the_end_of_an_async_block_waits_for_the_event() -> None:
             raise AssertionError("a closed event was entered")
 
 
-async def test_a_cancelled_end_of_an_async_block_destroys_the_event() -> None:
+async def test_cancelled_end_of_an_async_block_destroys_the_event() -> None:
     with Gate() as gate:
         async with held_stream(gate) as stream:
             with anyio.move_on_after(0.01) as scope:
@@ -279,7 +279,7 @@ async def test_a_cancelled_end_of_an_async_block_destroys_the_event() -> None:
             gate.open()
 
 
-async def test_an_async_block_of_an_event_that_closes_or_captures_it() -> None:
+async def test_async_block_that_has_nothing_to_wait_for() -> None:
     """There is nothing to wait for, and the body's error wins."""
     async with Event() as event:
         event.close()
@@ -296,7 +296,7 @@ async def test_an_async_block_of_an_event_that_closes_or_captures_it() -> None:
     await event.aclose()
 
 
-async def test_the_end_of_an_async_block_raises_what_has_failed(breakable: Any) -> None:
+async def test_end_of_an_async_block_raises_a_failure(breakable: Any) -> None:
     """The event is closed nevertheless."""
     with Gate() as gate:
         stream = held_stream(gate)

@@ -1,4 +1,4 @@
-"""How a handle ends: given away while it is used, or destroyed by its last user, whom nobody can tell that the driver refused."""
+"""How a handle ends: given away during a use, or destroyed by its last user, who cannot be raised an error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_into_raw_of_the_owner_while_a_lent_stream_is_used() -> None:
     Stream.from_raw(stream.into_raw()).close()
 
 
-def test_a_handler_that_gives_away_what_it_has_interrupted() -> None:
+def test_into_raw_in_a_signal_handler() -> None:
     stream, graph = Stream(), Graph()
     for thing in (stream, graph):
         with used(thing):
@@ -96,8 +96,8 @@ REFUSED = """
     import aiostream
     from aiostream import Event, Stream, simulator
     from support import settle
-    told = []
-    sys.unraisablehook = lambda report: told.append(report.exc_value.code)
+    reported = []
+    sys.unraisablehook = lambda report: reported.append(report.exc_value.code)
 
     async def by_last_user():
         stream = Stream()
@@ -118,12 +118,12 @@ REFUSED = """
         try:
             stream.close()
         except aiostream.CudaError as error:
-            told.append(error.code)
+            reported.append(error.code)
 
     asyncio.run({how}())
-    assert settle(lambda: len(told) == {count}), told
+    assert settle(lambda: len(reported) == {count}), reported
     handles = aiostream.statistics().handles
-    print(told, handles.open, handles.destroyed, handles.leaked)
+    print(reported, handles.open, handles.destroyed, handles.leaked)
 """
 
 
@@ -131,8 +131,8 @@ REFUSED = """
 @pytest.mark.parametrize(
     ("how", "count"), [("by_last_user", 1), ("by_finalizer", 2), ("by_close", 1)]
 )
-def test_a_destruction_that_the_driver_refuses(driver_kind: str, how: str, count: int) -> None:
-    """It is told, to `sys.unraisablehook` if no caller is there. What is still there counts as leaked."""
+def test_refused_destruction_is_reported(driver_kind: str, how: str, count: int) -> None:
+    """It goes to `sys.unraisablehook` if there is no caller. The object counts as leaked."""
     done = run_script(driver_kind, REFUSED.format(how=how, count=count))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{[999] * count} 0 0 {count}\n", "")
 
@@ -146,7 +146,7 @@ def test_no_memory_is_a_memory_error() -> None:
 @pytest.mark.parametrize(
     ("make", "destroy"), [(Stream, "cuStreamDestroy"), (Event, "cuEventDestroy")]
 )
-def test_no_memory_behind_the_handle_destroys_once(
+def test_constructor_without_memory_destroys_once(
     make: Callable[[], Any], destroy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The object that was half made is collected, and must not destroy what the constructor did."""

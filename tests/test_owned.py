@@ -47,7 +47,7 @@ def test_repr_says_more_of_some() -> None:
     mine.close()
 
 
-def test_a_closed_object_refuses_with_its_name(kind: str) -> None:
+def test_closed_object_refuses_with_its_name(kind: str) -> None:
     thing = KINDS[kind]()
     assert int(thing) == thing.handle
     assert not thing.closed
@@ -60,7 +60,7 @@ def test_a_closed_object_refuses_with_its_name(kind: str) -> None:
         int(thing)
 
 
-def test_a_dropped_object_is_destroyed_once(kind: str) -> None:
+def test_dropped_object_is_destroyed_once(kind: str) -> None:
     before = statistics().handles
     KINDS[kind]()
     gc.collect()
@@ -70,7 +70,7 @@ def test_a_dropped_object_is_destroyed_once(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Stream", "Graph", "ExecutableGraph"])
-def test_a_borrowed_object_leaves_the_handle_to_its_owner(kind: str) -> None:
+def test_borrowed_object_leaves_the_handle_to_its_owner(kind: str) -> None:
     before = statistics().handles.open
     owner = KINDS[kind]()
     gc.collect()
