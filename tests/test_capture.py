@@ -1,4 +1,4 @@
-"""Captures: they are refused before they are touched, and no call of the library invalidates one."""
+"""Captures: refused calls leave them alone, and no call of the library invalidates one."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_pending_completions_arrive_during_a_capture(capture: Any) -> None
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
 async def test_other_streams_and_events_work_during_a_capture(capture: Any, mode: int) -> None:
-    """Everything that asks the driver something, also in the thread that captures, for which GLOBAL forbids it."""
+    """Each question to the driver, also in the thread that captures, to which GLOBAL forbids it."""
     captured, other = Stream(), Stream()
     event, unrecorded = Event(), Event()
     for stream in (captured, other):
@@ -182,7 +182,7 @@ async def test_dropping_and_closing_streams_and_events_does_not_end_a_capture(ca
     other.close()
 
 
-# ------------------------------------------------------------------------------------------------ fifty captures in the traffic
+# -------------------------------------------------------------------- fifty captures in the traffic
 
 
 class Traffic:
@@ -230,7 +230,7 @@ CAPTURES_PER_TEST = 51
 
 
 def capture_often(stream: Stream, traffic: Traffic, nodes: list[int]) -> None:
-    """In a thread of its own: 51 captures in turn of all modes, each lasting for some arrivals in the loop."""
+    """In its own thread: 51 captures of all modes, each for some arrivals in the loop."""
     with stream.context.as_current():
         for number in range(CAPTURES_PER_TEST):
             begin(stream, MODES[number % 3])
@@ -320,12 +320,12 @@ def test_first_use_of_the_library_during_a_capture(driver_kind: str) -> None:
     assert succeed(driver_kind, script) == "refused 900\nnodes 0\n"
 
 
-# ------------------------------------------------------------------------------------------ a capture that begins in between
+# ----------------------------------------------------------------- a capture that begins in between
 
 
 @contextlib.contextmanager
 def capture_begins_after_check(stream: Stream, mode: int, *, check: int = 1) -> Iterator[None]:
-    """A driver under which a capture begins right after the n-th check of the stream: the worst moment."""
+    """A driver under which a capture begins right after the n-th check of the stream."""
     signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
     handle, checks = stream.handle, 0
 
@@ -415,9 +415,9 @@ async def test_capture_that_begins_after_fn_is_counted_once(loop_kind: str) -> N
 
 
 def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
-    """Without a lie: a thread captures the stream again and again while a loop asks for completions of it.
+    """A thread captures the stream again and again while a loop asks for completions of it.
 
-    In a process of its own, because the number of them that are quarantined is not known before, and so leaked.
+    It runs in its own process, because it is not known before how many are quarantined, and leaked.
     """
     script = """
         import asyncio, threading
@@ -450,15 +450,17 @@ def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
             await stream.completion_future()
             count = statistics()
             assert not died, died
-            assert count.balanced and count.points.pending == 0 and count.futures.pending == 0, count
+            assert count.balanced, count
+            assert count.points.pending == count.futures.pending == 0, count
             assert count.points.leaked == count.points.quarantined, count
-            print(f"arrived {arrived}, refused {refused}, of them quarantined {count.points.quarantined}")
+            quarantined = count.points.quarantined
+            print(f"arrived {arrived}, refused {refused}, of them quarantined {quarantined}")
         asyncio.run(main())
     """
     print(succeed(driver_kind, script))
 
 
-# ------------------------------------------------------------------------------------------------ events
+# ------------------------------------------------------------------------------------------- events
 
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
@@ -485,7 +487,7 @@ async def test_an_event_recorded_on_a_capturing_stream_has_no_time(capture: Any,
 
 
 async def test_stream_can_begin_to_capture_while_it_is_awaited() -> None:
-    """A task waits for the stream's present end; then the stream begins to capture, and the wait ends nevertheless."""
+    """The wait ends, although the stream begins to capture during it."""
     import anyio
 
     with Gate() as gate:

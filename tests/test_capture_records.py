@@ -1,4 +1,4 @@
-"""What the library notes of captures that go on, and that it forgets each of them when it has ended."""
+"""The library notes what goes on in a capture, and forgets it when the capture has ended."""
 
 from __future__ import annotations
 

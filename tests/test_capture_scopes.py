@@ -1,4 +1,4 @@
-"""How captures begin, are steered and end: always, whatever happens in them, and with the driver's own errors."""
+"""How captures begin, are steered and end, also after an error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def stream() -> Any:
 
 
 def in_thread(function: Any, stream: Stream) -> Any:
-    """Calls a function in another thread, where the stream's context is current; returns what it returned or raised."""
+    """Calls a function in another thread, in the stream's context. Returns its result or error."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -176,7 +176,7 @@ def test_body_that_closes_the_stream() -> None:
             again.close()
 
 
-# ------------------------------------------------------------------------------------------------ the driver's own errors
+# -------------------------------------------------------------------------- the driver's own errors
 
 
 def code_of(function: Any, *args: Any, **options: Any) -> tuple[type[CudaError], int, str]:
@@ -282,7 +282,7 @@ def test_status_of_the_legacy_stream_during_a_capture() -> None:
     blocking.close()
 
 
-# ------------------------------------------------------------------------------------------------ asking and steering
+# ------------------------------------------------------------------------------ asking and steering
 
 
 def test_graph_of_capture_info_is_closed_at_the_end(stream: Stream) -> None:
@@ -403,7 +403,7 @@ def test_external_events_become_nodes(stream: Stream) -> None:
     other.close()
 
 
-# ------------------------------------------------------------------------------------------------ into an existing graph
+# --------------------------------------------------------------------------- into an existing graph
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -460,7 +460,7 @@ def test_closed_graph_lives_until_the_capture_into_it_ends(
 @pytest.mark.parametrize("closed_before", [False, True])
 @pytest.mark.parametrize("how", ["unjoined", "invalidated", "elsewhere", "closed"])
 def test_failed_capture_closes_its_graph(how: str, closed_before: bool) -> None:
-    """Also one that was there before. Nobody may destroy it again: its handle may be another graph's by then."""
+    """It must not be destroyed again, because its handle may be another graph's by then."""
     stream, other, event, graph = Stream(), Stream(), Event(), Graph()
     open_before, owned = statistics().handles.open, Owned()
     gone = weakref.ref(owned)
@@ -519,7 +519,7 @@ def test_into_raw_is_refused_during_a_capture_into_the_graph(stream: Stream) -> 
 
 @pytest.mark.parametrize("good", [True, False])
 def test_capture_into_a_graph_that_other_code_ended(stream: Stream, good: bool) -> None:
-    """Noticed when the stream captures again: then the graph is let go of, or closed if it is no more."""
+    """The next capture of the stream lets the graph go, or closes it if it is gone."""
     driver, graph = internals.bindings(), Graph()
     stream.begin_capture_to_graph(graph)
     if not good:
@@ -543,7 +543,7 @@ def test_node_of_another_graph_is_refused_as_a_dependency(stream: Stream) -> Non
     foreign.close()
 
 
-# ------------------------------------------------------------------------------------------------ the modes of threads
+# ----------------------------------------------------------------------------- the modes of threads
 
 
 def test_capture_mode_puts_the_mode_back() -> None:
@@ -581,11 +581,11 @@ def test_relaxed_thread_may_allocate_during_a_global_capture(stream: Stream) -> 
         assert in_thread(allocate, stream) == 900
 
 
-# ------------------------------------------------------------------------------------------------ a block for each capture
+# ------------------------------------------------------------------------- a block for each capture
 
 
 def test_a_scope_is_entered_once() -> None:
-    """Entered again, it gave the first block's graph while the second went on, and after that had failed."""
+    """A second entry returned the first block's graph, even after it had failed."""
     stream = Stream()
     scope = stream.capture()
     with scope:

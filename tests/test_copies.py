@@ -1,4 +1,4 @@
-"""What owns something of the driver's is not copied, and a closed one is not taken for the next one with its handle."""
+"""Owners are not copied, and a closed one does not equal the next one with its handle."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def test_what_owns_nothing_is_copied() -> None:
     assert pickle.loads(pickle.dumps(Device(0))) == copy.deepcopy(Device(0)) == Device(0)
 
 
-# ------------------------------------------------------------------------------------------------ handles that come again
+# -------------------------------------------------------------------------- handles that come again
 
 
 def next_with_handle(handle: int, make: Callable[[], Any]) -> Any:
-    """The next object with a handle that was closed, or `None`: the driver gives a handle again when it likes."""
+    """The next object with a handle that was closed, or `None` if the driver did not reuse it."""
     others = []
     for _ in range(200):
         made = make()
@@ -151,7 +151,7 @@ def test_a_stream_that_was_given_away_and_taken_back_is_another_one() -> None:
     taken.close()
 
 
-# ------------------------------------------------------------------------------------------------ errors
+# ------------------------------------------------------------------------------------------- errors
 
 
 class Detailed(aiostream.CudaError):
@@ -213,7 +213,8 @@ def test_a_foreign_stream_can_be_the_first_that_the_library_sees(driver_kind: st
         import internals
         from aiostream import interop
         driver = internals.bindings()
-        context = internals.driver_call("cuDevicePrimaryCtxRetain", internals.driver_call("cuDeviceGet", 0))
+        device = internals.driver_call("cuDeviceGet", 0)
+        context = internals.driver_call("cuDevicePrimaryCtxRetain", device)
         internals.driver_call("cuCtxPushCurrent", context)
         handle = int(internals.driver_call("cuStreamCreate", 1))
         reference = interop.reference_to(handle)

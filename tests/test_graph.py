@@ -1,4 +1,4 @@
-"""Graphs and their executable form: made, asked, launched, awaited, updated, shared with other libraries, and ended."""
+"""Graphs and their executable form, from their beginning to their end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def executable_of(stream: Stream, kernels: int = 1) -> ExecutableGraph:
         return graph.instantiate()
 
 
-# ------------------------------------------------------------------------------------------------ graphs
+# ------------------------------------------------------------------------------------------- graphs
 
 
 def test_an_empty_graph_can_be_launched(stream: Stream) -> None:
@@ -215,7 +215,7 @@ def test_instantiate_flags(stream: Stream) -> None:
             stream.synchronize()
 
 
-# ------------------------------------------------------------------------------------------------ launches
+# ----------------------------------------------------------------------------------------- launches
 
 
 async def test_launch_can_be_awaited(stream: Stream) -> None:
@@ -360,7 +360,7 @@ def test_launches_from_a_thread_without_a_context(stream: Stream) -> None:
     executable.close()
 
 
-# ------------------------------------------------------------------------------------------------ updates
+# ------------------------------------------------------------------------------------------ updates
 
 
 def test_an_update_takes_over_the_parameters(stream: Stream) -> None:
@@ -417,7 +417,7 @@ def test_update_that_does_not_fit_says_why(stream: Stream) -> None:
 
 @pytest.mark.parametrize("mode", list(CaptureMode))
 def test_graph_calls_do_not_end_a_capture(stream: Stream, mode: CaptureMode) -> None:
-    """In the very thread that captures: the driver forbids much of it there, unless the thread is RELAXED."""
+    """Also in the thread that captures, to which the driver forbids much of it."""
     other, graph = Stream(), captured(stream, 2)
     doomed = graph.clone(), graph.instantiate()
     dropped = [graph.clone(), graph.instantiate()]
@@ -444,7 +444,7 @@ def test_graph_calls_do_not_end_a_capture(stream: Stream, mode: CaptureMode) -> 
     other.close()
 
 
-# ------------------------------------------------------------------------------------------------ captures again
+# ----------------------------------------------------------------------------------- captures again
 
 
 def test_calls_that_need_a_newer_driver_say_so(stream: Stream) -> None:
@@ -461,7 +461,7 @@ def test_calls_that_need_a_newer_driver_say_so(stream: Stream) -> None:
     graph.close()
 
 
-# ------------------------------------------------------------------------------------------------ other libraries
+# ---------------------------------------------------------------------------------- other libraries
 
 
 class Fake:

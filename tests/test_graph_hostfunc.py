@@ -1,4 +1,4 @@
-"""P14 in graphs: host functions that a capture took in live as long as anything may call them, and no longer."""
+"""Host functions in graphs live as long as anything may call them, and no longer."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_ten_thousand_replays(stream: Stream) -> None:
 
 
 def test_graphs_are_dropped_while_launches_are_in_flight(stream: Stream) -> None:
-    """Two hundred graphs, dropped in all ways with launches held on the GPU: every launch calls its owner, which then dies."""
+    """Each launch of a dropped graph calls its owner, and then the owner dies."""
     counts: list[int] = []
 
     class Counting(Owner):
@@ -278,7 +278,7 @@ def test_an_exception_is_reported_at_each_launch_and_the_graph_goes_on(
 
 
 def test_native_functions_are_captured_raw(stream: Stream) -> None:
-    """The driver is given the user's own pointer and data; both are kept alive as long as the graph."""
+    """The driver gets the user's pointer and data, and the graph keeps both alive."""
     library = ctypes.CDLL(None)
     semaphore = (ctypes.c_char * 64)()
     value = ctypes.c_int(-1)
@@ -324,7 +324,7 @@ def test_a_native_functions_data_is_kept_as_long_as_the_graph(stream: Stream) ->
 
 
 def test_from_many_threads_into_many_captures() -> None:
-    """Threads that capture, launch and drop, each on its stream, while the others do: every call comes, every owner goes."""
+    """Threads capture, launch and drop at the same time. Each call comes, and each owner dies."""
     rounds, threads = 20, 4
     streams = [Stream() for _ in range(threads)]
     owners: list[weakref.ref[Owner]] = []
@@ -407,7 +407,7 @@ def test_a_refused_step_leaves_nothing_behind(stream: Stream, call: str) -> None
 
 @pytest.mark.leaks(1)
 def test_a_capture_that_another_thread_ends_in_between_is_quarantined(stream: Stream) -> None:
-    """What was enqueued may be plain work of the stream, which no graph keeps: its record is kept, and does nothing."""
+    """The record is kept and does nothing, because the stream may still run what was enqueued."""
     signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     graphs: list[Graph] = []
 
@@ -430,7 +430,7 @@ def test_a_capture_that_another_thread_ends_in_between_is_quarantined(stream: St
 
 
 def test_graphs_in_use_at_exit(driver_kind: str) -> None:
-    """The interpreter ends with graphs alive, launches in flight and a captured Python function: at once, and cleanly."""
+    """The interpreter ends at once and cleanly, with launches of Python functions in flight."""
     script = """
         from aiostream import Stream
         from support import Gate, spin
@@ -447,11 +447,11 @@ def test_graphs_in_use_at_exit(driver_kind: str) -> None:
     assert succeed(driver_kind, script) == "end\n"
 
 
-# ------------------------------------------------------------------------------------------ captures in the middle of everything
+# ------------------------------------------------------------- captures in the middle of everything
 
 
 class Completions:
-    """Two tasks and a thread that ask for completions of their own streams until they are stopped."""
+    """Two tasks and a thread ask for completions of their own streams until they are stopped."""
 
     def __init__(self) -> None:
         self.streams = [Stream() for _ in range(2)]
@@ -469,7 +469,7 @@ class Completions:
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 async def test_two_hundred_global_captures_beside_ten_thousand_completions(where: str) -> None:
-    """None is invalidated and none is lost, while the janitor destroys graphs and streams in the background."""
+    """None is invalidated or lost while the janitor destroys graphs and streams."""
     import anyio
 
     stream, traffic = Stream(), Completions()

@@ -1,4 +1,4 @@
-"""How a handle ends: given away during a use, or destroyed by its last user, who cannot be raised an error."""
+"""How a handle ends: given away during a use, or destroyed by its last user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What streams, events, graphs and executable graphs have in common: a handle that they own or borrow."""
+"""What streams, events and graphs have in common: a handle that they own or borrow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that are given to other libraries (P18): never destroyed while the other may use them; and what names a device."""
+"""Streams that other libraries use too, and the names of devices."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ def test_library_that_is_not_installed_changes_nothing(
 def test_no_library_is_imported_unasked() -> None:
     done = run_script(
         "simulator",
-        "import sys, aiostream; aiostream.Stream(); assert not {'torch', 'cupy', 'numba'} & set(sys.modules)",
+        "import sys, aiostream; aiostream.Stream(); "
+        "assert not {'torch', 'cupy', 'numba'} & set(sys.modules)",
     )
     assert done.returncode == 0, done.stderr
 
@@ -181,7 +182,7 @@ def test_borrowed_stream_of_theirs_is_kept_alive_by_the_shared_one(libraries: No
 
 
 def test_stream_that_was_given_away_is_not_retired(libraries: None) -> None:
-    """`into_raw` after it was shared: nothing is retired, because the handle is not ours to close any more."""
+    """Nothing is retired, because the library does not close the handle any more."""
     before = statistics().handles
     stream = Stream()
     stream.torch()
@@ -191,7 +192,7 @@ def test_stream_that_was_given_away_is_not_retired(libraries: None) -> None:
     internals.driver_call("cuStreamDestroy", handle)
 
 
-# ------------------------------------------------------------------------------------------------ devices
+# ------------------------------------------------------------------------------------------ devices
 
 
 def numbered(module: str, **attributes: int) -> Any:

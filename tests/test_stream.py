@@ -25,7 +25,7 @@ def destroy(handle: int) -> None:
     internals.driver_call("cuStreamDestroy", internals.bindings().CUstream(handle))
 
 
-# ------------------------------------------------------------------------------------------------ what it is
+# --------------------------------------------------------------------------------------- what it is
 
 
 def test_properties() -> None:
@@ -96,7 +96,7 @@ def test_devices_and_contexts_compare_by_identity() -> None:
     assert [10, 20][Device(0)] == 10
 
 
-# ------------------------------------------------------------------------------------------------ its ends
+# ----------------------------------------------------------------------------------------- its ends
 
 
 def test_close_destroys_at_once_and_may_be_called_again() -> None:
@@ -298,7 +298,7 @@ def test_stream_can_be_closed_during_a_blocked_call() -> None:
         thread.join()
 
 
-# ------------------------------------------------------------------------------------------------ raw and borrowed
+# --------------------------------------------------------------------------------- raw and borrowed
 
 
 def test_into_raw_and_from_raw() -> None:
@@ -410,7 +410,7 @@ async def test_special_streams_can_be_awaited_without_a_context(special: Any) ->
     assert Context.get_current() is None
 
 
-# ------------------------------------------------------------------------------------------------ its order
+# ---------------------------------------------------------------------------------------- its order
 
 
 def test_query_and_synchronize() -> None:

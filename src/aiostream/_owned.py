@@ -50,6 +50,7 @@ class Owned(_arguments.NotCopied):
             CudaError: The driver refused. The object is closed nevertheless.
         """
         code = self._handle.close()
+        # After the close: calls that begin now are refused, so none needs the source any more.
         self._source = None
         hostfunc.raise_for(code, self._destructor, self._name)
 

@@ -151,6 +151,8 @@ class Event(WithBlock):
                 f"The event lives on {self._context._place()}: {_ELSEWHERE}",
             )
         hostfunc.raise_for(code, "cuEventRecord", reference.name)
+        # Not in one step with the record. If two threads record one event at the same time, this may
+        # be of the earlier record, and the driver then refuses what should be refused here.
         self._captured = captured
 
     def query(self) -> bool:

@@ -281,6 +281,7 @@ class Graph(Transferable, WithBlock):
     def _pinned(self) -> Iterator[int]:
         held: list[bool] = []
         try:
+            # If another thread closes the graph during the use, the end of the use destroys it.
             if not self._handle.pin(held):
                 raise errors.closed(self._name)
             yield self._handle.value
@@ -514,7 +515,8 @@ class ExecutableGraph(Transferable, WithBlock):
         self._require_open()
         code = call(self._handle, stream.handle)
         if code == _native.RESULT_CLOSED:
-            self._require_open()  # another thread may have closed it just now
+            # The stream or this graph: another thread may have closed it after the check above.
+            self._require_open()
         hostfunc.raise_for(code, name, stream.name)
 
     def _use_async(self, stream: Any, call: Any, name: str) -> CompletionFuture[None]:

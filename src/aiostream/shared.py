@@ -75,8 +75,8 @@ class SharingMethods:
         torch = _library("torch", "torch")
         device = torch.device("cuda", self._reference.context._device_ordinal())
         stream = self._shared(lambda handle: torch.cuda.ExternalStream(handle, device=device))
-        # Another object, because the one that is returned keeps this stream alive: the stream would
-        # refer to itself.
+        # Another object, because the one that is returned keeps this stream alive. If the stream
+        # kept that one alive, it would never be dropped.
         interop.use_torch_stream(
             self._reference, torch, torch.cuda.ExternalStream(stream.cuda_stream, device=device)
         )
@@ -114,8 +114,8 @@ class SharingMethods:
     def as_current(self) -> Iterator[Self]:
         """Makes the stream the current one for a `with` block.
 
-        Its context is then the current context, and the stream is the current one of torch or cupy.
-        They use the stream if you have borrowed it from them, or given it to them by `torch()` or
+        Its context becomes the current context. If torch or cupy know the stream, it becomes their
+        current stream too: they know it if you have borrowed it from them, or called `torch()` or
         `cupy()`. The end of the block puts everything back.
 
         Do not await in the block, because all of this belongs to the thread: the loop's other tasks
@@ -144,6 +144,8 @@ class SharingMethods:
             interop.current_in_libraries(reference),
         ):
             try:
+                # `into_raw` refuses while this is there. It must not wait for the end of the block,
+                # because it may be called in it.
                 held.append(mark)
                 yield self
             finally:
@@ -152,6 +154,8 @@ class SharingMethods:
 
     def _shared(self, make: Callable[[int], Any]) -> Any:
         handle = self._reference.handle
+        # Pinned until it counts as shared, because a close in another thread would destroy the
+        # handle that the other library has just taken.
         with interop.pinned(self._reference) as value:
             stream = make(value)  # before it counts as shared, because this may fail
             if not handle.share():

@@ -327,6 +327,8 @@ class Stream(
         try:
             super().close()
         finally:
+            # After the close, because until then another thread may ask for the capture, which
+            # would note it again.
             if self._owned:
                 capture.forget(self._reference)
 
@@ -413,6 +415,8 @@ class Stream(
                 this thread itself is in a call on it: the function that `enqueue_async` calls has
                 called this.
         """
+        # Refused and not awaited, because this thread itself may be in the block. It would then wait
+        # for itself. A block that begins after this check pins the handle, and is awaited.
         if self._owned and self._reference.common.held:
             raise RuntimeError(
                 f"{self._name} is in use, in a block of as_current() or by enqueue_in_thread: give "
@@ -469,6 +473,8 @@ class Stream(
             True
         """
         bits = int(_arguments.member(WaitEventFlags, flags, "flags"))
+        # The event is pinned until the driver has returned, because another thread may close it.
+        # `pin` notes itself in the list, so that an interrupt right after it loses no pin.
         owner = event._handle if isinstance(event, Event) else None
         held: list[bool] = []
         try:
@@ -628,6 +634,8 @@ class Stream(
         """
         if type(fn) is not FunctionType or fn.__code__.co_flags & _NOT_PLAIN or fn.__dict__:
             _arguments.plain_function(fn, "enqueue_async")
+        # Pinned until the event behind the work is recorded, because `fn` or another thread may
+        # close the stream, and the work would then have no completion.
         handle, held = self._handle, list[bool]()
         try:
             if not handle.pin(held):
