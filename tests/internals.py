@@ -53,6 +53,15 @@ def driver_call(name: str, *args: Any) -> Any:
     return _driver.call(name, *args)
 
 
+def remove_from_driver(patch: pytest.MonkeyPatch, name: str) -> None:
+    """The driver does not have a function, as one that is too old: the bindings raise an error for it."""
+
+    def function(*_: Any) -> None:
+        raise RuntimeError(f"Function {name} not found")
+
+    patch.setattr(_driver.bindings(), name, function)
+
+
 def simulator_is_wanted() -> bool:
     """Whether the environment variable AIOSTREAM_SIMULATOR asks for the simulator."""
     return _driver.simulator_is_wanted()
