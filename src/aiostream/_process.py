@@ -1,4 +1,4 @@
-"""What the library runs once per process: the native part, two threads, and the end by exit or fork.
+"""What runs once per process: the native part, two threads, and the end by exit or fork.
 
 The janitor serves what ended loops, finalizers and cancelled waits have left behind, in a thread
 that may call the driver. The releaser drops the users' objects, whose destructors may block. (A
