@@ -425,6 +425,11 @@ def schedules_drain_by(token: Any) -> bool:
         return bridge.schedule_drain()
 
 
+def loop_kinds() -> list[str]:
+    """Returns the names of the modules that each support one kind of loop, in the order in which they are asked."""
+    return [kind.__name__.rpartition(".")[2] for kind in _loops._KINDS]  # type: ignore[attr-defined]
+
+
 def loop_kind() -> str:
     """Returns to which kind of loop a call of this place belongs: asyncio or trio."""
     return "trio" if isinstance(_loops.current_bridge(), on_trio.TrioBridge) else "asyncio"

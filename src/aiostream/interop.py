@@ -1,8 +1,8 @@
 """Other libraries' streams, events and graphs: how the library finds their handles.
 
-An object with `__cuda_stream__` names its stream itself. Such objects come from cuda.core, torch
-from 2.10, cupy from 14, numba-cuda, rmm, and cuda.bindings from 13.1. Older objects have an
-attribute that their library documents.
+An object with `__cuda_stream__` names its stream itself. The streams of cuda.core, torch (2.10),
+cupy (14), numba-cuda, rmm and cuda.bindings (13.1) have it. Older ones have an attribute that their
+library documents.
 """
 
 from __future__ import annotations
