@@ -248,9 +248,7 @@ def raise_for(result: int, call: str, stream: str, capturing: str | None = None)
     if result == 0:
         return
     if result == _native.RESULT_CLOSED:
-        raise errors.StreamClosedError(
-            f"{stream} is closed: its handle was destroyed or given away"
-        )
+        raise errors.closed(stream)
     if result == _native.RESULT_NO_MEMORY:
         raise MemoryError(f"{call} for {stream}: there is no memory left for a wait")
     if result == _native.RESULT_QUARANTINED:

@@ -146,3 +146,8 @@ _CLASSES: dict[int, type[CudaError]] = {
 def class_for(code: int) -> type[CudaError]:
     """Returns the class for a driver code."""
     return _CLASSES.get(code, CudaError)
+
+
+def closed(name: str) -> StreamClosedError:
+    """The error for an object that is closed."""
+    return StreamClosedError(f"{name} is closed: its handle was destroyed or given away")
