@@ -54,6 +54,15 @@ def driver_call(name: str, *args: Any) -> Any:
     return _driver.call(name, *args)
 
 
+def remove_from_driver(patch: pytest.MonkeyPatch, name: str) -> None:
+    """The driver does not have a function, as one that is too old: the bindings raise an error for it."""
+
+    def function(*_: Any) -> None:
+        raise RuntimeError(f"Function {name} not found")
+
+    patch.setattr(_driver.bindings(), name, function)
+
+
 def simulator_is_wanted() -> bool:
     """Whether the environment variable AIOSTREAM_SIMULATOR asks for the simulator."""
     return _driver.simulator_is_wanted()
@@ -441,6 +450,11 @@ def schedules_drain_by(token: Any) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bridge, "_token", token)
         return bridge.schedule_drain()
+
+
+def loop_kinds() -> list[str]:
+    """Returns the names of the modules that each support one kind of loop, in the order in which they are asked."""
+    return [kind.__name__.rpartition(".")[2] for kind in _loops._KINDS]  # type: ignore[attr-defined]
 
 
 def loop_kind() -> str:

@@ -61,7 +61,7 @@ def test_bad_arguments_are_refused_with_advice() -> None:
         Device(1.5)
     with pytest.raises(TypeError, match="a CUDA stream is needed"):
         Stream.borrow("stream")
-    with pytest.raises(TypeError, match=r"borrow\(\) takes objects"):
+    with pytest.raises(TypeError, match=r"use borrow\(\) for an object"):
         Stream.from_raw("stream")  # type: ignore[arg-type]
     for special in (0, 1, 2):
         with pytest.raises(ValueError, match="without an owner"):

@@ -1,12 +1,12 @@
-"""Host functions: how a point is armed, and Python callables that run on the driver's thread.
+"""The user's own host functions: Python callables that run on the driver's thread.
 
-A completion's host function is native and only pushes its ticket. A user's own host function is Python: native code enters the
-interpreter for it behind the exit gate, `_run` calls it, and its ticket then goes to the janitor, which has the callable and its
-arguments dropped where destructors may block.
+When the GPU gets there, the driver's thread calls native code. Native code takes the GIL behind the
+exit gate, and `_run` calls the user's function. The ticket then goes to the janitor, and the
+releaser drops the function and its arguments, because their destructors may block.
 
-On a capturing stream a user's host function becomes a node of the graph. Native code gives the graph a user object, and the
-ticket goes to the janitor when the driver destroys that: when no graph, clone, executable or launch in flight can call the
-function any more.
+On a capturing stream a host function becomes a node of the graph and runs at every launch. Native
+code gives the graph a user object. The driver destroys that object when no graph, clone, executable
+or launch in flight can call the function any more, and then the ticket goes to the janitor.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from aiostream import _arguments, _arming, _driver, _native, _points, _process
 from aiostream.device import Context
 from aiostream.enums import HostFunctionSync
 
-_FunctionPointer = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the one name that ctypes has for all of them
-
-
-# ------------------------------------------------------------------------------------------------ Python on the driver's thread
+# The one class that ctypes has for all function pointers.
+_FunctionPointer = ctypes._CFuncPtr  # type: ignore[attr-defined]
 
 
 class HostFunction:
-    """A user's callable on its way through the stream.
+    """A user's function on its way through the stream.
 
-    `function` and `arguments` are read by the driver's thread, once or, in a graph, at each launch; and dropped by the releaser
-    after the ticket has arrived.
+    Threads: the driver's thread reads `function` and `arguments`, once, or at each launch of a
+    graph. The janitor drops them after the ticket has arrived, when no call can come any more.
     """
 
     __slots__ = ("arguments", "context_id", "function", "stream", "takes_status")
@@ -50,27 +48,36 @@ class HostFunction:
         self.stream: str = stream
 
     def run(self, code: int) -> None:
-        """Calls the function, on the driver's thread. Its exception goes to `sys.unraisablehook`; the stream goes on."""
+        """Calls the function. Its exception goes to `sys.unraisablehook`, and the stream goes on.
+
+        Threads: the driver's.
+        """
         try:
             if self.takes_status:
                 error = _driver.error(code, "cuStreamAddCallback", self.stream) if code else None
                 self.function(error, *self.arguments)
             else:
                 self.function(*self.arguments)
-        except BaseException as error:  # SystemExit too: there is nobody above but the driver
+        except BaseException as error:
+            # SystemExit too, because only the driver's own code is above this frame. An exception
+            # that left it could be raised to no caller.
             _process.report_unraisable(error, self.function)
 
     def complete(self, code: int, orphaned: bool) -> None:
-        """It has run for the last time (or the interpreter is ending): drops everything."""
+        """Drops everything, because the function has run for the last time."""
         _process.release_in_thread(self.function, self.arguments)
         self.function = None
         self.arguments = ()
 
     def abandon(self, code: int, orphaned: bool) -> None:
-        """The context has failed: the driver will not call it, but nothing proves that; everything is kept."""
+        """Keeps everything, because the context has failed.
+
+        The driver will not call the function, but nothing proves that.
+        """
 
 
 def _run(ticket: int, code: int) -> None:
+    # Called by native code, on the driver's thread, with the GIL.
     point = _points.registry.get(ticket)
     if isinstance(point, HostFunction):
         point.run(code)
@@ -85,7 +92,10 @@ def launch(
     keywords: dict[str, Any],
     sync_mode: HostFunctionSync | None = None,
 ) -> None:
-    """Enqueues a Python callable, or a ctypes function pointer with at most one argument, as a host function."""
+    """Enqueues a host function (`cuLaunchHostFunc`).
+
+    It is a Python callable, or a ctypes function pointer with at most one argument.
+    """
     mode = (
         -1
         if sync_mode is None
@@ -95,7 +105,9 @@ def launch(
         raise _driver.too_old("cuLaunchHostFunc_v2", stream)
     if isinstance(function, _FunctionPointer):
         if keywords:
-            raise TypeError("a native host function takes no keyword arguments")
+            raise TypeError(
+                "a native host function takes no keyword arguments: pass the address of its data"
+            )
         _launch_foreign(handle, context, stream, function, arguments, mode)
     else:
         _launch_python(
@@ -111,7 +123,7 @@ def add_callback(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> None:
-    """Enqueues a Python callable as a stream callback, which is called with an error or `None` first."""
+    """Enqueues a stream callback (`cuStreamAddCallback`), which gets an error or `None` first."""
     _launch_python(
         handle, context, stream, function, arguments, keywords, _native.KIND_PYTHON_CALLBACK
     )
@@ -129,14 +141,16 @@ def _launch_python(
 ) -> None:
     name = "add_callback" if kind == _native.KIND_PYTHON_CALLBACK else "launch_host_func"
     _arguments.plain_function(
-        function, name, "have it call a function that begins the rest, as loop.call_soon_threadsafe"
+        function, name, "pass a function that starts it, for example with loop.call_soon_threadsafe"
     )
     if keywords:
         function = partial(function, **keywords)
     context_id = context._ensure_monitored()
+    # The janitor's queue, because the function belongs to no loop.
     reserved = _native.reserve(_process.ORPHANS, context_id, kind)
     ticket = reserved.number
     _native.set_sync_mode(ticket, sync_mode)
+    # Before the ticket is armed, because the driver's thread may call the dispatcher at once.
     _native.set_dispatcher(_run)
     point = HostFunction(
         function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream, context_id
@@ -165,6 +179,7 @@ def _launch_foreign(
     ticket = reserved.number
     _native.set_foreign(ticket, address, data)
     _native.set_sync_mode(ticket, sync_mode)
+    # The point keeps the function pointer and the data object alive. The driver has only addresses.
     point = HostFunction(function, arguments, False, stream, context_id)
     _driver.raise_for(
         _arming.arm(handle, ticket, point), _arming.CALLS[_native.KIND_FOREIGN], stream
@@ -183,5 +198,6 @@ def _address_of(data: Any) -> int:
     if isinstance(data, (ctypes.c_void_p, ctypes.c_char_p, ctypes._Pointer)):
         return ctypes.cast(data, ctypes.c_void_p).value or 0
     raise TypeError(
-        f"the data of a native host function is an address or a ctypes object, not {type(data).__name__}"
+        "the data of a native host function is an address or a ctypes object, not "
+        f"{type(data).__name__}"
     )

@@ -192,8 +192,8 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
         listener, "on_context_failed", "have it call loop.call_soon_threadsafe"
     )
     _process.start()
-    _driver.notice_failures(_noticed)
-    _driver.tell_failures()
+    _driver.set_failure_listener(_noticed)
+    _driver.report_failures()
     registered = _Listener(listener)
     _listeners.append(registered)
     _native.failures_watch(1)

@@ -69,7 +69,7 @@ def set_default_wait(wait: WaitStrategy | str | None) -> None:
 
     Example:
         >>> aiostream.set_default_wait("event")
-        >>> with aiostream.Stream() as stream:
+        >>> async with aiostream.Stream() as stream:
         ...     stream.wait_strategy
         <WaitStrategy.EVENT: 'event'>
         >>> aiostream.set_default_wait(None)
