@@ -24,15 +24,16 @@ from aiostream import (
     _clash,
     _completion,
     _demo,
+    _doctor,
     _driver,
     _kernels,
     _loops,
     _native,
     _points,
+    _pool_waiters,
     _process,
     _turns,
     capture,
-    pool,
     simulator,
     threads,
     waiting,
@@ -610,6 +611,25 @@ def demo_drawing(record: _demo.Record) -> list[str]:
     return _demo._drawing(record)
 
 
+def is_mig(name: str) -> bool:
+    """Returns whether the name of a device is that of a part of a GPU."""
+    return _doctor.is_mig(name)
+
+
+def report_sharing(devices: list[dict[str, Any]]) -> None:
+    """Prints what `doctor` says about the sharing of these devices."""
+    report = _doctor.Report(as_text=True)
+    report.data["devices"] = devices
+    _doctor._sharing(report)
+
+
+def report_problem(what: str, finding: str, remedy: str) -> int:
+    """Prints what `doctor` says about one problem; returns its exit code."""
+    report = _doctor.Report(as_text=True)
+    report.problem(what, finding, remedy)
+    return report.end()
+
+
 def other_distribution() -> str | None:
     """Returns where the metadata of PyPI's other aiostream lies, or None."""
     return _clash.other_distribution()
@@ -625,4 +645,4 @@ def fairness_of(window: dict[str, Any]) -> dict[str, Any]:
 
 def health_watches() -> int:
     """Returns how many pools have their context watched."""
-    return sum(isinstance(entry, pool._Watch) for entry in list(_points.registry.values()))
+    return sum(isinstance(entry, _pool_waiters.Watch) for entry in list(_points.registry.values()))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -253,7 +254,7 @@ def interrupted_at(line: int, function: Callable[[], Any]) -> bool:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        if not frame.f_code.co_filename.endswith("aiostream/pool.py"):
+        if not re.search(r"aiostream/(_pool_\w+|pool)\.py$", frame.f_code.co_filename):
             return None
         if event == "line":
             left -= 1

@@ -1,4 +1,10 @@
-"""Await CUDA streams from asyncio and trio."""
+"""Await CUDA streams from asyncio and trio.
+
+Example:
+    >>> async with aiostream.Stream() as stream:
+    ...     await stream.enqueue_async(lambda stream: "launched, and done")
+    'launched, and done'
+"""
 
 from aiostream import _clash as _clash
 
@@ -58,7 +64,14 @@ from aiostream.futures import CompletionFuture
 from aiostream.graph import ExecutableGraph, Graph, GraphDependency, GraphEdgeData, GraphNode
 from aiostream.memory import DevResource, FlushRemoteWrites, MemoryBarrier, WaitValue, WriteValue
 from aiostream.pool import StreamPool
-from aiostream.service import drain, exit_on_context_failed, health, on_context_failed, wait
+from aiostream.service import (
+    as_completed,
+    drain,
+    exit_on_context_failed,
+    health,
+    on_context_failed,
+    wait,
+)
 from aiostream.stream import Stream
 from aiostream.waiting import default_wait, set_default_wait
 
@@ -121,6 +134,7 @@ __all__ = [
     "WaitValueFlags",
     "WriteValue",
     "WriteValueFlags",
+    "as_completed",
     "capture_mode",
     "default_wait",
     "drain",

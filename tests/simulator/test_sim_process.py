@@ -72,7 +72,7 @@ def test_a_library_that_was_not_built(tmp_path: Path) -> None:
     done = run_python(
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import lonely; lonely.install()"
     )
-    assert "build the package" in done.stderr
+    assert "Build the package" in done.stderr
 
 
 def test_before_cuinit() -> None:
