@@ -119,8 +119,8 @@ DRIVER = [
     row(
         "cuStreamBeginCaptureToGraph",
         "Stream.begin_capture_to_graph",
-        "capture_scopes: capture_into_a_graph_returns_that_graph, "
-        "capture_scopes: capture_into_a_graph_with_annotated_dependencies",
+        "capture_to_graph: capture_into_a_graph_returns_that_graph, "
+        "capture_to_graph: capture_into_a_graph_with_annotated_dependencies",
     ),
     row(
         "cuStreamEndCapture",
@@ -254,12 +254,12 @@ RUST = [
     row(
         "begin_capture_to_graph",
         "Stream.begin_capture_to_graph",
-        "capture_scopes: capture_into_a_graph_returns_that_graph",
+        "capture_to_graph: capture_into_a_graph_returns_that_graph",
     ),
     row(
         "begin_capture_to_graph_with_data, _with_dependencies",
         "Stream.begin_capture_to_graph, GraphDependency",
-        "capture_scopes: capture_into_a_graph_with_annotated_dependencies",
+        "capture_to_graph: capture_into_a_graph_with_annotated_dependencies",
     ),
     row(
         "update_capture_dependencies, _with_mode",
@@ -408,6 +408,7 @@ BEYOND = [
     row(
         "", "exit_on_context_failed", "lost_context: process_ends_wherever_the_error_first_appears"
     ),
+    row("", "as_completed", "service: futures_come_in_the_order_in_which_they_end"),
     row("", "wait", "service: waiting_for_all, service: waiting_for_the_first"),
     row("", "StreamPool, StreamPool.stream", "pool: streams_are_lent_in_turn_and_come_back"),
     row(

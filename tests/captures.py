@@ -1,16 +1,68 @@
-"""Captures that a test begins and ends by the driver's own calls, without the library."""
+"""What tests of captures share, and captures by the driver's own calls, without the library."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from aiostream import Stream
+import pytest
+
+from aiostream import (
+    CaptureStatus,
+    CudaError,
+    GraphDependencyType,
+    GraphEdgeData,
+    Stream,
+)
 from internals import bindings, driver_call
+from support import spin
 
 GLOBAL, THREAD_LOCAL, RELAXED = MODES = (0, 1, 2)
 MODE_NAMES = ["global", "thread-local", "relaxed"]
+PROGRAMMATIC = GraphEdgeData(from_port=1, type=GraphDependencyType.PROGRAMMATIC)
+
+
+@contextlib.contextmanager
+def warm_stream() -> Iterator[Stream]:
+    """A stream that has run a kernel: to load its module would end a capture."""
+    stream = Stream()
+    spin(stream, 0)
+    yield stream
+    assert stream.closed or stream.capture_status() is CaptureStatus.NONE
+    stream.close()
+
+
+class Owned:
+    """What a graph keeps alive."""
+
+    def call(self) -> None:
+        """A host function."""
+
+
+def in_thread(function: Any, stream: Stream) -> Any:
+    """Calls a function in another thread, where the stream's context is current; returns what it returned or raised."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        with stream.context.as_current():
+            try:
+                outcome.append(function())
+            except Exception as error:
+                outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return outcome[0]
+
+
+def code_of(function: Any, *args: Any, **options: Any) -> tuple[type[CudaError], int, str]:
+    """Calls what must raise an error of the driver; returns its class, its code and its call."""
+    with pytest.raises(CudaError) as caught:
+        function(*args, **options)
+    return type(caught.value), caught.value.code, caught.value.call
 
 
 def begin(stream: Stream, mode: int) -> None:
@@ -46,14 +98,17 @@ class ElsewhereCapture:
 
     def __init__(self, stream: Stream, mode: int) -> None:
         self._begun, self._to_end = threading.Event(), threading.Event()
-        self._outcome: int | BaseException | None = None
+        self._outcome: Any = None  # what `end` answered, or an error: the thread sets it
         self._thread = threading.Thread(
             target=self._run, args=(stream, mode), name="aiostream-test-capture"
         )
         self._thread.start()
         assert self._begun.wait(30)
-        if self._outcome is not None:
+        if self._failed():
             self.end()
+
+    def _failed(self) -> bool:
+        return self._outcome is not None
 
     def _run(self, stream: Stream, mode: int) -> None:
         try:
@@ -73,7 +128,7 @@ class ElsewhereCapture:
         if isinstance(self._outcome, BaseException):
             raise self._outcome
         assert self._outcome is not None
-        return self._outcome
+        return int(self._outcome)
 
 
 # Where a test captures: in its own thread, or in another one.

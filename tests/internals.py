@@ -1,7 +1,8 @@
 """The only module of the tests that uses the library's private names.
 
-Each of them has a plain name here. If you rename one in `src/`, change this file and no test. Scripts that run in processes of
-their own may import this module too. `tests/test_house.py` holds the rule.
+Each of them has a plain name here. If you rename one in `src/`, change this file and no test.
+Scripts that run in processes of their own may import this module too. `tests/test_house.py` holds
+the rule.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ from typing import Any
 
 import pytest
 
+import aiostream.event as event_module
+import aiostream.stream as stream_module
 from aiostream import (
     Context,
     CudaError,
     Stream,
+    _arming,
     _clash,
+    _completion,
     _demo,
+    _doctor,
     _driver,
     _kernels,
     _loops,
     _native,
     _points,
+    _pool_waiters,
     _process,
     _turns,
     capture,
-    futures,
-    hostfunc,
-    interop,
-    pool,
     simulator,
     threads,
     waiting,
@@ -41,7 +44,7 @@ from aiostream._loops import bridge as loop_bridge
 from aiostream._loops import dispatcher, on_asyncio, on_trio
 from aiostream.bench import windows
 
-# ------------------------------------------------------------------------------------------------ the driver
+# --------------------------------------------------------------------------------------- the driver
 
 
 def bindings() -> ModuleType:
@@ -52,6 +55,15 @@ def bindings() -> ModuleType:
 def driver_call(name: str, *args: Any) -> Any:
     """Calls a function of the driver by its name; an error code is raised."""
     return _driver.call(name, *args)
+
+
+def remove_from_driver(patch: pytest.MonkeyPatch, name: str) -> None:
+    """The driver does not have a function, as one that is too old: the bindings raise an error for it."""
+
+    def function(*_: Any) -> None:
+        raise RuntimeError(f"Function {name} not found")
+
+    patch.setattr(_driver.bindings(), name, function)
 
 
 def simulator_is_wanted() -> bool:
@@ -102,7 +114,9 @@ def driver_version() -> int:
 def native_call_replaced(
     name: str, signature: Any, replace: Callable[[Any], Callable[..., int]]
 ) -> Iterator[None]:
-    """Binds the native part to `replace(original)` in place of one driver function, until the block ends."""
+    """Binds the native part to `replace(original)` in place of one driver function, until the block
+    ends.
+    """
     addresses = _driver.native_addresses()
     replacement = signature(replace(signature(addresses[name])))
     _native.bind({**addresses, name: _address_of(replacement)})
@@ -113,7 +127,10 @@ def native_call_replaced(
 
 
 def block_native_call(name: str) -> None:
-    """From now on the native part's calls of a driver function do not return. Without Python, whose lock they would need."""
+    """From now on the native part's calls of a driver function do not return.
+
+    Without Python, whose lock they would need.
+    """
     addresses = _driver.native_addresses()
     _native.bind({**addresses, name: _address_of(ctypes.CDLL(None).pause)})
 
@@ -151,7 +168,7 @@ def simulated_objects() -> dict[str, int]:
     return {name: driver.aiostream_sim_objects(kind) for name, kind in kinds.items()}
 
 
-# ------------------------------------------------------------------------------------------------ kernels
+# ------------------------------------------------------------------------------------------ kernels
 
 
 def spin(stream: Any, seconds: float) -> None:
@@ -174,20 +191,20 @@ def load_kernels(context: Context) -> None:
     _kernels.load(context)
 
 
-# ------------------------------------------------------------------------------------------------ interrupts
+# --------------------------------------------------------------------------------------- interrupts
 
 ENQUEUE_STEPS = {
     function.__code__
     for function in (
         waiting.enqueue,
-        futures.leak,
-        futures.Completion.complete,
-        futures.Completion.cancel,
-        futures.Completion._settle,
-        futures.Completion._end,
-        futures.EventCompletion.enter_order,
-        futures.EventCompletion.complete,
-        futures.EventCompletion._complete_earlier,
+        _completion.leak,
+        _completion.Completion.complete,
+        _completion.Completion.cancel,
+        _completion.Completion._settle,
+        _completion.Completion._end,
+        _completion.EventCompletion.enter_order,
+        _completion.EventCompletion.complete,
+        _completion.EventCompletion._complete_earlier,
         loop_bridge.Bridge.poll_soon,
         loop_bridge.Bridge._poll,
         loop_bridge.Bridge.drain,
@@ -224,16 +241,18 @@ STEPS_WITH_LOCKS = START_STEPS | {
 """The code that makes what there is once in a process, a context or a loop."""
 
 QUEUE_STEPS = {
-    function.__code__
-    for function in (_loops.Bridge.__init__, hostfunc.arm_completion, hostfunc._arm)
+    function.__code__ for function in (_loops.Bridge.__init__, _arming.arm_completion, _arming.arm)
 }
-"""The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there."""
+"""The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there.
+"""
 
 
 def interrupted_at_bytecode(
     number: int, codes: set[CodeType], function: Callable[[], object]
 ) -> bool:
-    """Calls `function`, with a KeyboardInterrupt before one bytecode of `codes`; False if there are not so many."""
+    """Calls `function`, with a KeyboardInterrupt before one bytecode of `codes`; False if there are
+    not so many.
+    """
     left = number
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -260,7 +279,7 @@ def interrupted_at_bytecode(
     return left < 0
 
 
-# ------------------------------------------------------------------------------------------------ counters
+# ----------------------------------------------------------------------------------------- counters
 
 POINTS_ARMED: int = _native.POINTS_ARMED
 """Index in `native_counters()`: host functions and callbacks that were enqueued."""
@@ -276,9 +295,15 @@ POINTS_STALE: int = _native.POINTS_STALE
 """Index in `native_counters()`: firings of points that were no longer armed."""
 
 POINT_SLOTS: int = _native.POINT_SLOTS
-"""Index in `native_counters()`: slots of points that were made. They are recycled and never freed."""
+"""Index in `native_counters()`: slots of points that were made.
+
+They are recycled and never freed.
+"""
 WAIT_RECORDS: int = _native.WAIT_RECORDS
-"""Index in `native_counters()`: records of waits, each with its event, that were made. They are recycled."""
+"""Index in `native_counters()`: records of waits, each with its event, that were made.
+
+They are recycled.
+"""
 HISTORIES: int = _native.HISTORIES
 """Index in `native_counters()`: prediction histories that exist now."""
 
@@ -298,7 +323,7 @@ def pending_points() -> int:
     return _native.pending()
 
 
-# ------------------------------------------------------------------------------------------------ waits
+# -------------------------------------------------------------------------------------------- waits
 
 
 def set_prediction(enabled: bool) -> None:
@@ -317,7 +342,9 @@ def helpers(context: Context) -> tuple[int, int]:
 
 
 def register_context(context: Context) -> int:
-    """Registers a context with the watcher, if it is not registered; returns the watcher's number for it."""
+    """Registers a context with the watcher, if it is not registered; returns the watcher's number
+    for it.
+    """
     return context._ensure_monitored()
 
 
@@ -351,9 +378,11 @@ def stop_watcher() -> None:
 
 
 def intercept_hand_back(
-    patch: pytest.MonkeyPatch, act: Callable[[Any, Callable[[], None]], None]
+    patch: pytest.MonkeyPatch, act: Callable[[Any, Callable[[], None]], object]
 ) -> None:
-    """Calls `act(wait, hand_back)` in place of each hand-back of a wait to its task; `hand_back()` carries it out."""
+    """Calls `act(wait, hand_back)` in place of each hand-back of a wait to its task; `hand_back()`
+    carries it out.
+    """
     original = waiting._Watched.handed_back
 
     def intercepted(watched: Any, wait: Any, orphaned: bool) -> None:
@@ -367,11 +396,13 @@ def is_polled_by_task(future: Any) -> bool:
     return future.polled is not None
 
 
-# ------------------------------------------------------------------------------------------------ loops and deliveries
+# ----------------------------------------------------------------------------- loops and deliveries
 
 
 def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
-    """The next drain that a bridge asks its loop for never comes, as if a KeyboardInterrupt had taken it."""
+    """The next drain that a bridge asks its loop for never comes, as if a KeyboardInterrupt had
+    taken it.
+    """
     original = on_asyncio.AsyncioBridge._call_next_turn
     lost: list[None] = []
 
@@ -384,17 +415,21 @@ def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
 
 
 def interrupt_hand_over(patch: pytest.MonkeyPatch, struck: list[None]) -> None:
-    """A KeyboardInterrupt when a task is about to be told that the end of its future is near; each time."""
+    """A KeyboardInterrupt when a task is about to be told that the end of its future is near; each
+    time.
+    """
 
     def come_near(completion: Any) -> None:
         struck.append(None)
         raise KeyboardInterrupt
 
-    patch.setattr(futures.EventCompletion, "come_near", come_near)
+    patch.setattr(_completion.EventCompletion, "come_near", come_near)
 
 
 def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
-    """Appends to `delivered` each ticket that has fired, when a loop or the janitor is about to settle what it stands for."""
+    """Appends to `delivered` each ticket that has fired, when a loop or the janitor is about to
+    settle what it stands for.
+    """
     original = _points.deliver
 
     def deliver(backlog: list[Any], orphaned: bool = False) -> None:
@@ -406,7 +441,9 @@ def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
 
 
 def current_bridge() -> Any:
-    """Returns the bridge between the native part and the running loop: `queue`, `descriptor`, `drain()`."""
+    """Returns the bridge between the native part and the running loop: `queue`, `descriptor`,
+    `drain()`.
+    """
     return _loops.current_bridge()
 
 
@@ -416,6 +453,11 @@ def schedules_drain_by(token: Any) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bridge, "_token", token)
         return bridge.schedule_drain()
+
+
+def loop_kinds() -> list[str]:
+    """Returns the names of the modules that each support one kind of loop, in the order in which they are asked."""
+    return [kind.__name__.rpartition(".")[2] for kind in _loops._KINDS]  # type: ignore[attr-defined]
 
 
 def loop_kind() -> str:
@@ -452,7 +494,9 @@ def janitor_is_idle() -> bool:
 def intercept_delivery(
     patch: pytest.MonkeyPatch, act: Callable[[list[Any], bool, Callable[[], None]], None]
 ) -> None:
-    """Calls `act(backlog, orphaned, deliver)` in place of each delivery of a drain; `deliver()` carries it out."""
+    """Calls `act(backlog, orphaned, deliver)` in place of each delivery of a drain; `deliver()`
+    carries it out.
+    """
     original = _points.deliver
 
     def intercepted(backlog: list[Any], orphaned: bool = False) -> None:
@@ -480,26 +524,26 @@ def describe(point: Any) -> str:
     return f"{type(point).__name__} {fields}"
 
 
-def pending_completion(future: Any, context_id: int) -> futures.Completion:
+def pending_completion(future: Any, context_id: int) -> _completion.Completion:
     """Makes a pending completion that no driver call belongs to."""
-    completion = futures.Completion(future, "a stream", "a call", context_id)
-    _native.set_state(completion, futures.State.PENDING, _native.FUTURES_CREATED)
+    completion = _completion.Completion(future, "a stream", "a call", context_id)
+    _native.set_state(completion, _completion.State.PENDING, _native.FUTURES_CREATED)
     return completion
 
 
-def is_done(completion: futures.Completion) -> bool:
+def is_done(completion: _completion.Completion) -> bool:
     """Whether a completion has settled as done."""
-    return completion.state is futures.State.DONE
+    return completion.state is _completion.State.DONE
 
 
 def fail_future(future: Any, error: BaseException) -> None:
     """Settles a future of the library with an exception."""
-    futures.set_exception(future, error)
+    _completion.set_exception(future, error)
 
 
 def settle_future(future: Any, result: Any) -> None:
     """Settles a future of the library with a result."""
-    futures.set_result(future, result)
+    _completion.set_result(future, result)
 
 
 async def next_turn() -> None:
@@ -510,12 +554,14 @@ async def next_turn() -> None:
 def intercept_set_state(
     patch: pytest.MonkeyPatch, act: Callable[[Callable[[], None]], None]
 ) -> None:
-    """Calls `act(set_state)` in place of each change of a completion's state; `set_state()` carries it out."""
+    """Calls `act(set_state)` in place of each change of a completion's state; `set_state()` carries
+    it out.
+    """
     original = _native.set_state
     patch.setattr(_native, "set_state", lambda *args: act(lambda: original(*args)))
 
 
-# ------------------------------------------------------------------------------------------------ other objects
+# ------------------------------------------------------------------------------------ other objects
 
 
 def pinned(stream: Stream) -> contextlib.AbstractContextManager[int]:
@@ -525,7 +571,8 @@ def pinned(stream: Stream) -> contextlib.AbstractContextManager[int]:
 
 def pinned_graph(graph: Any) -> contextlib.AbstractContextManager[int]:
     """Keeps a graph's handle in use until the block ends, as each driver call does."""
-    return graph._pinned()
+    pinned: contextlib.AbstractContextManager[int] = graph._pinned()
+    return pinned
 
 
 RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY
@@ -534,7 +581,7 @@ RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY
 
 def raise_for(result: int, call: str, stream: str) -> None:
     """Turns the answer of a native call into its exception."""
-    hostfunc.raise_for(result, call, stream)
+    _driver.raise_for(result, call, stream)
 
 
 def captures_in_progress() -> int:
@@ -543,17 +590,19 @@ def captures_in_progress() -> int:
 
 
 def fail_references(patch: pytest.MonkeyPatch) -> None:
-    """There is no memory for the record that each stream and event gets once its handle exists."""
+    """There is no memory for the record that each stream and event gets behind its handle."""
 
     def reference(*_: Any, **__: Any) -> Any:
         raise MemoryError
 
-    patch.setattr(interop, "Reference", reference)
+    for module in (event_module, stream_module):
+        patch.setattr(module, "Reference", reference)
 
 
 def last_handle_of(node: Any) -> int:
     """Returns a graph node's handle, also after its graph was closed."""
-    return node._handle
+    handle: int = node._handle
+    return handle
 
 
 def adversary_in_force() -> tuple[bool, float, bool, float, bool]:
@@ -561,7 +610,7 @@ def adversary_in_force() -> tuple[bool, float, bool, float, bool]:
     return simulator._adversary
 
 
-# ------------------------------------------------------------------------------------------------ command line
+# ------------------------------------------------------------------------------------- command line
 
 DemoRecord = _demo.Record
 """What a run of the demo has measured."""
@@ -574,12 +623,31 @@ def demo_drawing(record: _demo.Record) -> list[str]:
     return _demo._drawing(record)
 
 
+def is_mig(name: str) -> bool:
+    """Returns whether the name of a device is that of a part of a GPU."""
+    return _doctor.is_mig(name)
+
+
+def report_sharing(devices: list[dict[str, Any]]) -> None:
+    """Prints what `doctor` says about the sharing of these devices."""
+    report = _doctor.Report(as_text=True)
+    report.data["devices"] = devices
+    _doctor._sharing(report)
+
+
+def report_problem(what: str, finding: str, remedy: str) -> int:
+    """Prints what `doctor` says about one problem; returns its exit code."""
+    report = _doctor.Report(as_text=True)
+    report.problem(what, finding, remedy)
+    return report.end()
+
+
 def other_distribution() -> str | None:
     """Returns where the metadata of PyPI's other aiostream lies, or None."""
     return _clash.other_distribution()
 
 
-# ------------------------------------------------------------------------------------------------ benchmark
+# ---------------------------------------------------------------------------------------- benchmark
 
 
 def fairness_of(window: dict[str, Any]) -> dict[str, Any]:
@@ -589,4 +657,4 @@ def fairness_of(window: dict[str, Any]) -> dict[str, Any]:
 
 def health_watches() -> int:
     """Returns how many pools have their context watched."""
-    return sum(isinstance(entry, pool._Watch) for entry in list(_points.registry.values()))
+    return sum(isinstance(entry, _pool_waiters.Watch) for entry in list(_points.registry.values()))

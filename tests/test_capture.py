@@ -82,7 +82,11 @@ async def test_legacy_stream_is_refused_while_a_blocking_stream_captures(
     event = Event()
     capturing = capture(stream, mode)
     spin(stream, 0)
-    for call in (*REFUSED[:7], lambda stream: stream.launch_host_func(never)):
+    calls: list[Callable[[Stream], Any]] = [
+        *REFUSED[:7],
+        lambda stream: stream.launch_host_func(never),
+    ]
+    for call in calls:
         with pytest.raises(StreamCaptureError) as caught:
             awaitable = call(legacy)
             if awaitable is not None:
@@ -130,7 +134,9 @@ async def test_pending_completions_arrive_during_a_capture(capture: Any) -> None
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
 async def test_other_streams_and_events_work_during_a_capture(capture: Any, mode: int) -> None:
-    """Each question to the driver, also in the thread that captures, to which GLOBAL forbids it."""
+    """Everything that asks the driver something, also in the thread that captures, for which GLOBAL
+    forbids it.
+    """
     captured, other = Stream(), Stream()
     event, unrecorded = Event(), Event()
     for stream in (captured, other):
@@ -186,7 +192,7 @@ async def test_dropping_and_closing_streams_and_events_does_not_end_a_capture(ca
 
 
 class Traffic:
-    """Tasks that work and wait on streams of their own, in one loop, until they are stopped."""
+    """Tasks that work and wait on their own streams, in one loop, until they are stopped."""
 
     def __init__(self, streams: list[Stream]) -> None:
         self.arrivals = 0
@@ -230,7 +236,9 @@ CAPTURES_PER_TEST = 51
 
 
 def capture_often(stream: Stream, traffic: Traffic, nodes: list[int]) -> None:
-    """In its own thread: 51 captures of all modes, each for some arrivals in the loop."""
+    """In a thread of its own: 51 captures in turn of all modes, each lasting for some arrivals in
+    the loop.
+    """
     with stream.context.as_current():
         for number in range(CAPTURES_PER_TEST):
             begin(stream, MODES[number % 3])
@@ -453,8 +461,8 @@ def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
             assert count.balanced, count
             assert count.points.pending == count.futures.pending == 0, count
             assert count.points.leaked == count.points.quarantined, count
-            quarantined = count.points.quarantined
-            print(f"arrived {arrived}, refused {refused}, of them quarantined {quarantined}")
+            print(f"arrived {arrived}, refused {refused}, "
+                  f"of them quarantined {count.points.quarantined}")
         asyncio.run(main())
     """
     print(succeed(driver_kind, script))

@@ -1,10 +1,11 @@
-"""How captures begin, are steered and end, also after an error."""
+"""How captures begin, are steered and end: always, whatever happens in them, and with the driver's
+own errors.
+"""
 
 from __future__ import annotations
 
 import gc
-import threading
-import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,43 +30,16 @@ from aiostream import (
     WaitEventFlags,
     statistics,
 )
+from captures import PROGRAMMATIC, code_of, in_thread, warm_stream
 from support import Gate, settle, spin
 
 MODES = list(CaptureMode)
-PROGRAMMATIC = GraphEdgeData(from_port=1, type=GraphDependencyType.PROGRAMMATIC)
-
-
-class Owned:
-    """What a graph keeps alive."""
-
-    def call(self) -> None:
-        """A host function."""
 
 
 @pytest.fixture
-def stream() -> Any:
-    with_kernel = Stream()
-    spin(with_kernel, 0)  # loads the kernel's module, which no capture would survive
-    yield with_kernel
-    assert with_kernel.closed or with_kernel.capture_status() is CaptureStatus.NONE
-    with_kernel.close()
-
-
-def in_thread(function: Any, stream: Stream) -> Any:
-    """Calls a function in another thread, in the stream's context. Returns its result or error."""
-    outcome: list[Any] = []
-
-    def run() -> None:
-        with stream.context.as_current():
-            try:
-                outcome.append(function())
-            except Exception as error:
-                outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return outcome[0]
+def stream() -> Iterator[Stream]:
+    with warm_stream() as stream:
+        yield stream
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -177,12 +151,6 @@ def test_body_that_closes_the_stream() -> None:
 
 
 # -------------------------------------------------------------------------- the driver's own errors
-
-
-def code_of(function: Any, *args: Any, **options: Any) -> tuple[type[CudaError], int, str]:
-    with pytest.raises(CudaError) as caught:
-        function(*args, **options)
-    return type(caught.value), caught.value.code, caught.value.call
 
 
 def test_begin_and_end_that_are_refused(stream: Stream) -> None:
@@ -403,146 +371,6 @@ def test_external_events_become_nodes(stream: Stream) -> None:
     other.close()
 
 
-# --------------------------------------------------------------------------- into an existing graph
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_capture_into_a_graph_returns_that_graph(stream: Stream, mode: CaptureMode) -> None:
-    graph = Graph()
-    for number in range(3):
-        before = statistics().handles.created
-        stream.begin_capture_to_graph(graph, graph.nodes[-1:], mode=mode)
-        info = stream.capture_info()
-        assert info.graph is graph
-        assert [dependency.node for dependency in info.dependencies] == list(graph.nodes[-1:])
-        spin(stream, 0)
-        assert stream.end_capture() is graph
-        assert statistics().handles.created == before
-        assert len(graph.nodes) == number + 1
-    assert len(graph.root_nodes) == 1
-    with graph.instantiate() as executable:
-        executable.launch(stream)
-        stream.synchronize()
-    graph.close()
-
-
-def test_capture_into_a_graph_with_annotated_dependencies(stream: Stream) -> None:
-    graph = Graph()
-    stream.begin_capture_to_graph(graph)
-    spin(stream, 0)
-    stream.end_capture()
-    (node,) = graph.nodes
-    dependency = GraphDependency(node, PROGRAMMATIC)
-    stream.begin_capture_to_graph(graph, [dependency])
-    assert stream.capture_info().dependencies == (dependency,)
-    stream.update_capture_dependencies([], mode=DependencyUpdate.SET)
-    assert stream.end_capture() is graph
-    graph.close()
-
-
-def test_closed_graph_lives_until_the_capture_into_it_ends(
-    stream: Stream,
-) -> None:
-    graph = Graph()
-    open_before = statistics().handles.open
-    stream.begin_capture_to_graph(graph)
-    graph.close()
-    spin(stream, 0)
-    assert statistics().handles.open == open_before
-    assert stream.end_capture() is graph
-    assert graph.closed
-    assert statistics().handles.open == open_before - 1
-    with pytest.raises(StreamClosedError):
-        stream.begin_capture_to_graph(graph)
-    assert stream.capture_status() is CaptureStatus.NONE
-
-
-@pytest.mark.parametrize("closed_before", [False, True])
-@pytest.mark.parametrize("how", ["unjoined", "invalidated", "elsewhere", "closed"])
-def test_failed_capture_closes_its_graph(how: str, closed_before: bool) -> None:
-    """It must not be destroyed again, because its handle may be another graph's by then."""
-    stream, other, event, graph = Stream(), Stream(), Event(), Graph()
-    open_before, owned = statistics().handles.open, Owned()
-    gone = weakref.ref(owned)
-    stream.begin_capture_to_graph(graph)
-    stream.launch_host_func(owned.call)
-    del owned
-    event.record(stream)
-    if how == "unjoined":
-        other.wait_event(event)
-        spin(other, 0)
-    if closed_before:
-        graph.close()
-    if how == "closed":
-        stream.close()
-    elif how == "elsewhere":
-        assert in_thread(stream.end_capture, stream).code == 908
-    else:
-        if how == "invalidated":
-            driver = internals.bindings()
-            driver.cuStreamQuery(driver.CUstream(stream.handle))
-        assert code_of(stream.end_capture)[1] == {"unjoined": 904, "invalidated": 901}[how]
-    assert graph.closed
-    others = [Graph() for _ in range(8)]  # one of them may have the handle now
-    graph.close()
-    assert all(another.nodes == () for another in others)
-    assert settle(lambda: gone() is None)
-    for thing in (event, other, stream, *others):
-        thing.close()
-    assert statistics().handles.open == open_before - 4
-
-
-def test_capture_that_was_ended_on_another_stream(
-    stream: Stream,
-) -> None:
-    other, event, graph = Stream(), Event(), Graph()
-    stream.begin_capture_to_graph(graph)
-    event.record(stream)
-    other.wait_event(event)
-    assert code_of(other.end_capture)[1] == 903
-    assert stream.capture_status() is CaptureStatus.INVALIDATED
-    assert not graph.closed
-    assert code_of(stream.end_capture)[1] == 901
-    assert graph.closed
-    for thing in (event, other):
-        thing.close()
-
-
-def test_into_raw_is_refused_during_a_capture_into_the_graph(stream: Stream) -> None:
-    graph = Graph()
-    stream.begin_capture_to_graph(graph)
-    with pytest.raises(ValueError, match="end the capture before"):
-        graph.into_raw()
-    assert stream.end_capture() is graph
-    assert Graph.from_raw(graph.into_raw()).close() is None
-
-
-@pytest.mark.parametrize("good", [True, False])
-def test_capture_into_a_graph_that_other_code_ended(stream: Stream, good: bool) -> None:
-    """The next capture of the stream lets the graph go, or closes it if it is gone."""
-    driver, graph = internals.bindings(), Graph()
-    stream.begin_capture_to_graph(graph)
-    if not good:
-        driver.cuStreamQuery(driver.CUstream(stream.handle))
-    assert int(driver.cuStreamEndCapture(driver.CUstream(stream.handle))[0]) == (0 if good else 901)
-    with stream.capture() as capture:
-        pass
-    assert graph.closed is not good
-    for one in (capture.graph, graph):
-        one.close()
-
-
-def test_node_of_another_graph_is_refused_as_a_dependency(stream: Stream) -> None:
-    graph, foreign = Graph(), Graph()
-    stream.begin_capture_to_graph(foreign)
-    spin(stream, 0)
-    stream.end_capture()
-    assert code_of(stream.begin_capture_to_graph, graph, foreign.nodes)[1] == 1
-    assert stream.capture_status() is CaptureStatus.NONE
-    graph.close()
-    foreign.close()
-
-
 # ----------------------------------------------------------------------------- the modes of threads
 
 
@@ -585,7 +413,9 @@ def test_relaxed_thread_may_allocate_during_a_global_capture(stream: Stream) -> 
 
 
 def test_a_scope_is_entered_once() -> None:
-    """A second entry returned the first block's graph, even after it had failed."""
+    """Entered again, it gave the first block's graph while the second went on, and after that had
+    failed.
+    """
     stream = Stream()
     scope = stream.capture()
     with scope:
@@ -601,7 +431,7 @@ def test_a_scope_is_entered_once() -> None:
     scope.graph.close()
     refused = stream.capture()
     with stream.capture() as outer:
-        with pytest.raises(CudaError, match="The stream captures already"), refused:
+        with pytest.raises(CudaError, match="The stream is capturing already"), refused:
             pass
         assert stream.capture_status() is CaptureStatus.ACTIVE
     outer.graph.close()
@@ -614,12 +444,12 @@ def test_a_scope_is_entered_once() -> None:
 def test_errors_name_what_cannot_be_captured() -> None:
     stream = Stream()
     for call in (stream.end_capture, lambda: stream.update_capture_dependencies([])):
-        with pytest.raises(CudaError, match="The stream does not capture"):
+        with pytest.raises(CudaError, match="The stream is not capturing"):
             call()
     stream.begin_capture()
     with Graph() as graph:
         for call in (stream.begin_capture, lambda: stream.begin_capture_to_graph(graph)):
-            with pytest.raises(CudaError, match="The stream captures already"):
+            with pytest.raises(CudaError, match="The stream is capturing already"):
                 call()
     stream.end_capture().close()
     stream.close()
@@ -660,7 +490,7 @@ async def test_closing_a_borrowed_stream_leaves_the_capture_alone() -> None:
 @pytest.mark.parametrize("wait", ["auto", "event", "hostfunc"])
 async def test_enqueue_async_function_that_leaves_the_stream_capturing(wait: str) -> None:
     stream = Stream(wait=wait)
-    message = "The function has left the stream capturing.*: let it end its capture"
+    message = "The function has left the stream capturing.*End the capture in the function"
     with pytest.raises(StreamCaptureError, match=message):
         stream.enqueue_async(lambda stream: stream.begin_capture())
     assert stream.capture_status() is CaptureStatus.ACTIVE
@@ -673,7 +503,11 @@ async def test_enqueue_async_function_that_leaves_the_stream_capturing(wait: str
 
 def test_a_scope_keeps_its_stream() -> None:
     """A stream that only the scope refers to was closed by its finalizer."""
-    for begin in (lambda stream: stream.capture(), lambda stream: stream.capture_executable()):
+    begins: list[Callable[[Stream], Any]] = [
+        lambda stream: stream.capture(),
+        lambda stream: stream.capture_executable(),
+    ]
+    for begin in begins:
         scope = begin(Stream())
         gc.collect()
         assert settle(internals.janitor_is_idle)

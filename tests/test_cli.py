@@ -1,4 +1,4 @@
-"""The command line, in processes of its own: `python -m aiostream demo` and `doctor`."""
+"""The command line, in processes of its own: `python -m aiostream demo`, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -12,37 +12,13 @@ import pytest
 
 import aiostream
 import internals
+from commands import command, succeed
 
 SOURCE = Path(aiostream.__file__).parents[1]
 ANSI = re.compile(r"\x1b\[")
 
 
-def command(
-    driver_kind: str, *arguments: str, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs `python -W error -m aiostream ...` on the driver under test; `driver_kind` "none" leaves the choice to it."""
-    variables = {
-        **os.environ,
-        "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else "",
-        **environment,
-    }
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "aiostream", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=variables,
-        check=False,
-    )
-
-
-def succeed(driver_kind: str, *arguments: str, **environment: str) -> str:
-    done = command(driver_kind, *arguments, **environment)
-    assert (done.returncode, done.stderr) == (0, ""), f"{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-# ------------------------------------------------------------------------------------------------ demo
+# --------------------------------------------------------------------------------------------- demo
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop", "trio"])
@@ -127,63 +103,7 @@ def test_demo_takes_the_simulator_by_itself_where_there_is_no_gpu() -> None:
     assert out.splitlines()[0].startswith("No GPU here, so this runs on the simulator")
 
 
-# ------------------------------------------------------------------------------------------------ doctor
-
-
-def test_doctor_finds_what_is_in_use_and_measures(driver_kind: str) -> None:
-    out = succeed(driver_kind, "doctor")
-    assert f"aiostream-cuda              {aiostream.__version__}" in out
-    assert (
-        "the simulator, as AIOSTREAM_SIMULATOR asks" in out
-        if driver_kind == "simulator"
-        else "(the GPU's)" in out
-    )
-    for words in (
-        "cuda-bindings",
-        "native part",
-        "uvloop",
-        "trio",
-        aiostream.Device(0).name,
-        "No problems.",
-    ):
-        assert words in out
-    assert re.search(r"measured await +-?\d+ us from the end of a 1 ms kernel to resumption", out)
-
-
-def test_doctor_without_a_driver_says_how_to_get_the_simulator() -> None:
-    done = command("none", "doctor", CUDA_VISIBLE_DEVICES="-1")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "CUDA driver                 PROBLEM: none" in done.stdout
-    assert "AIOSTREAM_SIMULATOR=1" in done.stdout.split("What to do:")[1]
-
-
-@pytest.mark.parametrize(
-    ("value", "words", "code"),
-    [
-        ("16", "16 hardware queues", 0),
-        ("many", "PROBLEM: 'many' is no number from 1 to 32", 1),
-        ("64", "PROBLEM: '64' is no number from 1 to 32", 1),
-    ],
-)
-def test_doctor_explains_the_hardware_queues(
-    driver_kind: str, value: str, words: str, code: int
-) -> None:
-    done = command(driver_kind, "doctor", CUDA_DEVICE_MAX_CONNECTIONS=value)
-    assert done.returncode == code
-    assert words in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("value", "words", "code"),
-    [("spin", "spin, unless", 0), ("fast", "PROBLEM: the environment", 1)],
-)
-def test_doctor_tells_how_streams_wait(driver_kind: str, value: str, words: str, code: int) -> None:
-    done = command(driver_kind, "doctor", AIOSTREAM_WAIT=value)
-    assert done.returncode == code
-    assert words in done.stdout
-
-
-# ------------------------------------------------------------------------------------------------ the rest
+# ----------------------------------------------------------------------------------------- the rest
 
 
 def test_version_and_usage(driver_kind: str) -> None:

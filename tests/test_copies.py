@@ -1,4 +1,6 @@
-"""Owners are not copied, and a closed one does not equal the next one with its handle."""
+"""What owns something of the driver's is not copied, and a closed one is not taken for the next one
+with its handle.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ def owners() -> Iterator[list[Any]]:
     with stream.capture() as capture:
         pass
     graph = capture.graph
-    things = [stream, stream.to_borrowed(), Event(), graph, graph.instantiate(), StreamPool(1)]
+    things: list[Any] = [
+        stream,
+        stream.to_borrowed(),
+        Event(),
+        graph,
+        graph.instantiate(),
+        StreamPool(1),
+    ]
     yield things
     for thing in things:
         thing.close()
@@ -86,8 +95,10 @@ def test_what_owns_nothing_is_copied() -> None:
 
 
 def next_with_handle(handle: int, make: Callable[[], Any]) -> Any:
-    """The next object with a handle that was closed, or `None` if the driver did not reuse it."""
-    others = []
+    """The next object with a handle that was closed, or `None`: the driver gives a handle again
+    when it likes.
+    """
+    others: list[Any] = []
     for _ in range(200):
         made = make()
         if made.handle == handle:
@@ -213,8 +224,8 @@ def test_a_foreign_stream_can_be_the_first_that_the_library_sees(driver_kind: st
         import internals
         from aiostream import interop
         driver = internals.bindings()
-        device = internals.driver_call("cuDeviceGet", 0)
-        context = internals.driver_call("cuDevicePrimaryCtxRetain", device)
+        context = internals.driver_call("cuDevicePrimaryCtxRetain",
+            internals.driver_call("cuDeviceGet", 0))
         internals.driver_call("cuCtxPushCurrent", context)
         handle = int(internals.driver_call("cuStreamCreate", 1))
         reference = interop.reference_to(handle)

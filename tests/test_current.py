@@ -1,10 +1,13 @@
-"""What is current for a block: a context, and the stream of another library."""
+"""What is current for a block: a context, and the stream of another library; and that a block with
+an await is noticed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
+from typing import Any
 
 import anyio
 import pytest
@@ -211,7 +214,7 @@ async def test_what_a_library_cannot_make_current_is_told_before_fn_runs(
 ) -> None:
     stream = Stream()
     stream.cupy()
-    called = []
+    called: list[Any] = []
 
     def refuse(_: CupyStream) -> CupyStream:
         raise OSError("cupy does not want to")

@@ -163,7 +163,9 @@ def test_an_interprocess_event() -> None:
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 async def test_refused_record_does_not_delay_the_next() -> None:
-    """Its helper stream still waits for the first event, and must not serve the second."""
+    """Its helper stream is still waiting for the first event: it must not stand in for the
+    second.
+    """
     from aiostream import simulator
 
     first, second = Event(), Event()

@@ -1,4 +1,6 @@
-"""The examples and the README's Python blocks, run as a reader would run them, on the driver under test."""
+"""The examples and the README's Python blocks, run as a reader would run them, on the driver under
+test.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from support import run_script, settle
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
-TIMEOUT = 0.5  # seconds that the server gives a request; long enough for what shall pass, on a busy machine too
+# seconds that the server gives a request; long enough for what shall pass, on a busy machine too
+TIMEOUT = 0.5
 TOO_LONG = 2000  # milliseconds on the GPU
 
 
@@ -34,7 +37,7 @@ def environment(driver_kind: str) -> dict[str, str]:
     }
 
 
-# ------------------------------------------------------------------------------------------------ quickstart
+# --------------------------------------------------------------------------------------- quickstart
 
 
 def test_quickstart(driver_kind: str) -> None:
@@ -76,7 +79,7 @@ def test_quickstart_takes_the_simulator_only_when_asked() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ------------------------------------------------------------------------------------------------ the README
+# --------------------------------------------------------------------------------------- the README
 
 
 def readme_blocks() -> list[str]:
@@ -95,7 +98,7 @@ def test_the_readme_s_examples_run(driver_kind: str, number: int) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ------------------------------------------------------------------------------------------------ the model server
+# --------------------------------------------------------------------------------- the model server
 
 
 @dataclass

@@ -1,4 +1,6 @@
-"""Graphs and their executable form, from their beginning to their end."""
+"""Graphs and their executable form: made, asked, launched, awaited, updated, shared with other
+libraries, and ended.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +164,7 @@ def test_ownership(stream: Stream) -> None:
     for cls in (Graph, ExecutableGraph):
         for wrong, kind in ((0, ValueError), (True, TypeError), ("text", TypeError)):
             with pytest.raises(kind):
-                cls.from_raw(wrong)
+                cls.from_raw(wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="graph is needed"):
             cls.borrow(object())
     with pytest.raises(TypeError, match="comes from"):
@@ -417,7 +419,9 @@ def test_update_that_does_not_fit_says_why(stream: Stream) -> None:
 
 @pytest.mark.parametrize("mode", list(CaptureMode))
 def test_graph_calls_do_not_end_a_capture(stream: Stream, mode: CaptureMode) -> None:
-    """Also in the thread that captures, to which the driver forbids much of it."""
+    """In the very thread that captures: the driver forbids much of it there, unless the thread is
+    RELAXED.
+    """
     other, graph = Stream(), captured(stream, 2)
     doomed = graph.clone(), graph.instantiate()
     dropped = [graph.clone(), graph.instantiate()]
@@ -454,7 +458,7 @@ def test_calls_that_need_a_newer_driver_say_so(stream: Stream) -> None:
             stream.begin_recapture_to_graph(graph)
     if internals.driver_version() < 13020:
         with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.2 or newer"):
-            stream.launch_host_func(print, sync_mode=1)
+            stream.launch_host_func(print, sync_mode=1)  # type: ignore[arg-type]
     if internals.driver_version() < 13010:
         with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.1 or newer"):
             stream.dev_resource()

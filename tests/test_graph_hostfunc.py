@@ -101,7 +101,9 @@ async def test_ten_thousand_replays(stream: Stream) -> None:
 
 
 def test_graphs_are_dropped_while_launches_are_in_flight(stream: Stream) -> None:
-    """Each launch of a dropped graph calls its owner, and then the owner dies."""
+    """Two hundred graphs, dropped in all ways with launches held on the GPU: every launch calls its
+    owner, which then dies.
+    """
     counts: list[int] = []
 
     class Counting(Owner):
@@ -224,7 +226,8 @@ def test_a_capture_that_fails_frees_what_it_took_in(stream: Stream, how: str) ->
 
 
 def test_a_stream_that_joined_the_capture(stream: Stream) -> None:
-    other, event, order = Stream(), Event(), []
+    other, event = Stream(), Event()
+    order: list[int] = []
     with stream.capture_executable() as capture:
         stream.launch_host_func(order.append, 1)
         event.record(stream)
@@ -278,7 +281,9 @@ def test_an_exception_is_reported_at_each_launch_and_the_graph_goes_on(
 
 
 def test_native_functions_are_captured_raw(stream: Stream) -> None:
-    """The driver gets the user's pointer and data, and the graph keeps both alive."""
+    """The driver is given the user's own pointer and data; both are kept alive as long as the
+    graph.
+    """
     library = ctypes.CDLL(None)
     semaphore = (ctypes.c_char * 64)()
     value = ctypes.c_int(-1)
@@ -324,7 +329,9 @@ def test_a_native_functions_data_is_kept_as_long_as_the_graph(stream: Stream) ->
 
 
 def test_from_many_threads_into_many_captures() -> None:
-    """Threads capture, launch and drop at the same time. Each call comes, and each owner dies."""
+    """Threads that capture, launch and drop, each on its stream, while the others do: every call
+    comes, every owner goes.
+    """
     rounds, threads = 20, 4
     streams = [Stream() for _ in range(threads)]
     owners: list[weakref.ref[Owner]] = []
@@ -430,7 +437,9 @@ def test_a_capture_that_another_thread_ends_in_between_is_quarantined(stream: St
 
 
 def test_graphs_in_use_at_exit(driver_kind: str) -> None:
-    """The interpreter ends at once and cleanly, with launches of Python functions in flight."""
+    """The interpreter ends with graphs alive, launches in flight and a captured Python function: at
+    once, and cleanly.
+    """
     script = """
         from aiostream import Stream
         from support import Gate, spin
@@ -469,7 +478,9 @@ class Completions:
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 async def test_two_hundred_global_captures_beside_ten_thousand_completions(where: str) -> None:
-    """None is invalidated or lost while the janitor destroys graphs and streams."""
+    """None is invalidated and none is lost, while the janitor destroys graphs and streams in the
+    background.
+    """
     import anyio
 
     stream, traffic = Stream(), Completions()

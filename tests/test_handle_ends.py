@@ -132,7 +132,10 @@ REFUSED = """
     ("how", "count"), [("by_last_user", 1), ("by_finalizer", 2), ("by_close", 1)]
 )
 def test_refused_destruction_is_reported(driver_kind: str, how: str, count: int) -> None:
-    """It goes to `sys.unraisablehook` if there is no caller. The object counts as leaked."""
+    """It is reported to `sys.unraisablehook` if no caller is there.
+
+    What is still there counts as leaked.
+    """
     done = run_script(driver_kind, REFUSED.format(how=how, count=count))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{[999] * count} 0 0 {count}\n", "")
 

@@ -1,4 +1,6 @@
-"""The order of the house: who imports whom, what is public, what happens at import (nothing), and how the tests are built."""
+"""The order of the house: who imports whom, what is public, what happens at import (nothing), and
+how the tests are built.
+"""
 
 from __future__ import annotations
 
@@ -11,49 +13,15 @@ from pathlib import Path
 import pytest
 
 import aiostream
+import internals
 
 PACKAGE = Path(aiostream.__file__).parent
 TESTS = Path(__file__).parent
 
-# A module imports only modules of lower numbers.
-LEVELS = {
-    "_native": -1,
-    "errors": 0,
-    "enums": 0,
-    "_arguments": 0,
-    "_clash": 0,
-    "_turns": 0,
-    "_driver": 1,
-    "_points": 1,
-    "_process": 2,
-    "device": 3,
-    "futures": 3,
-    "interop": 4,
-    "_statistics": 4,
-    "_loops": 4,
-    "_kernels": 5,
-    "attributes": 6,
-    "hostfunc": 5,
-    "memory": 5,
-    "shared": 5,
-    "waiting": 6,
-    "threads": 7,
-    "nodes": 5,
-    "_owned": 6,
-    "event": 7,
-    "graph": 7,
-    "service": 7,
-    "capture": 8,
-    "stream": 9,
-    "pool": 10,
-    "__init__": 11,
-    "_demo": 12,
-    "_doctor": 12,
-    "__main__": 13,
-}
-# What one level of the package holds in files of its own: `_loops` is a folder. It imports of
-# itself only what is lower.
-LOOPS_LEVELS = {"bridge": 0, "dispatcher": 1, "on_asyncio": 2, "on_trio": 2, "__init__": 3}
+# Within `_loops`. Each other file there is one kind of loop: it stands above these two, and below
+# `__init__`.
+LOOPS_LEVELS = {"bridge": 0, "dispatcher": 1, "__init__": 3}
+A_LOOP = 2
 # The benchmark's own: it stands above everything but `__main__`, which alone imports it.
 BENCH_LEVELS = {
     "stats": 0,
@@ -66,7 +34,8 @@ BENCH_LEVELS = {
     "load": 1,
     "torch_ways": 1,
     "torch_serving": 2,  # a script
-    "older": 1,  # a script, which imports nothing of the benchmark: the older library has one of its own
+    # a script, which imports nothing of the benchmark: the older library has one of its own
+    "older": 1,
     "peers": 1,
     "companion": 2,
     "runner": 3,
@@ -90,36 +59,32 @@ BENCH_LEVELS = {
 }
 
 
-# The native part: a file includes only headers of lower floors, and its own.
-NATIVE_FLOORS = {
-    "base": 0,
-    "waker": 1,
-    "timer": 1,
-    "policy": 1,
-    "failures": 1,
-    "handles": 2,
-    "contexts": 2,
-    "queues": 2,
-    "helper_streams": 3,
-    "points": 3,
-    "waits": 4,
-    "snapshots": 6,
-    "wait_record": 5,
-    "wait_records": 6,
-    "future_waits": 6,
-    "task_waits": 6,
-    "watched_waits": 6,
-    "watcher": 7,
-    "module": 8,
-    "module_process": 9,
-    "module_graphs": 9,
-    "module_failures": 9,
-    "module_waits": 9,
-}
+def drawn_order(chapter: int) -> dict[str, int]:
+    """The level of each module in one of the two drawings in docs/design.md, "The house": Python's,
+    then the native part's.
+
+    A module imports only modules of lower levels, and a native file includes only headers of lower
+    ones.
+    """
+    design = TESTS.parent / "docs" / "design.md"
+    if not design.exists():
+        pytest.skip("the documents are not here: the tests run on an installed package alone")
+    house = design.read_text().split("\n## The house\n")[1].split("\n## ")[0]
+    drawing = house.split("```text\n")[chapter + 1].split("```")[0]
+    levels: dict[str, int] = {}
+    for line in drawing.splitlines():
+        row = re.fullmatch(r" ?(-?\d+)  (\w+(?: \w+)*)  +\S.*", line)
+        assert row, f"neither a level nor modules in {line!r}"
+        names = row[2].split()
+        assert not levels.keys() & names, f"drawn twice: {names}"
+        levels.update(dict.fromkeys(names, int(row[1])))
+    return levels
 
 
 def runtime_imports(path: Path) -> set[str]:
-    """The package's modules that a module imports when it runs; what stands under TYPE_CHECKING does not count."""
+    """The package's modules that a module imports when it runs; what stands under TYPE_CHECKING
+    does not count.
+    """
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -146,8 +111,10 @@ def runtime_imports(path: Path) -> set[str]:
 
 
 def test_modules_import_downwards_only() -> None:
+    levels = drawn_order(0)
     modules = [(path.stem, path) for path in PACKAGE.glob("*.py")]
-    assert {name for name, _ in modules} <= LEVELS.keys(), "a new module needs its level"
+    drawn = {"_native", "_loops"} | {name for name, _ in modules}
+    assert drawn == levels.keys(), "a new module needs its level in docs/design.md"
     modules += [("_loops", path) for path in (PACKAGE / "_loops").glob("*.py")]
     wrong = []
     for name, path in modules:
@@ -162,7 +129,7 @@ def test_modules_import_downwards_only() -> None:
                 continue
             if name in {"_demo", "_doctor", "__main__"} and imported in aiostream.__all__:
                 continue
-            if LEVELS.get(imported, 99) >= LEVELS[name]:
+            if levels.get(imported, 99) >= levels[name]:
                 wrong.append(f"{name} imports {imported}")
     assert not wrong
 
@@ -170,6 +137,8 @@ def test_modules_import_downwards_only() -> None:
 @pytest.mark.parametrize(("folder", "levels"), [("bench", BENCH_LEVELS), ("_loops", LOOPS_LEVELS)])
 def test_folders_import_downwards_only(folder: str, levels: dict[str, int]) -> None:
     modules = {path.stem: path for path in (PACKAGE / folder).glob("*.py")}
+    if folder == "_loops":
+        levels = {name: levels.get(name, A_LOOP) for name in modules}
     assert modules.keys() == levels.keys(), "a new module needs its level"
     wrong = []
     for name, path in modules.items():
@@ -185,17 +154,24 @@ def test_folders_import_downwards_only(folder: str, levels: dict[str, int]) -> N
     assert not wrong
 
 
+def test_each_kind_of_loop_is_one_file_and_one_name() -> None:
+    files = {path.stem for path in (PACKAGE / "_loops").glob("*.py")} - LOOPS_LEVELS.keys()
+    kinds = internals.loop_kinds()
+    assert sorted(files) == sorted(kinds), "a new kind of loop needs its name in _loops/__init__.py"
+    assert kinds[-1] == "on_asyncio", "it raises the error if no loop runs here"
+
+
 def test_native_files_include_downwards_only() -> None:
     sources = list((TESTS.parent / "src" / "aiostream" / "native").glob("*.[ch]"))
     if not sources:
         pytest.skip("the sources are not here: the tests run on an installed package alone")
-    assert {path.stem for path in sources} == NATIVE_FLOORS.keys(), (
-        "a new native file needs its floor"
-    )
+    floors = drawn_order(1)
+    drawn = {path.stem for path in sources}
+    assert drawn == floors.keys(), "a new native file needs its floor in docs/design.md"
     wrong = []
     for path in sources:
         for included in re.findall(r'#include "(\w+)\.h"', path.read_text()):
-            if included != path.stem and NATIVE_FLOORS[included] >= NATIVE_FLOORS[path.stem]:
+            if included != path.stem and floors[included] >= floors[path.stem]:
                 wrong.append(f"{path.name} includes {included}.h")
     assert not wrong
 
@@ -265,7 +241,7 @@ def test_modules_stay_small() -> None:
     assert not long
 
 
-# ------------------------------------------------------------------------------------------------ the tests
+# ---------------------------------------------------------------------------------------- the tests
 
 
 def test_no_test_imports_a_test_module() -> None:
@@ -280,7 +256,9 @@ def test_no_test_imports_a_test_module() -> None:
 
 
 def test_only_one_test_module_knows_private_names() -> None:
-    """`tests/internals.py` gives them plain names, so that a rename in the library changes one file of the tests."""
+    """`tests/internals.py` gives them plain names, so that a rename in the library changes one file
+    of the tests.
+    """
     wrong = []
     for path in sorted(TESTS.rglob("*.py")):
         if path.name != "internals.py":
@@ -301,7 +279,9 @@ def private_modules(text: str) -> list[str]:
 
 
 def private_attributes(tree: ast.AST) -> list[str]:
-    """Private attributes that code uses of other objects than `self`; a few of the standard library's are allowed."""
+    """Private attributes that code uses of other objects than `self`; a few of the standard
+    library's are allowed.
+    """
     allowed = {"os._exit", "asyncio._set_running_loop", "task._log_destroy_pending"}
     used = [
         node

@@ -1,4 +1,6 @@
-"""What a stream does with memory: it waits for values, writes them, and attaches memory."""
+"""What a stream does with memory by itself: values waited for and written, batches, and managed
+memory.
+"""
 
 from __future__ import annotations
 

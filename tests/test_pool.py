@@ -136,7 +136,9 @@ async def test_a_cancelled_waiter_takes_nothing() -> None:
 
 @pytest.mark.parametrize("end", ["release", "close"])
 def test_a_waiter_of_a_closed_loop_takes_nothing(end: str) -> None:
-    """The loop was closed, not run to its end: nobody cancelled the task, whose future cannot be settled any more."""
+    """The loop was closed, not run to its end: nobody cancelled the task, whose future cannot be
+    settled any more.
+    """
     pool = StreamPool(1)
     loop = asyncio.new_event_loop()
     lent = loop.run_until_complete(pool.acquire())
@@ -241,7 +243,7 @@ def test_a_pool_has_a_size() -> None:
     pool.close()
 
 
-# ------------------------------------------------------------------------------------------------ what its waits learn
+# ----------------------------------------------------------------------------- what its waits learn
 
 
 async def timers_of_first_wait(first: Stream, second: Stream) -> int:
@@ -257,7 +259,9 @@ async def timers_of_first_wait(first: Stream, second: Stream) -> int:
 
 @pytest.mark.parametrize("use", ["lent", "borrowed"])
 async def test_streams_of_a_pool_learn_from_each_other(use: str) -> None:
-    """What the waits on one have learnt, the first wait on another uses, also through a stream that was borrowed by handle."""
+    """What the waits on one have learnt, the first wait on another uses, also through a stream that
+    was borrowed by handle.
+    """
     for _ in range(20):  # on a busy machine even equal waits may differ too much
         async with StreamPool(2) as pool, pool.stream() as first, pool.stream() as second:
             timers = await timers_of_first_wait(

@@ -63,7 +63,7 @@ async def test_stream_is_free_when_its_work_is_done(owners: list[Stream]) -> Non
 
 def test_pool_that_would_be_none_is_refused(owners: list[Stream]) -> None:
     with pytest.raises(
-        ValueError, match=r"streams 0 and 2 are one \(handle 0x[0-9a-f]+\): .* torch hands out 32"
+        ValueError, match=r"streams 0 and 2 are one \(handle 0x[0-9a-f]+\), .* torch hands out 32"
     ):
         StreamPool.borrow([owners[0], owners[1], owners[0].handle])
     with pytest.raises(ValueError, match="at least one"):

@@ -38,7 +38,7 @@ async def give_up_on_held_work(pool: StreamPool, gate: Gate) -> None:
                 future.cancel()
 
 
-# ------------------------------------------------------------------------------------------------ busy streams
+# ------------------------------------------------------------------------------------- busy streams
 
 
 async def test_stream_is_free_again_when_its_work_is_done() -> None:
@@ -57,7 +57,10 @@ async def test_stream_is_free_again_when_its_work_is_done() -> None:
 
 
 async def test_requests_that_gave_up_are_in_nobodys_way() -> None:
-    """Each leaves its work on a stream. The next request gets a stream only when it is free of that."""
+    """Each leaves its work on a stream.
+
+    The next request gets a stream only when it is free of that.
+    """
     with Gate() as gate:
         async with StreamPool(2) as pool:
             served: list[bool] = []
@@ -229,7 +232,7 @@ async def test_event_that_cannot_be_queried_fails_nobody_in_a_healthy_context(
             assert served == [True]
 
 
-# ------------------------------------------------------------------------------------------------ full pools
+# --------------------------------------------------------------------------------------- full pools
 
 
 async def test_stream_is_lent_at_once_or_refused() -> None:
@@ -336,7 +339,7 @@ async def test_each_block_needs_a_lending_of_its_own() -> None:
             pool.release(None)  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------ captures
+# ----------------------------------------------------------------------------------------- captures
 
 
 @pytest.mark.parametrize("through", ["the lent stream", "another Stream of the handle"])
@@ -419,7 +422,7 @@ async def test_task_waits_until_anothers_capture_has_ended() -> None:
     forked.close()
 
 
-# ------------------------------------------------------------------------------------------------ failures
+# ----------------------------------------------------------------------------------------- failures
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")

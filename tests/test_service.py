@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import CudaError, Stream, statistics
-from support import Gate, settle, succeed
+from support import Gate, held_stream, settle, succeed
 
 
 async def test_waiting_for_all() -> None:
@@ -121,7 +122,122 @@ async def test_tasks_can_be_waited_for_too() -> None:
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ drain
+# ------------------------------------------------------------------------------------- as_completed
+
+
+async def test_futures_come_in_the_order_in_which_they_end() -> None:
+    gates = [Gate() for _ in range(3)]
+    streams = [held_stream(gate) for gate in gates]
+    futures = [stream.completion_future() for stream in streams]
+    ends = [2, 0, 1]
+    gates[ends[0]].open()
+    seen = []
+    async for future in aiostream.as_completed(futures):
+        seen.append(futures.index(future))
+        assert future.done()
+        if len(seen) < 3:
+            gates[ends[len(seen)]].open()
+    assert seen == ends
+    for stream in streams:
+        stream.close()
+
+
+async def test_futures_that_are_done_come_at_once_and_each_once() -> None:
+    async with Stream() as stream:
+        done = [stream.completion_future() for _ in range(3)]
+        await aiostream.wait(done)
+        done[1] = stream.completion_future()
+        done[1].cancel()
+        given = [each async for each in aiostream.as_completed([*done, *done], timeout=0)]
+        assert given == done, "in the order in which they were passed"
+        assert given[1].cancelled()
+    none: list[Any] = []
+    assert [each async for each in aiostream.as_completed(none)] == []
+
+
+@pytest.mark.simulator_only("lets a future fail on its own")
+async def test_failed_future_is_given_and_not_raised() -> None:
+    with Gate() as gate, contextlib.closing(held_stream(gate)) as stream:
+        failing: Any = stream.enqueue_async(lambda _: None)
+        internals.fail_future(failing, CudaError(1, "CUDA_ERROR_INVALID_VALUE", "test"))
+        futures: list[Any] = [failing]
+        async for future in aiostream.as_completed(futures):
+            with pytest.raises(CudaError, match="test reported"):
+                future.result()
+
+
+async def test_timeout_ends_the_iteration_and_leaves_the_futures() -> None:
+    with Gate() as gate, contextlib.closing(held_stream(gate)) as held:
+        async with Stream() as free:
+            never, soon = held.completion_future(), free.completion_future()
+            await soon
+            given: list[Any] = []
+            with pytest.raises(TimeoutError):
+                async for future in aiostream.as_completed([never, soon], timeout=0.01):
+                    given.append(future)
+            assert given == [soon]
+            assert not never.done()
+        gate.open()
+        await never
+
+
+async def test_cancelled_iteration_can_go_on_and_a_left_one_reports_nothing() -> None:
+    import anyio
+
+    with Gate() as gate, contextlib.closing(held_stream(gate)) as stream:
+        futures = [stream.completion_future() for _ in range(2)]
+        steps = aiostream.as_completed(futures)
+        with anyio.move_on_after(0.01) as scope:
+            await steps.__anext__()
+        assert scope.cancelled_caught
+        gate.open()
+        assert await steps.__anext__() in futures
+        del steps  # left early
+        await aiostream.wait(futures)
+
+
+async def test_wrong_iterations_are_refused() -> None:
+    import anyio
+
+    with Gate() as gate, contextlib.closing(held_stream(gate)) as stream:
+        future = stream.completion_future()
+        for wrong in (future, 5, [concurrent.futures.Future[None]()]):
+            with pytest.raises(TypeError, match="as_completed takes"):
+                aiostream.as_completed(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="timeout is a number"):
+            aiostream.as_completed([future], timeout="1")  # type: ignore[arg-type]
+        steps = aiostream.as_completed([future])
+
+        async def take() -> None:
+            assert await steps.__anext__() is future
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(RuntimeError, match="use one task"):
+                await steps.__anext__()
+            gate.open()
+
+
+def test_iteration_needs_a_loop() -> None:
+    with pytest.raises(RuntimeError, match="asyncio"):
+        aiostream.as_completed([])
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_tasks_come_in_the_order_in_which_they_end_too() -> None:
+    with Gate() as gate, contextlib.closing(held_stream(gate)) as held:
+        task = asyncio.ensure_future(held.synchronize_async())
+        async with Stream() as free:
+            future = free.completion_future()
+            given = []
+            async for each in aiostream.as_completed([task, future]):
+                given.append(each)
+                gate.open()
+            assert given == [future, task]
+
+
+# -------------------------------------------------------------------------------------------- drain
 
 
 async def test_drain_waits_for_everything() -> None:
@@ -230,11 +346,13 @@ def test_drain_does_not_wait_for_a_closed_loop_that_polled(run: Any, loop_kind: 
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ a lost context
+# ----------------------------------------------------------------------------------- a lost context
 
 
 def test_listeners_are_told_once(driver_kind: str) -> None:
-    """In a thread of the library, with an error of their own, though nobody awaits the failed future."""
+    """In a thread of the library, with an error of their own, though nobody awaits the failed
+    future.
+    """
     script = """
         import asyncio, threading
         import aiostream
@@ -314,11 +432,13 @@ def test_a_registration_is_ended_by_its_own_function_alone() -> None:
     assert succeed("simulator", script) == "[719]\n"
 
 
-# ------------------------------------------------------------------------------------------------ many futures
+# ------------------------------------------------------------------------------------- many futures
 
 
 class Counted:
-    """A future that counts how often it is looked at; of any loop, since it calls nobody by itself."""
+    """A future that counts how often it is looked at; of any loop, since it calls nobody by
+    itself.
+    """
 
     looks = 0
 
@@ -350,7 +470,9 @@ class Counted:
 
 @pytest.mark.parametrize("return_when", ["ALL_COMPLETED", "FIRST_EXCEPTION"])
 async def test_a_wait_looks_at_each_future_a_few_times(return_when: Any) -> None:
-    """And not at all of them whenever one ends, which with 8,000 futures kept the loop for seconds."""
+    """And not at all of them whenever one ends, which with 8,000 futures kept the loop for
+    seconds.
+    """
     import anyio
 
     futures = [Counted() for _ in range(1000)]
@@ -385,7 +507,8 @@ async def test_what_cannot_be_waited_for() -> None:
     with pytest.raises(TypeError, match="wait takes several futures"):
         await aiostream.wait(None)  # type: ignore[arg-type]
     coroutine = stream.synchronize_async()
-    for wrong in (1, coroutine, concurrent.futures.Future()):
+    others: tuple[Any, ...] = (1, coroutine, concurrent.futures.Future())
+    for wrong in others:
         with pytest.raises(
             TypeError, match=r"wait takes futures of this loop, not .*asyncio.wrap_future"
         ):

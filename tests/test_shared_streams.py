@@ -136,8 +136,8 @@ def test_library_that_is_not_installed_changes_nothing(
 def test_no_library_is_imported_unasked() -> None:
     done = run_script(
         "simulator",
-        "import sys, aiostream; aiostream.Stream(); "
-        "assert not {'torch', 'cupy', 'numba'} & set(sys.modules)",
+        "import sys, aiostream; aiostream.Stream(); assert not {'torch', 'cupy', 'numba'} & "
+        "set(sys.modules)",
     )
     assert done.returncode == 0, done.stderr
 
@@ -182,7 +182,9 @@ def test_borrowed_stream_of_theirs_is_kept_alive_by_the_shared_one(libraries: No
 
 
 def test_stream_that_was_given_away_is_not_retired(libraries: None) -> None:
-    """Nothing is retired, because the library does not close the handle any more."""
+    """`into_raw` after it was shared: nothing is retired, because the handle is not ours to close
+    any more.
+    """
     before = statistics().handles
     stream = Stream()
     stream.torch()

@@ -1,13 +1,17 @@
-"""Await CUDA streams from asyncio and trio."""
+"""Await CUDA streams from asyncio and trio.
+
+Example:
+    >>> async with aiostream.Stream() as stream:
+    ...     await stream.enqueue_async(lambda stream: "launched, and done")
+    'launched, and done'
+"""
 
 from aiostream import _clash as _clash
 
 if (_found := _clash.other_distribution()) is not None:
     raise ImportError(_clash.MESSAGE.format(path=_found))
 
-# Modules import downwards only; `tests/test_house.py` holds the order:
-#   pool > stream > capture > event, graph, service > waiting > hostfunc, attributes, memory > _loops, interop, _statistics
-#   > futures, device > _process > _driver, _points > errors, enums, _native, _clash
+# Modules import downwards only, in the order that docs/design.md draws.
 from aiostream._statistics import (
     FutureCounts,
     HandleCounts,
@@ -61,7 +65,14 @@ from aiostream.graph import ExecutableGraph, Graph
 from aiostream.memory import DevResource, FlushRemoteWrites, MemoryBarrier, WaitValue, WriteValue
 from aiostream.nodes import GraphDependency, GraphEdgeData, GraphNode
 from aiostream.pool import StreamPool
-from aiostream.service import drain, exit_on_context_failed, health, on_context_failed, wait
+from aiostream.service import (
+    as_completed,
+    drain,
+    exit_on_context_failed,
+    health,
+    on_context_failed,
+    wait,
+)
 from aiostream.stream import Stream
 from aiostream.waiting import default_wait, set_default_wait
 
@@ -124,6 +135,7 @@ __all__ = [
     "WaitValueFlags",
     "WriteValue",
     "WriteValueFlags",
+    "as_completed",
     "capture_mode",
     "default_wait",
     "drain",

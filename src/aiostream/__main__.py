@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,29 +13,40 @@ from aiostream import _clash
 LOOPS = ("asyncio", "uvloop", "trio")
 
 
+def _program() -> str:
+    """What the user typed: the console script or the module."""
+    name = os.path.basename(sys.argv[0])
+    return name if name == "aiostream-cuda" else "python -m aiostream"
+
+
 def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """The parser, and that of `bench`."""
     from aiostream import bench
 
     parser = argparse.ArgumentParser(
-        prog="python -m aiostream", description="Await CUDA streams from asyncio and trio."
+        prog=_program(), description="Await CUDA streams from asyncio and trio."
     )
     parser.add_argument("--version", action="version", version=f"aiostream-cuda {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
-        help="await six streams at once beside a heartbeat, and draw what happened",
-        description="Awaits six streams of different load at once, in one loop, beside a heartbeat task, and draws what "
-        "happened. On the GPU where there is one, else on the simulator; the first line says which.",
+        help="await six streams at once while a heartbeat runs, and draw what happened",
+        description="Awaits six streams of different load at once, in one loop, while a heartbeat "
+        "task runs, and draws what happened. It runs on the GPU if there is one, and otherwise on "
+        "the simulator. The first line says which.",
     )
     demo.add_argument(
         "--loop", choices=LOOPS, default="asyncio", help="the event loop (default: asyncio)"
     )
-    commands.add_parser(
+    doctor = commands.add_parser(
         "doctor",
         help="look at this installation, and measure one await",
-        description="Looks at the driver, the bindings, the loops and the environment, and measures an await. The exit code "
-        "is 0, or 1 when there are problems, each printed with what to do.",
+        description="Looks at the driver, the devices, the bindings, the loops, other libraries "
+        "and the environment, and measures an await. The exit code is 0, or 1 if there are "
+        "problems. For each problem it prints what you can do.",
+    )
+    doctor.add_argument(
+        "--json", action="store_true", help="print one JSON object, for issue reports and scripts"
     )
     compare = commands.add_parser(
         "bench",
@@ -47,8 +59,8 @@ def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentPar
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns the process's exit code."""
-    # When the other project was installed last, its __init__ has run and not ours, but this file is
-    # still ours.
+    # If the other project was installed last, its __init__ has run in place of this package's. This
+    # file is still there, so it can say what is wrong.
     found = _clash.other_distribution()
     if found is not None:
         print(_clash.MESSAGE.format(path=found), file=sys.stderr)
@@ -61,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "doctor":
         from aiostream import _doctor
 
-        return _doctor.run()
+        return _doctor.run(as_json=options.json)
     if options.command == "bench":
         from aiostream import bench
 

@@ -106,7 +106,7 @@ def _choose_driver() -> str:
     return "No GPU here, so this runs on the simulator, and its times say nothing about a GPU"
 
 
-# ------------------------------------------------------------------------------------------------ what is awaited
+# ---------------------------------------------------------------------------------- what is awaited
 
 
 async def _everything() -> Record:
@@ -166,7 +166,7 @@ async def _heartbeat(beats: list[int]) -> None:
         await anyio.sleep(HEARTBEAT)
 
 
-# ------------------------------------------------------------------------------------------------ the GPU's clock
+# ---------------------------------------------------------------------------------- the GPU's clock
 
 
 @contextlib.contextmanager
@@ -221,7 +221,7 @@ class GpuClock:
         return gpu + offset + drift
 
 
-# ------------------------------------------------------------------------------------------------ what is drawn
+# ------------------------------------------------------------------------------------ what is drawn
 
 
 def _drawing(record: Record) -> list[str]:

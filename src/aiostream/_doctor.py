@@ -1,12 +1,17 @@
-"""`python -m aiostream doctor`: what is installed and in use, one measured await, and what to do about each problem."""
+"""`python -m aiostream doctor`: looks at an installation, measures an await, and says what to do."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
+import re
 import statistics
+import textwrap
 import time
+from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -27,52 +32,120 @@ AWAITS = 20
 SPIN = 0.001  # seconds
 PATIENCE = 30.0  # seconds, for all awaits together
 OLDEST, NEWEST = (12, 9), (14, 0)  # cuda-bindings: from, and below
+INSTALL_BINDINGS = "`pip install 'cuda-bindings>=12.9,<14'`"
+COLUMNS = 100
+INDENT = 28
+
+# What other libraries are called where they are installed. The first that is found counts.
+LIBRARIES = {
+    "torch": ("torch",),
+    "cupy": ("cupy", "cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x"),
+    "cuda.core": ("cuda-core",),
+    "numba": ("numba-cuda", "numba"),
+}
+# What the CUDA driver and this library read.
+VARIABLES = (
+    "AIOSTREAM_SIMULATOR",
+    "AIOSTREAM_SIMULATOR_DEVICES",
+    "AIOSTREAM_WAIT",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_VISIBLE_DEVICES",
+)
+COMPUTE_MODES = {
+    1: "exclusive (one thread)",
+    2: "prohibited: no process may use it",
+    3: "exclusive: one process at a time",
+}
 
 
 class Report:
-    """Prints findings as they come, and remembers the problems."""
+    """What was found: as lines of text, as data for `--json`, and the problems among it."""
 
-    def __init__(self) -> None:
-        self.problems: list[str] = []
+    def __init__(self, *, as_text: bool) -> None:
+        self._as_text = as_text
+        self.data: dict[str, Any] = {}
+        self.problems: list[dict[str, str]] = []
 
     def line(self, what: str, finding: str) -> None:
-        """Prints one finding."""
-        print(f"{what:<28}{finding}")
+        """Prints a finding, on several lines if it is long."""
+        if self._as_text:
+            first, *others = textwrap.wrap(finding, COLUMNS - INDENT, **_WRAPPING) or [""]
+            print(f"{what:<{INDENT}}{first}")
+            for other in others:
+                print(f"{'':<{INDENT}}{other}")
 
     def problem(self, what: str, finding: str, remedy: str) -> None:
-        """Prints one that needs something done."""
+        """Prints a finding that needs something done."""
         self.line(what, f"PROBLEM: {finding}")
-        self.problems.append(f"{what}: {remedy}")
+        self.problems.append({"what": what, "finding": finding, "remedy": remedy})
+
+    def end(self) -> int:
+        """Prints the rest, and returns the exit code."""
+        if not self._as_text:
+            print(json.dumps({**self.data, "problems": self.problems}, indent=2))
+        elif not self.problems:
+            print("\nNo problems.")
+        else:
+            print("\nWhat to do:")
+            for problem in self.problems:
+                print(_item(f"{problem['what']}: {problem['remedy']}"))
+        return 1 if self.problems else 0
 
 
-def run() -> int:
-    """Prints the report and returns the exit code."""
-    report = Report()
-    report.line(
-        "aiostream-cuda", f"{aiostream.__version__}, at {os.path.dirname(aiostream.__file__)}"
+_WRAPPING: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+
+
+def _item(text: str) -> str:
+    """An item of a list, wrapped, except within backticks: a command can be copied whole."""
+    glued = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", "\0"), text)
+    wrapped = textwrap.fill(
+        glued, COLUMNS, initial_indent="  - ", subsequent_indent="    ", **_WRAPPING
     )
-    report.line(
-        "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    )
+    return wrapped.replace("\0", " ")
+
+
+def run(*, as_json: bool = False) -> int:
+    """Prints the report, as text or as one JSON object, and returns the exit code."""
+    report = Report(as_text=not as_json)
+    _installation(report)
     _clashes(report)
     _bindings(report)
-    report.line("native part", str(_native.__file__))
     _loops(report)
-    _connections(report)
+    _libraries(report)
+    _environment(report)
+    _hardware_queues(report)
     _strategy(report)
+    report.data |= {"driver": None, "devices": [], "mps": None, "await": None}
     if _driver_and_devices(report):
+        _sharing(report)
         _measure(report)
-    if not report.problems:
-        print("\nNo problems.")
-        return 0
-    print("\nWhat to do:")
-    for problem in report.problems:
-        print(f"  - {problem}")
-    return 1
+    return report.end()
+
+
+# -------------------------------------------------------------------------------- what is installed
+
+
+def _installation(report: Report) -> None:
+    folder, native = os.path.dirname(aiostream.__file__), str(_native.__file__)
+    report.line("aiostream-cuda", f"{aiostream.__version__}, at {folder}")
+    report.line("native part", native)
+    version, system, machine = platform.python_version(), platform.system(), platform.machine()
+    report.line("Python", f"{version} on {system} {machine}")
+    report.data["aiostream"] = {
+        "version": aiostream.__version__,
+        "path": folder,
+        "native_part": native,
+    }
+    report.data["python"] = {"version": version, "system": system, "machine": machine}
 
 
 def _clashes(report: Report) -> None:
-    found = _clash.other_distribution()
+    found = report.data["name_clash"] = _clash.other_distribution()
     if found is None:
         report.line("name clash", "none: PyPI's other `aiostream` is not installed here")
     else:
@@ -85,69 +158,114 @@ def _clashes(report: Report) -> None:
 
 def _bindings(report: Report) -> None:
     version = _version("cuda-bindings")
+    report.data["packages"] = {"cuda.bindings": version}
     if version is None:
-        report.problem("cuda-bindings", "not installed", "pip install 'cuda-python>=12.9,<14'")
+        report.problem("cuda-bindings", "not installed", INSTALL_BINDINGS)
         return
-    parts = version.split(".")
-    numbers = tuple(int(part) for part in parts[:2] if part.isdecimal())
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if OLDEST <= numbers < NEWEST:
         report.line("cuda-bindings", version)
     else:
         report.problem(
-            "cuda-bindings",
-            f"{version}; aiostream knows 12.9 to 13.x",
-            "pip install 'cuda-python>=12.9,<14'",
+            "cuda-bindings", f"{version}, and aiostream knows 12.9 to 13.x", INSTALL_BINDINGS
         )
 
 
 def _loops(report: Report) -> None:
-    found = ["asyncio"]
-    for name in ("uvloop", "trio"):
-        version = _version(name)
-        found.append(f"{name} {version}" if version else f"{name}: not installed (optional)")
-    report.line("event loops", ", ".join(found))
-    report.line("anyio", _version("anyio") or "not installed")
+    versions = {name: _version(name) for name in ("uvloop", "trio", "anyio")}
+    report.data["packages"] |= versions
+    optional = [
+        f"{name} {versions[name] or 'is not installed (optional)'}" for name in ("uvloop", "trio")
+    ]
+    report.line("event loops", ", ".join(["asyncio", *optional]))
+    report.line("anyio", versions["anyio"] or "not installed")
 
 
-def _connections(report: Report) -> None:
-    """The hardware queues, which pending host functions occupy."""
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+def _libraries(report: Report) -> None:
+    """Other libraries whose streams can be awaited. They are not imported, which takes seconds."""
+    versions = {
+        name: next((version for each in names if (version := _version(each))), None)
+        for name, names in LIBRARIES.items()
+    }
+    report.data["packages"] |= versions
+    found = [f"{name} {version}" for name, version in versions.items() if version]
+    report.line("other libraries", ", ".join(found) or f"none of {', '.join(LIBRARIES)}")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# ---------------------------------------------------------------------------------- the environment
+
+
+def _environment(report: Report) -> None:
+    report.data["environment"] = {name: os.environ.get(name) for name in VARIABLES}
+    name = "CUDA_VISIBLE_DEVICES"
     value = os.environ.get(name)
     if value is None:
-        report.line(name, "not set: the default of 8 hardware queues for each device")
+        report.line(name, "not set: CUDA sees all GPUs of this machine")
+    elif value.strip() == "" or value.strip().startswith("-"):
+        report.line(name, f"{value!r} hides all GPUs")
+    else:
+        report.line(name, f"{value!r}: CUDA sees these GPUs, counted from 0")
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+        report.problem(
+            "CUDA_LAUNCH_BLOCKING",
+            "each launch waits for the end of its kernel, and blocks the event loop",
+            "unset CUDA_LAUNCH_BLOCKING, unless you look for a kernel that crashes",
+        )
+
+
+def _hardware_queues(report: Report) -> None:
+    """The hardware queues of a device, which pending host functions hold."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    value = os.environ.get(name)
+    report.data["hardware_queues"] = None
+    if value is None:
         count = 8
+        finding = "not set: each device has the default of 8 hardware queues."
     elif value.isdecimal() and 1 <= int(value) <= 32:
-        report.line(name, f"{value} hardware queues for each device")
         count = int(value)
+        finding = f"{value} hardware queues for each device."
     else:
         report.problem(
             name,
-            f"{value!r} is no number from 1 to 32",
+            f"{value!r} is not a number from 1 to 32",
             f"unset {name}, or set it before the process starts",
         )
         return
+    report.data["hardware_queues"] = count
     report.line(
-        "",
-        f"Each stream with a pending completion future holds one: more than {count} at a time wait behind one",
+        name,
+        f"{finding} A stream with a pending completion_future() or host function holds one. If more "
+        f"than {count} streams have one, the others wait. You can set up to 32, before the process "
+        "starts. synchronize_async() holds none.",
     )
-    report.line(
-        "",
-        "another. 32 is the most that can be set, before the process starts. synchronize_async holds none, but",
-    )
-    report.line("", "for the few waits that grow old.")
 
 
 def _strategy(report: Report) -> None:
+    report.data["wait"] = None
     try:
-        report.line("waiting", f"{default_wait()}, unless a stream is made with another `wait`")
+        strategy = default_wait()
     except ValueError as error:
         report.problem("waiting", str(error), "unset AIOSTREAM_WAIT, or set it to one of these")
+    else:
+        report.data["wait"] = strategy.value
+        report.line("waiting", f"{strategy}, unless you make a stream with another `wait`")
+
+
+# ----------------------------------------------------------------------- the driver and its devices
 
 
 def _driver_and_devices(report: Report) -> bool:
+    """Whether there is a driver with which an await can be measured."""
     try:
         version = _driver.driver_version()
-        names = [Device(number).name for number in range(Device.count())]
+        devices = [_device(number) for number in range(Device.count())]
     except NoDriverError as error:
         report.problem("CUDA driver", "none", str(error))
         return False
@@ -158,19 +276,21 @@ def _driver_and_devices(report: Report) -> bool:
         report.problem(
             "CUDA driver",
             str(error),
-            "see that `nvidia-smi` works; reinstall the driver if it does not",
+            "see that `nvidia-smi` works, and reinstall the driver if it does not",
         )
         return False
     from aiostream import simulator
 
-    which = (
-        "the simulator, as AIOSTREAM_SIMULATOR asks: no GPU is used"
-        if simulator.installed()
-        else "the GPU's"
-    )
-    report.line("CUDA driver", f"{version // 1000}.{version % 1000 // 10} ({which})")
-    for number, name in enumerate(names):
-        report.line("devices" if number == 0 else "", f"{number}: {name}")
+    number = f"{version // 1000}.{version % 1000 // 10}"
+    is_simulated = simulator.installed()
+    simulated = "the simulator, as AIOSTREAM_SIMULATOR asks: no GPU is used"
+    which = simulated if is_simulated else "the GPU's"
+    report.line("CUDA driver", f"{number} ({which})")
+    report.data["driver"] = {"version": number, "simulator": is_simulated}
+    report.data["devices"] = devices
+    for device in devices:
+        first = "devices" if device["ordinal"] == 0 else ""
+        report.line(first, f"{device['ordinal']}: {device['name']}")
     if version < 12_000:
         report.problem(
             "CUDA driver",
@@ -179,6 +299,63 @@ def _driver_and_devices(report: Report) -> bool:
         )
         return False
     return True
+
+
+def _device(number: int) -> dict[str, Any]:
+    name = Device(number).name
+    return {
+        "ordinal": number,
+        "name": name,
+        "mig": is_mig(name),
+        "mps": _attribute("CU_DEVICE_ATTRIBUTE_MPS_ENABLED", number),
+        "compute_mode": _attribute("CU_DEVICE_ATTRIBUTE_COMPUTE_MODE", number),
+    }
+
+
+def is_mig(name: str) -> bool:
+    """Whether a device is a part of a GPU. Its name is such as `NVIDIA H100 80GB MIG 1g.10gb`."""
+    return re.search(r"\bMIG \d+\w?\.", name) is not None
+
+
+def _attribute(name: str, device: int) -> int | None:
+    """An attribute of a device. `None` if the driver or the bindings do not know it."""
+    attribute = getattr(_driver.bindings().CUdevice_attribute, name, None)
+    if attribute is None:
+        return None
+    try:
+        return int(_driver.call("cuDeviceGetAttribute", attribute, device))
+    except CudaError:
+        return None
+
+
+def _sharing(report: Report) -> None:
+    """Whether other processes use the same GPUs, where it can be seen."""
+    devices = report.data["devices"]
+    parts = [str(device["ordinal"]) for device in devices if device["mig"]]
+    if parts:
+        report.line("MIG", f"device {', '.join(parts)}: a part of a GPU, which has its own queues")
+    else:
+        report.line("MIG", "not in use: each device is a whole GPU")
+    _mps(report, [str(device["ordinal"]) for device in devices if device["mps"]])
+    for device in devices:
+        mode = COMPUTE_MODES.get(device["compute_mode"])
+        if mode is not None:
+            report.line("compute mode", f"device {device['ordinal']}: {mode}")
+
+
+def _mps(report: Report, shared: list[str]) -> None:
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")
+    has_daemon = (pipes / "control").exists()
+    report.data["mps"] = {"control_daemon": str(pipes) if has_daemon else None}
+    if shared:
+        report.line("MPS", f"in use: other processes run on device {', '.join(shared)}, too")
+    elif has_daemon:
+        report.line("MPS", f"a control daemon uses {pipes}, but no device here is shared")
+    else:
+        report.line("MPS", f"not in use: there is no control daemon in {pipes}")
+
+
+# ---------------------------------------------------------------------------------------- one await
 
 
 def _measure(report: Report) -> None:
@@ -198,15 +375,18 @@ def _measure(report: Report) -> None:
         )
     else:
         microseconds = [1e6 * latency for latency in latencies]
+        median, worst = statistics.median(microseconds), max(microseconds)
+        report.data["await"] = {
+            "awaits": AWAITS,
+            "median_us": round(median, 1),
+            "worst_us": round(worst, 1),
+        }
         report.line(
             "measured await",
-            f"{statistics.median(microseconds):.0f} us from the end of a 1 ms kernel to resumption",
+            f"{median:.0f} us from the end of a 1 ms kernel to resumption (median of {AWAITS}, "
+            f"worst {worst:.0f}, lower is better). Measured on asyncio, as host time from launch "
+            "to resumption less the kernel's own 1 ms.",
         )
-        report.line(
-            "",
-            f"(median of {AWAITS}, worst {max(microseconds):.0f}; asyncio; host time from launch to resumption,",
-        )
-        report.line("", "less the kernel's own 1 ms)")
 
 
 async def _awaits() -> list[float]:
@@ -221,10 +401,3 @@ async def _awaits() -> list[float]:
                 await stream.synchronize_async()
                 latencies.append(time.perf_counter() - began - SPIN)
     return latencies
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
-from aiostream import _arguments, _native, _process, errors, hostfunc
+from aiostream import _arguments, _driver, _native, _process, errors
 
 __all__: list[str] = []
 
@@ -52,7 +52,7 @@ class Owned(_arguments.NotCopied):
         code = self._handle.close()
         # After the close: calls that begin now are refused, so none needs the source any more.
         self._source = None
-        hostfunc.raise_for(code, self._destructor, self._name)
+        _driver.raise_for(code, self._destructor, self._name)
 
     def __int__(self) -> int:
         return self.handle

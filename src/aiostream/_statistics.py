@@ -1,30 +1,32 @@
-"""The ledger: what was begun, and what became of it."""
+"""The ledger: what the library began, and what became of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiostream import _native, futures
+from aiostream import _completion, _native
 
 __all__ = ["FutureCounts", "HandleCounts", "PointCounts", "Statistics", "WaitCounts", "statistics"]
 
 
 @dataclass(frozen=True, slots=True)
 class PointCounts:
-    """Points of streams at which something of ours was enqueued: `armed == fired + pending + leaked`."""
+    """Points at which the library enqueued something: `armed == fired + pending + leaked`."""
 
     armed: int
     fired: int
     pending: int
-    """Armed now; counted one by one, and not from the other numbers."""
+    """Armed now. Counted one by one, not computed from the other numbers."""
     captured: int
-    """Of the pending ones, the host functions that live in graphs: pending until no graph can call them any more."""
+    """Of the pending ones, the host functions in graphs. They are pending until no graph can call
+    them any more."""
     leaked: int
-    """The driver can no longer prove that the GPU has passed: what was kept alive for them is kept for ever."""
+    """The driver can no longer prove that the GPU has passed them. What the library keeps alive for
+    them lives until the process ends."""
     quarantined: int
-    """Of the leaked ones, those that a capture has swallowed because it began during the call."""
+    """Of the leaked ones, those that a capture took in, because it began during the call."""
     stale: int
-    """Firings that came for a point that was no longer armed, and were ignored."""
+    """Firings of points that were no longer armed. The library ignored them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class FutureCounts:
     done: int
     failed: int
     cancelled: int
-    """By their own waiter, or because the call that made them was refused. One whose asyncio future was cancelled directly
-    is counted when its point is passed."""
+    """Cancelled by their own task, or the call that made them was refused. If you cancel the
+    asyncio future itself, it counts when the GPU has passed its point."""
     dropped: int
     """Their loop was closed before they settled."""
     pending: int
@@ -45,58 +47,65 @@ class FutureCounts:
 
 @dataclass(frozen=True, slots=True)
 class HandleCounts:
-    """Streams, events and graphs that the library owned: `created == destroyed + released + retired + leaked + open`."""
+    """Streams, events and graphs that the library owned.
+
+    `created == destroyed + released + retired + leaked + open`.
+    """
 
     created: int
     destroyed: int
-    """By us; or graphs that a failed capture took with it."""
+    """Destroyed by the library, or, for graphs, by a capture into them that failed."""
     released: int
-    """Given away by `into_raw`."""
+    """You took them with `into_raw`."""
     retired: int
-    """Streams that were closed and not destroyed, because another library has them too (`Stream.torch` and its like)."""
+    """Streams that were closed and not destroyed, because another library has them, too
+    (`Stream.torch`, `Stream.cupy`, `Stream.numba`)."""
     leaked: int
-    """Closed, but the driver has refused to destroy them."""
+    """Closed, but the driver refused to destroy them."""
     open: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitCounts:
-    """What the stages of `synchronize_async` have done. One wait may pass through several stages, and through one repeatedly."""
+    """What the stages of `synchronize_async` did.
+
+    A wait may pass through several stages, and through one of them repeatedly.
+    """
 
     ready: int
     """Waits that had nothing to wait for."""
     spun: int
     """Waits that ended while their task polled."""
     by_timer: int
-    """How often a wait was left to a timer of its loop, which wakes the task shortly before the expected end."""
+    """How often a timer of the loop took a wait, to wake the task shortly before the end."""
     watched: int
-    """How often a wait was left to the watcher."""
+    """How often the watcher took a wait."""
     handed_back: int
-    """How often the watcher handed a wait back to its task, because the expected end was near."""
+    """How often the watcher handed a wait back to its task, because the end was near."""
     pending: int
-    """Waits that a task is in now, also those that the task polls."""
+    """Waits that are not over, including those that their tasks poll."""
     polls: int
-    """How often the watcher has polled an event."""
+    """How often the watcher polled an event."""
     passes: int
-    """How often the watcher thread went through the waits that it has. It polls several in one pass."""
+    """How often the watcher went through its waits. It may poll several in one pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """An immutable snapshot of the library's counters, for this process."""
+    """A snapshot of the library's counters in this process. `statistics()` makes it."""
 
     points: PointCounts
     futures: FutureCounts
     handles: HandleCounts
     waits: WaitCounts
     late_host_functions: int
-    """Python host functions that came after the interpreter had begun to end, and were not run."""
+    """Python host functions that were not run, because the interpreter had begun to end."""
     watcher_passes: int
-    """How often the watcher has read the health of the contexts."""
+    """How often the watcher read the health of the contexts."""
 
     @property
     def balanced(self) -> bool:
-        """Whether every line of the ledger adds up."""
+        """Whether the equations of points, futures and handles hold."""
         points, futures_, handles = self.points, self.futures, self.handles
         return (
             points.armed == points.fired + points.pending + points.leaked
@@ -116,12 +125,23 @@ class Statistics:
 
 
 def statistics() -> Statistics:
-    """A snapshot of what the library has done in this process.
+    """Returns a snapshot of what the library did in this process.
 
-    Equals the counters at one moment when nothing moves. While other threads are at work their counters are read one after
-    the other; it then tries again a few times for a moment at which the ledger balances.
+    It reads the counters one by one. If other threads change them meanwhile, so that the ledger
+    does not balance, it reads them again a few times. If nothing changes, you get the counters of
+    one moment.
 
-    Threads: from any thread; never calls the driver, and never blocks.
+    Use it to check that your program leaves nothing pending or open, or to export metrics.
+
+    Threads: any. It never calls the driver and never blocks.
+
+    Example:
+        >>> before = aiostream.statistics().handles.created
+        >>> async with aiostream.Stream() as stream:
+        ...     await stream.synchronize_async()
+        >>> after = aiostream.statistics()
+        >>> after.handles.created - before, after.balanced
+        (1, True)
     """
     snapshot = _snapshot()
     for _ in range(100):
@@ -134,7 +154,7 @@ def statistics() -> Statistics:
 def _snapshot() -> Statistics:
     captured = _native.captured()
     pending_points = _native.pending()
-    pending_futures = futures.pending_futures()
+    pending_futures = _completion.pending_futures()
     count = _native.counters()
     return Statistics(
         points=PointCounts(

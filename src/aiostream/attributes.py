@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from aiostream import _arguments, _driver, _native, errors, hostfunc, interop
+from aiostream import _arguments, _driver, _native, errors, interop
+from aiostream._reference import PER_THREAD, Reference, call_on, pinned
 from aiostream.enums import (
     AccessProperty,
     MemSyncDomain,
@@ -145,7 +146,7 @@ _FORMS = {
 class AttributeMethods:
     """What the driver knows of a `Stream`, which inherits this from here."""
 
-    _reference: interop.Reference  # set by `Stream`
+    _reference: Reference  # set by `Stream`
     # What the driver has answered that never changes, by its function. Any thread may read and
     # write it, by single dict operations.
     _constants: dict[str, int]
@@ -159,7 +160,7 @@ class AttributeMethods:
         Raises:
             NotSupportedError: The driver is older than CUDA 12.5.
         """
-        _, green = interop.call_on(self._reference, "cuStreamGetCtx_v2")
+        _, green = call_on(self._reference, "cuStreamGetCtx_v2")
         return int(green) or None
 
     @property
@@ -171,7 +172,7 @@ class AttributeMethods:
     def priority(self) -> int:
         """Its priority, after clamping (`cuStreamGetPriority`)."""
         # Asked each time, because `set_attribute` changes it. This does not disturb a capture.
-        return int(interop.call_on(self._reference, "cuStreamGetPriority"))
+        return int(call_on(self._reference, "cuStreamGetPriority"))
 
     @property
     def id(self) -> int:
@@ -188,9 +189,9 @@ class AttributeMethods:
             raise errors.closed(reference.name)
         known = self._constants.get(name)
         if known is None:
-            hostfunc.raise_for(_native.capture_refusal(reference.handle), name, reference.name)
-            known = int(interop.call_on(reference, name))
-            if reference.handle.value != interop.PER_THREAD:  # because each thread has its own
+            _driver.raise_for(_native.capture_refusal(reference.handle), name, reference.name)
+            known = int(call_on(reference, name))
+            if reference.handle.value != PER_THREAD:  # because each thread has its own
                 self._constants[name] = known
         return known
 
@@ -211,7 +212,7 @@ class AttributeMethods:
         """
         attribute = _arguments.member(StreamAttribute, attribute, "attribute")
         number = _driver.bindings().CUstreamAttrID(int(attribute))
-        raw = interop.call_on(self._reference, "cuStreamGetAttribute", number)
+        raw = call_on(self._reference, "cuStreamGetAttribute", number)
         form = _FORMS[attribute]
         if form.field in ("syncPolicy", "memSyncDomain", "priority"):
             # Read from the union itself, because the bindings' enumerations raise on a value that
@@ -234,7 +235,7 @@ class AttributeMethods:
         raw = driver.CUstreamAttrValue()
         setattr(raw, form.field, form.to_driver(value))
         number = driver.CUstreamAttrID(int(attribute))
-        interop.call_on(self._reference, "cuStreamSetAttribute", number, raw)
+        call_on(self._reference, "cuStreamSetAttribute", number, raw)
 
     def copy_attributes(self, source: Any) -> None:
         """Copies all attributes from another stream of the same context (`cuStreamCopyAttributes`).
@@ -247,6 +248,6 @@ class AttributeMethods:
             StreamClosedError: One of the two is closed.
             CudaError: The driver refused.
         """
-        with interop.pinned(interop.reference_to(source)) as value:
+        with pinned(interop.reference_to(source)) as value:
             other = _driver.bindings().CUstream(value)
-            interop.call_on(self._reference, "cuStreamCopyAttributes", other)
+            call_on(self._reference, "cuStreamCopyAttributes", other)

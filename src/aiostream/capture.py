@@ -18,7 +18,8 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Any
 
-from aiostream import _arguments, _driver, _native, errors, interop
+from aiostream import _arguments, _driver, _native, errors
+from aiostream._reference import PER_THREAD, Reference, call_on
 from aiostream.enums import (
     CaptureMode,
     CaptureStatus,
@@ -112,9 +113,9 @@ _in_progress: list[_CaptureRecord] = []
 _begun: dict[_Origin, int] = {}
 
 
-def _origin_of(stream: interop.Reference) -> _Origin:
+def _origin_of(stream: Reference) -> _Origin:
     # The per-thread stream is another stream in each thread.
-    thread = threading.get_ident() if stream.handle.value == interop.PER_THREAD else 0
+    thread = threading.get_ident() if stream.handle.value == PER_THREAD else 0
     return stream.handle.value, stream.context, thread
 
 
@@ -138,14 +139,14 @@ def _forget(capture: _CaptureRecord | None, how: _End) -> None:
     capture.end(how)
 
 
-def _identity_of(stream: interop.Reference) -> int | None:
+def _identity_of(stream: Reference) -> int | None:
     """The id of the capture that a stream is in. `None` if there is none, or if it is unknown."""
     with contextlib.suppress(CudaError):
         return _query_capture(stream)[1]
     return None
 
 
-def _note_begun(stream: interop.Reference) -> None:
+def _note_begun(stream: Reference) -> None:
     identity = _identity_of(stream)
     if identity is not None:
         _begun[_origin_of(stream)] = identity
@@ -159,7 +160,7 @@ def _began_on(identity: int) -> _Origin | None:
     return None
 
 
-def end_left(stream: interop.Reference) -> None:
+def end_left(stream: Reference) -> None:
     """Ends a capture that this library began on this stream, and no other capture."""
     begun = _begun.pop(_origin_of(stream), None)
     if begun is None:
@@ -170,7 +171,7 @@ def end_left(stream: interop.Reference) -> None:
             _end(stream)
 
 
-def is_noted(stream: interop.Reference) -> bool:
+def is_noted(stream: Reference) -> bool:
     """Whether `forget` has anything to do. It is quick, because each finalizer asks."""
     return bool(_begun or _in_progress) and _origin_of(stream) in {
         *list(_begun),
@@ -178,7 +179,7 @@ def is_noted(stream: interop.Reference) -> bool:
     }
 
 
-def forget(stream: interop.Reference) -> None:
+def forget(stream: Reference) -> None:
     """Forgets the capture of a stream that is destroyed, because the capture has ended with it.
 
     This closes what was seen of a capture that other code began, too. The stream may have been its
@@ -191,7 +192,26 @@ def forget(stream: interop.Reference) -> None:
             _forget(capture, _End.FAILED)
 
 
-def _forget_ended_elsewhere(stream: interop.Reference) -> None:
+def end_shared(stream: Reference) -> None:
+    """Ends the capture of a shared stream that is about to be retired.
+
+    A retired stream is not destroyed, so nothing else would ever end its capture.
+    """
+    # Asked first, because a stream whose context was destroyed must not be touched.
+    if stream.context.health() == 0:
+        with contextlib.suppress(StreamClosedError):
+            end_left(stream)
+
+
+def retire(stream: Reference) -> None:
+    """Closes, for the janitor, a dropped stream that was shared, or that has captured."""
+    if stream.handle.is_shared:
+        end_shared(stream)
+    stream.handle.drop()
+    forget(stream)
+
+
+def _forget_ended_elsewhere(stream: Reference) -> None:
     """Forgets a capture of the stream that other code has ended.
 
     This comes before the next capture begins, because the graph of that one may get the handle of
@@ -203,9 +223,7 @@ def _forget_ended_elsewhere(stream: interop.Reference) -> None:
 
 
 @contextlib.contextmanager
-def _capturing_into(
-    stream: interop.Reference, graph: Graph, recapture: Any = None
-) -> Iterator[int]:
+def _capturing_into(stream: Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
     """Pins a graph, and notes the capture into it that begins in the block."""
     held: list[bool] = []
     try:
@@ -252,9 +270,9 @@ def _as_driver_mode(mode: CaptureMode) -> Any:
     return _driver.bindings().CUstreamCaptureMode(int(_arguments.member(CaptureMode, mode, "mode")))
 
 
-def _query_capture(stream: interop.Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
+def _query_capture(stream: Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
     name = _driver.annotated("cuStreamGetCaptureInfo")
-    status, identity, graph, nodes, edges, _ = interop.call_on(stream, name)
+    status, identity, graph, nodes, edges, _ = call_on(stream, name)
     status = CaptureStatus(int(status))
     return (
         status,
@@ -265,11 +283,11 @@ def _query_capture(stream: interop.Reference) -> tuple[CaptureStatus, int | None
     )
 
 
-def _status(stream: interop.Reference) -> CaptureStatus:
-    return CaptureStatus(int(interop.call_on(stream, "cuStreamIsCapturing")))
+def _status(stream: Reference) -> CaptureStatus:
+    return CaptureStatus(int(call_on(stream, "cuStreamIsCapturing")))
 
 
-def _borrowed_graph(stream: interop.Reference, identity: int, value: int) -> Graph:
+def _borrowed_graph(stream: Reference, identity: int, value: int) -> Graph:
     capture = _find(identity, None)
     if capture is None:
         here = _origin_of(stream)
@@ -289,10 +307,10 @@ def _borrowed_graph(stream: interop.Reference, identity: int, value: int) -> Gra
     return Graph._from_handle(value, stream.context, owned=False, parent=capture.lent)
 
 
-def _end(stream: interop.Reference) -> Graph:
+def _end(stream: Reference) -> Graph:
     capture = _of_origin(stream)
     try:
-        ended = interop.call_on(stream, "cuStreamEndCapture")
+        ended = call_on(stream, "cuStreamEndCapture")
     except CudaError:
         if not _still_captures(stream):
             _begun.pop(_origin_of(stream), None)
@@ -310,11 +328,11 @@ def _end(stream: interop.Reference) -> Graph:
         _forget(capture, _End.GOOD)
 
 
-def _of_origin(stream: interop.Reference) -> _CaptureRecord | None:
+def _of_origin(stream: Reference) -> _CaptureRecord | None:
     return _find(_identity_of(stream), _origin_of(stream)) if _in_progress else None
 
 
-def _still_captures(stream: interop.Reference) -> bool:
+def _still_captures(stream: Reference) -> bool:
     try:
         return _status(stream) is not CaptureStatus.NONE
     except (CudaError, StreamClosedError):
@@ -411,7 +429,7 @@ class CaptureScope:
 class CaptureMethods:
     """The captures of a `Stream`, which inherits them from here."""
 
-    _reference: interop.Reference  # set by `Stream`
+    _reference: Reference  # set by `Stream`
 
     def capture(self, mode: CaptureMode = CaptureMode.GLOBAL) -> CaptureScope:
         """Captures the work of a `with` block into a graph.
@@ -486,7 +504,7 @@ class CaptureMethods:
         """
         stream = self._reference
         _forget_ended_elsewhere(stream)
-        interop.call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
+        call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
         _note_begun(stream)
 
     def begin_capture_to_graph(
@@ -517,7 +535,7 @@ class CaptureMethods:
         nodes, edges = as_driver_dependencies(dependencies)
         with _capturing_into(stream, Graph.borrow(graph)) as value:
             handle = _driver.bindings().CUgraph(value)
-            interop.call_on(stream, name, handle, nodes, edges, len(nodes), _as_driver_mode(mode))
+            call_on(stream, name, handle, nodes, edges, len(nodes), _as_driver_mode(mode))
             _note_begun(stream)
 
     def begin_recapture_to_graph(
@@ -554,7 +572,7 @@ class CaptureMethods:
             handle = driver.CUgraph(value)
             address = ctypes.cast(native, ctypes.c_void_p).value or 0
             function = driver.CUgraphRecaptureCallback(address)
-            interop.call_on(stream, name, _as_driver_mode(mode), handle, function, 0)
+            call_on(stream, name, _as_driver_mode(mode), handle, function, 0)
             _note_begun(stream)
 
     def end_capture(self) -> Graph:
@@ -615,7 +633,7 @@ class CaptureMethods:
         nodes, edges = as_driver_dependencies(dependencies)
         name = _driver.annotated("cuStreamUpdateCaptureDependencies")
         update = int(_arguments.member(DependencyUpdate, mode, "mode"))
-        interop.call_on(self._reference, name, nodes, edges, len(nodes), update)
+        call_on(self._reference, name, nodes, edges, len(nodes), update)
 
 
 # ----------------------------------------------------------------------------- the modes of threads

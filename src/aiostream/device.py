@@ -15,23 +15,24 @@ from aiostream.errors import ContextFailedError, CudaError
 __all__ = ["Context", "Device"]
 
 _CONTEXT_IS_DESTROYED = 709
-_DESTROYED = (
-    201,
-    400,
-    _CONTEXT_IS_DESTROYED,
-)  # what a context's private stream answers when it went with its context
-_MAX_WAIT_LISTS = 1024  # streams of a context of which it is remembered how long their waits take
-# Any thread, single dict operations: a lock would be met by a signal handler in the thread that
-# holds it.
+# What the driver answers for a context's private stream after the context was destroyed.
+_DESTROYED = (201, 400, _CONTEXT_IS_DESTROYED)
+_MAX_WAIT_LISTS = 1024  # how many streams per context keep a wait history
+# Any thread, single dict operations. There is no lock, because a signal handler that runs in the
+# thread that holds it would wait for it without end.
 _primary: dict[int, int] = {}  # device ordinal -> primary context, retained once per process
-_contexts: dict[int, Context] = {}  # context id -> Context; ids are never reused, handles are
+# Context id -> Context. The driver never uses an id again, as it does with handles.
+_contexts: dict[int, Context] = {}
 
 
 _AWAITED = (
-    "there was an await in a block of as_current(): the other tasks of this thread ran with its context and current stream. "
-    "Await after the block"
+    "there was an await in a block of as_current(): the other tasks of this thread ran with its "
+    "context and current stream. Await after the block"
 )
-_TWO_THREADS = "a block of as_current() was left in another thread than it was entered in. Enter and leave it in one thread"
+_TWO_THREADS = (
+    "a block of as_current() was left in another thread than it was entered in. Enter and leave it "
+    "in one thread"
+)
 
 
 class _Block:
@@ -41,12 +42,13 @@ class _Block:
 
     def __init__(self, entered: list[_Block]) -> None:
         self.is_open = True
-        self.entered = entered  # of its thread, whose number may be another thread's later
+        # The list of its thread. Not the thread's number, which a later thread may get.
+        self.entered = entered
         entered.append(self)
 
 
 class _Blocks(threading.local):
-    """The blocks that were entered in this thread and whose contexts are still on its stack, the uppermost last."""
+    """The blocks of this thread whose contexts are still on its stack, the uppermost last."""
 
     def __init__(self) -> None:
         self.entered: list[_Block] = []
@@ -71,8 +73,8 @@ def _ordinal_of(device: DeviceLike) -> int:
     if not isinstance(device, bool) and hasattr(device, "__index__"):
         return int(operator.index(device))
     raise TypeError(
-        f'a device is an int, "cuda:0", a torch.device, or a device of aiostream, cuda.core, cupy or numba, not '
-        f"{type(device).__name__}"
+        'a device is an int, "cuda:0", a torch.device, or a device of aiostream, cuda.core, cupy '
+        f"or numba, not {type(device).__name__}"
     )
 
 
@@ -91,15 +93,27 @@ def _ordinal_of_name(name: str, index: int | None) -> int:
 class Device:
     """A CUDA device, known by its ordinal. Devices compare equal by ordinal.
 
+    Wherever you can pass a device, you can also pass what `ordinal` takes.
+
     Args:
-        ordinal: The device's number, counted as CUDA counts (`CUDA_VISIBLE_DEVICES` applies). Negative numbers and numbers
-            past the last device are a `ValueError`. Or what other libraries call a device: `"cuda:0"`, a `torch.device`, a
-            device of cuda.core, cupy or numba, a numpy integer. `"cuda"` without a number is the device of the thread's current
-            context, else 0, as in torch.
+        ordinal: The device's number, as CUDA counts (`CUDA_VISIBLE_DEVICES` applies). Or what other
+            libraries call a device: `"cuda:0"`, a `torch.device`, a device of cuda.core, cupy or
+            numba, or a numpy integer. `"cuda"` without a number is the device of the thread's
+            current context, or else device 0, as in torch.
+
+    Threads: any.
 
     Raises:
         NoDriverError: There is no CUDA driver.
-        TypeError, ValueError: That is no device.
+        TypeError: This is not a device.
+        ValueError: There is no device with this number.
+
+    Example:
+        >>> device = aiostream.Device("cuda:0")
+        >>> device == aiostream.Device(0)
+        True
+        >>> int(device)
+        0
     """
 
     def __init__(self, ordinal: DeviceLike = 0) -> None:
@@ -124,9 +138,10 @@ class Device:
 
     @property
     def primary_context(self) -> Context:
-        """The device's primary context, which the CUDA runtime, torch and cupy use too (`cuDevicePrimaryCtxRetain`).
+        """The device's primary context, which the CUDA runtime, torch and cupy use, too.
 
-        It is retained at the first use and stays retained for the life of the process.
+        The library retains it at the first use, until the process ends
+        (`cuDevicePrimaryCtxRetain`).
         """
         handle = _primary.get(self._ordinal)
         if handle is not None:
@@ -135,8 +150,8 @@ class Device:
             except ContextFailedError as error:
                 if error.code != _CONTEXT_IS_DESTROYED:
                     raise
-        # The first use, or the first after another library's cuDevicePrimaryCtxReset, which leaves
-        # the handle and changes the id.
+        # This is the first use, or the first after another library has called
+        # cuDevicePrimaryCtxReset. That keeps the handle and changes the id.
         retained = int(
             _driver.call("cuDevicePrimaryCtxRetain", _driver.call("cuDeviceGet", self._ordinal))
         )
@@ -145,7 +160,10 @@ class Device:
 
     @property
     def stream_priority_range(self) -> tuple[int, int]:
-        """`(least, greatest)` priority of a stream; lower numbers go first (`cuCtxGetStreamPriorityRange`)."""
+        """The least and the greatest priority of a stream (`cuCtxGetStreamPriorityRange`).
+
+        A stream with a lower number goes first, so the greatest priority is the lower number.
+        """
         with self.primary_context._pushed():
             least, greatest = _driver.call("cuCtxGetStreamPriorityRange")
         return int(least), int(greatest)
@@ -167,9 +185,10 @@ class Device:
 
 
 def lost_context() -> tuple[Context, int] | None:
-    """A context that the library uses and that is lost, with the driver's code; `None` if all of them are well.
+    """A lost context that the library uses, with the driver's code. `None` if all are healthy.
 
-    One that was only destroyed (709) counts if the library uses no other context of that device.
+    A context that was only destroyed (709) counts if the library uses no other context of that
+    device.
     """
     used = [context for context in list(_contexts.values()) if context._context_id is not None]
     codes = [(context, context.health()) for context in used]
@@ -184,43 +203,56 @@ def lost_context() -> tuple[Context, int] | None:
 
 
 def _leave(block: _Block, watch: _turns.TurnWatch) -> str | None:
-    """Ends a block; what was wrong with it. If blocks of other tasks lie above it, its context goes when theirs have gone."""
+    """Ends a block. Returns what was wrong with it, or `None`.
+
+    If blocks of other tasks lie above it on the stack, its context is popped after theirs.
+    """
     block.is_open = False
     entered = _blocks.entered
     while entered and not entered[-1].is_open:
         entered.pop()
         with contextlib.suppress(CudaError):  # other code has popped it
             _driver.call("cuCtxPopCurrent")
-    if (
-        block.entered is not entered
-    ):  # the first thread takes its context off at the end of a later block
+    if block.entered is not entered:
+        # The thread that entered it pops the context at the end of a later block.
         return _TWO_THREADS
     return _AWAITED if watch.end() else None
 
 
 class Context(_arguments.NotCopied):
-    """A CUDA context. Not constructed by hand: `Context.from_handle`, `Device.primary_context` and `Stream.context` give one.
+    """A CUDA context.
 
-    Contexts compare equal by the driver's id, which is never reused.
+    You get one from `Device.primary_context`, `Stream.context`, `Context.from_handle` and
+    `Context.get_current`. Contexts compare equal by the driver's id, which it never uses again. The
+    library owns no context, so there is nothing to close.
+
+    Example:
+        >>> async with aiostream.Stream() as stream:
+        ...     stream.context == aiostream.Device(0).primary_context
+        True
     """
 
     def __init__(self, handle: int, identity: int) -> None:
         self._handle = handle
         self._identity = identity
-        self._context_id: int | None = (
-            None  # any thread; the watcher gives all of them the same number
-        )
-        self._ordinal = -1  # its device's, once somebody has asked; any thread, one assignment
-        # What waits have learnt of each stream, by the driver's id of it, which is never used again
-        # as handles are. Any thread, single dict operations; the oldest go when there are too many.
+        # The watcher's id of the context. Any thread. All threads get the same number.
+        self._context_id: int | None = None
+        self._ordinal = -1  # of the device, once a call has needed it; any thread, one assignment
+        # The wait lists of streams, by the driver's id of the stream, because the driver uses
+        # handles again. Any thread, single dict operations. The oldest are dropped when there are
+        # too many.
         self._wait_lists: dict[int, _native.WaitList] = {}
 
     @classmethod
     def from_handle(cls, handle: int) -> Context:
-        """The `Context` of a driver's handle, an int; nothing is owned or retained.
+        """Returns the `Context` of a driver's handle (`CUcontext`). It owns and retains nothing.
+
+        Args:
+            handle: An int.
 
         Raises:
-            TypeError, ValueError: It is no handle. 0 is none, although the driver takes it for the current context.
+            TypeError, ValueError: This is not a handle. 0 is not one either, although the driver
+                takes it as the current context.
             CudaError: The driver does not know it (`cuCtxGetId`).
         """
         handle = _arguments.handle(handle, "a CUDA context")
@@ -234,7 +266,7 @@ class Context(_arguments.NotCopied):
 
     @classmethod
     def get_current(cls) -> Context | None:
-        """The calling thread's current context, or `None` (`cuCtxGetCurrent`)."""
+        """Returns the calling thread's current context, or `None` (`cuCtxGetCurrent`)."""
         handle = int(_driver.call("cuCtxGetCurrent"))
         return cls.from_handle(handle) if handle else None
 
@@ -251,20 +283,23 @@ class Context(_arguments.NotCopied):
 
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
-        """Makes the context current in this thread for a `with` block, and puts the previous one back (`cuCtxPushCurrent`).
+        """Makes the context current in this thread for a `with` block (`cuCtxPushCurrent`).
 
-        The block must not await: the context is the thread's, so that the other tasks would use it too.
+        At the end of the block the previous context is current again. Do not await in the block,
+        because the other tasks of the thread would use the context, too.
+
+        Threads: enter and leave the block in one thread.
 
         Raises:
             CudaError: The driver refused.
-            RuntimeError: There was an await in the block, at its end. An error of the block itself goes on in its place, with a
-                note.
+            RuntimeError: At the end of the block: there was an await in it. If the block raised an
+                error, you get that one, with a note.
 
         Example:
-            ::
-
-                with aiostream.Device(1).primary_context.as_current():
-                    load_kernels()
+            >>> context = aiostream.Device(0).primary_context
+            >>> with context.as_current():
+            ...     aiostream.Context.get_current() == context
+            True
         """
         self._push()
         block = _Block(_blocks.entered)
@@ -281,9 +316,8 @@ class Context(_arguments.NotCopied):
             raise RuntimeError(fault)
 
     def _push(self) -> None:
-        if _native.context_is_gone(
-            self._handle, self._identity
-        ):  # to push it would crash the process
+        # Pushing a context that was destroyed would crash the process.
+        if _native.context_is_gone(self._handle, self._identity):
             raise _driver.error(
                 _CONTEXT_IS_DESTROYED, "cuCtxPushCurrent", f"a context of {self._place()}"
             )
@@ -291,7 +325,7 @@ class Context(_arguments.NotCopied):
 
     @contextlib.contextmanager
     def _pushed(self) -> Iterator[None]:
-        """`as_current` for the library's own calls, in which there is no await."""
+        """`as_current` for the library's own calls, which never await in it."""
         self._push()
         try:
             yield
@@ -299,11 +333,11 @@ class Context(_arguments.NotCopied):
             _driver.call("cuCtxPopCurrent")
 
     def _ensure_monitored(self) -> int:
-        """The number under which the watcher knows this context; for the library's own use.
+        """Returns the id of this context in the watcher.
 
-        At the first call it makes a private stream, which stays idle for ever, so that the watcher need never query a
-        stream that a user might be capturing or have destroyed. So the first call belongs where a stream is made anyway, and
-        not on a loop's path: see `Stream`.
+        The first call makes a private stream, which stays idle. The watcher queries that stream,
+        because users may capture or destroy their own. Making a stream may block, so the first call
+        must come from a place that makes a stream anyway, and never from a loop's path.
         """
         if self._context_id is None:
             _process.start()
@@ -321,40 +355,50 @@ class Context(_arguments.NotCopied):
                 self._handle, self._identity, idle, self._ordinal
             )
         finally:
-            if not is_taken:  # another thread was first, or there are too many contexts
+            if not is_taken:
+                # Another thread was first and has registered its own, or there are too many.
                 _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
         if is_taken:
             self._make_helpers()
         return self._context_id
 
     def _device_ordinal(self) -> int:
-        """The number of its device, asked for once."""
+        """The number of its device. The driver is called once."""
         if self._ordinal < 0:
             with self._pushed():
                 self._ordinal = int(_driver.call("cuCtxGetDevice"))
         return self._ordinal
 
     def _place(self) -> str:
-        """What the context is called in errors: by its device."""
+        """The name of the context in errors, such as `device 0`."""
         try:
             return f"device {self._device_ordinal()}"
         except CudaError:  # it is lost, or destroyed
             return repr(self)
 
     def health(self) -> int:
-        """0, or the driver's code of the failure that has befallen the context; never blocks on work of anybody.
+        """Returns 0, or the driver's code if the context has failed. It never blocks on GPU work.
 
-        A failure is told to the listeners of `on_context_failed`, and ends the process after `exit_on_context_failed`.
+        If the context has failed, the listeners of `on_context_failed` are called. The process
+        ends if you have called `exit_on_context_failed`.
+
+        Threads: any.
+
+        Raises:
+            CudaError: At the first use of the context: the driver refused to make a stream.
+
+        Example:
+            >>> aiostream.Device(0).primary_context.health()
+            0
         """
         return _native.health(self._ensure_monitored())
 
     def _wait_list(self, stream: int, history: _native.History | None = None) -> _native.WaitList:
-        """The wait list of the stream with that id. A history that is given replaces what was learnt."""
+        """The wait list of the stream with this id. If you pass a history, it replaces the old."""
         known = self._wait_lists.get(stream) if history is None else None
         if known is None:
-            streams = list(
-                self._wait_lists
-            )  # in one step: an iterator would meet other threads' changes
+            # Copied in one step. An iterator would raise when another thread changes the dict.
+            streams = list(self._wait_lists)
             for oldest in streams[: max(0, len(streams) - _MAX_WAIT_LISTS + 1)]:
                 self._wait_lists.pop(oldest, None)
             made = _native.WaitList(self._ensure_monitored(), history or _native.History())
@@ -364,15 +408,18 @@ class Context(_arguments.NotCopied):
         return known
 
     def _make_helpers(self) -> None:
-        """Makes the helper streams, for events that are recorded again. May block until the GPU is idle."""
+        """Makes the helper streams, for events that are recorded again.
+
+        May block until the GPU is idle.
+        """
         code = _native.make_helpers(self._ensure_monitored())
         if code:
             raise _driver.error(code, _native.failed_call(code) or "cuStreamCreate")
 
     def _make_private_stream(self, made: list[Any]) -> None:
         driver = _driver.bindings()
-        # RELAXED: creating a stream must not end a capture that is on in this thread or, GLOBAL, in
-        # another.
+        # RELAXED, because creating a stream would otherwise invalidate a capture in this thread,
+        # or a GLOBAL capture in another thread.
         mode = _driver.call(
             "cuThreadExchangeStreamCaptureMode",
             driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED,

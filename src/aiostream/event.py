@@ -6,8 +6,9 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from aiostream import _arguments, _driver, _native, _process, errors, hostfunc, interop, waiting
+from aiostream import _arguments, _driver, _native, _process, errors, interop, waiting
 from aiostream._owned import WithBlock
+from aiostream._reference import HasReference, Reference, current_or_default_context
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.futures import CompletionFuture
@@ -79,7 +80,7 @@ class Event(WithBlock):
                 "an interprocess event cannot record times: leave out timing or interprocess"
             )
         _process.start()
-        self._context = interop.current_or_default_context(device)
+        self._context = current_or_default_context(device)
         flags = (
             _BLOCKING_SYNC * blocking_sync
             | _DISABLE_TIMING * (not timing)
@@ -99,7 +100,7 @@ class Event(WithBlock):
             handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)
             try:
                 self._name = f"event {value:#x} on {self._context._place()}"
-                self._reference = interop.Reference(
+                self._reference = Reference(
                     handle, self._context, self._name, history=history, is_event=True
                 )
             except BaseException:
@@ -150,8 +151,8 @@ class Event(WithBlock):
                 reference.name,
                 f"The event lives on {self._context._place()}: {_ELSEWHERE}",
             )
-        hostfunc.raise_for(code, "cuEventRecord", reference.name)
-        # Not in one step with the record. If two threads record one event at the same time, this may
+        _driver.raise_for(code, "cuEventRecord", reference.name)
+        # Not in one step with the record. If two threads record one event at once, this may
         # be of the earlier record, and the driver then refuses what should be refused here.
         self._captured = captured
 
@@ -172,7 +173,7 @@ class Event(WithBlock):
         code = _native.event_query(self._handle)
         if code == _NOT_READY:
             return False
-        hostfunc.raise_for(code, "cuEventQuery", self._name)
+        _driver.raise_for(code, "cuEventQuery", self._name)
         return True
 
     def synchronize(self) -> None:
@@ -186,9 +187,7 @@ class Event(WithBlock):
             CudaError: The context has failed.
         """
         self._refuse_captured("cuEventSynchronize")
-        hostfunc.raise_for(
-            _native.event_synchronize(self._handle), "cuEventSynchronize", self._name
-        )
+        _driver.raise_for(_native.event_synchronize(self._handle), "cuEventSynchronize", self._name)
 
     async def synchronize_async(self) -> None:
         """Waits, without blocking the loop, until the GPU has passed the recorded point.
@@ -341,7 +340,7 @@ _ELSEWHERE = (
 
 
 def _require_stream(stream: Any) -> None:
-    if not isinstance(stream, interop.HasReference) or stream._reference.is_event:
+    if not isinstance(stream, HasReference) or stream._reference.is_event:
         raise TypeError(
             f"an aiostream.Stream is needed, not {type(stream).__name__}; Stream.borrow makes one "
             "of another library's"

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, cast
 
-from aiostream import _arguments, _driver, _native, _process, errors, hostfunc, interop, waiting
+from aiostream import _arguments, _arming, _driver, _native, _process, errors, interop, waiting
 from aiostream._owned import Transferable, WithBlock
+from aiostream._reference import Reference, current_or_default_context, pinned
 from aiostream.device import Context
 from aiostream.enums import (
     DebugDotFlags,
@@ -74,7 +75,7 @@ class Graph(Transferable, WithBlock):
         with _driver.unless_owned("cuGraphDestroy") as made:
             with _driver.relaxed():
                 made.append(_driver.call("cuGraphCreate", 0))
-            self._init_fields(int(made[0]), interop.current_or_default_context(), owned=True)
+            self._init_fields(int(made[0]), current_or_default_context(), owned=True)
 
     def _init_fields(
         self,
@@ -121,7 +122,7 @@ class Graph(Transferable, WithBlock):
             return graph
         return cls._from_handle(
             interop.graph_handle(graph),
-            interop.current_or_default_context(),
+            current_or_default_context(),
             owned=False,
             source=graph,
         )
@@ -134,7 +135,7 @@ class Graph(Transferable, WithBlock):
             TypeError: `handle` is not an int.
             ValueError: It is not a handle.
         """
-        return cls._from_handle(_raw(handle), interop.current_or_default_context(), owned=True)
+        return cls._from_handle(_raw(handle), current_or_default_context(), owned=True)
 
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
@@ -237,7 +238,7 @@ class Graph(Transferable, WithBlock):
         driver = _driver.bindings()
         with contextlib.ExitStack() as stack:
             if upload_stream is not None:
-                stream = stack.enter_context(interop.pinned(interop.reference_to(upload_stream)))
+                stream = stack.enter_context(pinned(interop.reference_to(upload_stream)))
                 parameters.hUploadStream = driver.CUstream(stream)
             value = stack.enter_context(self._pinned())
             stack.enter_context(self._context._pushed())
@@ -375,9 +376,7 @@ class ExecutableGraph(Transferable, WithBlock):
         if isinstance(executable, ExecutableGraph):
             return executable
         value = interop.graph_handle(executable, executable=True)
-        return cls._from_handle(
-            value, interop.current_or_default_context(), owned=False, source=executable
-        )
+        return cls._from_handle(value, current_or_default_context(), owned=False, source=executable)
 
     @classmethod
     def from_raw(cls, handle: int) -> ExecutableGraph:
@@ -387,7 +386,7 @@ class ExecutableGraph(Transferable, WithBlock):
             TypeError: `handle` is not an int.
             ValueError: It is not a handle.
         """
-        return cls._from_handle(_raw(handle), interop.current_or_default_context(), owned=True)
+        return cls._from_handle(_raw(handle), current_or_default_context(), owned=True)
 
     def launch(self, stream: Any) -> None:
         """Enqueues the whole graph on a stream (`cuGraphLaunch`).
@@ -497,7 +496,7 @@ class ExecutableGraph(Transferable, WithBlock):
         self._require_open()
         code, result, node, before = _native.graph_update(self._handle, source._handle)
         if code <= 0:
-            hostfunc.raise_for(code, "cuGraphExecUpdate", self._name)
+            _driver.raise_for(code, "cuGraphExecUpdate", self._name)
             return
         where = f" at node {node:#x}" if node else ""
         where += f" and its dependency {before:#x}" if before else ""
@@ -511,21 +510,21 @@ class ExecutableGraph(Transferable, WithBlock):
             error.result = result
         raise error
 
-    def _use(self, stream: interop.Reference, call: Any, name: str) -> None:
+    def _use(self, stream: Reference, call: Any, name: str) -> None:
         self._require_open()
         code = call(self._handle, stream.handle)
         if code == _native.RESULT_CLOSED:
             # The stream or this graph: another thread may have closed it after the check above.
             self._require_open()
-        hostfunc.raise_for(code, name, stream.name)
+        _driver.raise_for(code, name, stream.name)
 
     def _use_async(self, stream: Any, call: Any, name: str) -> CompletionFuture[None]:
         reference = interop.reference_to(stream)
         mode = waiting.mode_for(stream)
-        with interop.pinned(reference):
+        with pinned(reference):
             if mode == waiting.BY_HOST_FUNCTION:
-                hostfunc.require_ready(reference)
-                completion = hostfunc.enqueue(reference, lambda: self._use(reference, call, name))
+                _arming.require_ready(reference)
+                completion = _arming.enqueue(reference, lambda: self._use(reference, call, name))
             else:
                 completion = waiting.enqueue(
                     reference, mode, lambda: self._use(reference, call, name)
@@ -534,7 +533,7 @@ class ExecutableGraph(Transferable, WithBlock):
 
     async def _use_and_wait(self, stream: Any, call: Any, name: str) -> None:
         reference = interop.reference_to(stream)
-        hostfunc.require_ready(reference)
+        _arming.require_ready(reference)
         self._use(reference, call, name)
         await waiting.synchronize_async(waiting.Target(reference, waiting.mode_for(stream)))
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from aiostream import _arguments, _driver, interop
+from aiostream import _arguments, _driver
+from aiostream._reference import Reference, call_on, refuse_capture
 from aiostream.enums import (
     DevResourceType,
     MemAttach,
@@ -80,12 +81,10 @@ def _check(value: Any, bits: int) -> None:
         raise ValueError(f"{value} is not an unsigned number of {bits} bits")
 
 
-def _one(
-    stream: interop.Reference, name: str, operation: WaitValue | WriteValue, flags: int
-) -> None:
+def _one(stream: Reference, name: str, operation: WaitValue | WriteValue, flags: int) -> None:
     _check(operation.value, operation.bits)
     pointer = _driver.bindings().CUdeviceptr(_address(operation.pointer))
-    interop.call_on(stream, name, pointer, operation.value, flags)
+    call_on(stream, name, pointer, operation.value, flags)
 
 
 def _as_driver_operation(operation: Any) -> Any:
@@ -125,7 +124,7 @@ def _as_driver_operation(operation: Any) -> Any:
 class MemoryMethods:
     """What a `Stream` does with memory. It inherits this from here."""
 
-    _reference: interop.Reference  # set by `Stream`
+    _reference: Reference  # set by `Stream`
 
     def attach_mem_async(
         self, pointer: Any, length: int = 0, flags: MemAttach = MemAttach.SINGLE
@@ -149,8 +148,8 @@ class MemoryMethods:
         size = _arguments.address(_arguments.integer("length", length))
         who = int(_arguments.member(MemAttach, flags, "flags"))
         address = _driver.bindings().CUdeviceptr(_address(pointer))
-        interop.refuse_capture(self._reference, "cuStreamAttachMemAsync")
-        interop.call_on(self._reference, "cuStreamAttachMemAsync", address, size, who)
+        refuse_capture(self._reference, "cuStreamAttachMemAsync")
+        call_on(self._reference, "cuStreamAttachMemAsync", address, size, who)
 
     def wait_value(
         self,
@@ -220,7 +219,7 @@ class MemoryMethods:
         raw = [_as_driver_operation(operation) for operation in operations]
         if not 0 < len(raw) <= _MOST_OPERATIONS:
             raise ValueError(f"a batch has 1 to {_MOST_OPERATIONS} operations, not {len(raw)}")
-        interop.call_on(self._reference, "cuStreamBatchMemOp", len(raw), raw, 0)
+        call_on(self._reference, "cuStreamBatchMemOp", len(raw), raw, 0)
 
     def dev_resource(self, kind: DevResourceType = DevResourceType.SM) -> DevResource:
         """Returns which resources of the device the stream may use (`cuStreamGetDevResource`).
@@ -235,6 +234,6 @@ class MemoryMethods:
         kind = _arguments.member(DevResourceType, kind, "kind")
         if not _driver.supports(name):
             raise _driver.too_old(name, stream.name)
-        interop.refuse_capture(stream, name)
-        raw = interop.call_on(stream, name, _driver.bindings().CUdevResourceType(int(kind)))
+        refuse_capture(stream, name)
+        raw = call_on(stream, name, _driver.bindings().CUdevResourceType(int(kind)))
         return DevResource(kind, int(raw.sm.smCount) if kind is DevResourceType.SM else 0, raw)

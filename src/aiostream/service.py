@@ -1,18 +1,26 @@
-"""What a server asks of the whole process: to wait for several things, to drain everything, to notice a lost context."""
+"""What a server needs in a process: wait for several futures, drain, and notice a lost context."""
 
 from __future__ import annotations
 
 import math
 import signal as signals
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeVar
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Generic, Literal, TypeVar
 
 from aiostream import _arguments, _driver, _loops, _native, _process, _statistics, device, waiting
+from aiostream._completion import SettledFuture, set_result
 from aiostream.errors import ContextFailedError
-from aiostream.futures import set_result
 
-__all__ = ["drain", "exit_on_context_failed", "health", "on_context_failed", "wait"]
+__all__ = [
+    "as_completed",
+    "drain",
+    "exit_on_context_failed",
+    "health",
+    "on_context_failed",
+    "wait",
+]
 
 F = TypeVar("F", bound=Any)
 ReturnWhen = Literal["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"]
@@ -20,42 +28,55 @@ ReturnWhen = Literal["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"]
 _SHORTEST_NAP = 0.0005
 _LONGEST_NAP = 0.02
 
+# ---------------------------------------------------------------------------------- several futures
+
 
 async def wait(
     futures: Iterable[F], *, timeout: float | None = None, return_when: ReturnWhen = "ALL_COMPLETED"
 ) -> tuple[set[F], set[F]]:
-    """Waits for any or all of several futures, on trio as `asyncio.wait` does on asyncio; cancels none of them.
+    """Waits for any or all of several futures, as `asyncio.wait` does. It works on trio, too.
+
+    It cancels none of them. A timeout is not an error.
 
     Args:
-        futures: Completion futures of this loop; on asyncio any futures and tasks.
-        timeout: Seconds to wait at most; `None` for as long as it takes. That it has passed is no error.
-        return_when: `"ALL_COMPLETED"`, `"FIRST_COMPLETED"` or `"FIRST_EXCEPTION"`, asyncio's constants.
+        futures: Completion futures of this loop. On asyncio also other futures and tasks.
+        timeout: Seconds to wait at most. `None` sets no limit.
+        return_when: `"ALL_COMPLETED"`, `"FIRST_COMPLETED"` or `"FIRST_EXCEPTION"`, as in asyncio.
 
-    Cancellation: ends the waiting; the futures go on.
+    Cancellation: raises at once. The futures stay pending.
 
-    Threads: in the thread of the loop to which they belong; always a checkpoint on trio.
+    Threads: call it in the thread of the loop to which the futures belong. On trio it is always a
+    checkpoint.
 
     Returns:
-        Those that are done and those that are not.
+        The futures that are done, and those that are not.
 
     Raises:
-        TypeError: One of these is no future of a loop, or `timeout` is no number.
-        ValueError: There are none, or `return_when` is something else.
+        TypeError: One of them is not a future of a loop, or `timeout` is not a number.
+        ValueError: There are none, or `return_when` is another value.
         RuntimeError: No loop runs here.
+
+    Example:
+        >>> async with aiostream.Stream() as first, aiostream.Stream() as second:
+        ...     futures = [first.completion_future(), second.completion_future()]
+        ...     done, pending = await aiostream.wait(futures, timeout=10)
+        ...     print(len(done), len(pending))
+        2 0
     """
-    import anyio  # on first use: importing aiostream does not import anyio
+    import anyio  # on first use, because importing aiostream does not import anyio
 
     seconds = _arguments.timeout(timeout)
     if return_when not in ("ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"):
         raise ValueError(
             f"return_when is ALL_COMPLETED, FIRST_COMPLETED or FIRST_EXCEPTION, not {return_when!r}"
         )
-    every = _waitable(futures)
+    every = set(_waitable("wait", futures))
+    if not every:
+        raise ValueError("there is nothing to wait for")
     enough = _loops.current_bridge().new_future()
     unfinished = [future for future in every if not future.done()]
-    left = len(
-        unfinished
-    )  # counted down, because to look at all of them at each end would take the square of their number
+    # Counted down. Looking at all futures at each end would take the square of their number.
+    left = len(unfinished)
 
     def ended(future: F) -> None:
         nonlocal left
@@ -70,7 +91,7 @@ async def wait(
             future.add_done_callback(ended)
         with anyio.move_on_after(seconds):
             await waiting.checkpoint()
-            await enough  # type: ignore[misc]  # SettledFuture says what Completion needs; both kinds can be awaited
+            await enough  # type: ignore[misc]  # both kinds of it can be awaited
     finally:
         for future in unfinished:
             future.remove_done_callback(ended)
@@ -85,44 +106,149 @@ def _is_enough(done: Any, return_when: ReturnWhen) -> bool:
     return return_when == "FIRST_COMPLETED"
 
 
-def _waitable(futures: Iterable[F]) -> set[F]:
+def _waitable(name: str, futures: Iterable[F]) -> list[F]:
+    """The futures in order, each once."""
     if hasattr(futures, "add_done_callback") or not isinstance(futures, Iterable):
         raise TypeError(
-            f"wait takes several futures, as in wait([first, second]), not {type(futures).__name__}"
+            f"{name} takes several futures, as in {name}([first, second]), not "
+            f"{type(futures).__name__}"
         )
-    every = set(futures)
-    if not every:
-        raise ValueError("there is nothing to wait for")
+    every = list(dict.fromkeys(futures))
     for future in every:
         if not (hasattr(future, "add_done_callback") and hasattr(future, "remove_done_callback")):
-            advice = "a coroutine is given to a task, and asyncio.wrap_future takes a future of concurrent.futures"
             kind = type(future)
             raise TypeError(
-                f"wait takes futures of this loop, not {kind.__module__}.{kind.__qualname__}: {advice}"
+                f"{name} takes futures of this loop, not {kind.__module__}.{kind.__qualname__}: "
+                "make a task of a coroutine, and pass a future of concurrent.futures through "
+                "asyncio.wrap_future"
             )
     return every
 
 
-async def drain(timeout: float | None = None) -> bool:
-    """Waits until nothing of the library is pending in this process: for the end of a server.
+def as_completed(futures: Iterable[F], *, timeout: float | None = None) -> AsyncIterator[F]:
+    """Gives you several futures one by one, in the order in which they end.
 
-    That is, until every completion has settled in its loop, and every host function, callback and `enqueue_async` has been passed
-    by the GPU, also those that other tasks, loops and threads begin meanwhile. Host functions that graphs keep do not count, nor
-    does work that nobody waits for.
+    `async for future in as_completed(futures):` gives the same objects that you passed, as
+    `asyncio.as_completed` does from Python 3.13 on. It works on trio, too. It cancels none of them,
+    and you may leave the loop early. A future that failed or was cancelled is given, too.
+    `future.result()` raises its error.
 
     Args:
-        timeout: Seconds to wait at most; `None` for as long as it takes.
+        futures: Completion futures of this loop. On asyncio also other futures and tasks. There may
+            be none.
+        timeout: Seconds from this call until the last future must be done. `None` sets no limit.
 
-    Cancellation: ends the waiting.
+    Cancellation: raises at once. The futures stay pending, and you may iterate further.
 
-    Threads: in the thread of a running loop; always a checkpoint on trio.
-
-    Returns:
-        Whether nothing is pending; `False` after the timeout.
+    Threads: call it in the thread of the loop to which the futures belong, and iterate in one task.
+    On trio each step is a checkpoint.
 
     Raises:
-        TypeError, ValueError: `timeout` is no number of seconds.
+        TypeError: One of them is not a future of a loop, or `timeout` is not a number.
+        RuntimeError: No loop runs here, or two tasks iterate at once.
+        TimeoutError: In the iteration: the time is over, and no other future is done.
+
+    Example:
+        >>> async with aiostream.Stream() as first, aiostream.Stream() as second:
+        ...     futures = [stream.completion_future() for stream in (first, second)]
+        ...     async for future in aiostream.as_completed(futures, timeout=10):
+        ...         print(future.done())
+        True
+        True
+    """
+    seconds = _arguments.timeout(timeout)
+    return _AsCompleted(_waitable("as_completed", futures), seconds)
+
+
+class _Ended(Generic[F]):
+    """The futures that have ended and were not given yet.
+
+    It is their callback. It does not refer to the pending ones, because they keep it when you leave
+    the loop early.
+    """
+
+    def __init__(self) -> None:
+        self.futures: deque[F] = deque()
+        self.waiter: SettledFuture | None = None  # of the task that waits for the next
+
+    def __call__(self, future: F) -> None:
+        self.futures.append(future)
+        if self.waiter is not None and not self.waiter.done():
+            set_result(self.waiter, None)
+
+
+class _AsCompleted(AsyncIterator[F]):
+    # A class, because an async generator would hold a cancel scope across its yields.
+
+    def __init__(self, futures: list[F], seconds: float | None) -> None:
+        import anyio
+
+        _loops.current_bridge()  # refuses where no loop runs
+        self._deadline = math.inf if seconds is None else anyio.current_time() + seconds
+        self._left = len(futures)
+        self._ended: _Ended[F] = _Ended()
+        for future in futures:
+            if future.done():
+                self._ended.futures.append(future)
+            else:
+                future.add_done_callback(self._ended)
+
+    async def __anext__(self) -> F:
+        if not self._left:
+            raise StopAsyncIteration
+        if self._ended.futures:
+            await waiting.checkpoint()
+        else:
+            await self._next_end()
+        self._left -= 1
+        return self._ended.futures.popleft()
+
+    async def _next_end(self) -> None:
+        import anyio
+
+        if self._ended.waiter is not None:
+            raise RuntimeError("another task waits for the next of these futures: use one task")
+        self._ended.waiter = waiter = _loops.current_bridge().new_future()
+        left = self._deadline - anyio.current_time()
+        try:
+            with anyio.fail_after(None if left == math.inf else left):
+                await waiter  # type: ignore[misc]  # both kinds of it can be awaited
+        finally:
+            self._ended.waiter = None
+
+
+# ------------------------------------------------------------------------------ the end of a server
+
+
+async def drain(timeout: float | None = None) -> bool:
+    """Waits until nothing of the library is pending in this process, such as at a server's end.
+
+    It waits until every completion has settled in its loop, and until the GPU has passed every host
+    function, every callback and all work of `enqueue_async`. It includes those that other tasks,
+    loops and threads begin meanwhile. It does not include host functions in graphs, and work for
+    which no task waits.
+
+    Args:
+        timeout: Seconds to wait at most. `None` sets no limit.
+
+    Cancellation: raises at once.
+
+    Threads: call it in the thread of a running loop. On trio it is always a checkpoint.
+
+    Returns:
+        Whether nothing is pending. `False` after the timeout.
+
+    Raises:
+        TypeError, ValueError: `timeout` is not a number of seconds.
         RuntimeError: No loop runs here.
+
+    Example:
+        >>> async with aiostream.Stream() as stream:
+        ...     future = stream.completion_future()
+        ...     await aiostream.drain(timeout=10)
+        ...     future.done()
+        True
+        True
     """
     import anyio
 
@@ -143,57 +269,84 @@ def _anything_pending() -> bool:
     )
 
 
+# ------------------------------------------------------------------------------------ lost contexts
+
+
 class _Listener:
-    """One registration. Each has its own, also of the same function."""
+    """One registration. Each call of `on_context_failed` makes its own, also of one function."""
 
     def __init__(self, function: Callable[[ContextFailedError], object]) -> None:
         self._function = function
         self._told: dict[int, object] = {}  # by code; any thread, single dict operations
 
     def tell(self, error: ContextFailedError) -> None:
-        """Has the janitor call it, once for each code."""
+        """Has the janitor call the function, once for each code. Any thread."""
         mark = object()
+        # Two threads may meet the same code at once. `setdefault` lets one of them win.
         if self._told.setdefault(error.code, mark) is mark:
             own = _copy_of(error)
             _process.run_in_janitor(lambda: self._function(own))
 
 
-_listeners: list[_Listener] = []  # any thread; single list operations
-_failures: dict[
-    int, ContextFailedError
-] = {}  # the first of each code; any thread, single dict operations
+_listeners: list[_Listener] = []  # any thread, single list operations
+# The first error of each code. Any thread, single dict operations.
+_failures: dict[int, ContextFailedError] = {}
 
 
 def _copy_of(error: ContextFailedError) -> ContextFailedError:
-    """Without the traceback, whose frames hold what was on them."""
+    """A copy without the traceback, because its frames hold the objects that were in them."""
     return type(error)(error.code, error.name, error.call, error.stream, error.hint, error.meaning)
 
 
 def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Callable[[], None]:
-    """Has `listener(error)` called when the library first meets a sticky error, after which only a new process helps.
+    """Calls `listener(error)` when the library first meets a sticky error.
 
-    That is when a pending wait fails with it (within 50 ms of the driver's reporting it), when any call of the library meets it,
-    or when the library looks: once a second while nothing is pending, at each context in which it has made a stream. So you are
-    also told of a fault in the work of another library, for which nobody waits. The listener is called once for each code (709,
-    a destroyed context, concerns that context alone), at once if that was before; and also where no task sees the error.
+    After a sticky error every CUDA call of the process fails, and only a new process helps. The
+    library meets the error in one of these ways:
 
-    Threads: it is called in a thread of the library, which does other things too: so set an event, or send a signal. Its
-    exception goes to `sys.unraisablehook`, `SystemExit` too: `sys.exit()` in a listener does not end the process. Use
-    `exit_on_context_failed` for that, or `os._exit` or `os.kill` in the listener.
+    - A pending wait fails with it, at most 50 ms after the driver reports it.
+    - Any call of the library fails with it.
+    - The library reads the health of each context in which it has made a stream. It does this once
+      a second while nothing is pending. So you also learn of a fault in another library's work.
+
+    The library calls the listener once for each code, even if no task gets the error. If it has met
+    the error before, it calls the listener at once. Code 709, a destroyed context, concerns that
+    context alone.
+
+    Threads: call it in any thread. The library calls the listener in a thread of its own, which has
+    other things to do, too. So only set an event or send a signal there. An exception of the
+    listener goes to `sys.unraisablehook`. That includes `SystemExit`, so `sys.exit()` in a listener
+    does not end the process. Use `exit_on_context_failed` for that.
 
     Returns:
-        A function that ends this registration, and no other one of the same listener. It may be called again.
+        A function that ends this registration. You may call it again.
 
     Raises:
-        TypeError: `listener` is not callable, or is a coroutine or generator function.
+        TypeError: `listener` is not callable, or is a coroutine function or generator function.
         NoDriverError: There is no CUDA driver.
+
+    Example:
+        >>> from aiostream import simulator
+        >>> loop, failed = asyncio.get_running_loop(), asyncio.Event()
+        >>> stop = aiostream.on_context_failed(
+        ...     lambda error: loop.call_soon_threadsafe(failed.set)
+        ... )
+        >>> stream = aiostream.Stream()
+        >>> simulator.break_context(700)  # as a kernel does with an illegal address
+        >>> aiostream.health().name
+        'CUDA_ERROR_ILLEGAL_ADDRESS'
+        >>> await failed.wait()
+        True
+        >>> stop()
+        >>> simulator.recover()  # no GPU can do this
+        >>> stream.close()
     """
     _arguments.plain_function(
         listener, "on_context_failed", "have it call loop.call_soon_threadsafe"
     )
     _process.start()
-    _driver.notice_failures(_noticed)
-    _driver.tell_failures()
+    _driver.set_failure_listener(_noticed)
+    _driver.report_failures()
     registered = _Listener(listener)
     _listeners.append(registered)
     _native.failures_watch(1)
@@ -211,7 +364,8 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
 
 
 def _noticed(error: ContextFailedError) -> None:
-    # Where an error is made: perhaps on the driver's thread. Nothing is called here.
+    # Runs where the error is made, perhaps on the driver's thread. So it only has the janitor call
+    # the listeners, because they may do anything.
     first = _copy_of(error)
     if _failures.setdefault(error.code, first) is first:
         for listener in list(_listeners):
@@ -219,25 +373,29 @@ def _noticed(error: ContextFailedError) -> None:
 
 
 def health() -> ContextFailedError | None:
-    """Returns the error of a lost context, or `None` if every context in which the library has made a stream is well.
+    """Returns the error of a lost context, or `None` if all contexts are healthy.
 
-    This is what a server's health check asks. It launches nothing, so it takes microseconds also on a busy GPU. A fault shows
-    in every context of the process, so this notices also what torch or cupy has run. It does not notice a kernel that never
-    ends. A context that was only destroyed (709) counts as lost unless the library uses another one of that device.
+    Use it in a server's health check. It reads the health of every context in which the library has
+    made a stream. It launches nothing, so it takes microseconds even if the GPU is busy. A fault
+    shows in all contexts of the process, so you also see faults of torch and cupy. You do not see a
+    kernel that never ends.
+
+    A context that was only destroyed (709) counts as lost, unless the library uses another context
+    of that device.
 
     Threads: any.
 
     Returns:
-        A new error for each call, which you may raise. `None` if the library has made no stream yet.
+        A new error for each call, which you may raise. `None` if the library has made no stream.
 
     Raises:
         RuntimeError: This is a forked child.
 
     Example:
-        ::
-
-            async def livez(request):
-                return PlainTextResponse("lost", 503) if aiostream.health() else PlainTextResponse("ok")
+        >>> def livez():
+        ...     return 503 if aiostream.health() else 200
+        >>> livez()
+        200
     """
     lost = device.lost_context()
     if lost is None:
@@ -249,50 +407,53 @@ def health() -> ContextFailedError | None:
 
 
 _MOST_GRACE = 1e9  # seconds
-_exit_lock = (
-    threading.RLock()
-)  # guards the next; a signal handler may interrupt its holder, and come here too
-_exit_requests: list[
-    object
-] = []  # the latest call of exit_on_context_failed, unless that was ended
+# Guards the next. Reentrant, because a signal handler may interrupt the thread that holds it, and
+# call exit_on_context_failed or its `end` in that thread.
+_exit_lock = threading.RLock()
+_exit_requests: list[object] = []  # the latest call of exit_on_context_failed, unless it was ended
 
 
 def exit_on_context_failed(
     code: int = 70, *, grace: float = 0, signal: int | None = None
 ) -> Callable[[], None]:
-    """Ends the process when a sticky error first appears, because every CUDA call would fail from then on.
+    """Ends the process when the library first meets a sticky error.
 
-    The supervisor (uvicorn, gunicorn, systemd, Kubernetes, Ray) then starts a new process, which serves again. Without this, the
-    process lives on and answers errors.
+    After a sticky error every CUDA call of the process fails. The supervisor (uvicorn, gunicorn,
+    systemd, Kubernetes, Ray) then starts a new process, which serves again. Without this call the
+    process lives on, and answers errors.
 
-    Native code ends the process wherever the library first meets the error: in a wait, an enqueue, a health check, or when the
-    library looks by itself (see `on_context_failed`). That is before any task or listener is told, and also if Python is blocked.
-    One line on stderr says why. Nothing is flushed and no `atexit` handler runs, as with `os._exit`.
+    Native code ends the process, wherever the library meets the error (see `on_context_failed`). It
+    does so before any task or listener gets the error, and also if Python is blocked. It writes one
+    line to stderr. Like `os._exit`, it flushes nothing and runs no `atexit` handlers.
 
-    With `grace` the process first gets the signal, and tasks and listeners are told. If the process has not ended by itself after
-    so many seconds, native code ends it with `code`. Once the grace has begun, nothing changes or ends it any more.
+    With `grace`, the process first gets the signal, and tasks and listeners get the error. If the
+    process has not ended after so many seconds, native code ends it with `code`. Once the grace has
+    begun, you cannot change or end it.
 
-    A context that was only destroyed (709) does not end the process. Nor does anything in a forked child, or once aiostream's own
-    `atexit` handler has run. A second call replaces the settings of the first.
+    A destroyed context (709) does not end the process. Nothing ends a forked child, or a process in
+    which the `atexit` handler of aiostream has run. A second call replaces the settings of the
+    first.
 
     Threads: any.
 
     Args:
-        code: The exit code, 0 to 255. The default 70 is `EX_SOFTWARE`. Supervisors take 0 for a wanted end.
-        grace: Seconds; 0 ends the process at once.
-        signal: What the process is sent at the beginning of the grace, such as `signal.SIGTERM`; `None` sends nothing.
+        code: The exit code, 0 to 255. The default 70 is `EX_SOFTWARE`. Supervisors take 0 for an
+            intended exit.
+        grace: Seconds. 0 ends the process at once.
+        signal: The signal that the process gets when the grace begins, such as `signal.SIGTERM`.
+            `None` sends none.
 
     Returns:
-        A function that ends this.
+        A function that ends this. You may call it again.
 
     Raises:
-        TypeError, ValueError: An argument is not of these; or a signal is given without a grace.
+        TypeError, ValueError: An argument is not of these, or you gave a signal without a grace.
         NoDriverError: There is no CUDA driver.
 
     Example:
-        ::
-
-            aiostream.exit_on_context_failed(grace=10, signal=signal.SIGTERM)
+        >>> import signal
+        >>> stop = aiostream.exit_on_context_failed(grace=10, signal=signal.SIGTERM)
+        >>> stop()  # in a test, say
     """
     if isinstance(code, bool) or not isinstance(code, int):
         raise TypeError(f"an exit code is an int, not {type(code).__name__}")

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from aiostream import errors, interop
+from aiostream._reference import Reference, current_in_libraries, pinned
 
 __all__: list[str] = []
 
@@ -29,7 +30,7 @@ def _library(name: str, package: str) -> ModuleType:
 class SharingMethods:
     """What a `Stream` does with torch, cupy, numba and cuda.core. It inherits this from here."""
 
-    _reference: interop.Reference  # set by `Stream`
+    _reference: Reference  # set by `Stream`
 
     def core(self) -> Any:
         """Returns a `cuda.core.Stream` on the same handle. It keeps this stream alive.
@@ -139,9 +140,9 @@ class SharingMethods:
         reference = self._reference
         held, mark = reference.common.held, object()
         with (
-            interop.pinned(reference),
+            pinned(reference),
             reference.context.as_current(),
-            interop.current_in_libraries(reference),
+            current_in_libraries(reference),
         ):
             try:
                 # `into_raw` refuses while this is there. It must not wait for the end of the block,
@@ -156,7 +157,7 @@ class SharingMethods:
         handle = self._reference.handle
         # Pinned until it counts as shared, because a close in another thread would destroy the
         # handle that the other library has just taken.
-        with interop.pinned(self._reference) as value:
+        with pinned(self._reference) as value:
             stream = make(value)  # before it counts as shared, because this may fail
             if not handle.share():
                 raise errors.closed(self._reference.name)

@@ -6,13 +6,24 @@ import contextlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from types import FunctionType, TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from aiostream import _arguments, _driver, _native, _process, capture, hostfunc, interop, waiting
+from aiostream import _arguments, _arming, _driver, _native, _process, capture, interop, waiting
 from aiostream._owned import Transferable
+from aiostream._reference import (
+    LEGACY,
+    PER_THREAD,
+    Reference,
+    call_on,
+    context_of,
+    current_or_default_context,
+    name_of,
+    new_handle,
+    pinned,
+)
 from aiostream.attributes import AttributeMethods
 from aiostream.capture import CaptureMethods
 from aiostream.device import Context, Device, DeviceLike
@@ -96,7 +107,7 @@ class Stream(
     """
 
     _instead = "to_borrowed() gives a second object on the same stream"
-    _or_else = ", or `with stream.as_current():` to make it the current stream for a block"
+    _or_else = ". To make it the current stream for a block, write `with stream.as_current():`"
     _destructor = "cuStreamDestroy"
 
     def __init__(
@@ -111,7 +122,7 @@ class Stream(
         flags = int(_arguments.flag("non_blocking", non_blocking))
         strategy = waiting.strategy(wait)
         _process.start()
-        context = interop.current_or_default_context(device)
+        context = current_or_default_context(device)
         with _driver.unless_owned("cuStreamDestroy") as made:
             with context._pushed():
                 made.append(_driver.call("cuStreamCreateWithPriority", flags, urgency))
@@ -133,12 +144,12 @@ class Stream(
         self._owned = owned
         self._constants = {}
         self._source = source
-        self._name = interop.name_of(value, context)
+        self._name = name_of(value, context)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
-        handle = interop.new_handle(value, context, owned=owned, parent=parent)
+        handle = new_handle(value, context, owned=owned, parent=parent)
         try:
-            self._reference = interop.Reference(handle, context, self._name)
+            self._reference = Reference(handle, context, self._name)
             if source is not None:
                 interop.note_source(self._reference, source)
         except BaseException:
@@ -187,9 +198,7 @@ class Stream(
             borrowed = stream._borrowed_as(cls)
         else:
             value = interop.stream_handle(stream)
-            borrowed = cls._from_handle(
-                value, interop.context_of(value), owned=False, source=stream
-            )
+            borrowed = cls._from_handle(value, context_of(value), owned=False, source=stream)
         if wait is not None:
             borrowed._wait = waiting.strategy(wait)
             borrowed._mode = waiting.mode_of(borrowed._wait)
@@ -216,7 +225,7 @@ class Stream(
             True
         """
         value = interop.raw_handle(handle, "a CUDA stream")
-        if value <= interop.PER_THREAD:
+        if value <= PER_THREAD:
             raise ValueError(
                 f"handle {value} is a special stream without an owner: use Stream.legacy(), "
                 "per_thread() or borrow()"
@@ -226,21 +235,17 @@ class Stream(
                 f"the context is an aiostream.Context, not {type(context).__name__}; "
                 "Context.from_handle makes one"
             )
-        return cls._from_handle(value, context or interop.context_of(value), owned=True)
+        return cls._from_handle(value, context or context_of(value), owned=True)
 
     @classmethod
     def legacy(cls, device: DeviceLike | None = None) -> Self:
         """The legacy default stream of a device, with which every blocking stream synchronizes."""
-        return cls._from_handle(
-            interop.LEGACY, interop.current_or_default_context(device), owned=False
-        )
+        return cls._from_handle(LEGACY, current_or_default_context(device), owned=False)
 
     @classmethod
     def per_thread(cls, device: DeviceLike | None = None) -> Self:
         """The per-thread default stream. Each call on it uses the stream of the calling thread."""
-        return cls._from_handle(
-            interop.PER_THREAD, interop.current_or_default_context(device), owned=False
-        )
+        return cls._from_handle(PER_THREAD, current_or_default_context(device), owned=False)
 
     def to_borrowed(self) -> Self:
         """Returns a second `Stream` on the same handle, which does not own it.
@@ -259,11 +264,11 @@ class Stream(
         borrowed._constants = self._constants
         borrowed._source = self
         borrowed._name = self._name
-        borrowed._handle = handle = interop.new_handle(owner.value, context, False, owner)
+        borrowed._handle = handle = new_handle(owner.value, context, False, owner)
         borrowed._wait = self._wait
         borrowed._mode = self._mode
         reference = self._reference
-        borrowed._reference = interop.Reference(
+        borrowed._reference = Reference(
             handle, context, self._name, reference.wait_list, common=reference.common
         )
         return borrowed
@@ -323,7 +328,7 @@ class Stream(
             CudaError: The driver refused. The stream is closed nevertheless.
         """
         if self._owned and self._handle.is_shared:
-            _end_capture(self._reference)
+            capture.end_shared(self._reference)
         try:
             super().close()
         finally:
@@ -415,7 +420,7 @@ class Stream(
                 this thread itself is in a call on it: the function that `enqueue_async` calls has
                 called this.
         """
-        # Refused and not awaited, because this thread itself may be in the block. It would then wait
+        # Refused and not awaited, because this thread may be in the block. It would then wait
         # for itself. A block that begins after this check pins the handle, and is awaited.
         if self._owned and self._reference.common.held:
             raise RuntimeError(
@@ -427,11 +432,12 @@ class Stream(
     def _finalizer(
         self,
         handle: _native.Handle,
-        is_noted: Callable[[interop.Reference], bool] = capture.is_noted,
+        is_noted: Callable[[Reference], bool] = capture.is_noted,
+        retire: Callable[[Reference], None] = capture.retire,
     ) -> Callable[[], Any]:
         reference = self._reference
         if handle.is_shared or is_noted(reference):
-            return lambda: _retire(reference)
+            return lambda: retire(reference)
         return handle.drop
 
     def _warn_dropped(
@@ -484,9 +490,7 @@ class Stream(
             if not handle and interop.is_unmade(event):
                 self._require_open()
                 return
-            interop.call_on(
-                self._reference, "cuStreamWaitEvent", _driver.bindings().CUevent(handle), bits
-            )
+            call_on(self._reference, "cuStreamWaitEvent", _driver.bindings().CUevent(handle), bits)
         finally:
             if owner is not None and held:
                 owner.unpin()
@@ -506,7 +510,7 @@ class Stream(
         code = _native.stream_query(self._handle)
         if code == _NOT_READY:
             return False
-        hostfunc.raise_for(code, "cuStreamQuery", self._name)
+        _driver.raise_for(code, "cuStreamQuery", self._name)
         return True
 
     def synchronize(self) -> None:
@@ -519,7 +523,7 @@ class Stream(
             StreamCaptureError: The stream captures. The capture goes on.
             CudaError: The work failed.
         """
-        hostfunc.raise_for(
+        _driver.raise_for(
             _native.stream_synchronize(self._handle), "cuStreamSynchronize", self._name
         )
 
@@ -590,7 +594,9 @@ class Stream(
         """
         return self._future(_native.KIND_CALLBACK)
 
-    synchronize_async = waiting.synchronize_async
+    synchronize_async: ClassVar[Callable[[Stream], Coroutine[Any, Any, None]]] = (
+        waiting.synchronize_async
+    )
 
     def enqueue_async(
         self, fn: Callable[Concatenate[Stream, P], T], /, *args: P.args, **kwargs: P.kwargs
@@ -645,9 +651,9 @@ class Stream(
             # native code that keeps its result: an interrupt there would lose it.
             call = partial(fn, self, *args, **kwargs)
             if self._mode == waiting.BY_HOST_FUNCTION:
-                hostfunc.require_ready(self._reference)
+                _arming.require_ready(self._reference)
                 return cast(
-                    "CompletionFuture[T]", hostfunc.enqueue(self._reference, call, work).future
+                    "CompletionFuture[T]", _arming.enqueue(self._reference, call, work).future
                 )
             return cast(
                 "CompletionFuture[T]",
@@ -660,7 +666,7 @@ class Stream(
     # ------------------------------------------------------------------------------------ internals
 
     def _future(self, kind: int) -> CompletionFuture[None]:
-        completion = hostfunc.arm_completion(self._handle, self._context, self._name, kind)
+        completion = _arming.arm_completion(self._handle, self._context, self._name, kind)
         return cast("CompletionFuture[None]", completion.future)
 
     def _closed_capturing(self, error: CudaError) -> CudaError:
@@ -672,23 +678,4 @@ class Stream(
         return _driver.error(error.code, error.call, self._name, hint)
 
     def _pinned(self) -> contextlib.AbstractContextManager[int]:
-        return interop.pinned(self._reference)
-
-
-def _end_capture(reference: interop.Reference) -> None:
-    """Ends the capture of a shared stream that is about to be retired.
-
-    A retired stream is not destroyed, so nothing else would ever end its capture.
-    """
-    # Asked first, because a stream whose context was destroyed must not be touched.
-    if reference.context.health() == 0:
-        with contextlib.suppress(StreamClosedError):
-            capture.end_left(reference)
-
-
-def _retire(reference: interop.Reference) -> None:
-    """Closes, for the janitor, a dropped stream that was shared, or that has captured."""
-    if reference.handle.is_shared:
-        _end_capture(reference)
-    reference.handle.drop()
-    capture.forget(reference)
+        return pinned(self._reference)

@@ -1,22 +1,28 @@
-"""How a wait is carried out: ready at once, polled by the task, left to a timer or the watcher, or by a host function."""
+"""How a wait is carried out: over at once, polled by the task, or left to a timer or the watcher.
+
+`_native.WaitList.begin`, `_native.begin_event_wait`, `_native.Wait.poll` and `await` of a `Wait`
+all answer in one form:
+
+- `None`: the wait is over, and the work has succeeded.
+- A `Wait`: it is not over, and this task polls it (not an answer of `await`).
+- A number from `_native.FIRST_TICKET` on: the ticket of a wait that a timer or the watcher has now.
+- Any other number: an error or a refusal, for `_driver.raise_for`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from aiostream import _arguments, _loops, _native, _points, hostfunc, interop
+from aiostream import _arguments, _arming, _driver, _loops, _native, _points
+from aiostream._completion import Completion, EventCompletion, SettledFuture, State, leak
+from aiostream._reference import Reference, call_with, wait_list_of
 from aiostream.enums import WaitStrategy
-from aiostream.futures import Completion, EventCompletion, SettledFuture, State, leak
 
 __all__ = ["default_wait", "set_default_wait"]
 
-# What `_native.WaitList.begin` and `Wait.poll` answer: 0, the wait is over; a small number, a
-# refusal; one from here on, the ticket of a wait that was left to a timer or the watcher; a `Wait`,
-# which this task polls. To await a `Wait` polls it in each turn of asyncio's loop, and says at last
-# what `poll` would, or None for 0.
-_TICKETS = _loops.TICKETS
+_FIRST_TICKET = _native.FIRST_TICKET
 _Wait = _native.Wait
 _STAGE_TASK = _native.STAGE_TASK
 _STAGE_WATCHER = _native.STAGE_WATCHER
@@ -32,10 +38,19 @@ _default: WaitStrategy | None = None  # any thread; one assignment
 
 
 def default_wait() -> WaitStrategy:
-    """The strategy of streams and events that are made without one: `set_default_wait`'s, else `AIOSTREAM_WAIT`'s, else `AUTO`.
+    """Returns the strategy of streams and events that you make without one.
+
+    It is the strategy that you gave to `set_default_wait`. If you gave none, it is the one in the
+    environment variable `AIOSTREAM_WAIT`, and otherwise `AUTO`.
 
     Raises:
         ValueError: The environment variable names no strategy.
+
+    Example:
+        >>> aiostream.set_default_wait("event")
+        >>> aiostream.default_wait()
+        <WaitStrategy.EVENT: 'event'>
+        >>> aiostream.set_default_wait(None)
     """
     if _default is not None:
         return _default
@@ -44,48 +59,64 @@ def default_wait() -> WaitStrategy:
 
 
 def set_default_wait(wait: WaitStrategy | str | None) -> None:
-    """Sets the process's default strategy, for streams and events that are made from now on.
+    """Sets this process's default strategy, for streams and events that you make later.
 
     Args:
-        wait: A strategy or its name; `None` goes back to `AIOSTREAM_WAIT` and `AUTO`.
+        wait: A strategy or its name. `None` goes back to `AIOSTREAM_WAIT` and `AUTO`.
 
     Raises:
         ValueError: There is no such strategy.
+
+    Example:
+        >>> aiostream.set_default_wait("event")
+        >>> async with aiostream.Stream() as stream:
+        ...     stream.wait_strategy
+        <WaitStrategy.EVENT: 'event'>
+        >>> aiostream.set_default_wait(None)
     """
     global _default
     _default = None if wait is None else strategy(wait)
 
 
 def strategy(wait: WaitStrategy | str | None, source: str = "wait") -> WaitStrategy:
-    """What was asked for, or the default."""
+    """Returns the strategy that the caller has named, or the default."""
     return default_wait() if wait is None else _arguments.member(WaitStrategy, wait, source)
 
 
 async def in_thread(blocking: Callable[[], None]) -> None:
-    """Runs what may block in a worker thread of the loop's. Cancelled, it leaves the thread to finish by itself."""
-    import anyio.to_thread  # on the rare path that needs it: importing aiostream does not import anyio
+    """Runs a function that may block in a worker thread of the loop.
+
+    Cancellation: raises at once. The thread finishes the function by itself.
+    """
+    import anyio.to_thread  # here, because importing aiostream must not import anyio
 
     await anyio.to_thread.run_sync(blocking, abandon_on_cancel=True)
 
 
-checkpoint = _loops.checkpoint
+checkpoint: Callable[[], Coroutine[Any, Any, None]] = _loops.checkpoint
 _current_bridge = _loops.current_bridge
 _yield_turn = _loops.yield_turn
 
 
 class _Watched(Completion):
-    """A wait that was left to a timer or the watcher. It ends, or it is handed back to its task shortly before its end."""
+    """A wait that a timer or the watcher has. It ends, or its task gets it back shortly before.
+
+    Threads: the loop's thread, in the task and in the drain.
+    """
 
     __slots__ = ("spinning",)
 
-    def __init__(self, future: SettledFuture, reference: interop.Reference) -> None:
+    def __init__(self, future: SettledFuture, reference: Reference) -> None:
         super().__init__(
             future, reference.name, "cuEventQuery", reference.context._ensure_monitored()
         )
         self.spinning: _native.Wait | None = None  # once it was handed back
 
     def handed_back(self, wait: _native.Wait, orphaned: bool) -> None:
-        """From now on the task polls it, if it still waits."""
+        """Gives the wait to its task, which polls it from now on, if it still waits.
+
+        If it does not, `wait` dies here and drops itself.
+        """
         if (
             self.state is State.PENDING
             and not orphaned
@@ -96,19 +127,23 @@ class _Watched(Completion):
         self._settle(0, orphaned)
 
     def cancel(self) -> None:
-        """The task has gone."""
+        """Ends the wait, because its task has gone."""
         super().cancel()
         if self.spinning is not None:
             self.spinning.drop()
 
 
 def mode_of(wait: WaitStrategy) -> int:
-    """The number of a strategy: looking a strategy up in each wait would take longer than all else."""
+    """Returns native code's number of a strategy.
+
+    Streams look it up once, because a lookup in each wait would take longer than all else.
+    """
     return _MODES[wait]
 
 
 def mode_for(stream: Any) -> int:
-    """The mode of anybody's stream: what ours was made with, the default for another library's."""
+    """Returns the mode of any stream. Another library's stream has the default one."""
+    # cuda.core's streams may have an attribute of that name one day, hence the check of its type.
     chosen = getattr(stream, "wait_strategy", None)
     return mode_of(chosen if isinstance(chosen, WaitStrategy) else default_wait())
 
@@ -117,16 +152,16 @@ class Awaitable(Protocol):
     """What can be waited for: a `Stream`, an `Event`, or a `Target`."""
 
     @property
-    def _reference(self) -> interop.Reference: ...
+    def _reference(self) -> Reference: ...
 
     @property
     def _mode(self) -> int: ...
 
 
 class Target:
-    """Another library's stream, as far as it is waited for."""
+    """What a wait needs of another library's stream."""
 
-    def __init__(self, reference: interop.Reference, mode: int) -> None:
+    def __init__(self, reference: Reference, mode: int) -> None:
         self._reference = reference
         self._mode = mode
 
@@ -134,61 +169,64 @@ class Target:
 async def synchronize_async(self: Awaitable) -> None:
     """Waits, without blocking the loop, until all work that is on the stream now is done.
 
-    Equals `synchronize()` for the task that calls it: when it returns, the work has succeeded. How it waits is the stream's
-    `wait_strategy`. All strategies but `HOSTFUNC` record an event, which costs the GPU nothing and never blocks, also on a
-    full stream. With `HOSTFUNC`, `query()` may say `False` for some microseconds more, until the driver's own thread is back
-    from the wake-up, and the enqueue may block on a full stream.
+    For the task that calls it, this equals `synchronize()`: when it returns, the work has
+    succeeded. The stream's `wait_strategy` says how it waits. All strategies but `HOSTFUNC` record
+    an event. That costs the GPU nothing and never blocks, also on a full stream. With `HOSTFUNC`,
+    the call may block while the stream is full, and `query()` may return `False` for some
+    microseconds after the wait, until the driver's thread has returned.
 
-    Cancellation: raises at once; the GPU goes on. On asyncio a wait that is over at once may return without a turn of the loop:
-    it need not meet a timeout of 0.
+    Cancellation: raises at once. The GPU continues with the work. On asyncio, a wait that is over
+    at once may return without a turn of the loop, so a timeout of 0 need not end it.
 
-    Threads: in the thread of a running asyncio or trio loop; always a checkpoint on trio.
+    Threads: call it in a task of a running asyncio or trio loop. On trio it is always a checkpoint.
 
     Raises:
         RuntimeError: No loop runs here.
-        StreamClosedError: The stream is closed.
-        StreamCaptureError: The stream captures; it goes on doing so.
-        CudaError: The work, or the context, has failed.
+        StreamClosedError: You have closed the stream.
+        StreamCaptureError: The stream is capturing. The capture goes on.
+        CudaError: The work or the context has failed.
+
+    Example:
+        >>> async with aiostream.Stream() as stream:
+        ...     # enqueue work here, with any library
+        ...     await stream.synchronize_async()
+        ...     stream.query()
+        True
     """
-    # The method of `Stream` itself, so that one coroutine suffices: each costs time and memory. It
-    # holds the stream, because a stream that only this coroutine refers to must not be closed by
-    # its finalizer.
+    # `Stream` has this function as its method, because each coroutine in between would cost time
+    # and memory. The argument keeps the stream alive, because a stream that only this coroutine
+    # refers to must not be closed by its finalizer.
     reference, mode = self._reference, self._mode
     if mode == BY_HOST_FUNCTION and not reference.is_event:
-        await wait_for(hostfunc.arm_completion(reference.handle, reference.context, reference.name))
+        await wait_for(_arming.arm_completion(reference.handle, reference.context, reference.name))
         return
     bridge = _current_bridge()
-    take_turn = bridge.checkpoint
-    answer: int | _native.Wait
+    answer: int | _native.Wait | None
     if reference.is_event:
         answer = _begin_event(reference, bridge, mode)
     else:
-        wait_list = reference.wait_list or interop.wait_list_of(reference)
+        wait_list = reference.wait_list or wait_list_of(reference)
         answer = wait_list.begin(reference.handle, bridge.queue, mode)
-    if answer == 0:
-        if take_turn is not None:
-            await take_turn()
+    if answer is None:
+        if bridge.checkpoint is not None:
+            await bridge.checkpoint()
         elif bridge.must_yield():
             await _yield_turn()
         return
-    # Whoever keeps an exception of this coroutine, and so its frame, must not keep the bridge: it
-    # dies with its loop.
+    until_over = bridge.until_over
+    # An exception keeps this frame. If the frame kept the bridge, the bridge would outlive its
+    # loop, and its queue would stay open.
     del bridge
     watched = None
     try:
         while True:
             if isinstance(answer, _Wait):
-                if take_turn is not None:
-                    await take_turn()
-                    answer = answer.poll()
-                else:
-                    over = await answer
-                    if over is None:
-                        return
-                    answer = over
-            elif answer >= _TICKETS:
-                # It may have fired already, but it is delivered by this very thread, and not before
-                # the next await.
+                answer = await until_over(answer)
+                if answer is None:
+                    return
+            elif answer >= _FIRST_TICKET:
+                # The ticket may have fired already. It is not lost, because this thread delivers it
+                # and does so in the next await at the earliest.
                 watched = _points.registry[answer] = _Watched(
                     _current_bridge().new_future(), reference
                 )
@@ -196,9 +234,10 @@ async def synchronize_async(self: Awaitable) -> None:
                 await watched.future  # type: ignore[misc]  # SettledFuture says what Completion needs; it can be awaited
                 if watched.spinning is None:
                     return
-                answer = (
-                    watched.spinning.poll()
-                )  # handed back: polled first, because its end may have come
+                # Handed back. The task polls before the next turn, because the end may have come.
+                answer = watched.spinning.poll()
+                if answer is None:
+                    return
             else:
                 break
     except BaseException:
@@ -207,14 +246,14 @@ async def synchronize_async(self: Awaitable) -> None:
         if isinstance(answer, _Wait):
             answer.drop()
         raise
-    if answer != 0:
-        hostfunc.raise_for(
-            answer, "cuEventQuery" if reference.is_event else "cuStreamQuery", reference.name
-        )
+    _driver.raise_for(
+        answer, "cuEventQuery" if reference.is_event else "cuStreamQuery", reference.name
+    )
 
 
-def _begin_event(event: interop.Reference, bridge: _loops.Bridge, mode: int) -> int | _native.Wait:
-    mode = max(mode, _native.WAIT_AUTO)  # an event is never waited for by a host function alone
+def _begin_event(event: Reference, bridge: _loops.Bridge, mode: int) -> int | _native.Wait | None:
+    # With the strategy HOSTFUNC too, because a host function cannot wait for an event.
+    mode = max(mode, _native.WAIT_AUTO)
     assert event.history is not None
     return _native.begin_event_wait(
         event.handle, bridge.queue, mode, event.context._ensure_monitored(), event.history
@@ -222,52 +261,56 @@ def _begin_event(event: interop.Reference, bridge: _loops.Bridge, mode: int) -> 
 
 
 def enqueue(
-    reference: interop.Reference, mode: int, call: Callable[[], Any], keepalive: Any = None
+    reference: Reference, mode: int, call: Callable[[], Any], keepalive: Any = None
 ) -> Completion:
-    """Calls `call`, which enqueues work on a pinned stream, and gives the completion of what it enqueued.
+    """Calls `call`, which enqueues work on a pinned stream, and returns the work's completion.
 
-    Everything that can be refused is reserved before `call` runs. What is kept alive lives until the GPU has passed, or is
-    counted as leaked if that cannot be proved.
+    Everything that can be refused is reserved before `call` runs. `keepalive` lives until the GPU
+    has passed the work, or is counted as leaked if that cannot be proved.
 
     Raises:
         RuntimeError: No loop runs here.
-        StreamCaptureError: The stream captures, or `call` has left it capturing.
+        StreamCaptureError: The stream is capturing, or `call` has left it capturing.
         CudaError: The driver refused, or the context has failed.
     """
     bridge = _current_bridge()
     context_id = reference.context._ensure_monitored()
-    hostfunc.require_healthy(reference, recent=True)
-    wait_list = reference.wait_list or interop.wait_list_of(reference)
+    _arming.require_healthy(reference, recent=True)
+    wait_list = reference.wait_list or wait_list_of(reference)
     reserved = wait_list.reserve(bridge.queue, mode)
     if isinstance(reserved, int):
-        hostfunc.raise_for(reserved, "cuEventCreate", reference.name)
+        _driver.raise_for(reserved, "cuEventCreate", reference.name)
         raise AssertionError("a reservation is refused with an error")
     future = bridge.new_polled_future()
     completion = EventCompletion(
         future, reference.name, context_id, wait_list, bridge.orders, reserved, keepalive
     )
+    # Before `call`, because the ticket may fire as soon as the event is recorded, and a ticket that
+    # is not registered then would be ignored.
     _points.registry[reserved.ticket] = completion
     refusal = 0
     results: list[Any] = []
     try:
-        refusal = interop.call_with(reference, call, results)
-        hostfunc.raise_for(refusal, "cuCtxPushCurrent", reference.name)
+        refusal = call_with(reference, call, results)
+        _driver.raise_for(refusal, "cuCtxPushCurrent", reference.name)
         completion.result = results[0]
         _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
         refusal, stage = reserved.record(reference.handle)
         if stage == _STAGE_TASK:
             bridge.poll_soon()
-        hostfunc.raise_for(refusal, "cuEventRecord", reference.name, hostfunc.LEFT_CAPTURING)
+        _driver.raise_for(refusal, "cuEventRecord", reference.name, _arming.LEFT_CAPTURING)
         completion.enter_order()
-        if stage != _STAGE_WATCHER:  # which has it until the end
+        # A task that awaits the future may poll, unless the watcher has the wait until the end.
+        if stage != _STAGE_WATCHER:
             future.point = completion
     except BaseException:
-        # The future is given to nobody, but what `call` enqueued may be in flight. Each step may be
-        # cut short by an interrupt.
+        # No caller gets the future, but what `call` has enqueued may be in flight. An interrupt may
+        # cut each of these steps short. None of them may release what the GPU still uses.
         completion.result = results
         if keepalive is not None and refusal == 0 and not reserved.is_recorded:
             reserved.record(reference.handle)
-        bridge.poll_soon()  # what was recorded may be the loop's to poll
+        # What was recorded may be the loop's to poll. Without this drain it would never end.
+        bridge.poll_soon()
         completion.cancel()
         raise
     finally:
@@ -276,16 +319,16 @@ def enqueue(
                 leak((keepalive, results))
             _points.registry.pop(reserved.ticket, None)
             del completion.reserved
-        # An exception keeps this frame. The bridge must die with its loop, and a reservation counts
-        # as a pending wait.
+        # An exception keeps this frame. If the frame kept the bridge, the bridge would outlive its
+        # loop. If it kept the reservation, that would count as a pending wait.
         del bridge, reserved
     return completion
 
 
 async def wait_for(completion: Completion) -> None:
-    """Waits until the GPU has passed a point at which only this task waits.
+    """Waits until the GPU has passed a point for which only this task waits.
 
-    Cancellation: raises at once; the point stays registered until the GPU has passed it.
+    Cancellation: raises at once. The point stays registered until the GPU has passed it.
 
     Raises:
         CudaError: The context has failed.

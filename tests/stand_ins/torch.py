@@ -1,8 +1,10 @@
-"""A stand-in for torch, as far as `aiostream.bench.torch_ways` uses it, for machines without torch or a GPU.
+"""A stand-in for torch, as far as `aiostream.bench.torch_ways` uses it, for machines without torch
+or a GPU.
 
-Tensors are 4-byte floats in the driver's memory. An operation on the GPU launches one short kernel on the current stream and
-returns its input, so a model's result is its input, and arrives only when the stream has done its work. Current streams,
-copies, events, captures and the memory that belongs to a stream are as torch has them.
+Tensors are 4-byte floats in the driver's memory. An operation on the GPU launches one short kernel
+on the current stream and returns its input, so a model's result is its input, and arrives only when
+the stream has done its work. Current streams, copies, events, captures and the memory that belongs
+to a stream are as torch has them.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def _device() -> _Device:
     return _thread.device
 
 
-# ------------------------------------------------------------------------------------------------ torch.cuda
+# --------------------------------------------------------------------------------------- torch.cuda
 
 
 class Stream:
@@ -182,20 +184,23 @@ cuda = SimpleNamespace(
 )
 
 
-# ------------------------------------------------------------------------------------------------ tensors
+# ------------------------------------------------------------------------------------------ tensors
 
 
 class Memory:
-    """A block of the driver's memory. On the GPU it goes back to those of the stream on which it was allocated."""
+    """A block of the driver's memory.
+
+    On the GPU it goes back to those of the stream on which it was allocated.
+    """
 
     def __init__(self, count: int, on_gpu: bool) -> None:
         device = _device()
+        self.key: tuple[int, int] | None = None
         if on_gpu:
             self.key = (_current_stream().cuda_stream, count)
             free = device.given_back.setdefault(self.key, [])
             self.address = free.pop() if free else int(_call("cuMemAlloc", count * _SIZE))
         else:
-            self.key = None
             self.address = int(_call("cuMemHostAlloc", count * _SIZE, 0))
 
     def __del__(self) -> None:
@@ -277,7 +282,7 @@ manual_seed: Callable[[int], None] = _random.seed
 inference_mode = contextlib.nullcontext
 
 
-# ------------------------------------------------------------------------------------------------ torch.nn
+# ----------------------------------------------------------------------------------------- torch.nn
 
 
 class Layer:

@@ -1,4 +1,7 @@
-"""The thread that has loops drain which cannot watch a descriptor, and trio once it has cancelled its system tasks."""
+"""The dispatcher: a thread that wakes loops which cannot watch a descriptor themselves.
+
+Such loops are asyncio's without `add_reader`, and trio once it has cancelled its system tasks.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ from typing import Any
 from aiostream import _process
 from aiostream._loops.bridge import Bridge
 
-_RETRY_SECONDS = 0.05  # after which a loop that could not be had drain is asked again
-_lock = (
-    threading.RLock()
-)  # guards the creation of the dispatcher; a signal handler may interrupt its holder
+# Seconds until the thread asks a loop again whose `schedule_drain` has raised an error.
+_RETRY_SECONDS = 0.05
+# Held while the dispatcher is made, because two threads may need it first at the same time. Without
+# it there could be two, each with a thread and an epoll that are never closed. Reentrant, because a
+# signal handler may come here in the thread that holds it, and would deadlock with itself.
+_lock = threading.RLock()
 
 
 class Dispatcher:
@@ -23,29 +28,39 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._lock = threading.RLock()  # makes one step of what is done to the two that follow
-        # Descriptor -> bridge. A descriptor outlives its bridge and becomes another's: queues are
-        # recycled, never closed.
+        # Held while `_bridges` and the epoll change together. Any thread adds, and the dispatcher
+        # and the janitor forget. Without it, a late `_forget` could unregister the descriptor that
+        # `add` has just registered for the next owner. Reentrant for signal handlers.
+        self._lock = threading.RLock()
+        # Descriptor -> bridge. Weak, because only its loop may keep a bridge alive. A descriptor
+        # outlives its bridge and goes to another one, because queues are recycled and never closed.
         self._bridges: dict[int, weakref.ref[Bridge]] = {}
-        self._failed: set[int] = set()  # whose loop could not be had drain; by the thread alone
+        # Descriptors whose loop could not be asked. Used by the thread that serves, alone.
+        self._failed: set[int] = set()
+        # A daemon that is never stopped, because loops may run until the very end, in functions
+        # that atexit calls after ours.
         thread = threading.Thread(target=self._run, name="aiostream-dispatcher", daemon=True)
-        # Never stopped: loops may run until the very end, in functions that atexit calls after
-        # ours. An empty context, because some Pythons give a thread the context of the task that
-        # starts it, and what that holds would never die.
+        # In an empty context, because some Pythons give a thread the context of the task that
+        # starts it. What that task's variables hold would then never die.
         try:
             contextvars.Context().run(thread.start)
-        except (
-            RuntimeError
-        ):  # from Python 3.12 on no thread can be started in the functions that atexit calls
+        except RuntimeError:
+            # From Python 3.12 on, no thread can be started in the functions that atexit calls. The
+            # janitor runs by then and does this work. Without it, these loops would hang.
             _process.watch_in_janitor(self._epoll.fileno(), lambda: self._serve(0))
 
     def add(self, bridge: Bridge) -> None:
-        """From now on, has `bridge` drain whenever its queue was empty and something arrives."""
+        """Wakes `bridge` from now on when its queue was empty and something arrives.
+
+        Threads: any.
+        """
         descriptor = bridge.descriptor
 
-        # The thread may never see an arrival for the descriptor's next owner, who can be faster. So
-        # the bridge's end counts too. The names are bound here, because at the interpreter's end
-        # those of the module may be gone.
+        # Runs in a finalizer when the bridge dies. The thread forgets a dead bridge when something
+        # arrives for its descriptor. But the descriptor's next owner may read that arrival first,
+        # and then the thread never sees it. So the janitor forgets it too. It runs there, because a
+        # finalizer must not take `_lock`. The default arguments bind the names, because at the
+        # interpreter's end the names of the module may be gone.
         def gone(
             reference: weakref.ref[Bridge],
             forget: Any = self._forget,
@@ -55,20 +70,22 @@ class Dispatcher:
 
         with self._lock:
             self._bridges[descriptor] = weakref.ref(bridge, gone)
-            # Edge-triggered: native code writes to the descriptor once per batch, and only the loop
-            # reads it.
+            # Edge-triggered, because only the loop reads the descriptor, and it may come late. The
+            # level would keep this thread spinning until then.
             try:
                 self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLET)
-            except FileExistsError:
+            except FileExistsError:  # of an earlier owner, which was not forgotten yet
                 self._epoll.modify(descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _run(self) -> None:
-        _process.block_signals()  # they are for the program's threads
+        _process.block_signals()
         while True:
             self._serve(_RETRY_SECONDS if self._failed else None)
 
     def _serve(self, timeout: float | None) -> None:
         arrived = {descriptor for descriptor, _ in self._epoll.poll(timeout)}
+        # The failed ones again, because native code wakes an epoll once for each batch. Without a
+        # retry, what has arrived for them would wait until something else arrives.
         for descriptor in arrived | self._failed:
             self._have_drained(descriptor)
 
@@ -77,7 +94,9 @@ class Dispatcher:
         bridge = reference() if reference is not None else None
         try:
             there = bridge is not None and bridge.schedule_drain()
-        except BaseException as error:  # a loop of somebody's: the others must not wait for it, and it may yet come round
+        except BaseException as error:
+            # The loop is an application's own class and may raise anything. An error must not end
+            # this thread, because the other loops would hang. It is reported once, not each retry.
             if descriptor not in self._failed:
                 _process.report_unraisable(error, "aiostream's dispatcher")
             self._failed.add(descriptor)
@@ -89,21 +108,25 @@ class Dispatcher:
                 bridge.close()
 
     def _forget(self, descriptor: int, reference: weakref.ref[Bridge] | None) -> None:
-        """Or its next owner's arrivals, who watches it himself, would wake this thread."""
+        # The next owner of the descriptor may watch it itself. If the thread did so too, each of
+        # that owner's arrivals would wake this thread for nothing.
         with self._lock:
-            if (
-                self._bridges.get(descriptor) is reference
-            ):  # or another bridge has been added meanwhile
+            # Another bridge may have been added meanwhile. To unregister its descriptor would make
+            # its loop hang.
+            if self._bridges.get(descriptor) is reference:
                 self._bridges.pop(descriptor, None)
                 with contextlib.suppress(OSError):
                     self._epoll.unregister(descriptor)
 
 
-_the_dispatcher: Dispatcher | None = None  # made once under _lock
+_the_dispatcher: Dispatcher | None = None  # written once, under _lock
 
 
 def dispatcher() -> Dispatcher:
-    """The one of the process; made when it is first needed."""
+    """Returns the dispatcher of this process. The first call makes it.
+
+    Threads: any.
+    """
     global _the_dispatcher
     with _lock:
         if _the_dispatcher is None:

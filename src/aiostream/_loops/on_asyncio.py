@@ -1,4 +1,4 @@
-"""asyncio, uvloop, and whatever else keeps to asyncio's loop interface."""
+"""asyncio, uvloop, and other loops with asyncio's interface."""
 
 from __future__ import annotations
 
@@ -10,183 +10,53 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from aiostream import _native, _process
-from aiostream._loops.bridge import TICKETS, Bridge
+from aiostream._completion import EventCompletion, PolledFuture, SettledFuture
+from aiostream._loops.bridge import Bridge
 from aiostream._loops.dispatcher import dispatcher
-from aiostream.futures import EventCompletion, PolledFuture, SettledFuture
 
 
 class _Latest(threading.local):
-    """The bridge that was used last in this thread: a look-up less for each wait."""
-
+    # The bridge that was used last in this thread: it spares each wait a dict lookup.
     bridge: weakref.ref[AsyncioBridge] | None = None
 
 
-# Each wait asks these.
+# Bound once, because each wait uses these.
 _running_loop = asyncio._get_running_loop
 _current_task = asyncio.current_task
+_FIRST_TICKET = _native.FIRST_TICKET
 
-_lock = (
-    threading.RLock()
-)  # guards the creation of bridges; a signal handler may interrupt its holder
+# Held while one of the two dicts changes, because loops may start in several threads at once, and a
+# WeakKeyDictionary is written in Python. Reentrant, because a signal handler may come here in the
+# thread that holds it.
+_lock = threading.RLock()
+# Weak values, because the loop's selector holds the bridge and drops it when the loop is closed. A
+# strong value would keep the queue open until the loop object dies, and nothing would read what
+# arrives until then.
 _reader_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[AsyncioBridge]]
-_reader_bridges = weakref.WeakKeyDictionary()  # the loop's selector holds the bridge
+_reader_bridges = weakref.WeakKeyDictionary()
+# Strong values, because these loops have no reader that would hold the bridge.
 _dispatched_bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncioBridge]
-_dispatched_bridges = weakref.WeakKeyDictionary()  # nobody else would hold these
+_dispatched_bridges = weakref.WeakKeyDictionary()
 latest = _Latest()
 
 
-class AsyncioBridge(Bridge):
-    """asyncio, uvloop and whatever else keeps to asyncio's loop interface."""
-
-    current_task = staticmethod(_current_task)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
-        self.loop = weakref.ref(loop)
-
-    def must_yield(self) -> bool:
-        """Whether a task whose wait was over at once has to give the loop a turn.
-
-        asyncio runs a task until it yields. Without this, a task whose waits are always ready would starve the others, and the
-        loop's timers: all tasks together may keep the loop for about 1 ms.
-        """
-        flags = _native.spend_turn(self.queue, _current_task())
-        if flags & _native.TURN_BEGAN:
-            loop = self.loop()
-            if loop is not None:
-                loop.call_soon(_native.new_turn, self.queue)
-        return bool(flags & _native.TURN_YIELD)
-
-    def new_future(self) -> SettledFuture:
-        """`loop.create_future()`."""
-        loop = self.loop()
-        if loop is None:
-            raise RuntimeError("the event loop is gone")
-        return loop.create_future()
-
-    def new_polled_future(self) -> PolledFuture:
-        """An `AsyncioFuture`."""
-        loop = self.loop()
-        if loop is None:
-            raise RuntimeError("the event loop is gone")
-        future = AsyncioFuture(loop=loop)
-        future.point = future.polled = future.waiter = None
-        return future
-
-    def _call_next_turn(self, function: Callable[[], None]) -> None:
-        loop = self.loop()
-        if loop is not None:
-            loop.call_soon(function, context=contextvars.Context())
-
-    def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
-        """`loop.call_later`."""
-        loop = self.loop()
-        if loop is None or loop.is_closed():
-            return False
-        loop.call_later(seconds, function, context=contextvars.Context())
-        return True
-
-    def schedule_drain(self) -> bool:
-        """By `call_soon_threadsafe`, for loops without `add_reader`."""
-        loop = self.loop()
-        if loop is None:
-            return False
-        try:
-            loop.call_soon_threadsafe(self.drain)
-        except RuntimeError:
-            if loop.is_closed():
-                return False
-            raise
-        return True
+def runs_here(loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Always true, because this module is asked last and raises if no loop runs here."""
+    return True
 
 
-class AsyncioFuture(asyncio.Future[Any]):
-    """asyncio's future, but a task that awaits it polls the work itself when its end is near.
-
-    That task goes on in the turn of the loop in which it sees the end. A callback that polled could only have it called in the
-    next turn. For whoever does not await it (`asyncio.wait`, `gather`, a callback) it is a plain future, which the loop polls.
-    """
-
-    # Set by whoever makes it: a constructor of ours would take longer than all of asyncio's.
-    __slots__ = ("point", "polled", "waiter")
-
-    point: EventCompletion | None
-    polled: _native.Wait | None  # while an awaiting task polls it
-    waiter: asyncio.Future[None] | None  # where the one awaiting task that may poll waits meanwhile
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        point = self.point
-        if point is None or self.done() or _running_loop() is not self.get_loop():
-            return (yield from super().__await__())
-        polled = None
-        woken = False
-        try:
-            while not self.done():
-                polled = self.polled = point.reserved.take(woken)
-                if polled is not None:
-                    refusal = yield from polled.__await__()
-                    polled = self.polled = None
-                    if refusal is None or refusal < TICKETS:
-                        current_bridge(_running_loop()).settle_polled(self, point, refusal)
-                elif self.waiter is None:
-                    self.waiter = self.get_loop().create_future()
-                    try:
-                        yield from self.waiter
-                    finally:
-                        self.waiter = None
-                    woken = True
-                else:
-                    return (yield from super().__await__())
-        except asyncio.CancelledError:
-            self.cancel()  # as asyncio's own does
-            raise
-        except GeneratorExit:
-            raise
-        except BaseException:  # an interrupt, perhaps after the last poll, whose ticket arrives without waking the loop
-            _native.queue_wake(current_bridge(_running_loop()).queue)
-            raise
-        finally:
-            if polled is not None:
-                self.polled = None
-                polled.drop()
-        return self.result()
-
-    __iter__ = __await__
-
-    def set_result(self, result: Any) -> None:
-        """As asyncio's."""
-        self._leave()  # first: what an interrupt cuts short is repeated, but not for a future that is done
-        super().set_result(result)
-
-    def set_exception(self, exception: type | BaseException) -> None:
-        """As asyncio's."""
-        self._leave()
-        super().set_exception(exception)
-
-    def cancel(self, msg: Any = None) -> bool:
-        """As asyncio's."""
-        self._leave()
-        return super().cancel(msg)
-
-    def _leave(self) -> None:
-        """It is about to be done: its task polls no more, and goes on in its next turn."""
-        polled = getattr(self, "polled", None)
-        if polled is not None:
-            polled.drop()
-        self.wake()
-
-    def wake(self) -> None:
-        """See `PolledFuture`."""
-        waiter = getattr(self, "waiter", None)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+async def checkpoint() -> None:
+    """Does nothing: asyncio lets an await return without a turn of the loop."""
 
 
 def current_bridge(loop: asyncio.AbstractEventLoop | None) -> AsyncioBridge:
-    """The bridge of asyncio's loop that runs in this thread, and was asked for already.
+    """Returns the bridge of asyncio's running loop, and makes it if there is none.
+
+    Args:
+        loop: asyncio's running loop in this thread.
 
     Raises:
-        RuntimeError: There is none.
+        RuntimeError: `loop` is `None`.
     """
     known = latest.bridge
     if known is not None and loop is not None:
@@ -195,8 +65,8 @@ def current_bridge(loop: asyncio.AbstractEventLoop | None) -> AsyncioBridge:
             return bridge
     if loop is None:
         raise RuntimeError(
-            "no running event loop: this call belongs into a coroutine that asyncio, uvloop or trio runs (a thread without a "
-            "loop can block in synchronize() instead)"
+            "no running event loop: make this call in a coroutine that asyncio, uvloop or trio "
+            "runs. A thread without a loop can use the blocking synchronize()"
         )
     reference = _reader_bridges.get(loop)
     bridge = (
@@ -210,16 +80,193 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
     _process.start()
     bridge = AsyncioBridge(loop)
     try:
-        # In an empty context: the loop would keep the first task's, and all that its variables
-        # hold, for as long as it lives.
+        # In an empty context, because the loop would keep the context of the first task. What that
+        # task's variables hold would then live as long as the loop.
         contextvars.Context().run(loop.add_reader, bridge.descriptor, bridge.drain)
     except NotImplementedError:
-        dispatcher().add(
-            bridge
-        )  # before anybody finds the bridge: one that is not watched would never be drained
+        # Before the bridge is in the dict. A KeyboardInterrupt in between would otherwise leave a
+        # bridge there that no thread watches, and its waits would hang.
+        dispatcher().add(bridge)
         with _lock:
             _dispatched_bridges[loop] = bridge
     else:
         with _lock:
             _reader_bridges[loop] = weakref.ref(bridge)
     return bridge
+
+
+class AsyncioBridge(Bridge):
+    """The bridge of one asyncio loop. Its finalizer runs when the loop has died."""
+
+    current_task = staticmethod(_current_task)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        # Weak, because the loop's selector holds the bridge. A strong reference would be a cycle,
+        # and a loop that is dropped would live until the garbage collector runs.
+        self.loop = weakref.ref(loop)
+
+    @staticmethod
+    def until_over(wait: _native.Wait) -> _native.Wait:
+        """Returns the wait itself, because asyncio can await it: see the package's docstring."""
+        return wait
+
+    def must_yield(self) -> bool:
+        """Whether a task whose wait was over at once has to give the loop a turn.
+
+        asyncio runs a task until it yields. So a task whose waits are always over at once would
+        starve the other tasks and the loop's timers. All tasks together may keep the loop for
+        about 1 ms.
+        """
+        flags = _native.spend_turn(self.queue, _current_task())
+        if flags & _native.TURN_BEGAN:
+            loop = self.loop()
+            if loop is not None:
+                loop.call_soon(_native.new_turn, self.queue)
+        return bool(flags & _native.TURN_YIELD)
+
+    def new_future(self) -> SettledFuture:
+        """Makes a future with `loop.create_future()`."""
+        return self._open_loop().create_future()
+
+    def new_polled_future(self) -> PolledFuture:
+        """Makes an `AsyncioFuture`."""
+        future = AsyncioFuture(loop=self._open_loop())
+        future.point = future.polled = future.waiter = None
+        return future
+
+    def _open_loop(self) -> asyncio.AbstractEventLoop:
+        loop = self.loop()
+        if loop is None:
+            raise RuntimeError("the event loop is gone: make this call in a running loop")
+        return loop
+
+    def _call_next_turn(self, function: Callable[[], None]) -> None:
+        loop = self.loop()
+        if loop is not None:
+            # In an empty context, because a drain serves all tasks and must not see the variables
+            # of the one that asked for it.
+            loop.call_soon(function, context=contextvars.Context())
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
+        """Calls `loop.call_later`. Returns `False` if the loop is gone or closed."""
+        loop = self.loop()
+        if loop is None or loop.is_closed():
+            return False
+        # In an empty context, because the timer would keep what the task's variables hold.
+        loop.call_later(seconds, function, context=contextvars.Context())
+        return True
+
+    def schedule_drain(self) -> bool:
+        """Calls `call_soon_threadsafe`, for loops without `add_reader`."""
+        loop = self.loop()
+        if loop is None:
+            return False
+        try:
+            loop.call_soon_threadsafe(self.drain)
+        except RuntimeError:
+            # asyncio raises it if the loop is closed. A loop of another kind may raise it for
+            # another reason, and then the dispatcher asks again later.
+            if loop.is_closed():
+                return False
+            raise
+        return True
+
+
+class AsyncioFuture(asyncio.Future[Any]):
+    """asyncio's future, but a task that awaits it polls the work itself when the end is near.
+
+    That task continues in the turn of the loop in which it sees the end. If a callback polled, the
+    task would continue one turn later. If no task awaits the future (`asyncio.wait`, `gather`,
+    callbacks), the loop polls, and it behaves as any future.
+
+    Threads: the loop's thread only.
+    """
+
+    # The maker sets these, because a constructor in Python would take longer than asyncio's.
+    __slots__ = ("point", "polled", "waiter")
+
+    point: EventCompletion | None  # None: an awaiting task leaves the polling to others
+    polled: _native.Wait | None  # while an awaiting task polls it
+    # Where an awaiting task waits until the end is near. At most one task, because one that polls
+    # suffices. The others wait as for any future.
+    waiter: asyncio.Future[None] | None
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        point = self.point
+        # In another loop than its own, asyncio's future raises the error.
+        if point is None or self.done() or _running_loop() is not self.get_loop():
+            return (yield from super().__await__())
+        polled = None
+        woken = False
+        try:
+            while not self.done():
+                # The wait has one poller: this task, or the loop in its drains. The native
+                # part gives it to one of them, so that the ticket fires once.
+                polled = self.polled = point.reserved.take(woken)
+                if polled is not None:
+                    answer = yield from polled.__await__()
+                    polled = self.polled = None
+                    # A ticket means that a timer or the watcher has the wait now.
+                    if answer is None or answer < _FIRST_TICKET:
+                        current_bridge(_running_loop()).settle_polled(self, point, answer)
+                elif self.waiter is None:
+                    self.waiter = self.get_loop().create_future()
+                    try:
+                        yield from self.waiter
+                    finally:
+                        self.waiter = None
+                    woken = True
+                else:
+                    return (yield from super().__await__())
+        except asyncio.CancelledError:
+            self.cancel()  # as asyncio's own future does
+            raise
+        except GeneratorExit:
+            raise
+        except BaseException:
+            # A KeyboardInterrupt, perhaps after the last poll. That poll has put the ticket into
+            # the queue without waking the loop, so the loop has to be woken here, or it would not
+            # settle the future before the next arrival.
+            _native.queue_wake(current_bridge(_running_loop()).queue)
+            raise
+        finally:
+            # A task that leaves gives the wait to the watcher. Otherwise the wait would have no
+            # poller, and the future would never settle.
+            if polled is not None:
+                self.polled = None
+                polled.drop()
+        return self.result()
+
+    __iter__ = __await__
+
+    def set_result(self, result: Any) -> None:
+        """See `asyncio.Future`."""
+        # First, because a KeyboardInterrupt may cut this short. The delivery is then repeated, but
+        # not for a future that is done, and the awaiting task would never be woken.
+        self._leave()
+        super().set_result(result)
+
+    def set_exception(self, exception: type | BaseException) -> None:
+        """See `asyncio.Future`."""
+        self._leave()
+        super().set_exception(exception)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """See `asyncio.Future`."""
+        self._leave()
+        return super().cancel(msg)
+
+    def _leave(self) -> None:
+        # The future is about to be done. The task stops polling and continues in its next turn.
+        # `getattr`, because an interrupt may have come before the maker had set the slot.
+        polled = getattr(self, "polled", None)
+        if polled is not None:
+            polled.drop()
+        self.wake()
+
+    def wake(self) -> None:
+        """See `PolledFuture`."""
+        waiter = getattr(self, "waiter", None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -11,26 +11,39 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, cast
 
 from aiostream import _native, _process, _turns
-from aiostream._loops.bridge import TICKETS, Bridge
+from aiostream._completion import EventCompletion, OwnFuture, PolledFuture, SettledFuture
+from aiostream._loops.bridge import Bridge
 from aiostream._loops.dispatcher import dispatcher
 from aiostream.errors import CudaError, StreamClosedError
-from aiostream.futures import EventCompletion, OwnFuture, PolledFuture, SettledFuture
 
 _running_loop = asyncio._get_running_loop
-_lock = (
-    threading.RLock()
-)  # guards the making of the run variable; a signal handler may interrupt its holder
-_trio_bridge: Any = None  # a trio.lowlevel.RunVar, made once trio is known to run
+_FIRST_TICKET = _native.FIRST_TICKET
+# Held while the run variable is made, because runs may start in several threads at once. With two
+# run variables a run would get two bridges. Reentrant, because a signal handler may come here in
+# the thread that holds it.
+_lock = threading.RLock()
+# A `trio.lowlevel.RunVar`, written once, under _lock. It is made at the first use, because
+# importing aiostream must not import trio.
+_trio_bridge: Any = None
+
+runs_here = _turns.in_trio
 
 
-def current_bridge(trio: ModuleType) -> TrioBridge:
-    """The bridge of the run that is at work in this thread."""
+async def checkpoint() -> None:
+    """Lets trio run other tasks and deliver a cancellation, as each await on trio must."""
+    await sys.modules["trio"].lowlevel.checkpoint()
+
+
+def current_bridge(loop: object = None) -> TrioBridge:
+    """Returns the bridge of the run that is at work in this thread, and makes it if needed."""
     global _trio_bridge
+    trio = sys.modules["trio"]
     if _trio_bridge is None:
         with _lock:
             if _trio_bridge is None:
@@ -44,43 +57,57 @@ def current_bridge(trio: ModuleType) -> TrioBridge:
         return bridge
 
 
+async def _until_over(checkpoint: Callable[[], Awaitable[None]], wait: _native.Wait) -> int | None:
+    answer: int | _native.Wait | None = wait
+    while isinstance(answer, _native.Wait):
+        await checkpoint()
+        answer = wait.poll()
+    return answer
+
+
 class TrioBridge(Bridge):
-    """One run of trio."""
+    """The bridge of one run of trio, which holds it in a run variable."""
 
     def __init__(self, trio: ModuleType) -> None:
-        dispatcher()  # the run's end needs it, where a failure to make it could be raised to nobody
+        # The run's end needs the dispatcher. It is made now, because at the run's end an error
+        # could be raised to no caller.
+        dispatcher()
         super().__init__()
         self.checkpoint = trio.lowlevel.checkpoint
+        self.until_over = partial(_until_over, trio.lowlevel.checkpoint)
         self._trio = trio
         self._token = trio.lowlevel.current_trio_token()
+        # The system task refers to the bridge weakly until it runs, because the frame of a task
+        # that never starts must not keep the bridge alive.
         try:
             trio.lowlevel.spawn_system_task(_serve_trio, trio, weakref.ref(self), name="aiostream")
-        except RuntimeError:  # the run is ending: system tasks are no longer taken in
+        except RuntimeError:  # the run is ending and takes no more system tasks
             dispatcher().add(self)
 
     def current_task(self) -> Any:
-        """The task that runs now."""
+        """Returns the task that runs now, or `None` in a callback."""
         try:
             return self._trio.lowlevel.current_task()
-        except RuntimeError:  # in a callback
+        except RuntimeError:
             return None
 
     def new_future(self) -> SettledFuture:
-        """A `TrioFuture`."""
+        """Makes a `TrioFuture`."""
         return TrioFuture(self._trio, self._token)
 
     def new_polled_future(self) -> PolledFuture:
-        """A `TrioFuture`."""
+        """Makes a `TrioFuture`."""
         return TrioFuture(self._trio, self._token)
 
     def _call_next_turn(self, function: Callable[[], None]) -> None:
         try:
             self._token.run_sync_soon(function)
         except self._trio.RunFinishedError:
-            pass  # the run ends: what is still polled goes to the watcher when the bridge closes its queue
+            # What is still polled goes to the watcher when the bridge closes its queue.
+            pass
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> bool:
-        """By a system task."""
+        """Calls a function later from a system task. Returns `False` if the run is ending."""
 
         async def call() -> None:
             await self._trio.sleep(seconds)
@@ -88,18 +115,16 @@ class TrioBridge(Bridge):
 
         try:
             self._trio.lowlevel.spawn_system_task(call, name="aiostream, later")
-        except RuntimeError:  # the run is ending, or this is not its thread
+        except RuntimeError:  # the run is ending, or this is another thread
             return False
         return True
 
     def schedule_drain(self) -> bool:
-        """By `run_sync_soon`, which trio serves until its very end."""
+        """Calls `run_sync_soon`, which trio serves until its very end."""
         try:
             self._token.run_sync_soon(self.drain)
-        except (
-            self._trio.RunFinishedError,
-            OSError,
-        ):  # OSError: the run has crashed, and its own descriptor is closed
+        except (self._trio.RunFinishedError, OSError):
+            # OSError: the run has crashed, and its own descriptor is closed.
             return False
         return True
 
@@ -112,28 +137,33 @@ async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> N
         while True:
             try:
                 await trio.lowlevel.wait_readable(bridge.descriptor)
-            except OSError:  # the system has no more of what trio's epoll needs; out of here it would end the whole run
+            except OSError:
+                # The system has no memory or descriptors left for trio's epoll. The dispatcher
+                # takes over. If the error left a system task, it would end the whole run.
                 return
             bridge.drain()
     finally:
-        # The dispatcher has it drained from now on. trio cancels system tasks before it runs the
-        # finalizers of asynchronous generators, which may still wait.
+        # The dispatcher serves the bridge from now on, because trio cancels system tasks before it
+        # runs the finalizers of asynchronous generators, and those may still wait.
         dispatcher().add(bridge)
+        # What arrived between the last drain and `add` has written the descriptor already. The
+        # dispatcher's epoll is edge-triggered and would not see it without this.
         _native.queue_wake(bridge.queue)
 
 
 class TrioFuture(OwnFuture):
-    """asyncio's future for trio: settled once, awaited any number of times, in one run of trio.
+    """asyncio's future for trio. It settles once, and any task of its run can await it.
 
-    Cancellation: a cancelled `await` ends that wait; the future goes on for the others. `cancel()` ends the future, and every
-    `await` of it raises `concurrent.futures.CancelledError` (trio's own `Cancelled` belongs to its cancel scopes). If the run
-    ends first, the library cancels the future once the GPU has passed.
+    Cancellation: if an `await` is cancelled, only that await ends. The future goes on for the other
+    tasks. `cancel()` ends the future, and every `await` of it raises
+    `concurrent.futures.CancelledError`, because trio's own `Cancelled` belongs to cancel scopes. If
+    the run ends first, the library cancels the future once the GPU has passed the point.
 
-    Threads: only in the run's thread.
+    Threads: the run's thread only.
     """
 
     point: EventCompletion | None = None  # see `PolledFuture`
-    _retrieved = True  # False while an exception has been seen by nobody
+    _retrieved = True  # False: it has an exception that no code has asked for
 
     def __init__(self, trio: ModuleType, token: Any) -> None:
         self._trio = trio
@@ -141,25 +171,25 @@ class TrioFuture(OwnFuture):
         self._state = "pending"  # "pending" -> "finished" or "cancelled", once
         self._result: Any = None
         self._exception: BaseException | None = None
-        self._traceback: TracebackType | None = None  # of the exception, when it was set
-        self._raised = False  # whether the exception itself has been raised
+        self._traceback: TracebackType | None = None  # the exception's, when it was set
+        self._raised = False  # whether the exception object itself was raised
         self._message: Any = None  # of the cancellation
-        self._waiting: dict[Any, None] = {}  # trio tasks, in the order in which they came
+        self._waiting: dict[Any, None] = {}  # trio's tasks, in the order in which they came
         self.polled: _native.Wait | None = None  # while one of them polls it
         self._callbacks: list[tuple[Callable[[Any], object], contextvars.Context]] = []
 
     def __repr__(self) -> str:
-        told = ""
+        more = ""
         if self._state == "finished":
-            told = (
+            more = (
                 f" result={self._result!r}"
                 if self._exception is None
                 else f" exception={self._exception!r}"
             )
-        return f"<{type(self).__name__} {self._state}{told}>"
+        return f"<{type(self).__name__} {self._state}{more}>"
 
     def done(self) -> bool:
-        """Whether it has a result, an exception, or was cancelled."""
+        """Whether it has a result, has an exception, or was cancelled."""
         return self._state != "pending"
 
     def cancelled(self) -> bool:
@@ -167,7 +197,10 @@ class TrioFuture(OwnFuture):
         return self._state == "cancelled"
 
     def cancel(self, msg: Any = None) -> bool:
-        """Ends the future; `False` if it was done already. `msg` becomes the argument of the `CancelledError`."""
+        """Cancels the future. Returns `False` if it was done already.
+
+        `msg` becomes the argument of the `CancelledError`.
+        """
         if self.done():
             return False
         if self.polled is not None:
@@ -193,38 +226,46 @@ class TrioFuture(OwnFuture):
             raise concurrent.futures.InvalidStateError(f"the future is {self._state} already")
 
     def _drop(self) -> None:
-        # The run has ended, and all its tasks with it: nobody waits, and there is nobody to call
-        # the callbacks.
+        # Called by the janitor. The run has ended, and its tasks with it. So no task waits, and
+        # callbacks are not called, because they belong into the run's thread.
         if not self.done():
             self._message = "the run of trio to which the future belonged has ended"
             self._state = "cancelled"
 
     def result(self) -> Any:
-        """The result; raises what went wrong, to each caller an exception of the library's as an object of its own.
+        """Returns the result, or raises the exception.
+
+        Each caller gets an exception object of its own if the error is the library's.
 
         Raises:
-            concurrent.futures.InvalidStateError: It is still pending.
-            concurrent.futures.CancelledError: It was cancelled.
+            concurrent.futures.InvalidStateError: The future is pending.
+            concurrent.futures.CancelledError: The future was cancelled.
         """
         exception = self.exception()
         if exception is not None:
             try:
                 raise self._own(exception)
             finally:
-                del exception  # or the traceback's frame and the exception hold each other
+                # The traceback refers to this frame. If the frame referred to the exception too,
+                # they would keep each other alive.
+                del exception
         return self._result
 
     def _own(self, exception: BaseException) -> BaseException:
-        """Two tasks that raise one object would add their frames to each other's traceback."""
+        # Two tasks that raise one object would add their frames to each other's traceback.
         if self._raised and isinstance(exception, (CudaError, StreamClosedError)):
             return copy.copy(exception).with_traceback(self._traceback)
         self._raised = True
-        return exception.with_traceback(
-            self._traceback
-        )  # of another kind, which may not be copied: at least it does not grow
+        # An exception of another kind may not be copyable. At least its traceback does not grow.
+        return exception.with_traceback(self._traceback)
 
     def exception(self) -> BaseException | None:
-        """What went wrong, or `None`; raises as `result()` does while pending or cancelled."""
+        """Returns the exception, or `None` if the future has a result.
+
+        Raises:
+            concurrent.futures.InvalidStateError: The future is pending.
+            concurrent.futures.CancelledError: The future was cancelled.
+        """
         if self._state == "pending":
             raise concurrent.futures.InvalidStateError("the future is still pending")
         if self._state == "cancelled":
@@ -237,9 +278,9 @@ class TrioFuture(OwnFuture):
     def add_done_callback(
         self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None
     ) -> None:
-        """Has trio call `callback(future)` soon after the future is done, also if it is done already.
+        """Has trio call `callback(future)` soon after the future is done, also if it is done now.
 
-        The callback sees the context variables as they are now, or those of `context`, as on asyncio.
+        The callback sees the context variables as they are now, or those of `context`.
 
         Raises:
             trio.RunFinishedError: The future is done, and the run has ended.
@@ -252,7 +293,10 @@ class TrioFuture(OwnFuture):
             self._callbacks.append((callback, context))
 
     def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
-        """Forgets a callback; how often it was there. One that is already on its way is called all the same."""
+        """Removes a callback, and returns how often it was there.
+
+        If trio was already asked to call it, trio calls it.
+        """
         before = len(self._callbacks)
         self._callbacks = [each for each in self._callbacks if each[0] != callback]
         return before - len(self._callbacks)
@@ -265,18 +309,19 @@ class TrioFuture(OwnFuture):
         here = lowlevel.current_trio_token() if _turns.in_trio(_running_loop()) else None
         if self.done():
             if here is not None:
-                await (
-                    lowlevel.checkpoint()
-                )  # every await is one, also when there is nothing to wait for
+                # trio asks each await to be a checkpoint, also one that has nothing to wait for.
+                await lowlevel.checkpoint()
             return self.result()
         if here is not self._token:
-            # trio would wake this task in the other run, which fails; and a run that has ended
-            # wakes nobody.
+            # trio would wake this task in the other run, which fails. And if that run has ended, it
+            # wakes no task, and this one would hang.
             raise RuntimeError(
-                "the future belongs to another run of trio: await it in the run in which it was made"
+                "the future belongs to another run of trio: await it in the run that made it"
             )
         point = self.point
         while not self.done():
+            # The wait has one poller: this task, or the run in its drains. The native part
+            # gives it to one of them, so that the ticket fires once.
             polled = point.reserved.take(True) if point is not None else None
             if polled is not None:
                 assert point is not None
@@ -286,7 +331,6 @@ class TrioFuture(OwnFuture):
         return self.result()
 
     async def _suspend(self) -> None:
-        """Until `wake`."""
         lowlevel = self._trio.lowlevel
         task = lowlevel.current_task()
 
@@ -297,11 +341,14 @@ class TrioFuture(OwnFuture):
         try:
             self._waiting[task] = None
             await lowlevel.wait_task_rescheduled(abort)
-        finally:  # an interrupt may come before trio has the task: to reschedule a task that is gone would end the run
+        finally:
+            # A KeyboardInterrupt may come before trio has suspended the task. To reschedule a task
+            # that is not suspended would end the whole run.
             self._waiting.pop(task, None)
 
     async def _poll(self, point: EventCompletion, polled: _native.Wait) -> None:
-        """Polls it in each turn of the run, until it is over, or left to a timer or the watcher, or the future is cancelled."""
+        # Polls in each turn of the run, until the work is over, or a timer or the watcher has the
+        # wait, or the future is cancelled.
         self.polled = polled
         try:
             while True:
@@ -309,22 +356,27 @@ class TrioFuture(OwnFuture):
                 if self.done():
                     return
                 answer = polled.poll()
-                if isinstance(answer, int):
+                if not isinstance(answer, _native.Wait):
                     break
             self.polled = None
-            if answer < TICKETS:
-                current_bridge(self._trio).settle_polled(self, point, answer)
+            if answer is None or answer < _FIRST_TICKET:
+                current_bridge().settle_polled(self, point, answer)
         except (self._trio.Cancelled, GeneratorExit):
             raise
-        except BaseException:  # an interrupt, perhaps after the last poll, whose ticket arrives without waking the loop
-            _native.queue_wake(current_bridge(self._trio).queue)
+        except BaseException:
+            # A KeyboardInterrupt, perhaps after the last poll. That poll has put the ticket into
+            # the queue without waking the run, so the run has to be woken here, or it would not
+            # settle the future before the next arrival.
+            _native.queue_wake(current_bridge().queue)
             raise
         finally:
+            # A task that leaves gives the wait to the watcher. Otherwise the wait would have no
+            # poller, and the future would never settle.
             polled.drop()
             self.polled = None
 
     def wake(self) -> None:
-        """See `PolledFuture`. One task suffices to poll."""
+        """See `PolledFuture`. It wakes one task, because one that polls suffices."""
         for task in self._waiting:
             del self._waiting[task]
             self._trio.lowlevel.reschedule(task)
@@ -336,13 +388,13 @@ class TrioFuture(OwnFuture):
         for task in waiting:
             self._trio.lowlevel.reschedule(task)
         callbacks, self._callbacks = self._callbacks, []
-        with contextlib.suppress(
-            self._trio.RunFinishedError
-        ):  # it was cancelled later than its run: nobody calls them
+        # If it is cancelled after its run has ended, the callbacks are not called.
+        with contextlib.suppress(self._trio.RunFinishedError):
             for callback, context in callbacks:
                 self._token.run_sync_soon(_run_callback, callback, self, context)
 
-    # Bound here, because at the interpreter's end the module's names may be gone.
+    # The default argument binds the name here, because at the interpreter's end the names of the
+    # module may be gone, and the finalizer would raise a NameError.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not self._retrieved and not is_finalizing():
             logging.getLogger("aiostream").error(
@@ -355,5 +407,6 @@ def _run_callback(
 ) -> None:
     try:
         context.run(callback, future)
-    except BaseException as error:  # SystemExit too: out of a callback it would end the whole run with an internal error
+    except BaseException as error:
+        # SystemExit too. If it left a callback, trio would end the run with an internal error.
         _process.report_unraisable(error, callback)

@@ -53,30 +53,35 @@ static bool poll(WaitObject *self, struct wait_result *result) {
     return over;
 }
 
-/* Codes and refusals are small, tickets are from 1 << 24 on. */
-static PyObject *as_number(const struct wait_result *result) {
-    return result->ticket ? PyLong_FromUnsignedLongLong(result->ticket) : PyLong_FromLong(result->refusal);
+/* What begin, poll and await answer, always in the same form. None: the wait is over and has succeeded. A number from
+ * FIRST_TICKET on: the ticket of a wait that a timer or the watcher has from now on. Any other number: an error or a refusal. And,
+ * except of await, a Wait: it is not over, and the task polls it. None costs no object, and a StopIteration carries it for free. */
+static PyObject *as_answer(const struct wait_result *result) {
+    if (result->ticket) return PyLong_FromUnsignedLongLong(result->ticket);
+    if (result->refusal) return PyLong_FromLong(result->refusal);
+    Py_RETURN_NONE;
 }
 
-/* poll(): itself if the wait is not over. Else 0, an error, or the ticket that the watcher has from now on. */
+/* poll(): the answer; the Wait itself if it is not over. */
 static PyObject *Wait_poll(PyObject *self, PyObject *unused) {
     (void)unused;
     struct wait_result result;
-    if (poll((WaitObject *)self, &result)) return as_number(&result);
+    if (poll((WaitObject *)self, &result)) return as_answer(&result);
     return PyErr_Occurred() ? NULL : Py_NewRef(self);
 }
 
 static PyObject *end_iteration(const struct wait_result *result) {
     if (!result->ticket && !result->refusal) return NULL;
-    PyObject *value = as_number(result);
+    PyObject *value = as_answer(result);
     if (value) PyErr_SetObject(PyExc_StopIteration, value);
     Py_XDECREF(value);
     return NULL;
 }
 
-/* One step of `await wait`, in asyncio: a turn of the loop (what a bare `yield` asks for), then polls with turns in between. Its
- * value is what poll() says in the end, or None for 0, which spares the exception that would carry it. A future's wait that was
- * dropped meanwhile (the future was cancelled) has been left to the watcher. */
+/* The C side of the seam to asyncio (see `_loops`): one step of `await wait`. It yields None, as a bare `yield` does, which asks
+ * asyncio for one turn of the loop, and then polls with turns in between. The await ends with poll()'s last answer. Only
+ * `_loops/on_asyncio.py` awaits a Wait, because trio would refuse what is yielded here. A future's wait that was dropped meanwhile
+ * (the future was cancelled) has been left to the watcher. */
 static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
     struct wait_result result = {.ticket = self->ticket};
@@ -117,7 +122,7 @@ static void Wait_dealloc(PyObject *object) {
 }
 
 static PyMethodDef wait_methods[] = {
-    {"poll", Wait_poll, METH_NOARGS, "Queries it: itself if it is not over, else 0, an error, or the watcher's ticket."},
+    {"poll", Wait_poll, METH_NOARGS, "Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the watcher."},
     {"drop", Wait_drop, METH_NOARGS, "Nobody waits any more. May be called again, and when it is over."},
     {NULL, NULL, 0, NULL},
 };
@@ -319,7 +324,7 @@ static void WaitList_dealloc(PyObject *object) {
 }
 
 static PyObject *from_result(const struct wait_result *result, struct queue *queue) {
-    if (!result->spinning) return as_number(result);
+    if (!result->spinning) return as_answer(result);
     PyObject *object = new_wait(result->spinning, queue);
     if (!object) wait_drop(result->spinning);
     return object;

@@ -24,6 +24,7 @@
 
 enum { RESERVED = 1, ARMED = 2, FIRED = 4, FAILED = 8, QUEUED = 16, DISARMED = 32, QUARANTINED = 64, OWED = 128 };
 enum { SLOT_BITS = 24, CHUNK_SLOTS = 1024, MAX_CHUNKS = (1 << SLOT_BITS) / CHUNK_SLOTS };
+_Static_assert(FIRST_TICKET == 1 << SLOT_BITS, "generations begin with 1");
 
 struct slot {
     struct queue_entry entry; /* first, because a queue knows a slot by it. Its link belongs to the thread that set QUEUED until

@@ -17,6 +17,8 @@ enum point_kind {
     KIND_HEALTH = 8,          /* no place in a stream: fires if the context fails; in no count */
 };
 
+enum { FIRST_TICKET = 1 << 24 }; /* no ticket is smaller, so a number below it is an error or a refusal */
+
 /* Takes everything that has arrived; calls emit(argument, ticket, status, complete) for each, oldest first. complete is false
  * when the waiter failed but the driver may still come to the point: what is kept alive for it must stay. An emit that
  * returns false stops the drain and what is left goes back: nothing is lost. */

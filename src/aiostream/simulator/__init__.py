@@ -1,20 +1,28 @@
 """A CUDA driver for machines without a GPU.
 
-`install()` loads a shared library that calls itself `libcuda.so.1`. From then on the real `cuda.bindings`, and everything that
-stands on it, runs on that library unchanged: streams, events, host functions, memory, capture, graphs and a handful of kernels
-behave as they did on an H200, faults included. What is not simulated answers `CUDA_ERROR_NOT_SUPPORTED` (801) and is listed by
-`unsupported_calls()`; nothing pretends. It is a driver and not a runtime: libraries built on libcudart do not run on it.
+`install()` loads a shared library with the SONAME `libcuda.so.1`. From then on the real
+`cuda.bindings`, and every library that uses them, runs on it unchanged. Streams, events, host
+functions, memory, capture, graphs and a few kernels behave as they do on an H200, including faults.
 
-    from aiostream import simulator
+A call that is not simulated answers `CUDA_ERROR_NOT_SUPPORTED` (801), and `unsupported_calls()`
+lists it. The simulator is a driver and not a runtime, so libraries that use libcudart, such as
+torch, do not run on it.
 
-    simulator.install()                                  # before anything else uses CUDA
-    simulator.fail("cuEventCreate", 2, nth=3)            # the third cuEventCreate from now reports out of memory
-    with simulator.adversary(shuffle_callbacks=True):    # a nastier driver, for this block
-        ...
+Kernels are known by name. You pass PTX text to `cuModuleLoadData`, and these `.entry` names run:
+`spin(.u64 nanoseconds)`, `trap()`, `illegal_address()`, `saxpy(.f32 a, .u64 x, .u64 y, .u32 n)`,
+`fill32(.u64 pointer, .u32 value, .u32 n)`, `stamp(.u64 pointer)`, `empty()`, and the names that you
+register with `register_kernel`. The simulator does not execute the PTX itself.
 
-Kernels are known by name: `cuModuleLoadData` takes PTX text, and an `.entry` of the name `spin(.u64 nanoseconds)`, `trap()`,
-`illegal_address()`, `saxpy(.f32 a, .u64 x, .u64 y, .u32 n)`, `fill32(.u64 pointer, .u32 value, .u32 n)`, `stamp(.u64 pointer)`,
-`empty()`, or of one registered with `register_kernel`, runs. The PTX itself is not executed.
+Example:
+    >>> from aiostream import simulator
+    >>> simulator.install()  # before any other use of CUDA
+    >>> simulator.fail("cuStreamCreateWithPriority", 2)  # the next call is out of memory
+    >>> aiostream.Stream()
+    Traceback (most recent call last):
+    aiostream.errors.OutOfMemoryError: ...
+    >>> with simulator.adversary(shuffle_callbacks=True):  # a nastier driver, for this block
+    ...     async with aiostream.Stream() as stream:
+    ...         await stream.completion_future()
 """
 
 from __future__ import annotations
@@ -50,13 +58,8 @@ _DEFAULT_MEMORY = 1 << 30
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None  # written once, under _lock
 _options: tuple[int, int, int, bool] | None = None  # what it was installed with; under _lock
-_adversary: tuple[bool, float, bool, float, bool] = (
-    False,
-    0.0,
-    False,
-    0.0,
-    False,
-)  # in force; under _lock
+Modes = tuple[bool, float, bool, float, bool]
+_adversary: Modes = (False, 0.0, False, 0.0, False)  # in force; under _lock
 
 
 def install(
@@ -68,22 +71,36 @@ def install(
 ) -> None:
     """Makes the simulator this process's CUDA driver.
 
-    It must come before anything else loads a driver: the first `libcuda.so.1` of a process is its driver for good. Calling it
-    again is fine as long as it asks for nothing else.
+    Call it before any other library loads a driver, because a process keeps the first
+    `libcuda.so.1` that it loads. `AIOSTREAM_SIMULATOR=1` in the environment has the same effect.
+    You may call it again with the same options, or without options.
 
     Args:
-        devices: How many GPUs there are, up to 16; by default `AIOSTREAM_SIMULATOR_DEVICES`, or 1.
-        driver_version: The CUDA version that the driver plays, as in 13000 (the default) for 13.0. Functions that came later
-            are not found.
-        memory: Bytes of memory of each device, 1 GiB by default; an allocation beyond it answers 2.
-        hardware_queues: Whether pending host functions and memory operations occupy the device's hardware queues as on an
-            H200 (the default): `CUDA_DEVICE_MAX_CONNECTIONS` of them, 8 unless the environment says otherwise. While all are
-            held, other streams wait.
+        devices: How many GPUs there are, 0 to 16. The default is `AIOSTREAM_SIMULATOR_DEVICES`, or
+            else 1.
+        driver_version: The CUDA version of the driver. The default is 13000, for 13.0. Functions of
+            later versions are not found.
+        memory: Bytes of memory per device. The default is 1 GiB. A larger allocation fails with
+            code 2.
+        hardware_queues: Whether pending host functions and memory operations occupy hardware queues
+            of the device, as on an H200. This is the default. There are
+            `CUDA_DEVICE_MAX_CONNECTIONS` queues, or else 8. While all are occupied, other streams
+            wait.
+
+    Threads: any.
 
     Raises:
-        RuntimeError: Another driver is already loaded, the simulator is installed with other options, or its library was not
-            built.
-        ValueError: An option is out of range, or an environment variable is no number.
+        RuntimeError: Another driver is already loaded, the simulator is installed with other
+            options, or its library was not built.
+        ValueError: An option is out of range, or an environment variable is not a number.
+
+    Example:
+        >>> from aiostream import simulator
+        >>> simulator.install()
+        >>> simulator.installed()
+        True
+        >>> async with aiostream.Stream() as stream:
+        ...     await stream.synchronize_async()
     """
     global _library, _options
     wanted = (devices, driver_version, memory, hardware_queues)
@@ -93,7 +110,8 @@ def install(
                 new is not None and new != old for new, old in zip(wanted, _options, strict=True)
             ):
                 raise RuntimeError(
-                    f"The simulator is already installed, with other options: {_describe(_options)}"
+                    "The simulator is already installed, with other options: "
+                    f"{_describe(_options)}. Install it once, before the first use of CUDA"
                 )
             return
         options = (
@@ -108,7 +126,10 @@ def install(
         library = _load()
         code = library.aiostream_sim_configure(*options)
         if code != 0:
-            raise RuntimeError("The simulator's library was initialised before it was installed")
+            raise RuntimeError(
+                "The simulator's library was initialised before it was installed. Call "
+                "aiostream.simulator.install() before you load it in another way"
+            )
         _library, _options = library, options
     if chosen_seed is not None:
         seed(chosen_seed)
@@ -137,10 +158,11 @@ def _load() -> ctypes.CDLL:
     other = _loaded_driver(path)
     if other is not None:
         raise RuntimeError(
-            f"This process already uses another CUDA driver, {other}; install the simulator before anything uses CUDA"
+            f"This process already uses another CUDA driver, {other}. Install the simulator before "
+            "the first use of CUDA"
         )
-    # The SONAME is what makes the bindings take it; RTLD_GLOBAL lets a plain dlsym see it too, as
-    # with the real driver.
+    # The bindings take it because of its SONAME. RTLD_GLOBAL, because programs also look functions
+    # up with a plain dlsym, as in the real driver.
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.aiostream_sim_configure.argtypes = [
         ctypes.c_int,
@@ -191,15 +213,16 @@ def _library_path() -> Path:
         if path.exists():
             return path
     raise RuntimeError(
-        f"The simulator's library is not in {here}: build the package with a C compiler, or install a wheel of it"
+        f"The simulator's library is not in {here}. Build the package with a C compiler, or "
+        "install a wheel of it"
     )
 
 
 def _loaded_driver(own: Path) -> str | None:
-    """The path of a `libcuda.so.1` that is mapped into this process and is not ours."""
+    """The path of a `libcuda.so.1` in this process that is not the simulator's."""
     try:
         maps = Path("/proc/self/maps").read_text()
-    except OSError:  # no /proc: nothing to go by
+    except OSError:  # there is no /proc
         return None
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)
@@ -213,7 +236,7 @@ def _loaded_driver(own: Path) -> str | None:
 
 
 def installed() -> bool:
-    """Whether the simulator is this process's driver."""
+    """Returns whether the simulator is this process's driver."""
     return _library is not None
 
 
@@ -226,22 +249,32 @@ def _driver() -> ctypes.CDLL:
 
 
 def _base_name(call: str) -> str:
-    """`cuStreamDestroy` for `cuStreamDestroy_v2`: all versions of a function count as one."""
+    """`cuStreamDestroy` for `cuStreamDestroy_v2`, because all versions count as one function."""
     name = call.removesuffix("_ptsz").removesuffix("_ptds")
     head, _, tail = name.rpartition("_v")
     return head if head and tail.isdigit() else name
 
 
 def fail(call: str, code: int, *, nth: int = 1) -> None:
-    """Lets a driver call answer an error without doing its work.
+    """Has one call of a driver function answer an error, without doing its work.
+
+    The error is not sticky. For a sticky one use `break_context`.
 
     Args:
-        call: The driver function, such as `"cuEventCreate"`; its versions are not told apart.
-        code: The `CUresult` to answer. It is answered once, and is not sticky: see `break_context`.
-        nth: Which of the coming calls, counted from 1.
+        call: The driver function, such as `"cuEventCreate"`. All its versions count.
+        code: The `CUresult` that it answers.
+        nth: Which of the next calls, counted from 1.
 
     Raises:
-        ValueError: No such function, or `nth` is not positive.
+        ValueError: There is no such function, or `nth` is not positive.
+
+    Example:
+        >>> from aiostream import simulator
+        >>> async with aiostream.Stream() as stream:
+        ...     simulator.fail("cuStreamQuery", 1)
+        ...     stream.query()
+        Traceback (most recent call last):
+        aiostream.errors.CudaError: ...
     """
     if nth < 1:
         raise ValueError(f"nth counts from 1, not {nth}")
@@ -250,33 +283,48 @@ def fail(call: str, code: int, *, nth: int = 1) -> None:
 
 
 def clear_faults() -> int:
-    """Forgets what `fail` arranged and has not happened yet; returns how many these were."""
+    """Cancels the failures that you asked for with `fail` and that have not happened yet.
+
+    Returns:
+        How many these were.
+    """
     return int(_driver().aiostream_sim_clear_faults())
 
 
 def seed(value: int | None) -> None:
-    """Shuffles the order in which independent streams that could move do move.
+    """Shuffles the order in which independent streams proceed.
 
     Args:
-        value: The same value gives the same order, as long as the work was all enqueued behind a gate; `None`, as at the
-            start, moves streams in the order in which they became able to.
+        value: The same value gives the same order, if you enqueue all work behind a gate. With
+            `None`, as at the start, streams proceed in the order in which they became able to.
     """
     _driver().aiostream_sim_seed((value or 0) & (2**64 - 1), value is not None)
 
 
-class adversary:  # noqa: N801  (called like a function, and a context manager only where one wants it restored)
+class adversary:  # noqa: N801  (you call it like a function; the context manager is optional)
     """Makes the driver nastier than an H200, in ways that other drivers are or might be.
 
-    Takes effect at once and holds until the next call; `adversary()` makes the driver well-behaved again. As a context manager
-    it puts back at the end what was in force before.
+    It takes effect at once, and holds until the next call. `adversary()` makes the driver
+    well-behaved again. If you use it in a `with` block, the end of the block restores the previous
+    modes.
 
     Args:
-        driver_lock: The driver holds one lock while a host function or callback runs, and every call of other threads needs it.
-            A Python host function and a caller that keeps the GIL deadlock then: that is the point.
-        blocking_enqueue: Seconds that every enqueuing call blocks; `True` stands for 0.002.
-        shuffle_callbacks: Host functions of different streams run in shuffled order and not as their streams arrived.
-        late_faults: Seconds from the faulting kernel until its error shows; 0.1 to 0.6 on an H200.
-        fire_after_fault: Host functions that were pending at a fault run all the same, without a status.
+        driver_lock: The driver holds one lock while a host function or callback runs, and calls of
+            other threads wait for it. So a Python host function and a caller that keeps the GIL
+            deadlock, as they can with a real driver.
+        blocking_enqueue: How many seconds every call that enqueues work blocks. `True` stands for
+            0.002.
+        shuffle_callbacks: Host functions of different streams run in shuffled order.
+        late_faults: Seconds from a faulty kernel until its error shows. On an H200 these are 0.1 to
+            0.6.
+        fire_after_fault: Host functions that were pending at a fault run nevertheless, without a
+            status.
+
+    Example:
+        >>> from aiostream import simulator
+        >>> with simulator.adversary(blocking_enqueue=0.001, shuffle_callbacks=True):
+        ...     async with aiostream.Stream() as stream:
+        ...         await stream.completion_future()
     """
 
     def __init__(
@@ -305,9 +353,7 @@ class adversary:  # noqa: N801  (called like a function, and a context manager o
         _set_adversary(self._before)
 
 
-def _set_adversary(
-    modes: tuple[bool, float, bool, float, bool],
-) -> tuple[bool, float, bool, float, bool]:
+def _set_adversary(modes: Modes) -> Modes:
     global _adversary
     driver = _driver()
     lock, enqueue, shuffle, late, fire = modes
@@ -318,19 +364,36 @@ def _set_adversary(
 
 
 def break_context(code: int = 700) -> None:
-    """A sticky error now, as if a kernel had failed: every device and context of the process is lost.
+    """Causes a sticky error now, as if a kernel had failed. All contexts of the process are lost.
 
-    Pending host functions are dropped, pending stream callbacks called with the status, and every later call answers it. A copy,
-    a fill or a registered kernel that is running runs to its end first; calls that were blocked return only then.
+    Pending host functions are dropped. Pending stream callbacks are called with the code. Every
+    later call answers the code. If a copy, a fill or a registered kernel is running, it ends first,
+    and only then do blocked calls return.
+
+    Args:
+        code: The `CUresult`. The default is `CUDA_ERROR_ILLEGAL_ADDRESS`.
+
+    Example:
+        >>> from aiostream import simulator
+        >>> stream = aiostream.Stream()
+        >>> simulator.break_context()
+        >>> await stream.synchronize_async()
+        Traceback (most recent call last):
+        aiostream.errors.ContextFailedError: ...
+        >>> simulator.recover()
+        >>> stream.close()
     """
     _driver().aiostream_sim_break(int(code))
 
 
 def recover() -> None:
-    """Goes on after a sticky error, which no GPU can: all pending work is abandoned, streams and memory are kept.
+    """Makes the contexts healthy again after a sticky error. No GPU can do this.
 
-    Without a sticky error the pending work fails first, with 719: callbacks are called with it, host functions dropped. Waits for
-    the host functions and callbacks that are due, and for the kernel that is running. Captures in progress end.
+    All pending work is dropped, and captures in progress end. Streams and memory stay. If there was
+    no sticky error, the pending work fails first, with code 719. The call waits for host functions
+    and callbacks that are due, and for the kernel that is running.
+
+    Use it between the tests of a process, so that each begins with a healthy driver.
 
     Raises:
         RuntimeError: Called inside a host function or a kernel, or in a forked child.
@@ -342,13 +405,21 @@ def recover() -> None:
 
 
 def calls(name: str) -> int:
-    """How often a driver function was called since the process began, whatever it answered.
+    """Returns how often a driver function was called in this process, whatever it answered.
 
     Args:
-        name: The driver function; its versions are counted together.
+        name: The driver function. Calls of all its versions count.
 
     Raises:
-        ValueError: No such function.
+        ValueError: There is no such function.
+
+    Example:
+        >>> from aiostream import simulator
+        >>> async with aiostream.Stream() as stream:
+        ...     before = simulator.calls("cuStreamSynchronize")
+        ...     await stream.synchronize_async()
+        ...     simulator.calls("cuStreamSynchronize") - before  # the loop was not blocked
+        0
     """
     count: int = _driver().aiostream_sim_calls(_base_name(name).encode())
     if count < 0:
@@ -357,7 +428,10 @@ def calls(name: str) -> int:
 
 
 def unsupported_calls() -> dict[str, int]:
-    """The functions that were called although the simulator lacks them, and how often."""
+    """Returns the functions that the simulator lacks and that were called, and how often.
+
+    Look here first if your program fails with code 801 on the simulator.
+    """
     driver = _driver()
     name, lacking, count = ctypes.c_char_p(), ctypes.c_int(), ctypes.c_ulong()
     found: dict[str, int] = {}
@@ -372,22 +446,24 @@ def unsupported_calls() -> dict[str, int]:
 
 
 def register_kernel(name: str, address: int, *, parameters: Sequence[int]) -> None:
-    """Adds a kernel: PTX with an `.entry` of this name then runs it.
+    """Adds a kernel. A launch of an `.entry` with this name runs your function.
 
     Args:
         name: The kernel's name.
-        address: A native function `void (void **parameters)`, as `ctypes.cast` gives it. It runs on the engine's thread, in
-            stream order, and holds up all streams meanwhile; `parameters[i]` points to a copy of the i-th argument. It must
-            live as long as the process.
-        parameters: The arguments' sizes in bytes, 64 of them at most.
+        address: The address of a native function `void (void **parameters)`, as `ctypes.cast` gives
+            it. `parameters[i]` points to a copy of the argument with number i. The function runs on
+            the simulator's engine thread, in stream order. No stream proceeds meanwhile. Keep the
+            function until the process ends.
+        parameters: The sizes of the arguments in bytes, at most 64.
 
     Raises:
-        ValueError: The kernel cannot be called like that.
+        ValueError: The address is 0, a size is not positive, or there are too many.
     """
     sizes = [int(size) for size in parameters]
     if not address or len(sizes) > 64 or any(size < 1 for size in sizes):
         raise ValueError(
-            f"A kernel needs an address and at most 64 parameters of a positive size: {name}, {address:#x}, {sizes}"
+            "A kernel needs an address and at most 64 parameters of a positive size: "
+            f"{name}, {address:#x}, {sizes}"
         )
     _register(name, address, sizes, None)
 
@@ -408,26 +484,34 @@ def _register(
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?")
 _PARAMETER = re.compile(
-    r"\.param\b(?:\s*\.align\s+(\d+))?.*?\.[bsuf](\d+)\b.*?[\s\]]([\w$%]+)\s*(?:\[\s*(\d+)\s*\])?\s*$",
+    r"\.param\b(?:\s*\.align\s+(\d+))?.*?\.[bsuf](\d+)\b"
+    r".*?[\s\]]([\w$%]+)\s*(?:\[\s*(\d+)\s*\])?\s*$",
     re.DOTALL,
 )
 
 
 def register_ptx(ptx: str | bytes) -> list[str]:
-    """Registers the kernels of a PTX text that there are none of yet, as kernels that do nothing.
+    """Registers the kernels of a PTX text as kernels that do nothing.
 
-    So a program that compiles its kernels, with NVRTC say, launches them. Their parameters have the sizes that the text declares.
-
-        simulator.register_ptx(program.compile("ptx").code)  # of cuda.core; a cubin is refused
+    So a program that compiles its own kernels, such as with NVRTC, can launch them on the
+    simulator. Their parameters have the sizes that the text declares. With cuda.core, pass
+    `program.compile("ptx").code`. A cubin is refused.
 
     Args:
         ptx: The text. Load it as a module after this call.
 
     Returns:
-        The names of the kernels that were registered: those that are built in, or that `register_kernel` added, stay as they are.
+        The names of the new kernels. Kernels that are built in, or that you have registered before,
+        do not change.
 
     Raises:
-        ValueError: A parameter's declaration was not understood, or a kernel has more than 64 parameters.
+        ValueError: A parameter's declaration was not understood, or a kernel has more than 64
+            parameters.
+
+    Example:
+        >>> from aiostream import simulator
+        >>> simulator.register_ptx(".visible .entry my_kernel(.param .u64 pointer) { ret; }")
+        ['my_kernel']
     """
     text = ptx.decode() if isinstance(ptx, bytes) else ptx
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text.rstrip("\0"), flags=re.DOTALL)
@@ -451,6 +535,17 @@ def register_ptx(ptx: str | bytes) -> list[str]:
 
 
 def pending_work() -> int:
-    """How many items are queued on all streams or running, on the devices and on the host threads, destructors included."""
+    """Returns how many operations are queued or running, on all streams and host threads.
+
+    Destructors of user objects count, too. Use it in a test to check that your program leaves no
+    work behind.
+
+    Example:
+        >>> from aiostream import simulator
+        >>> async with aiostream.Stream() as stream:
+        ...     await stream.synchronize_async()
+        >>> simulator.pending_work()
+        0
+    """
     count: int = _driver().aiostream_sim_pending()
     return count

@@ -1,0 +1,329 @@
+"""What Python knows of a point that a task waits for: its state, its future, and its keepalive.
+
+This module knows no loop and no stream. It gets a future that has asyncio's methods. The loop of
+that future calls it when the GPU has passed the point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections import deque
+from typing import Any, Protocol, cast
+
+from aiostream import _arguments, _driver, _native, _points, _process
+from aiostream.errors import CudaError
+
+
+class SettledFuture(Protocol):
+    """What `Completion` needs of a loop's future."""
+
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def cancel(self) -> bool: ...
+
+
+class PolledFuture(SettledFuture, Protocol):
+    """A loop's future whose awaiting task can poll the work itself."""
+
+    point: EventCompletion | None  # None: an awaiting task leaves the polling to others
+
+    def wake(self) -> None:
+        """Wakes a task that awaits the future, because it is done or its end is near.
+
+        If the end is near, the task takes the wait (`Reserved.take`) and polls it.
+        """
+
+
+class OwnFuture(_arguments.NotCopied):
+    """A future of the library, for loops that have none.
+
+    asyncio's futures have public setters. These have private ones, because only the library may
+    settle them.
+    """
+
+    def _set_result(self, result: Any) -> None:
+        raise NotImplementedError
+
+    def _set_exception(self, exception: BaseException) -> None:
+        raise NotImplementedError
+
+    def _drop(self) -> None:
+        raise NotImplementedError
+
+
+def set_result(future: Any, result: Any) -> None:
+    """Settles a loop's future with a result."""
+    if isinstance(future, OwnFuture):
+        future._set_result(result)
+    else:
+        future.set_result(result)
+
+
+def set_exception(future: Any, exception: BaseException) -> None:
+    """Settles a loop's future with an exception."""
+    if isinstance(future, OwnFuture):
+        future._set_exception(exception)
+    else:
+        future.set_exception(exception)
+
+
+def drop(future: Any) -> None:
+    """Cancels a future whose loop has ended, if it is one of the library's.
+
+    asyncio's own future is left alone, because to settle it would raise: its loop is closed.
+
+    Threads: the janitor's.
+    """
+    if isinstance(future, OwnFuture):
+        future._drop()
+
+
+class State(enum.Enum):
+    """The states of a completion."""
+
+    NEW = "new"  # not counted yet
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"  # by its own waiter
+    DROPPED = "dropped"  # its loop has ended
+
+
+# NEW -> PENDING -> one of these, each once. The maker sets PENDING after it has stored the
+# completion, because a KeyboardInterrupt may come right after it is counted, and a completion that
+# is counted and lost would stay pending in the ledger. Each of these has its counter there.
+OUTCOMES = {
+    State.DONE: _native.FUTURES_DONE,
+    State.FAILED: _native.FUTURES_FAILED,
+    State.CANCELLED: _native.FUTURES_CANCELLED,
+    State.DROPPED: _native.FUTURES_DROPPED,
+}
+
+
+class Completion:
+    """One point of one stream for which a task waits.
+
+    Threads: the future's loop, and the janitor once that loop has ended.
+    """
+
+    __slots__ = ("call", "context_id", "future", "keepalive", "result", "state", "stream")
+
+    def __init__(
+        self,
+        future: SettledFuture,
+        stream: str,
+        call: str,
+        context_id: int,
+        result: Any = None,
+        keepalive: Any = None,
+    ) -> None:
+        self.context_id: int = context_id
+        self.state: State = State.NEW
+        self.future: SettledFuture | None = future
+        self.stream: str = stream  # in the error
+        self.call: str = call  # in the error
+        self.result: Any = result  # what the future's result will be
+        self.keepalive: Any = keepalive  # stays alive until the GPU has passed the point
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """Settles the future and releases everything, because the GPU has passed the point."""
+        self._settle(code, orphaned)
+        if self.keepalive is not None or orphaned:
+            # A destructor may block, for example if it frees GPU memory. If the future has got its
+            # result, the objects die where the user's code drops them. If not, they must not die
+            # here, because they would block a loop that no longer uses them, or the janitor.
+            if self.state is not State.DONE:
+                _process.release_in_thread(self.keepalive, self.result)
+            self.keepalive = None
+        self.result = None
+
+    def abandon(self, code: int, orphaned: bool) -> None:
+        """Settles the future and keeps the objects, because the context has failed.
+
+        The GPU may still use them.
+        """
+        self._settle(code, orphaned)
+        self.keepalive = (
+            (self.keepalive, self.result)
+            if self.keepalive is not None or self.result is not None
+            else None
+        )
+        self.result = None
+
+    def cancel(self) -> None:
+        """Ends the wait, because the waiting task has gone. The GPU may still use the objects."""
+        if self.state is State.PENDING:
+            if self.future is not None:
+                # A coroutine may end after its loop was closed. asyncio cancels the future then,
+                # and raises because it cannot call the callbacks.
+                with contextlib.suppress(RuntimeError):
+                    self.future.cancel()
+            self._end(State.CANCELLED)
+
+    def _settle(self, code: int, orphaned: bool) -> None:
+        # A KeyboardInterrupt may cut this short, and the delivery is repeated. So the state changes
+        # last, and a future that is done already is left as it is.
+        if self.state is not State.PENDING:
+            return
+        future = self.future
+        if future is None or future.cancelled():
+            self._end(State.CANCELLED)
+        elif orphaned:
+            drop(future)
+            self._end(State.DROPPED)
+        elif code == 0:
+            if not future.done():
+                set_result(future, self.result)
+            self._end(State.DONE)
+        else:
+            if not future.done():
+                set_exception(future, self.error(code))
+            self._end(State.FAILED)
+
+    def error(self, code: int) -> CudaError:
+        """Makes an exception for this completion. Each waiter gets an object of its own."""
+        return _driver.error(code, self.call, self.stream)
+
+    def _end(self, outcome: State) -> None:
+        # One native call sets the state and counts it, because an interrupt between two steps would
+        # leave the ledger unbalanced.
+        _native.set_state(self, outcome, OUTCOMES[outcome])
+        self.future = None
+
+
+Orders = dict[_native.WaitList, "deque[EventCompletion]"]
+
+
+class EventCompletion(Completion):
+    """A completion that ends by an event behind the work, and in the order of its stream.
+
+    Threads: as `Completion`.
+    """
+
+    __slots__ = ("in_order", "orders", "reserved", "wait_list")
+
+    def __init__(
+        self,
+        future: PolledFuture,
+        stream: str,
+        context_id: int,
+        wait_list: _native.WaitList,
+        orders: Orders,
+        reserved: _native.Reserved,
+        keepalive: Any = None,
+    ) -> None:
+        # This repeats `Completion.__init__` without the call, because a server makes one of these
+        # for each request.
+        self.context_id = context_id
+        self.state = State.NEW
+        self.future = future
+        self.stream = stream
+        self.call = "cuEventQuery"
+        self.result = None
+        self.keepalive = keepalive
+        self.wait_list = wait_list
+        self.orders = orders
+        self.reserved = reserved
+        self.in_order = False
+
+    def enter_order(self) -> None:
+        """Makes this completion the latest of its stream and loop. Its event was recorded."""
+        # The flag comes last. If an interrupt came after the flag and before the append, this
+        # completion would settle all that comes behind it in the order, although it is not over.
+        order = self.orders.get(self.wait_list)
+        if order is None:
+            self.orders[self.wait_list] = deque((self,))
+        else:
+            order.append(self)
+        self.in_order = True
+
+    def come_near(self) -> None:
+        """Wakes a task that awaits the future, so that it polls in place of the loop."""
+        future = self.future
+        if future is not None:
+            cast("PolledFuture", future).wake()
+
+    def is_first(self) -> bool:
+        """Whether its loop waits for nothing earlier on its stream."""
+        order = self.orders.get(self.wait_list)
+        return order is not None and order[0] is self
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """Settles the future, because the event is complete or its context has failed.
+
+        After a failure nothing proves that the GPU has passed, so the objects are leaked.
+        """
+        if code == 0:
+            self._complete_earlier(orphaned)
+            super().complete(code, orphaned)
+            return
+        self._settle(code, orphaned)
+        if self.keepalive is not None:
+            leak((self.keepalive, self.result))
+        self.keepalive = self.result = None
+
+    def _complete_earlier(self, orphaned: bool) -> None:
+        # What was recorded earlier on the stream is over too. The watcher or a timer may notice it
+        # later, and then futures of one stream would settle out of order.
+        order = self.orders.get(self.wait_list)
+        if order is not None and len(order) == 1:
+            # The usual case. `complete` settles it next.
+            if order[0] is self:
+                self.in_order = False
+                del self.orders[self.wait_list]
+            return
+        # Each step can be repeated after a KeyboardInterrupt: an entry leaves the deque after it
+        # has settled, and settling again does nothing.
+        while order and self.in_order:
+            earlier = order[0]
+            Completion.complete(earlier, 0, orphaned)
+            earlier.in_order = False
+            order.popleft()
+        if not order:
+            self.orders.pop(self.wait_list, None)
+
+
+# Objects that the driver can no longer prove it is done with. To release them could free memory
+# that the GPU still writes to. Any thread appends, and the list is never emptied.
+_leaked: list[Any] = []
+
+
+def leak(keepalive: Any) -> None:
+    """Keeps objects for the life of the process, and counts them as leaked.
+
+    Threads: any.
+    """
+    _leaked.append(keepalive)
+    _native.count(_native.POINTS_ARMED, 1)
+    _native.count(_native.POINTS_LEAKED, 1)
+
+
+class KeepAlive:
+    """A point for which no task waits. It keeps objects alive until the GPU has passed it.
+
+    Threads: the janitor's.
+    """
+
+    __slots__ = ("context_id", "keepalive")
+
+    def __init__(self, keepalive: Any, context_id: int) -> None:
+        self.keepalive = keepalive
+        self.context_id = context_id
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """Releases the objects, in the releaser's thread."""
+        _process.release_in_thread(self.keepalive)
+        self.keepalive = None
+
+    def abandon(self, code: int, orphaned: bool) -> None:
+        """Keeps the objects, because the context has failed and the GPU may still use them."""
+
+
+def pending_futures() -> int:
+    """Counts the futures that wait for their point, one by one."""
+    return sum(
+        1
+        for point in list(_points.registry.values())
+        if isinstance(point, Completion) and point.state is State.PENDING
+    )

@@ -1,0 +1,289 @@
+"""What a pool does: which stream a task gets, and what happens to a stream that comes back."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from aiostream import _driver, _loops, _native, _pool_returns
+from aiostream._pool_returns import Busy, Return
+from aiostream._pool_slots import Idle, IdleOnDevices, Slot
+from aiostream._pool_waiters import Waiters
+from aiostream._reference import share_history
+from aiostream.errors import CudaError, PoolFullError, StreamClosedError
+from aiostream.stream import Stream
+
+_NOT_READY = 600
+_MOST_NAMES = 8  # of tasks that hold streams, in an error
+_LOOK_AGAIN = 0.005  # seconds
+
+
+class PoolCore:
+    """The streams of a pool and their states. `StreamPool` adds the calls that tasks make.
+
+    A stream is *idle*, *lent*, *busy*, or on its way to a task that has waited for it. A
+    KeyboardInterrupt may come between any two lines. So no step may lose a stream in a way that
+    `_find_lost` does not notice.
+    """
+
+    def _init_fields(self, streams: list[Stream], max_waiting: int | None) -> None:
+        # Only the thread of the loop that uses the pool touches these.
+        self._closed = False
+        self._max_waiting = max_waiting
+        self._set_slots([Slot(stream) for stream in streams])
+        share_history(slot.stream._reference for slot in self._slots)
+        self._idle = Idle(self._slots) if len(self._places) == 1 else IdleOnDevices(self._slots)
+        self._busy = Busy()
+        self._lent: dict[int, Slot] = {}  # by the id of the `Stream` that the task has
+        self._waiters = Waiters()
+        self._at_once = 0  # how often a stream was free at once
+        self._looking = False  # the loop is going to call `_look_again_for`
+        self._failure = 0  # the driver's code, once the pool has seen that a context failed
+        # Of the loop that used the pool last. A weak reference, because the bridge ends with its
+        # loop, and a kept pool would keep it.
+        self._bridge: weakref.ref[_loops.Bridge] | None = None
+
+    def _set_slots(self, slots: list[Slot]) -> None:
+        self._slots = slots
+        self._size = len(slots)
+        # A stream of each device, by which the pool knows the contexts.
+        self._places = list({slot.device: slot.stream for slot in slots}.values())
+
+    # ------------------------------------------------------------------------------------------ use
+
+    def _enter(self) -> _loops.Bridge:
+        """Prepares for a use by the running loop."""
+        bridge = _loops.current_bridge()
+        if self._closed:
+            self._require_open()
+        if self._bridge is None or self._bridge() is not bridge:
+            self._change_loop(bridge)
+        if self._failure:
+            # Read again, because contexts of the simulator can recover.
+            self._failure = self._health()
+            if self._failure:
+                raise self._error(self._failure)
+        if self._busy.has_unwatched:
+            self._look_again()
+        return bridge
+
+    def _lend(self, slot: Slot, bridge: _loops.Bridge) -> Stream:
+        try:
+            lent = slot.stream.to_borrowed()
+        except StreamClosedError:  # a borrowed stream, whose owner has closed it
+            self._drop(slot)
+            raise
+        except BaseException:
+            # For example for want of memory. Only this call knows the slot, so that it would be
+            # lost, and tasks may wait for it.
+            self._put_back(slot)
+            raise
+        task = bridge.current_task()
+        slot.holder = weakref.ref(task) if task is not None else None
+        slot.lent = lent
+        self._lent[id(lent)] = slot
+        return lent
+
+    async def _in_turn(self) -> Slot:
+        """Waits until it is this task's turn."""
+        self._find_lost()
+        if self._max_waiting is not None and self._waiters.count() >= self._max_waiting:
+            raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
+        bridge = _loops.current_bridge()
+        future: Any = bridge.new_future()
+        try:
+            self._waiters.futures[future] = None
+            self._waiters.watch(self, bridge, [place._reference for place in self._places])
+            del bridge
+            if self._busy.has_unwatched:
+                self._look_again_soon()
+            slot: Slot = await future
+            slot.handed_to = None
+            return slot
+        except BaseException:
+            self._waiters.futures.pop(future, None)
+            for handed in self._slots:
+                if handed.handed_to is future:  # it was this task's turn, but it is cancelled
+                    handed.handed_to = None
+                    self._put_back(handed)
+            if future.done() and not future.cancelled():
+                future.exception()  # or the loop would report an error that no task has read
+            raise
+        finally:
+            if not self._waiters.futures:
+                self._waiters.end_watches()
+
+    def _change_loop(self, bridge: _loops.Bridge) -> None:
+        """Another loop uses the pool. Takes back what tasks of the former loop never took."""
+        handed = [slot.handed_to for slot in self._slots if slot.handed_to is not None]
+        alive = [future for future in handed if not _loops.is_dead(future)]
+        alive += self._waiters.alive()
+        if self._lent or alive:
+            raise RuntimeError(
+                f"the pool is in use in another event loop: {len(self._lent)} streams are lent"
+                f"{self._holders()}, {len(alive)} tasks wait. Give them back there first, or make "
+                "a pool for each loop"
+            )
+        self._waiters.end_watches()
+        self._waiters.futures.clear()
+        self._bridge = weakref.ref(bridge, partial(_end_watches_for, weakref.ref(self)))
+        self._looking = False
+        for slot in self._slots:
+            slot.handed_to = None
+        self._busy.unwatch_all()  # the answers of their events go to the former loop
+        self._find_lost()
+
+    def _find_lost(self) -> None:
+        """Finds streams that are in none of the lists.
+
+        A KeyboardInterrupt came between two steps, or a loop ended there.
+        """
+        if len(self._idle) + len(self._busy) + len(self._lent) == self._size:
+            return
+        known = {*self._idle, *self._busy.slots(), *self._lent.values()}
+        for slot in self._slots:
+            if slot not in known and not slot.is_handed_over():
+                slot.handed_to = None
+                if slot.lent is not None:
+                    slot.lent._handle.close()
+                    slot.lent = None
+                self._busy.add_unwatched(slot)
+
+    def _put_back(self, slot: Slot) -> None:
+        """The stream's work is done. It goes to the task that has waited for longest."""
+        if self._closed:
+            slot.stream.close()
+        elif not self._waiters.hand(slot):
+            self._idle.append(slot)
+
+    def _drop(self, slot: Slot) -> None:
+        """The stream's owner has closed it. The pool continues without it."""
+        self._set_slots([each for each in self._slots if each is not slot])
+        slot.stream.close()
+        if not self._slots:
+            self._refuse("the owners have closed all streams of the pool")
+
+    # -------------------------------------------------------------------------------- returned work
+
+    def _look_at(self, slot: Slot) -> None:
+        """Decides whether a stream that was given back is free, or when the pool learns that."""
+        if slot.stream._handle.is_used and not self._closed:
+            # A thread of enqueue_in_thread uses it, and may enqueue more.
+            self._busy.add_unwatched(slot)
+            return
+        code = _pool_returns.query(slot)
+        if code == 0 or self._closed:
+            self._put_back(slot)
+        elif code == _native.RESULT_CLOSED:  # a borrowed stream, whose owner has closed it
+            self._drop(slot)
+        elif code == _NOT_READY:
+            self._busy.add(slot, self, self._open_bridge())
+        elif code > 0 and (failure := slot.stream.context.health()):
+            self._fail(failure)
+            self._put_back(slot)
+        else:
+            # It takes part in a capture of another stream, or the driver refused for once.
+            self._busy.add_unwatched(slot)
+
+    def _look_again(self) -> None:
+        """Looks at the busy streams that no event watches."""
+        for slot in self._busy.take_unwatched():
+            self._look_at(slot)
+
+    def _look_again_soon(self) -> None:
+        """Has the loop look again if tasks wait. Without them the next `acquire` looks."""
+        bridge = self._open_bridge()
+        if (
+            self._waiters.futures
+            and not self._looking
+            and bridge is not None
+            and self._bridge is not None
+        ):
+            self._looking = bridge.call_later(
+                _LOOK_AGAIN, partial(_look_again_for, weakref.ref(self), self._bridge)
+            )
+
+    def _open_bridge(self) -> _loops.Bridge | None:
+        """The bridge of the loop that used the pool last, unless that loop is gone."""
+        bridge = self._bridge() if self._bridge is not None else None
+        return bridge if bridge is not None and bridge.is_open else None
+
+    def _work_is_done(self, slot: Slot, told: Return, code: int) -> None:
+        """The event behind a busy stream's work is complete, or has failed."""
+        if not self._busy.remove(slot, told):
+            return
+        if code == 0:
+            self._put_back(slot)
+            return
+        self._look_at(slot)  # the context has failed, or the driver refused the query
+        if self._busy.has_unwatched:
+            self._look_again_soon()
+
+    # --------------------------------------------------------------------------------------- errors
+
+    def _health(self) -> int:
+        """0, or the code of a context of the pool that has failed."""
+        return next((code for each in self._places if (code := each.context.health())), 0)
+
+    def _fail(self, code: int) -> None:
+        """A context has failed. The tasks that wait get the error at once."""
+        self._failure = code
+        self._waiters.fail_all(lambda: self._error(code))
+
+    def _error(self, code: int) -> CudaError:
+        numbers = dict.fromkeys(str(slot.device) for slot in self._slots)
+        where = f"{'device' if len(numbers) == 1 else 'devices'} {', '.join(numbers)}"
+        return _driver.error(code, "cuStreamQuery", f"a pool of {self._size} streams on {where}")
+
+    def _refuse(self, reason: str = "the pool was closed") -> None:
+        """From now on no task gets a stream."""
+        self._closed = True
+        self._waiters.end_watches()
+        self._waiters.fail_all(lambda: StreamClosedError(reason))
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StreamClosedError("the pool is closed")
+
+    def _holders(self) -> str:
+        """Which tasks hold streams, such as ` to 'Task-3', 'Task-5'`."""
+        tasks = [slot.holder() for slot in self._lent.values() if slot.holder is not None]
+        names = [repr(_loops.task_name(task)) for task in tasks[:_MOST_NAMES] if task is not None]
+        if not names:
+            return ""
+        others = len(self._lent) - len(names)
+        return f" to {', '.join(names)}" + (f" and {others} more" if others > 0 else "")
+
+    def _reasons(self) -> str:
+        limit = "" if self._max_waiting is None else f" of at most {self._max_waiting}"
+        return (
+            f"of {self._size} streams {len(self._lent)} are lent{self._holders()}, "
+            f"{len(self._busy)} still work for earlier tasks, and {self._waiters.count()}{limit} "
+            "tasks wait. A server answers 503 now. Make a larger pool to serve more tasks at once"
+        )
+
+    # Bound here, because at the interpreter's end the module's names may be gone.
+    def __del__(self, end_health: Callable[[int], None] = _native.end_health) -> None:
+        waiters = getattr(self, "_waiters", None)
+        if waiters is not None:
+            waiters.end_watches(end_health)
+
+
+def _end_watches_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[_loops.Bridge]) -> None:
+    """The loop is gone, and so are the tasks that waited. This is a finalizer: it takes no lock."""
+    pool = reference()
+    if pool is not None and pool._bridge is bridge:
+        pool._waiters.end_watches()
+
+
+def _look_again_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[_loops.Bridge]) -> None:
+    pool = reference()
+    # Otherwise another loop uses the pool now, perhaps in another thread.
+    if pool is not None and pool._bridge is bridge:
+        pool._looking = False
+        if not pool._closed:
+            pool._look_again()
+            if pool._busy.has_unwatched:
+                pool._look_again_soon()

@@ -1,0 +1,140 @@
+"""Streams that came back to a pool while the GPU still works on them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from aiostream import _loops, _native, _points, capture
+from aiostream._pool_slots import Slot
+from aiostream._reference import pinned
+
+if TYPE_CHECKING:
+    from aiostream._pool_core import PoolCore
+
+
+class Busy:
+    """The busy streams of a pool, and how the pool learns that they are free.
+
+    Usually the pool records an event behind the work. The watcher polls that event, and a `Return`
+    carries the answer into the loop. Where this is not possible, because the stream is capturing or
+    the driver refused, the stream is *unwatched*: the pool queries it again from time to time.
+
+    Only the thread of the loop that uses the pool touches it, except `forget`.
+    """
+
+    def __init__(self) -> None:
+        self._returns: dict[Slot, Return | None] = {}  # `None` for an unwatched stream
+        self.has_unwatched = False
+        # How long streams stay busy. Not the history of the waits on them, because what a
+        # cancelled request has left takes another time than a whole request.
+        self._history = _native.History()
+
+    def __len__(self) -> int:
+        return len(self._returns)
+
+    def slots(self) -> list[Slot]:
+        """The busy streams."""
+        return list(self._returns)
+
+    def add_unwatched(self, slot: Slot) -> None:
+        """Adds a stream that no event watches."""
+        self._returns[slot] = None
+        self.has_unwatched = True
+
+    def add(self, slot: Slot, pool: PoolCore, bridge: _loops.Bridge | None) -> None:
+        """Adds a stream, and has an event behind its work watched for the loop of `bridge`."""
+        self._returns[slot] = told = self._watch(slot, pool, bridge)
+        self.has_unwatched |= told is None
+
+    def remove(self, slot: Slot, told: Return) -> bool:
+        """Removes a stream whose `Return` has come. `False` if the pool no longer waits for it."""
+        if self._returns.get(slot) is not told:
+            return False  # the pool was closed, or another loop uses it now
+        del self._returns[slot]
+        return True
+
+    def take_unwatched(self) -> list[Slot]:
+        """Takes out the unwatched streams. The caller looks at each of them."""
+        self.has_unwatched = False
+        found = [slot for slot, told in self._returns.items() if told is None]
+        for slot in found:
+            del self._returns[slot]
+        return found
+
+    def take_all(self) -> list[Slot]:
+        """Takes out all streams."""
+        found = list(self._returns)
+        self._returns.clear()
+        return found
+
+    def unwatch_all(self) -> None:
+        """Ignores all events: another loop uses the pool, or the pool closes."""
+        self._returns = dict.fromkeys(self._returns)
+        self.has_unwatched = bool(self._returns)
+
+    def forget(self, slot: Slot, told: Return) -> None:
+        """The loop that would have learned of the end is gone. Runs in the janitor's thread."""
+        returns = self._returns  # read once, because another loop may replace it meanwhile
+        if returns.get(slot) is told:
+            returns[slot] = None
+            self.has_unwatched = True
+
+    def _watch(self, slot: Slot, pool: PoolCore, bridge: _loops.Bridge | None) -> Return | None:
+        """Records an event behind the work. `None` if that is not possible."""
+        if bridge is None:
+            return None
+        reference = slot.stream._reference
+        context_id = reference.context._ensure_monitored()
+        try:
+            if slot.wait_list is None:
+                slot.wait_list = _native.WaitList(context_id, self._history)
+            # WAIT_EVENT: the watcher polls, because the loop may not be running. The loop gets the
+            # answer when it runs again.
+            reserved = slot.wait_list.reserve(bridge.queue, _native.WAIT_EVENT)
+        except MemoryError:
+            return None
+        if isinstance(reserved, int):
+            return None
+        told = _points.registry[reserved.ticket] = Return(pool, slot, context_id)
+        with pinned(reference):
+            reserved.record(reference.handle)
+        if reserved.is_recorded:
+            return told
+        _points.registry.pop(reserved.ticket, None)
+        return None
+
+
+class Return:
+    """A busy stream that an event watches. The registry holds it until the event is complete."""
+
+    __slots__ = ("context_id", "pool", "slot")
+
+    def __init__(self, pool: PoolCore, slot: Slot, context_id: int) -> None:
+        self.pool = weakref.ref(pool)
+        # Keeps the stream until the work is done, even if the pool is collected before.
+        self.slot = slot
+        self.context_id = context_id
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """The work is done (`code` is 0), or has failed."""
+        pool = self.pool()
+        if pool is None:
+            return
+        if orphaned:  # in the janitor's thread
+            pool._busy.forget(self.slot, self)
+        else:
+            pool._work_is_done(self.slot, self, code)
+
+    def abandon(self, code: int, orphaned: bool) -> None:
+        """The context has failed."""
+        self.complete(code, orphaned)
+
+
+def query(slot: Slot) -> int:
+    """Queries a stream that came back, and ends a capture that this library began on it."""
+    code = _native.stream_query(slot.stream._handle)
+    if code <= _native.RESULT_CAPTURING:
+        capture.end_left(slot.stream._reference)
+        code = _native.stream_query(slot.stream._handle)
+    return code

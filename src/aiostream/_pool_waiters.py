@@ -1,0 +1,98 @@
+"""The tasks that wait for a stream of a pool, in order."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aiostream import _loops, _native, _points
+from aiostream._completion import set_exception, set_result
+from aiostream._pool_slots import Slot
+from aiostream._reference import Reference
+
+if TYPE_CHECKING:
+    from aiostream._pool_core import PoolCore
+
+
+class Waiters:
+    """The futures of the waiting tasks, and the watches of the pool's contexts meanwhile.
+
+    Only the thread of the loop that uses the pool touches them, except `end_watches`.
+    """
+
+    def __init__(self) -> None:
+        # In order. A future that was cancelled stays until its task runs.
+        self.futures: dict[Any, None] = {}
+        self._watches: list[Watch] = []
+
+    def count(self) -> int:
+        """How many tasks still wait."""
+        return sum(not future.done() for future in self.futures)
+
+    def alive(self) -> list[Any]:
+        """The futures of the tasks that still can be woken, because their loop is open."""
+        return [future for future in self.futures if not _loops.is_dead(future)]
+
+    def hand(self, slot: Slot) -> bool:
+        """Gives a stream to the task that has waited for longest. `False` if no task waits."""
+        while self.futures:
+            future = next(iter(self.futures))
+            if not future.done() and not _loops.is_dead(future):
+                slot.handed_to = future
+                set_result(future, slot)
+                # Last, because a KeyboardInterrupt may come before it. The next call then finds
+                # the future done, and goes on to the next task.
+                self.futures.pop(future, None)
+                return True
+            self.futures.pop(future, None)
+        return False
+
+    def fail_all(self, error: Callable[[], BaseException]) -> None:
+        """Raises an error in each waiting task, a new one for each."""
+        waiting = [future for future in self.alive() if not future.done()]
+        self.futures.clear()
+        for future in waiting:
+            set_exception(future, error())
+
+    # -------------------------------------------------------------------------------------- watches
+
+    def watch(self, pool: PoolCore, bridge: _loops.Bridge, references: list[Reference]) -> None:
+        """Has the watcher read the health of the contexts, until `end_watches`."""
+        if not self._watches:
+            for reference in references:
+                self._watches.append(Watch(pool, bridge, reference))
+
+    def has(self, watch: Watch) -> bool:
+        """Whether a watch has not been ended."""
+        return watch in self._watches
+
+    def end_watches(self, end_health: Callable[[int], None] = _native.end_health) -> None:
+        """Ends all watches. May run in a finalizer: it takes no lock. May run twice."""
+        while self._watches:
+            end_health(self._watches.pop().ticket)
+
+
+class Watch:
+    """Notifies a pool if a context fails while tasks wait for a stream.
+
+    Without it they could wait forever, because the tasks that hold the streams may themselves be
+    waiting for something else.
+    """
+
+    __slots__ = ("context_id", "pool", "ticket")
+
+    def __init__(self, pool: PoolCore, bridge: _loops.Bridge, reference: Reference) -> None:
+        self.pool = weakref.ref(pool)
+        self.context_id = reference.context._ensure_monitored()
+        self.ticket = _native.watch_health(bridge.queue, self.context_id)
+        _points.registry[self.ticket] = self
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """The context has failed, or the pool has ended this watch (then `code` is 0)."""
+        pool = self.pool()
+        if pool is not None and code != 0 and not orphaned and pool._waiters.has(self):
+            pool._fail(code)
+
+    def abandon(self, code: int, orphaned: bool) -> None:
+        """Is never called, because a watch always fires."""

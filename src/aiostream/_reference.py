@@ -1,0 +1,224 @@
+"""How the library uses a stream or an event, its own or another library's."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from aiostream import _driver, _native
+from aiostream.device import Context, Device, DeviceLike
+
+LEGACY = 1
+PER_THREAD = 2
+_HANDLE_STREAM = _native.HANDLE_STREAM
+CurrentStream = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(slots=True, eq=False)
+class Common:
+    """What a stream and all streams that are borrowed from it share.
+
+    Threads: any. Each change is one dict or list operation, or one assignment, so it needs no lock.
+    """
+
+    # By the name of a library with a current stream: what makes this stream current for a block.
+    currents: dict[str, CurrentStream] = field(default_factory=dict)
+    # The waits that worker threads leave behind (`enqueue_in_thread`). They are apart from the
+    # stream's own list, because their lengths would spoil the prediction of its other waits.
+    thread_waits: _native.WaitList | None = None
+    # One item for each use that only its own thread can end: a block of `as_current`, a call of
+    # `enqueue_in_thread`. While there is one, `into_raw` refuses, because it would wait for that
+    # use.
+    held: list[object] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Reference:
+    """What the library needs to use a stream, or to wait for an event."""
+
+    handle: _native.Handle
+    context: Context
+    name: str  # in errors
+    # A stream's. Any thread may look it up and assign it, because all threads find the same one.
+    wait_list: _native.WaitList | None = None
+    history: _native.History | None = None  # an event's
+    is_event: bool = False
+    common: Common = field(default_factory=Common)
+
+
+@runtime_checkable
+class HasReference(Protocol):
+    """A `Stream` or `Event` of this library, which stand above this module."""
+
+    _reference: Reference
+
+
+def context_of(handle: int) -> Context:
+    """Returns the context in which a stream lives (`cuStreamGetCtx`).
+
+    The legacy and per-thread streams belong to the current context, or to device 0's if none is.
+    """
+    if handle <= PER_THREAD:
+        return current_or_default_context()
+    return Context.from_handle(
+        int(_driver.call("cuStreamGetCtx", _driver.bindings().CUstream(handle)))
+    )
+
+
+def current_or_default_context(device: DeviceLike | None = None) -> Context:
+    """Returns the context for a new object.
+
+    It is the primary one of `device`, else the thread's current one, else device 0's primary one.
+    """
+    if device is not None:
+        return (device if isinstance(device, Device) else Device(device)).primary_context
+    return Context.get_current() or Device(0).primary_context
+
+
+def name_of(handle: int, context: Context) -> str:
+    """Returns what errors call a stream."""
+    special = {
+        0: "the legacy stream",
+        LEGACY: "the legacy stream",
+        PER_THREAD: "the per-thread stream",
+    }.get(handle)
+    return f"{special or f'stream {handle:#x}'} on {context._place()}"
+
+
+def new_handle(
+    value: int, context: Context, owned: bool, parent: _native.Handle | None = None
+) -> _native.Handle:
+    """Makes the native handle of a stream."""
+    # A special stream is a stream of the current context, so each call needs its context current.
+    return _native.Handle(
+        _HANDLE_STREAM, value, context._handle, owned, value <= PER_THREAD, parent
+    )
+
+
+class _PerThread(threading.local):
+    # The per-thread stream is another stream in each thread. So each thread has its own wait lists,
+    # by the context's id. In a common list, a wait would hide the end of another thread's wait,
+    # because only the oldest of a list is polled.
+    def __init__(self) -> None:
+        self.wait_lists: dict[int, _native.WaitList] = {}
+
+
+_per_thread = _PerThread()
+
+
+def wait_list_of(reference: Reference) -> _native.WaitList:
+    """Returns the wait list of a stream, which all references to the stream share.
+
+    Threads: the thread that waits.
+    """
+    if reference.wait_list is not None:
+        return reference.wait_list
+    if reference.handle.value == PER_THREAD:
+        context_id = reference.context._ensure_monitored()
+        known = _per_thread.wait_lists.get(context_id)
+        if known is None:
+            known = _per_thread.wait_lists[context_id] = _native.WaitList(
+                context_id, _native.History()
+            )
+        return known
+    reference.wait_list = _find_wait_list(reference, None)
+    return reference.wait_list
+
+
+def share_history(references: Iterable[Reference]) -> None:
+    """Lets the waits on several streams learn from each other, because they run the same work."""
+    history = _native.History()
+    for reference in references:
+        reference.wait_list = _find_wait_list(reference, history)
+
+
+def _find_wait_list(reference: Reference, history: _native.History | None) -> _native.WaitList:
+    handle, context = reference.handle, reference.context
+    if handle.value <= LEGACY:
+        return context._wait_list(LEGACY, history)
+    held: list[bool] = []
+    try:
+        # cuStreamGetId would invalidate a capture of the stream. A new list does meanwhile, because
+        # every wait is refused during a capture.
+        if _native.capture_refusal(handle) != 0 or not handle.pin(held):
+            return _native.WaitList(context._ensure_monitored(), history or _native.History())
+        identity = int(
+            _driver.call(
+                "cuStreamGetId", _driver.bindings().CUstream(handle.value), stream=reference.name
+            )
+        )
+    finally:
+        if held:
+            handle.unpin()
+    return context._wait_list(identity, history)
+
+
+@contextlib.contextmanager
+def current_in_libraries(reference: Reference) -> Iterator[None]:
+    """Makes the stream torch's or cupy's current one for a block, if they know it.
+
+    The stream's context is current already.
+    """
+    with contextlib.ExitStack() as stack:
+        for make_current in list(reference.common.currents.values()):
+            stack.enter_context(make_current())
+        yield
+
+
+def call_with(reference: Reference, call: Callable[[], Any], results: list[Any]) -> int:
+    """Calls `call` with the stream pinned and its context current, and appends the result.
+
+    Returns:
+        The driver's error code of the context's push, or 0.
+    """
+    if not reference.common.currents:
+        return _native.call_in_context(reference.handle, call, results)
+    with reference.context._pushed(), current_in_libraries(reference):
+        # The native call is innermost, because no interrupt can come between the end of `call` and
+        # its append. Otherwise the result could die while the GPU uses it.
+        return _native.call_in_context(reference.handle, call, results)
+
+
+@contextlib.contextmanager
+def pinned(reference: Reference) -> Iterator[int]:
+    """Keeps a stream's handle valid for a `with` block, and gives its value.
+
+    Raises:
+        StreamClosedError: The stream is closed.
+    """
+    # The native call appends to the list as it pins, because an interrupt may come right after the
+    # call. A pin that is not noted would never be taken back, and the handle never destroyed.
+    held: list[bool] = []
+    try:
+        if not reference.handle.pin(held):
+            _driver.raise_for(_native.RESULT_CLOSED, "", reference.name)
+        yield reference.handle.value
+    finally:
+        if held:
+            reference.handle.unpin()
+
+
+def call_on(reference: Reference, name: str, *args: Any) -> Any:
+    """Calls a function of the driver on a stream, which is pinned meanwhile.
+
+    For a special stream the context is current meanwhile.
+    """
+    with pinned(reference) as value:
+        scope = reference.context._pushed() if value <= PER_THREAD else contextlib.nullcontext()
+        with scope:
+            return _driver.call(
+                name, _driver.bindings().CUstream(value), *args, stream=reference.name
+            )
+
+
+def refuse_capture(reference: Reference, name: str) -> None:
+    """Refuses a call that might invalidate a capture, before the stream is touched.
+
+    Raises:
+        StreamClosedError: The stream is closed.
+        StreamCaptureError: The stream is capturing. The capture goes on.
+    """
+    _driver.raise_for(_native.capture_refusal(reference.handle), name, reference.name)
