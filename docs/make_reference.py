@@ -48,7 +48,7 @@ DRIVER = [
         "cuStreamDestroy",
         "Stream.close, Stream.shutdown, Stream.aclose",
         "stream: close_destroys_at_once_and_may_be_called_again, stream: shutdown_synchronizes_first, "
-        "stream: a_closed_stream_refuses_everything, stream: a_cancelled_close_destroys_and_raises",
+        "stream: closed_stream_refuses_everything, stream: cancelled_close_destroys_and_raises",
     ),
     row(
         "cuStreamSynchronize",
@@ -75,7 +75,7 @@ DRIVER = [
     row(
         "cuLaunchHostFunc_v2",
         "Stream.launch_host_func, HostFunctionSync",
-        "attributes: what_newer_drivers_can",
+        "attributes: functions_of_newer_drivers",
     ),
     row("cuStreamGetFlags", "Stream.flags", "stream: properties"),
     row(
@@ -88,12 +88,12 @@ DRIVER = [
     row(
         "cuStreamGetCtx",
         "Stream.context",
-        "stream: a_stream_lives_in_the_current_context_or_on_the_device_asked_for",
+        "stream: stream_lives_in_the_current_context_or_on_its_device",
     ),
     row(
         "cuStreamGetCtx_v2",
         "Stream.green_context",
-        "attributes: an_ordinary_stream_has_no_green_context, attributes: a_green_contexts_stream_tells_of_it",
+        "attributes: ordinary_stream_has_no_green_context, attributes: stream_of_a_green_context",
     ),
     row(
         "cuStreamGetAttribute",
@@ -114,33 +114,33 @@ DRIVER = [
     row(
         "cuStreamBeginCapture",
         "Stream.begin_capture, CaptureMode",
-        "capture_scopes: a_capture_collects_work_that_then_runs_any_number_of_times",
+        "capture_scopes: captured_work_runs_at_each_launch",
     ),
     row(
         "cuStreamBeginCaptureToGraph",
         "Stream.begin_capture_to_graph",
-        "capture_to_graph: a_capture_into_a_graph_gives_that_very_graph_back, "
+        "capture_to_graph: capture_into_a_graph_returns_that_graph, "
         "capture_to_graph: capture_into_a_graph_with_annotated_dependencies",
     ),
     row(
         "cuStreamEndCapture",
         "Stream.end_capture",
-        "capture_scopes: a_capture_collects_work_that_then_runs_any_number_of_times, capture_scopes: unjoined_and_unmatched",
+        "capture_scopes: captured_work_runs_at_each_launch, capture_scopes: unjoined_and_unmatched_captures",
     ),
     row(
         "cuStreamIsCapturing",
         "Stream.capture_status, CaptureStatus",
-        "capture_scopes: an_invalidated_capture_is_told_and_must_be_ended",
+        "capture_scopes: invalidated_capture_has_to_be_ended",
     ),
     row(
         "cuStreamGetCaptureInfo",
         "Stream.capture_info, CaptureInfo",
-        "capture_scopes: capture_info_lends_the_graph_until_the_end",
+        "capture_scopes: graph_of_capture_info_is_closed_at_the_end",
     ),
     row(
         "cuStreamGetCaptureInfo_v2",
         "Stream.capture_info",
-        "capture_scopes: a_joined_stream_tells_of_the_same_capture",
+        "capture_scopes: capture_info_of_a_joined_stream",
     ),
     row(
         "cuStreamGetCaptureInfo_v3", "Stream.capture_info", "capture_scopes: annotated_dependencies"
@@ -158,24 +158,24 @@ DRIVER = [
     row(
         "cuThreadExchangeStreamCaptureMode",
         "capture_mode, exchange_capture_mode",
-        "capture_scopes: a_threads_mode_is_pushed_and_popped",
+        "capture_scopes: capture_mode_puts_the_mode_back",
     ),
     row(
         "cudaThreadExchangeStreamCaptureMode",
         "capture_mode, exchange_capture_mode",
-        "capture_scopes: a_relaxed_thread_may_do_what_a_global_capture_forbids, "
-        "capture_scopes: a_threads_mode_is_pushed_and_popped",
+        "capture_scopes: relaxed_thread_may_allocate_during_a_global_capture, "
+        "capture_scopes: capture_mode_puts_the_mode_back",
     ),
     row("cuCtxGetStreamPriorityRange", "Device.stream_priority_range", "stream: properties"),
     row(
         "cuStreamGetDevResource",
         "Stream.dev_resource, DevResourceType",
-        "memory: a_streams_share_of_the_device",
+        "memory: dev_resource",
     ),
     row(
         "cuStreamBeginRecaptureToGraph",
         "Stream.begin_recapture_to_graph",
-        "attributes: what_newer_drivers_can",
+        "attributes: functions_of_newer_drivers",
     ),
     row(
         "cuStreamWaitValue32", "Stream.wait_value, WaitValueFlags", "memory: work_waits_for_a_value"
@@ -200,7 +200,7 @@ RUST = [
     row(
         "checked_completion_future",
         "Stream.checked_completion_future",
-        "capture: other_streams_and_events_serve_during_a_capture",
+        "capture: other_streams_and_events_work_during_a_capture",
     ),
     row(
         "synchronize_async",
@@ -212,20 +212,20 @@ RUST = [
         "Stream.enqueue_async",
         "waits: enqueue_async_calls_now_and_settles_with_the_result, waits: enqueue_async_refuses_before_it_calls",
     ),
-    row("from_raw", "Stream.from_raw", "stream: raw_handles_come_and_go"),
-    row("into_raw", "Stream.into_raw", "stream: raw_handles_come_and_go"),
-    row("as_raw", "Stream.handle", "stream: raw_handles_come_and_go"),
+    row("from_raw", "Stream.from_raw", "stream: into_raw_and_from_raw"),
+    row("into_raw", "Stream.into_raw", "stream: into_raw_and_from_raw"),
+    row("as_raw", "Stream.handle", "stream: into_raw_and_from_raw"),
     row(
         "to_borrowed, BorrowedStream",
         "Stream.to_borrowed",
-        "stream: a_borrowed_stream_of_ours_ends_with_its_owner",
+        "stream: borrowed_stream_is_closed_with_its_owner",
     ),
     row(
         "BorrowedStream of other libraries",
         "Stream.borrow, Stream.core",
         "interop: streams_of_cuda_core",
     ),
-    row("sync_scope", "Stream.sync_scope", "stream: sync_scope_synchronizes_on_every_way_out"),
+    row("sync_scope", "Stream.sync_scope", "stream: sync_scope_always_synchronizes"),
     row("synchronize", "Stream.synchronize", "stream: query_and_synchronize"),
     row("query", "Stream.query", "stream: query_and_synchronize"),
     row("shutdown", "Stream.shutdown", "stream: shutdown_synchronizes_first"),
@@ -235,7 +235,7 @@ RUST = [
         "Stream.wait_event, WaitEventFlags",
         "capture_scopes: external_events_become_nodes",
     ),
-    row("begin_capture", "Stream.begin_capture", "capture_scopes: what_cannot_begin_or_end"),
+    row("begin_capture", "Stream.begin_capture", "capture_scopes: begin_and_end_that_are_refused"),
     row(
         "end_capture",
         "Stream.end_capture",
@@ -244,17 +244,17 @@ RUST = [
     row(
         "capture_status",
         "Stream.capture_status",
-        "capture_scopes: an_invalidated_capture_is_told_and_must_be_ended",
+        "capture_scopes: invalidated_capture_has_to_be_ended",
     ),
     row(
         "capture_info, StreamCaptureInfo",
         "Stream.capture_info, CaptureInfo",
-        "capture_scopes: capture_info_lends_the_graph_until_the_end",
+        "capture_scopes: graph_of_capture_info_is_closed_at_the_end",
     ),
     row(
         "begin_capture_to_graph",
         "Stream.begin_capture_to_graph",
-        "capture_to_graph: a_capture_into_a_graph_gives_that_very_graph_back",
+        "capture_to_graph: capture_into_a_graph_returns_that_graph",
     ),
     row(
         "begin_capture_to_graph_with_data, _with_dependencies",
@@ -299,7 +299,7 @@ RUST = [
     row(
         "context",
         "Stream.context",
-        "stream: a_stream_lives_in_the_current_context_or_on_the_device_asked_for",
+        "stream: stream_lives_in_the_current_context_or_on_its_device",
     ),
     row("Context::create_stream_with_flags, _with_priority", "Stream", "stream: properties"),
     row(
@@ -310,12 +310,12 @@ RUST = [
     row(
         "Event::record",
         "Event.record",
-        "event: a_record_is_a_snapshot_and_a_second_one_replaces_it",
+        "event: second_record_replaces_the_first",
     ),
     row(
         "Event::query, synchronize",
         "Event.query, Event.synchronize",
-        "event: a_record_is_a_snapshot_and_a_second_one_replaces_it",
+        "event: second_record_replaces_the_first",
     ),
     row("Event::synchronize_async_on", "Event.synchronize_async", "event: awaiting_an_event"),
     row("Event::elapsed_time", "Event.elapsed_time", "event: elapsed_time_is_in_milliseconds"),
@@ -327,7 +327,7 @@ RUST = [
     row(
         "Graph",
         "Graph, Graph.nodes, Graph.clone",
-        "graph: nodes_know_their_neighbours, graph: a_clone_is_a_graph_of_its_own",
+        "graph: nodes_know_their_neighbours, graph: clone_is_independent",
     ),
     row("Graph::debug_dot", "Graph.debug_dot, DebugDotFlags", "graph: debug_dot"),
     row(
@@ -346,7 +346,7 @@ RUST = [
     row(
         "ExecutableGraph::launch_and_wait",
         "ExecutableGraph.launch_and_wait",
-        "graph: an_awaited_launch",
+        "graph: launch_can_be_awaited",
     ),
     row(
         "ExecutableGraph::upload",
@@ -356,12 +356,12 @@ RUST = [
     row(
         "ExecutableGraph::upload_async, upload_and_wait",
         "ExecutableGraph.upload_async, ExecutableGraph.upload_and_wait",
-        "graph: an_awaited_launch",
+        "graph: launch_can_be_awaited",
     ),
     row(
         "ExecutableGraph::update",
         "ExecutableGraph.update, GraphUpdateError, GraphUpdateResult",
-        "graph: an_update_takes_over_the_parameters, graph: an_update_that_does_not_fit_says_why_and_changes_nothing",
+        "graph: an_update_takes_over_the_parameters, graph: update_that_does_not_fit_says_why",
     ),
     row(
         "GraphNode",
@@ -382,14 +382,14 @@ RUST = [
     row(
         "StreamCaptureStatus",
         "CaptureStatus",
-        "capture_scopes: an_invalidated_capture_is_told_and_must_be_ended",
+        "capture_scopes: invalidated_capture_has_to_be_ended",
     ),
     row(
         "StreamCaptureDependencyUpdate",
         "DependencyUpdate",
         "capture_scopes: dependencies_can_be_added_and_replaced",
     ),
-    row("Status", "CudaError", "attributes: what_the_driver_refuses"),
+    row("Status", "CudaError", "attributes: refusals_of_the_driver"),
 ]
 
 BEYOND = [
@@ -414,13 +414,13 @@ BEYOND = [
     row(
         "",
         "Stream.legacy, Stream.per_thread",
-        "stream: the_special_streams_can_be_awaited_without_a_current_context",
+        "stream: special_streams_can_be_awaited_without_a_context",
     ),
     row("", "Graph.borrow, ExecutableGraph.borrow", "graph: graphs_of_other_libraries"),
     row(
         "",
         "Graph.from_raw, Graph.into_raw, ExecutableGraph.from_raw, ExecutableGraph.into_raw",
-        "graph: whose_a_graph_is",
+        "graph: ownership",
     ),
     row("", "statistics", "graph_hostfunc: a_graph_that_is_never_launched"),
 ]

@@ -238,6 +238,25 @@ def memory_operations(faults: Faults, kept: tuple[Stream, int]) -> None:
     use(stream)
 
 
+@contextlib.contextmanager
+def managed_memory() -> Any:
+    with a_stream() as stream:
+        with stream.context.as_current():
+            pointer = driver_call("cuMemAllocManaged", 64, aiostream.MemAttach.GLOBAL.value)
+        yield stream, int(pointer)
+        with stream.context.as_current():
+            driver_call("cuMemFree", pointer)
+
+
+@without_loop(managed_memory)
+def attach_managed_memory(faults: Faults, kept: tuple[Stream, int]) -> None:
+    stream, pointer = kept
+    with faults:
+        stream.attach_mem_async(pointer)
+        stream.attach_mem_async(pointer, 64, aiostream.MemAttach.SINGLE)
+    use(stream)
+
+
 @without_loop(a_stream)
 def make_it_current(faults: Faults, stream: Stream) -> None:
     with faults, stream.as_current():

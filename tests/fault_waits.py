@@ -213,6 +213,16 @@ def spin_quietly(stream: Stream) -> None:
     stream.launch_host_func(int)
 
 
+@in_loop(a_stream)
+async def pool_of_borrowed_streams(faults: Faults, stream: Stream) -> None:
+    with contextlib.closing(Stream()) as other:
+        with faults:
+            async with StreamPool.borrow([stream, other]) as pool, pool.stream() as lent:
+                await lent.enqueue_async(int)
+        await use_async(other)
+    await use_async(stream)
+
+
 @contextlib.contextmanager
 def a_pool() -> Any:
     pool = StreamPool(2)

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+import aiostream.event as event_module
+import aiostream.stream as stream_module
 from aiostream import (
     Context,
     CudaError,
@@ -53,6 +55,15 @@ def bindings() -> ModuleType:
 def driver_call(name: str, *args: Any) -> Any:
     """Calls a function of the driver by its name; an error code is raised."""
     return _driver.call(name, *args)
+
+
+def remove_from_driver(patch: pytest.MonkeyPatch, name: str) -> None:
+    """The driver does not have a function, as one that is too old: the bindings raise an error for it."""
+
+    def function(*_: Any) -> None:
+        raise RuntimeError(f"Function {name} not found")
+
+    patch.setattr(_driver.bindings(), name, function)
 
 
 def simulator_is_wanted() -> bool:
@@ -444,6 +455,11 @@ def schedules_drain_by(token: Any) -> bool:
         return bridge.schedule_drain()
 
 
+def loop_kinds() -> list[str]:
+    """Returns the names of the modules that each support one kind of loop, in the order in which they are asked."""
+    return [kind.__name__.rpartition(".")[2] for kind in _loops._KINDS]  # type: ignore[attr-defined]
+
+
 def loop_kind() -> str:
     """Returns to which kind of loop a call of this place belongs: asyncio or trio."""
     return "trio" if isinstance(_loops.current_bridge(), on_trio.TrioBridge) else "asyncio"
@@ -571,6 +587,16 @@ def raise_for(result: int, call: str, stream: str) -> None:
 def captures_in_progress() -> int:
     """Returns how many captures the library keeps a record of."""
     return len(capture._in_progress)
+
+
+def fail_references(patch: pytest.MonkeyPatch) -> None:
+    """There is no memory for the record that each stream and event gets behind its handle."""
+
+    def reference(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    for module in (event_module, stream_module):
+        patch.setattr(module, "Reference", reference)
 
 
 def last_handle_of(node: Any) -> int:

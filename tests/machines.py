@@ -24,7 +24,6 @@ from aiostream import (
 )
 from support import Gate, chosen_seconds, chosen_seed, settle
 
-BACKENDS = ["asyncio", "trio"]
 STRATEGIES = st.sampled_from(list(WaitStrategy))
 
 

@@ -39,9 +39,9 @@ from aiostream import (
     WaitStrategy,
     statistics,
 )
-from support import Gate, run_on, settle, spin
+from support import PLAIN_LOOPS, Gate, run_on, settle, spin
 
-LOOPS = ["asyncio", "uvloop", "trio", "asyncio", "uvloop", "trio", "asyncio-debug"]
+LOOPS = [*PLAIN_LOOPS, *PLAIN_LOOPS, "asyncio-debug"]
 STRATEGIES = list(WaitStrategy)
 WAIT_LISTS = 1024  # a context remembers so many streams: until then it grows
 MOST_CONTEXTS = 100  # the library remembers every context that it has ever met

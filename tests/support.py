@@ -28,8 +28,11 @@ from internals import (
 )
 
 __all__ = [
+    "ASYNCIO_LOOPS",
+    "BACKENDS",
     "LIMIT",
     "LOOPS",
+    "PLAIN_LOOPS",
     "Blind",
     "Gate",
     "chosen_seconds",
@@ -62,6 +65,16 @@ Sanitizers and busy machines are slow.
 """
 
 LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
+"""The kinds of loops on which each `async def` test runs. A new kind has its line here and in `run_on`."""
+
+PLAIN_LOOPS = ["asyncio", "uvloop", "trio"]
+"""Each loop as it comes, for tests that take long."""
+
+ASYNCIO_LOOPS = ["asyncio", "uvloop"]
+"""The loops with asyncio's interface, for tests of asyncio's futures."""
+
+BACKENDS = ["asyncio", "trio"]
+"""One loop for each file of `_loops`, for tests that take very long."""
 
 
 class Blind(asyncio.SelectorEventLoop):

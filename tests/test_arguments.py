@@ -209,7 +209,7 @@ def test_impossible_handles(things: dict[str, Any]) -> None:
         for wrong in (-1, -5, 2**64, 2**70):
             with pytest.raises(
                 ValueError,
-                match=f"{wrong} is no handle of (a|an) .*: a handle is a number from 0 to",
+                match=f"{wrong} is not a handle of (a|an) .*: a handle is a number from 0 to",
             ):
                 taker(wrong)
         for no_number in (True, 1.5, "5", None, b"5", [5]):
@@ -231,7 +231,7 @@ def test_a_protocol_that_gives_no_stream(answer: Any) -> None:
 
 def test_a_protocol_that_gives_an_impossible_handle() -> None:
     for handle in (-1, 2**64):
-        with pytest.raises(ValueError, match="is no handle of a CUDA stream"):
+        with pytest.raises(ValueError, match="is not a handle of a CUDA stream"):
             Stream.borrow(Fake(__cuda_stream__=lambda handle=handle: (0, handle)))
 
 
@@ -240,7 +240,7 @@ def test_attributes_that_are_no_handles() -> None:
         for attribute in ("cuda_stream", "ptr", "handle"):
             with pytest.raises(
                 TypeError,
-                match=f"a CUDA stream is needed, and Fake.{attribute} is no handle of one",
+                match=f"a CUDA stream is needed, and Fake.{attribute} is not the handle of one",
             ):
                 Stream.borrow(Fake(**{attribute: wrong}))
 

@@ -16,7 +16,7 @@ import pytest
 
 import internals
 from aiostream import Stream, statistics
-from support import Gate, run_on, settle
+from support import ASYNCIO_LOOPS, PLAIN_LOOPS, Gate, run_on, settle
 from waiters import Waiter, counts, since, until
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
@@ -63,7 +63,7 @@ async def test_task_goes_on_before_anything_is_delivered(
     assert len(delivered) == 1
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_task_is_woken_when_the_end_is_near(
     monkeypatch: pytest.MonkeyPatch, loop_kind: str
 ) -> None:
@@ -212,7 +212,7 @@ async def test_polled_futures_of_one_stream_end_in_order(polled_stream: Stream) 
         assert seen == [True, True, True]
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 @pytest.mark.parametrize("strategy", ["spin", "auto", "event"])
 async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: str) -> None:
     stream = Stream(wait=strategy)
@@ -248,7 +248,7 @@ async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: str) -> No
     stream.close()
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 async def test_result_that_somebody_else_sets_wakes_the_task(loop_kind: str) -> None:
     """asyncio's futures have public setters."""
     waiter = Waiter("by timer", "future")
@@ -269,7 +269,7 @@ async def test_result_that_somebody_else_sets_wakes_the_task(loop_kind: str) -> 
     waiter.close()
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 async def test_future_of_another_loop_is_refused(polled_stream: Stream, loop_kind: str) -> None:
     with Gate() as gate:
         gate.hold(polled_stream)
@@ -292,7 +292,7 @@ async def test_future_of_another_loop_is_refused(polled_stream: Stream, loop_kin
 
 
 @pytest.mark.parametrize("collected", ["at once", "when the GPU has passed"])
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 def test_loop_that_is_closed_while_its_task_polls(
     collected: str, loop_kind: str, polled_stream: Stream
 ) -> None:
@@ -328,7 +328,7 @@ def test_loop_that_is_closed_while_its_task_polls(
 # ------------------------------------------------------------------------------ what a review found
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 @pytest.mark.parametrize("set_by", ["set_result", "set_exception"])
 async def test_result_that_somebody_else_sets_ends_the_polling(
     loop_kind: str, set_by: str, polled_stream: Stream
@@ -416,7 +416,7 @@ def test_interrupt_before_a_loop_is_closed_leaves_its_queue_closed(
     other.close()
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 def test_exception_that_is_kept_does_not_keep_a_dead_loop_s_futures(loop_kind: str) -> None:
     stream = Stream(wait="event")
     things = [Kept()]  # no frame of the traceback refers to it
@@ -442,7 +442,7 @@ def test_exception_that_is_kept_does_not_keep_a_dead_loop_s_futures(loop_kind: s
     stream.close()
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 async def test_coroutine_that_nobody_steps_does_not_hold_up_the_others(
     polled_stream: Stream, loop_kind: str
 ) -> None:

@@ -25,8 +25,8 @@ from aiostream import (
     statistics,
 )
 from internals import load_kernels
-from machines import BACKENDS, OnLoop, Thing, Waiter, check, only_simulated
-from support import LIMIT, spin
+from machines import OnLoop, Thing, Waiter, check, only_simulated
+from support import BACKENDS, LIMIT, spin
 
 
 class Recording:

@@ -21,7 +21,7 @@ import pytest
 import aiostream
 from aiostream import ContextFailedError, CudaError, Device, Stream, StreamCaptureError, statistics
 from internals import ENQUEUE_STEPS
-from support import Gate, held_stream, recover, run_on, settle, spin
+from support import PLAIN_LOOPS, Gate, held_stream, recover, run_on, settle, spin
 
 
 class Kept:
@@ -189,7 +189,7 @@ async def test_refusals_come_before_the_function_runs() -> None:
 
 
 @pytest.mark.leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_function_that_leaves_the_stream_capturing_is_refused(loop_kind: str) -> None:
     stream = Stream()
     before = leaked()
@@ -206,7 +206,7 @@ async def test_function_that_leaves_the_stream_capturing_is_refused(loop_kind: s
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_record_that_is_refused_after_the_function_leaks_its_objects(
     breakable: Any, loop_kind: str
 ) -> None:
@@ -250,7 +250,7 @@ async def test_event_that_cannot_be_made_is_refused_before_the_function(breakabl
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
 @pytest.mark.leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_lost_context_fails_the_future_and_leaks_its_objects(
     breakable: Any, loop_kind: str
 ) -> None:

@@ -23,7 +23,7 @@ from aiostream import (
 )
 from captures import MODE_NAMES, MODES
 from internals import EVENT_POLLS, helpers, native_counters
-from support import Gate, held_stream, spin
+from support import BACKENDS, Gate, held_stream, spin
 from waiters import (
     EVENT_STAGES,
     EVENT_STRATEGIES,
@@ -443,7 +443,7 @@ async def test_cancelled_waits_in_each_stage_leave_nothing(stage: str, again: bo
 
 
 @pytest.mark.simulator_only("a GPU's driver refuses nothing on command")
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize("loop_kind", BACKENDS)
 async def test_wait_that_ends_with_an_error_leaves_its_helper_to_no_other(loop_kind: str) -> None:
     """The helper stream still waits for the first event.
 

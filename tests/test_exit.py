@@ -8,9 +8,7 @@ import time
 
 import pytest
 
-from support import run_script
-
-BACKENDS = ["asyncio", "trio"]
+from support import BACKENDS, run_script
 
 # 100 completions and 100 Python host functions on four streams, behind `{work}`; `end` is when that
 # work would be done.

@@ -18,7 +18,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import ContextFailedError, CudaError, Device, Event, Stream, statistics
-from support import Gate, held_stream, recover, run_script, spin, succeed
+from support import BACKENDS, PLAIN_LOOPS, Gate, held_stream, recover, run_script, spin, succeed
 
 # 32 awaited streams; the first will meet the fault, the others are busy for much longer than that
 # takes. Hardware queues are few, so the stream that will fault takes its own first.
@@ -184,7 +184,7 @@ def meet_fault(
     )
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kernel", ["illegal_address", "trap"])
 def test_a_fault_in_one_of_32_streams_fails_every_waiter(
     driver_kind: str, kernel: str, backend: str
@@ -204,7 +204,7 @@ def test_a_fault_that_shows_late(driver_kind: str) -> None:
 
 
 @pytest.mark.simulator_only("an H200 never runs a host function after a fault")
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_host_functions_that_run_after_a_fault(driver_kind: str, backend: str) -> None:
     meet_fault(
         driver_kind, "illegal_address", backend, adversary="fire_after_fault=True", fires=True
@@ -284,7 +284,7 @@ class Kept:
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
 @pytest.mark.leaks(3)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 @pytest.mark.parametrize("code", [700, 719, 214])
 async def test_a_context_that_breaks_and_recovers(
     breakable: Any, code: int, loop_kind: str
@@ -360,7 +360,7 @@ async def test_host_functions_that_come_late_release_what_they_keep(breakable: A
 
 
 @pytest.mark.simulator_only("no GPU lets one choose how late a fault shows")
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_a_wait_that_ends_in_a_fault_that_shows_late(breakable: Any, loop_kind: str) -> None:
     breakable.adversary(late_faults=0.2)
     stream = Stream()
@@ -377,7 +377,7 @@ async def test_a_wait_that_ends_in_a_fault_that_shows_late(breakable: Any, loop_
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
 @pytest.mark.leaks(200)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_callbacks_and_the_watcher_meet(breakable: Any, loop_kind: str) -> None:
     """The driver calls callbacks with the status just as the watcher fails their waiters: each
     settles once, none leaks.
@@ -516,7 +516,7 @@ async def carry_out(action: Callable[[Things], Any], things: Things) -> None:
 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize("loop_kind", BACKENDS)
 @pytest.mark.parametrize("case", REFUSALS)
 async def test_one_refusal_raises_and_harms_nobody(
     breakable: Any, case: str, loop_kind: str
@@ -566,7 +566,7 @@ def test_a_destruction_that_is_refused_closes_all_the_same(
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize("loop_kind", BACKENDS)
 async def test_enqueue_async_whose_completion_is_refused_keeps_the_work(
     breakable: Any, loop_kind: str
 ) -> None:

@@ -1,6 +1,4 @@
-"""P14 in graphs: host functions that a capture took in live as long as anything may call them, and
-no longer.
-"""
+"""Host functions in graphs live as long as anything may call them, and no longer."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def captured_owner(stream: Stream, *arguments: Any) -> tuple[Graph, weakref.ref[Owner]]:
-    """A graph that calls an owner of which nobody else knows."""
+    """A graph that holds the only reference to the owner that it calls."""
     owner = Owner()
     with stream.capture() as capture:
         stream.launch_host_func(owner, *arguments)
@@ -416,9 +414,7 @@ def test_a_refused_step_leaves_nothing_behind(stream: Stream, call: str) -> None
 
 @pytest.mark.leaks(1)
 def test_a_capture_that_another_thread_ends_in_between_is_quarantined(stream: Stream) -> None:
-    """What was enqueued may be plain work of the stream, which no graph keeps: its record is kept
-    for ever and does nothing.
-    """
+    """The record is kept and does nothing, because the stream may still run what was enqueued."""
     signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     graphs: list[Graph] = []
 
@@ -464,9 +460,7 @@ def test_graphs_in_use_at_exit(driver_kind: str) -> None:
 
 
 class Completions:
-    """Two tasks and a thread that ask for completions of streams of their own until told to
-    stop.
-    """
+    """Two tasks and a thread ask for completions of their own streams until they are stopped."""
 
     def __init__(self) -> None:
         self.streams = [Stream() for _ in range(2)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import aiostream
+import internals
 
 PACKAGE = Path(aiostream.__file__).parent
 TESTS = Path(__file__).parent
@@ -151,6 +152,13 @@ def test_folders_import_downwards_only(folder: str, levels: dict[str, int]) -> N
                 if levels[imported] >= levels[name]:
                     wrong.append(f"{folder}.{name} imports {folder}.{imported}")
     assert not wrong
+
+
+def test_each_kind_of_loop_is_one_file_and_one_name() -> None:
+    files = {path.stem for path in (PACKAGE / "_loops").glob("*.py")} - LOOPS_LEVELS.keys()
+    kinds = internals.loop_kinds()
+    assert sorted(files) == sorted(kinds), "a new kind of loop needs its name in _loops/__init__.py"
+    assert kinds[-1] == "on_asyncio", "it raises the error if no loop runs here"
 
 
 def test_native_files_include_downwards_only() -> None:

@@ -20,11 +20,10 @@ import aiostream
 from aiostream import Context, Event, Stream, StreamClosedError, StreamPool, statistics
 from internals import driver_call
 from interrupts import Striker, run_interrupted
-from support import settle, spin
+from support import PLAIN_LOOPS, settle, spin
 
 PLACES = os.environ.get("AIOSTREAM_INTERRUPTS", "12")
 SEED = int(os.environ.get("AIOSTREAM_INTERRUPTS_SEED", "1"))
-LOOPS = ["asyncio", "uvloop", "trio"]
 
 
 class Scene:
@@ -202,7 +201,7 @@ def interrupt(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
     reason="Python 3.12 does not trace every instruction that it is asked to",
 )
 @pytest.mark.timeout(1800 if PLACES == "all" else 120)
-@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize("kind", PLAIN_LOOPS)
 @pytest.mark.parametrize("name", AWAITS)
 def test_interrupt_at_any_place_of_an_await_loses_nothing(kind: str, name: str) -> None:
     rng = random.Random(f"{SEED} {kind} {name}")

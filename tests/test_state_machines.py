@@ -25,8 +25,8 @@ from aiostream import (
     WaitStrategy,
     statistics,
 )
-from machines import BACKENDS, STRATEGIES, OnLoop, Thing, Waiter, check, only_simulated
-from support import LIMIT, spin
+from machines import STRATEGIES, OnLoop, Thing, Waiter, check, only_simulated
+from support import BACKENDS, LIMIT, spin
 
 # ------------------------------------------------------------------------------ streams and futures
 

@@ -152,7 +152,7 @@ class Completion:
         self.result = None
 
     def cancel(self) -> None:
-        """Ends the wait, because the one waiting task has gone. The GPU may still use the objects."""
+        """Ends the wait, because the waiting task has gone. The GPU may still use the objects."""
         if self.state is State.PENDING:
             if self.future is not None:
                 # A coroutine may end after its loop was closed. asyncio cancels the future then,
@@ -252,7 +252,7 @@ class EventCompletion(Completion):
     def complete(self, code: int, orphaned: bool) -> None:
         """Settles the future, because the event is complete or its context has failed.
 
-        If the context has failed, nothing proves that the GPU has passed, so the objects are leaked.
+        After a failure nothing proves that the GPU has passed, so the objects are leaked.
         """
         if code == 0:
             self._complete_earlier(orphaned)

@@ -345,8 +345,8 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
         listener, "on_context_failed", "have it call loop.call_soon_threadsafe"
     )
     _process.start()
-    _driver.notice_failures(_noticed)
-    _driver.tell_failures()
+    _driver.set_failure_listener(_noticed)
+    _driver.report_failures()
     registered = _Listener(listener)
     # Listed before the known errors are read. If another thread notes an error in between, the
     # listener gets it in both ways, and `notify` lets one of them through. In the other order the
