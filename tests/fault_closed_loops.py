@@ -1,4 +1,7 @@
-"""The paths of `test_faults.py` on which a loop is closed while one of its tasks waits, in each stage: see `fault_engine.py`."""
+"""The paths of `test_faults.py` on which a loop is closed while a task waits, in each stage.
+
+See `fault_engine.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import aiostream
 import waiters
 from fault_engine import Faults, Scenario
 from fault_scenarios import WITHOUT_LOOP, use_async
+from internals import limit_timer
 from support import Gate
 
 
@@ -21,7 +25,7 @@ def _close_a_loop_in_stage(stage: str, thing: str) -> None:
         waiter = waiters.Waiter(stage, thing)
         with Gate() as gate:
             yield waiter, gate
-        waiters.limit_timer(waiters.MOST_TIMERS)
+        limit_timer(waiters.MOST_TIMERS)
         with contextlib.suppress(aiostream.CudaError):
             waiter.close()
 

@@ -1,4 +1,6 @@
-"""Runs scenarios with faults: `python fault_program.py KIND MOST SEED [SCENARIO]`. See `fault_engine.py`.
+"""Runs scenarios with faults: `python fault_program.py KIND MOST SEED [SCENARIO]`.
+
+See `fault_engine.py`.
 
 KIND is `none` (paths that need no loop), a kind of loop, or `start` (the first use in a process).
 """

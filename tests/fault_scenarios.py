@@ -26,7 +26,10 @@ WITHOUT_LOOP: list[Scenario] = []
 def without_loop(
     keep: Callable[[], Any] | None = None, spares: Set[str] = frozenset()
 ) -> Callable[..., None]:
-    """Registers `def path(faults, kept)`; `keep` makes what serves all its runs. The functions in `spares` do not fail."""
+    """Registers `def path(faults, kept)`; `keep` makes what serves all its runs.
+
+    The functions in `spares` do not fail.
+    """
 
     def register(path: Callable[[Faults, Any], None]) -> None:
         async def act(faults: Faults, kept: Any) -> None:
@@ -94,7 +97,7 @@ async def use_async(stream: Stream) -> None:
     stream.query()
 
 
-# ------------------------------------------------------------------------------------------------ streams
+# ------------------------------------------------------------------------------------------ streams
 
 
 @without_loop()
@@ -274,7 +277,7 @@ def make_and_close_a_pool(faults: Faults, _: None) -> None:
         pass
 
 
-# ------------------------------------------------------------------------------------------------ events
+# ------------------------------------------------------------------------------------------- events
 
 
 @without_loop(a_stream)
@@ -300,7 +303,7 @@ def close_an_event(faults: Faults, _: None) -> None:
         event.close()
 
 
-# ------------------------------------------------------------------------------------------------ captures and graphs
+# ------------------------------------------------------------------------------ captures and graphs
 
 
 def end_what_is_left(stream: Stream) -> None:

@@ -19,8 +19,11 @@ from aiostream.testing import Gate, recover, settle, spin
 from internals import is_drain
 
 __all__ = [
+    "ASYNCIO_LOOPS",
+    "BACKENDS",
     "LIMIT",
     "LOOPS",
+    "PLAIN_LOOPS",
     "Blind",
     "Gate",
     "chosen_seconds",
@@ -47,15 +50,28 @@ def chosen_seed() -> int:
 
 
 LIMIT = 110 + 10 * chosen_seconds(0)
-"""Seconds after which a random test that runs for `chosen_seconds` hangs. Sanitizers and busy machines are slow."""
+"""Seconds after which a random test that runs for `chosen_seconds` hangs.
+
+Sanitizers and busy machines are slow.
+"""
 
 LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
+"""The kinds of loops on which each `async def` test runs. A new kind has its line here and in `run_on`."""
+
+PLAIN_LOOPS = ["asyncio", "uvloop", "trio"]
+"""Each loop as it comes, for tests that take long."""
+
+ASYNCIO_LOOPS = ["asyncio", "uvloop"]
+"""The loops with asyncio's interface, for tests of asyncio's futures."""
+
+BACKENDS = ["asyncio", "trio"]
+"""One loop for each file of `_loops`, for tests that take very long."""
 
 
 class Blind(asyncio.SelectorEventLoop):
     """A loop that cannot watch descriptors for others, as asyncio's proactor loop cannot."""
 
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
         if is_drain(callback):
             raise NotImplementedError
         super().add_reader(fd, callback, *args)
@@ -68,11 +84,12 @@ def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
 
         return trio.run(function, *args)
     if loop_kind == "asyncio-eager":
-        if sys.version_info < (3, 12):
+        eager: Any = getattr(asyncio, "eager_task_factory", None)
+        if eager is None:
             pytest.skip("eager tasks came with Python 3.12")
 
         async def eagerly() -> Any:
-            asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+            asyncio.get_running_loop().set_task_factory(eager)
             return await function(*args)
 
         with asyncio.Runner() as runner:
@@ -90,7 +107,9 @@ def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
 def run_together(
     kinds: list[str], function: Callable[..., Any], together: threading.Barrier
 ) -> None:
-    """Runs a coroutine function on loops of these kinds, each in a thread of its own; one that fails breaks the barrier."""
+    """Runs a coroutine function on loops of these kinds, each in a thread of its own; one that
+    fails breaks the barrier.
+    """
     errors: list[tuple[str, BaseException]] = []
 
     def run(kind: str) -> None:
@@ -128,7 +147,8 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python text in a process of its own, on the driver that is under test.
 
-    Failed contexts, exits and forks cannot be tested in the process that tests. The modules of `tests/` can be imported there.
+    Failed contexts, exits and forks cannot be tested in the process that tests. The modules of
+    `tests/` can be imported there.
     """
     variables = {
         **os.environ,

@@ -291,7 +291,7 @@ def test_all_that_is_late_is_measured_on_trio(driver_kind: str) -> None:
     )
     try:
         bench_runner.try_out()
-        jobs = [
+        jobs: list[Any] = [
             Patterns(("trio",), names, ("alternating",), waits=2, rounds=1),
             Mixed(("trio",), names, 4, rounds=1, window=0.05, warm=0.0),
             Fairness(("trio",), names, 4, rounds=1, window=0.05, warm=0.0),
@@ -691,7 +691,7 @@ def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> No
         for peer in ("aiostream auto", "to_thread")
         for length in plan.LENGTHS
     ]
-    results = {
+    results: dict[str, Any] = {
         "environment": dict.fromkeys(("gpu", "driver", "cuda", "cores", "python")),
         "date": "2026-11-21T00:00:00+00:00",
     }

@@ -457,7 +457,7 @@ def test_the_server_is_judged_against_the_better_rival() -> None:
 
 def test_the_server_has_a_figure_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    results = {
+    results: dict[str, Any] = {
         "environment": dict.fromkeys(("gpu", "driver", "cuda", "cores", "python")),
         "date": "2026-11-21T00:00:00+00:00",
     }

@@ -1,4 +1,6 @@
-"""The order of the house: who imports whom, what is public, what happens at import (nothing), and how the tests are built."""
+"""The order of the house: who imports whom, what is public, what happens at import (nothing), and
+how the tests are built.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import aiostream
+import internals
 
 PACKAGE = Path(aiostream.__file__).parent
 TESTS = Path(__file__).parent
@@ -35,7 +38,8 @@ BENCH_LEVELS = {
     "load": 1,
     "torch_ways": 1,
     "torch_serving": 2,  # a script
-    "older": 1,  # a script, which imports nothing of the benchmark: the older library has one of its own
+    # a script, which imports nothing of the benchmark: the older library has one of its own
+    "older": 1,
     "peers": 1,
     "companion": 2,
     "runner": 3,
@@ -60,9 +64,11 @@ BENCH_LEVELS = {
 
 
 def drawn_order(chapter: int) -> dict[str, int]:
-    """The level of each module in one of the two drawings in docs/design.md, "The house": Python's, then the native part's.
+    """The level of each module in one of the two drawings in docs/design.md, "The house": Python's,
+    then the native part's.
 
-    A module imports only modules of lower levels, and a native file includes only headers of lower ones.
+    A module imports only modules of lower levels, and a native file includes only headers of lower
+    ones.
     """
     design = TESTS.parent / "docs" / "design.md"
     if not design.exists():
@@ -80,7 +86,9 @@ def drawn_order(chapter: int) -> dict[str, int]:
 
 
 def runtime_imports(path: Path) -> set[str]:
-    """The package's modules that a module imports when it runs; what stands under TYPE_CHECKING does not count."""
+    """The package's modules that a module imports when it runs; what stands under TYPE_CHECKING
+    does not count.
+    """
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -148,6 +156,13 @@ def test_folders_import_downwards_only(folder: str, levels: dict[str, int]) -> N
                 if levels[imported] >= levels[name]:
                     wrong.append(f"{folder}.{name} imports {folder}.{imported}")
     assert not wrong
+
+
+def test_each_kind_of_loop_is_one_file_and_one_name() -> None:
+    files = {path.stem for path in (PACKAGE / "_loops").glob("*.py")} - LOOPS_LEVELS.keys()
+    kinds = internals.loop_kinds()
+    assert sorted(files) == sorted(kinds), "a new kind of loop needs its name in _loops/__init__.py"
+    assert kinds[-1] == "on_asyncio", "it raises the error if no loop runs here"
 
 
 def test_native_files_include_downwards_only() -> None:
@@ -272,7 +287,7 @@ def test_modules_stay_small() -> None:
     assert not long
 
 
-# ------------------------------------------------------------------------------------------------ the tests
+# ---------------------------------------------------------------------------------------- the tests
 
 
 def test_no_test_imports_a_test_module() -> None:
@@ -287,7 +302,9 @@ def test_no_test_imports_a_test_module() -> None:
 
 
 def test_only_one_test_module_knows_private_names() -> None:
-    """`tests/internals.py` gives them plain names, so that a rename in the library changes one file of the tests."""
+    """`tests/internals.py` gives them plain names, so that a rename in the library changes one file
+    of the tests.
+    """
     wrong = []
     for path in sorted(TESTS.rglob("*.py")):
         if path.name != "internals.py":
@@ -308,7 +325,9 @@ def private_modules(text: str) -> list[str]:
 
 
 def private_attributes(tree: ast.AST) -> list[str]:
-    """Private attributes that code uses of other objects than `self`; a few of the standard library's are allowed."""
+    """Private attributes that code uses of other objects than `self`; a few of the standard
+    library's are allowed.
+    """
     allowed = {"os._exit", "asyncio._set_running_loop", "task._log_destroy_pending"}
     used = [
         node

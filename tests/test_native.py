@@ -1,4 +1,6 @@
-"""The native part by itself: who may know Python there, and its threads under the sanitizers (`tests/native/*.c`)."""
+"""The native part by itself: who may know Python there, and its threads under the sanitizers
+(`tests/native/*.c`).
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,8 @@ def sanitizer_or_skip(name: str, folder: Path) -> None:
         pytest.skip("there is no gcc here")
     if compiled.returncode != 0:
         pytest.skip(
-            f"gcc has no runtime for the {name} sanitizer here: {compiled.stderr.strip().splitlines()[-1]}"
+            f"gcc has no runtime for the {name} sanitizer here: "
+            f"{compiled.stderr.strip().splitlines()[-1]}"
         )
     ran = run_command([*FIXED_LAYOUT, str(folder / "nothing")])
     if ran.returncode != 0:
@@ -122,7 +125,9 @@ def test_races_played_by_hand(tmp_path: Path) -> None:
 
 
 def test_policy_in_virtual_time(tmp_path: Path) -> None:
-    """By the policy alone: how late a task runs again, against the bound, and at which cost, for patterns of work."""
+    """By the policy alone: how late a task runs again, against the bound, and at which cost, for
+    patterns of work.
+    """
     folder = TESTS / "native"
     program = tmp_path / "policy"
     try:
@@ -147,7 +152,9 @@ def test_only_the_module_knows_python() -> None:
 
 
 def test_nothing_that_the_driver_calls_needs_python(tmp_path: Path) -> None:
-    """Stronger than the includes: without module.c, the native files need no symbol of Python's and nothing of libcuda's."""
+    """Stronger than the includes: without module.c, the native files need no symbol of Python's and
+    nothing of libcuda's.
+    """
     try:
         sources = [str(NATIVE / name) for name in DRIVER_SIDE]
         compiled = run_command(

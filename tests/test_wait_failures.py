@@ -97,7 +97,7 @@ async def test_context_that_fails_while_a_wait_is_handed_back(
     assert [error.code for error in errors] == [700]
 
 
-# ------------------------------------------------------------------------------------------------ loops that are closed
+# ---------------------------------------------------------------------------- loops that are closed
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
@@ -111,7 +111,10 @@ def test_loop_that_is_closed_with_a_wait_in_each_stage(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The task is not cancelled but dropped with its loop. (trio ends no run before its tasks have ended.)"""
+    """The task is not cancelled but dropped with its loop.
+
+    (trio ends no run before its tasks have ended.)
+    """
     import uvloop
 
     waiter = Waiter(stage, thing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,12 +13,18 @@ from aiostream import _clash
 LOOPS = ("asyncio", "uvloop", "trio")
 
 
+def _program() -> str:
+    """What the user typed: the console script or the module."""
+    name = os.path.basename(sys.argv[0])
+    return name if name == "aiostream-cuda" else "python -m aiostream"
+
+
 def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """The parser, and that of `bench`."""
     from aiostream import bench
 
     parser = argparse.ArgumentParser(
-        prog="python -m aiostream", description="Await CUDA streams from asyncio and trio."
+        prog=_program(), description="Await CUDA streams from asyncio and trio."
     )
     parser.add_argument("--version", action="version", version=f"aiostream-cuda {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -12,7 +12,7 @@ all answer in one form:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from aiostream import _arguments, _arming, _driver, _loops, _native, _points
@@ -93,7 +93,7 @@ async def in_thread(blocking: Callable[[], None]) -> None:
     await anyio.to_thread.run_sync(blocking, abandon_on_cancel=True)
 
 
-checkpoint = _loops.checkpoint
+checkpoint: Callable[[], Coroutine[Any, Any, None]] = _loops.checkpoint
 _current_bridge = _loops.current_bridge
 _yield_turn = _loops.yield_turn
 

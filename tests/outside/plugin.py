@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import importlib.metadata
 import json
 import os
@@ -61,7 +62,7 @@ SIZES = {
 def register_bodies() -> None:
     bodies = ctypes.CDLL(os.environ["OUTSIDE_KERNELS"])
     for kernel, body in BODIES.items():
-        address = ctypes.cast(getattr(bodies, body), ctypes.c_void_p).value
+        address = ctypes.cast(getattr(bodies, body), ctypes.c_void_p).value or 0
         simulator.register_kernel(kernel, address, parameters=SIZES[body])
 
 
@@ -97,10 +98,10 @@ def answer_for_the_runtime() -> None:
 def replace_the_latch() -> None:
     from cuda.bindings import driver
 
-    helpers = os.environ.get("OUTSIDE_HELPERS", "").split(os.pathsep)
-    sys.path[:0] = [folder for folder in helpers if folder]
+    folders = os.environ.get("OUTSIDE_HELPERS", "").split(os.pathsep)
+    sys.path[:0] = [folder for folder in folders if folder]
     try:
-        import helpers.latch
+        latch = importlib.import_module("helpers.latch")
     except ImportError:
         return
 
@@ -122,7 +123,7 @@ def replace_the_latch() -> None:
         def release(self) -> None:
             self.busy_wait_flag[0] = 1
 
-    helpers.latch.LatchKernel = LatchKernel
+    latch.LatchKernel = LatchKernel  # type: ignore[attr-defined]
 
 
 def find_helpers_of_bindings() -> None:

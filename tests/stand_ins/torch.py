@@ -66,7 +66,7 @@ def _device() -> _Device:
     return _thread.device
 
 
-# ------------------------------------------------------------------------------ torch.cuda
+# --------------------------------------------------------------------------------------- torch.cuda
 
 
 class Stream:
@@ -186,20 +186,23 @@ cuda = SimpleNamespace(
 )
 
 
-# ------------------------------------------------------------------------------ tensors
+# ------------------------------------------------------------------------------------------ tensors
 
 
 class Memory:
-    """A block of the driver's memory. On the GPU it goes back to its stream's free ones."""
+    """A block of the driver's memory.
+
+    On the GPU it goes back to those of the stream on which it was allocated.
+    """
 
     def __init__(self, count: int, on_gpu: bool) -> None:
         device = _device()
+        self.key: tuple[int, int] | None = None
         if on_gpu:
             self.key = (_current_stream().cuda_stream, count)
             free = device.given_back.setdefault(self.key, [])
             self.address = free.pop() if free else int(_call("cuMemAlloc", count * _SIZE))
         else:
-            self.key = None
             self.address = int(_call("cuMemHostAlloc", count * _SIZE, 0))
 
     def __del__(self) -> None:
@@ -312,7 +315,7 @@ manual_seed: Callable[[int], None] = _random.seed
 inference_mode = contextlib.nullcontext
 
 
-# ------------------------------------------------------------------------------ torch.nn
+# ----------------------------------------------------------------------------------------- torch.nn
 
 
 class Layer:
