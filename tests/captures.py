@@ -42,7 +42,10 @@ class Owned:
 
 
 def in_thread(function: Any, stream: Stream) -> Any:
-    """Calls a function in another thread, where the stream's context is current; returns what it returned or raised."""
+    """Calls a function in another thread, where the context of the stream is current.
+
+    Returns what it returned or raised.
+    """
     outcome: list[Any] = []
 
     def run() -> None:

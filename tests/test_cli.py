@@ -1,4 +1,4 @@
-"""The command line, in processes of its own: `python -m aiostream demo`, and what is wrong with it."""
+"""The command line, in processes of its own: `python -m aiostream demo`, and how it fails."""
 
 from __future__ import annotations
 

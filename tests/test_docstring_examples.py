@@ -1,4 +1,4 @@
-"""The examples in the docstrings of public names run, print what they show, and leave nothing open."""
+"""The examples in the docstrings of public names print what they show, and leave nothing open."""
 
 from __future__ import annotations
 
