@@ -54,7 +54,7 @@ def test_owners_are_not_copied(owners: list[Any], copier: Callable[[Any], Any]) 
         name = type(thing).__name__
         with pytest.raises(
             TypeError,
-            match=rf"^{name} cannot be copied or pickled: .*; another process makes its own$",
+            match=rf"^{name} cannot be copied or pickled: .*\. Another process makes its own$",
         ):
             copier(thing)
     gc.collect()
