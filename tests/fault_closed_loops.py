@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiostream
+import internals
 import waiters
 from fault_engine import Faults, Scenario
 from fault_scenarios import WITHOUT_LOOP, use_async
@@ -21,7 +22,7 @@ def _close_a_loop_in_stage(stage: str, thing: str) -> None:
         waiter = waiters.Waiter(stage, thing)
         with Gate() as gate:
             yield waiter, gate
-        waiters.limit_timer(waiters.MOST_TIMERS)
+        internals.limit_timer(waiters.MOST_TIMERS)
         with contextlib.suppress(aiostream.CudaError):
             waiter.close()
 
