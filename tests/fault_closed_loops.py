@@ -1,4 +1,6 @@
-"""The paths of `test_faults.py` on which a loop is closed while one of its tasks waits, in each stage: see `fault_engine.py`."""
+"""The paths of `test_faults.py` on which a loop is closed while one of its tasks waits, in each
+stage: see `fault_engine.py`.
+"""
 
 from __future__ import annotations
 

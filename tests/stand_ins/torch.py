@@ -1,5 +1,5 @@
-"""A stand-in for torch, as far as `aiostream.bench.torch_ways` uses it, for machines without torch
-or a GPU.
+"""A stand-in for torch, as far as `benchmarks.torch_ways` uses it, for machines without torch or
+a GPU.
 
 Tensors are 4-byte floats in the driver's memory. An operation on the GPU launches one short kernel
 on the current stream and returns its input, so a model's result is its input, and arrives only when
@@ -20,7 +20,7 @@ from typing import Any
 from cuda.bindings import driver
 
 import aiostream
-from aiostream.bench import spinning
+from benchmarks import lanes
 
 __version__ = "0.stand-in"
 bfloat16 = "bfloat16"
@@ -41,7 +41,7 @@ class _Device:
     def __init__(self) -> None:
         self.context = aiostream.Device(0).primary_context
         with self.context.as_current():
-            self.function = spinning.load(driver)
+            self.kernels = lanes.load()
         self.given_back: dict[tuple[int, int], list[Any]] = {}
 
 
@@ -74,7 +74,7 @@ class Stream:
         device = _device()
         self.cuda_stream = int(_call("cuStreamCreate", 1)) if handle is None else handle
         self._cu_stream = driver.CUstream(self.cuda_stream)
-        self.lane = spinning.Lane(SimpleNamespace(handle=self.cuda_stream), driver, device.function)
+        self.lane = lanes.Lane(SimpleNamespace(handle=self.cuda_stream), device.kernels)
 
     def synchronize(self) -> None:
         _call("cuStreamSynchronize", self._cu_stream)

@@ -17,7 +17,7 @@
 
 static const int64_t US = 1000, MS = 1000000, NEVER = INT64_MAX;
 
-/* All in ns. The name of a benchmark goal says what a constant is held by (`python -m aiostream bench --measures goals`). */
+/* All in ns. The name of a benchmark goal says what a constant is held by (`python -m benchmarks goals`). */
 static const int64_t SPIN_NS = 50000;             /* how long a task polls a wait of which nothing is known ("20 us", "100 us") */
 static const int64_t START_SPIN_NS = 75000;       /* a window that opens so soon is polled from the beginning ("100 us") */
 static const int64_t SHORT_NS = 120000;           /* a length so short makes it worth polling at first ("64 x empty") */
