@@ -23,6 +23,7 @@ from aiostream import (
     CudaError,
     Stream,
     _arming,
+    _bench,
     _clash,
     _completion,
     _demo,
@@ -43,7 +44,6 @@ from aiostream import (
 )
 from aiostream._loops import bridge as loop_bridge
 from aiostream._loops import dispatcher, on_asyncio, on_trio
-from aiostream.bench import windows
 
 # --------------------------------------------------------------------------------------- the driver
 
@@ -650,9 +650,14 @@ def other_distribution() -> str | None:
 # ---------------------------------------------------------------------------------------- benchmark
 
 
-def fairness_of(window: dict[str, Any]) -> dict[str, Any]:
-    """Returns the row of the measure of fairness for one window."""
-    return windows.Fairness._of_window(window)
+BENCH_WAYS = tuple(_bench.WAYS)
+add_bench_arguments = _bench.add_arguments
+run_bench = _bench.run
+
+
+def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[], int]) -> None:
+    """Has the short comparison ask another function for the driver's version."""
+    monkeypatch.setattr(_driver, "driver_version", function)
 
 
 def health_watches() -> int:

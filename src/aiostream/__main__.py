@@ -21,7 +21,7 @@ def _program() -> str:
 
 def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """The parser, and that of `bench`."""
-    from aiostream import bench
+    from aiostream import _bench
 
     parser = argparse.ArgumentParser(
         prog=_program(), description="Await CUDA streams from asyncio and trio."
@@ -50,10 +50,10 @@ def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentPar
     )
     compare = commands.add_parser(
         "bench",
-        help="compare the ways to wait for the GPU from Python",
-        description=bench.DESCRIPTION,
+        help="compare four ways to await the GPU from asyncio",
+        description=_bench.DESCRIPTION,
     )
-    bench.add_arguments(compare)
+    _bench.add_arguments(compare)
     return parser, compare
 
 
@@ -75,9 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return _doctor.run(as_json=options.json)
     if options.command == "bench":
-        from aiostream import bench
+        from aiostream import _bench
 
-        return bench.run(compare, options)
+        return _bench.run(compare, options)
     if options.loop != "asyncio" and importlib.util.find_spec(options.loop) is None:
         parser.error(f"--loop {options.loop}: it is not installed; `pip install {options.loop}`")
     from aiostream import _demo

@@ -22,7 +22,7 @@ from typing import Any
 from cuda.bindings import driver
 
 import aiostream
-from aiostream.bench import spinning
+from benchmarks import lanes
 
 __version__ = "0.stand-in"
 bfloat16 = "bfloat16"
@@ -43,7 +43,7 @@ class _Device:
     def __init__(self) -> None:
         self.context = aiostream.Device(0).primary_context
         with self.context.as_current():
-            self.function = spinning.load(driver)
+            self.kernels = lanes.load()
         self.given_back: dict[tuple[int, int], list[Any]] = {}
 
 
@@ -76,7 +76,7 @@ class Stream:
         device = _device()
         self.cuda_stream = int(_call("cuStreamCreate", 1)) if handle is None else handle
         self._cu_stream = driver.CUstream(self.cuda_stream)
-        self.lane = spinning.Lane(SimpleNamespace(handle=self.cuda_stream), driver, device.function)
+        self.lane = lanes.Lane(SimpleNamespace(handle=self.cuda_stream), device.kernels)
 
     def synchronize(self) -> None:
         _call("cuStreamSynchronize", self._cu_stream)

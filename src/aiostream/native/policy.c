@@ -20,7 +20,7 @@
 static const int64_t US = 1000, MS = 1000000, NEVER = INT64_MAX;
 
 /* All in ns. The name in brackets is that of the benchmark goal that a constant serves (`python -m
- * aiostream bench --measures goals`). */
+ * benchmarks goals`). */
 /* so long a task polls a wait of which nothing is known ("20 us", "100 us") */
 static const int64_t SPIN_NS = 50000;
 /* a window that opens so soon is polled from the beginning ("100 us") */
