@@ -387,6 +387,7 @@ struct allocation {
     enum memory_kind { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED } kind;
     unsigned flags;
     uint64_t id;
+    struct hint *hints; /* of managed memory; NULL: none was given or asked for */
 };
 
 struct simulator {

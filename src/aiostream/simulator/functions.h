@@ -137,6 +137,15 @@ CALL(cuMemHostGetFlags, 2030, cuMemHostGetFlags, none, (unsigned *, void *))
 CALL(cuMemHostRegister, 6050, cuMemHostRegister_v2, none, (void *, size_t, unsigned))
 CALL(cuMemHostUnregister, 4000, cuMemHostUnregister, none, (void *))
 CALL(cuMemAllocManaged, 6000, cuMemAllocManaged, none, (CUdeviceptr *, size_t, unsigned))
+CALL(cuMemAdvise, 8000, cuMemAdvise, none, (CUdeviceptr, size_t, int, CUdevice))
+AGAIN(cuMemAdvise, 12020, cuMemAdvise_v2, none, (CUdeviceptr, size_t, int, struct location))
+CALL(cuMemPrefetchAsync, 8000, cuMemPrefetchAsync, ptsz, (CUdeviceptr, size_t, CUdevice, CUstream))
+AGAIN(cuMemPrefetchAsync, 12020, cuMemPrefetchAsync_v2, ptsz,
+     (CUdeviceptr, size_t, struct location, unsigned, CUstream))
+CALL(cuMemRangeGetAttribute, 8000, cuMemRangeGetAttribute, none,
+     (void *, size_t, int, CUdeviceptr, size_t))
+CALL(cuMemRangeGetAttributes, 8000, cuMemRangeGetAttributes, none,
+     (void **, size_t *, int *, size_t, CUdeviceptr, size_t))
 CALL(cuMemAllocAsync, 11020, cuMemAllocAsync, ptsz, (CUdeviceptr *, size_t, CUstream))
 CALL(cuMemFreeAsync, 11020, cuMemFreeAsync, ptsz, (CUdeviceptr, CUstream))
 CALL(cuPointerGetAttribute, 4000, cuPointerGetAttribute, none, (void *, int, CUdeviceptr))

@@ -46,7 +46,8 @@ static struct allocation *add(void *base, size_t bytes, struct context *context,
     memmove(&allocations[i + 1], &allocations[i], (allocation_count - i) * sizeof *allocations);
     allocation_count++;
     allocations[i] = (struct allocation){
-        (uintptr_t)base, bytes, context->device, context, NULL, NULL, kind, flags, ++sim.next_id};
+        (uintptr_t)base, bytes, context->device, context, NULL, NULL, kind, flags,
+        ++sim.next_id,   NULL};
     return &allocations[i];
 }
 
@@ -70,6 +71,7 @@ static void take_out(struct allocation *allocation) {
     if (allocation->graph_memory != NULL) allocation->graph_memory->base = NULL;
     if (allocation->pool != NULL) pool_give(allocation->pool, allocation->bytes);
     else if (on_device(allocation)) sim.devices[allocation->device].used -= allocation->bytes;
+    free(allocation->hints);
     if (allocation->kind != MEMORY_REGISTERED)
         munmap((void *)allocation->base, whole_pages(allocation->bytes));
     size_t i = (size_t)(allocation - allocations);
