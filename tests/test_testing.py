@@ -175,7 +175,7 @@ def test_without_a_loop_nothing_is_blocked_and_the_calls_are_put_back() -> None:
 
 async def test_torch_s_synchronize_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = types.SimpleNamespace(synchronize=cuda.cuCtxSynchronize)
-    monkeypatch.setitem(sys.modules, "torch.cuda", torch)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch.cuda", torch)
     with blocking_calls() as found, aiostream.Device(0).primary_context.as_current():
         torch.synchronize()
     # One call, although it calls another that would be found.

@@ -174,7 +174,7 @@ class Gate:
         self.open()
 
 
-def settle(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def settle(condition: Callable[..., bool], seconds: float = 10.0) -> bool:
     """Blocks until other threads have made `condition()` true.
 
     Returns:

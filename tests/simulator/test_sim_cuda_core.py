@@ -211,6 +211,6 @@ def test_what_a_callback_holds_goes_with_the_graph(stream: Any, device: Any) -> 
     until(lambda: simulator.pending_work() == 0)
 
 
-def test_launches_in_clusters(stream, kernel):
+def test_launches_in_clusters(stream: Any, kernel: Any) -> None:
     core.launch(stream, core.LaunchConfig(grid=4, cluster=2, block=1), kernel)
     stream.sync()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from simdriver import code, cu, ok
 
@@ -14,7 +16,7 @@ RELAXED = cu.CUstreamCaptureMode(2)
 INVALID_CLUSTER_SIZE, NOT_SUPPORTED = 912, 801
 
 
-def attribute(which, **fields):
+def attribute(which: Any, **fields: Any) -> Any:
     made = cu.CUlaunchAttribute()
     made.id = which
     for name, value in fields.items():
@@ -26,7 +28,9 @@ def attribute(which, **fields):
     return made
 
 
-def launch(kernels, stream, *attributes, grid=(8, 1, 1)) -> int:
+def launch(
+    kernels: Any, stream: Any, *attributes: Any, grid: tuple[int, int, int] = (8, 1, 1)
+) -> int:
     config = cu.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX = config.blockDimY = config.blockDimZ = 1
@@ -47,12 +51,14 @@ def launch(kernels, stream, *attributes, grid=(8, 1, 1)) -> int:
         ((2, 0, 1), (8, 1, 1), INVALID_CLUSTER_SIZE),
     ],
 )
-def test_clusters_are_checked(kernels, stream, cluster, grid, expected):
+def test_clusters_are_checked(
+    kernels: Any, stream: Any, cluster: Any, grid: Any, expected: Any
+) -> None:
     assert launch(kernels, stream, attribute(CLUSTER, cluster=cluster), grid=grid) == expected
     ok(cu.cuStreamSynchronize(stream))
 
 
-def test_larger_clusters_need_the_functions_consent(kernels, stream):
+def test_larger_clusters_need_the_functions_consent(kernels: Any, stream: Any) -> None:
     function = kernels.function("empty")
     allowed = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
     ok(cu.cuFuncSetAttribute(function, allowed, 1))
@@ -63,7 +69,7 @@ def test_larger_clusters_need_the_functions_consent(kernels, stream):
     assert launch(kernels, stream, sixteen, grid=(32, 1, 1)) == INVALID_CLUSTER_SIZE
 
 
-def test_hints_are_taken(kernels, stream):
+def test_hints_are_taken(kernels: Any, stream: Any) -> None:
     overlap = ID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     assert (
         launch(kernels, stream, attribute(overlap, programmaticStreamSerializationAllowed=1)) == 0
@@ -87,13 +93,15 @@ def test_hints_are_taken(kernels, stream):
         (ID.CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE, {}),
     ],
 )
-def test_what_would_have_to_act_is_refused(kernels, stream, which, fields):
+def test_what_would_have_to_act_is_refused(
+    kernels: Any, stream: Any, which: Any, fields: Any
+) -> None:
     """Nothing is enqueued then."""
     assert launch(kernels, stream, attribute(which, **fields)) == NOT_SUPPORTED
     assert simulator.pending_work() == 0
 
 
-def test_captured_launch_keeps_its_attributes(kernels, stream):
+def test_captured_launch_keeps_its_attributes(kernels: Any, stream: Any) -> None:
     ok(cu.cuStreamBeginCapture(stream, RELAXED))
     cluster, priority = attribute(CLUSTER, cluster=(2, 2, 1)), attribute(PRIORITY, priority=-2)
     assert launch(kernels, stream, cluster, priority, grid=(8, 2, 1)) == 0
@@ -109,7 +117,7 @@ def test_captured_launch_keeps_its_attributes(kernels, stream):
     ok(cu.cuGraphDestroy(graph))
 
 
-def test_conditional_nodes_are_refused(build):
+def test_conditional_nodes_are_refused(build: Any) -> None:
     """A kernel on the device would have to set their handle, and no PTX is executed here."""
     context = ok(cu.cuCtxGetCurrent())
     assert code(cu.cuGraphConditionalHandleCreate(build.graph, context, 1, 0)) == NOT_SUPPORTED
