@@ -1,9 +1,9 @@
 """How late a loop full of completions comes to something else, and how late without a GPU.
 
 A timer descriptor fires every millisecond, and what is measured is from its instant to the task
-that waits for it. Beside it run 64 streams, each with its task. Their resumptions are noted, and
-the same pattern is then played back to as many tasks that wait for plain futures of the loop: once
-as it is, and once with as much computing at each as a launch took.
+that waits for it. At the same time run 64 streams, each with its task. Their resumptions are noted,
+and the same pattern is then played back to as many tasks that wait for plain futures of the loop:
+once as it is, and once with as much computing at each as a launch took.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class _Window:
     stop: bool = False
 
     async def run(self, *tasks: Task) -> None:
-        """Runs tasks beside the two that measure."""
+        """Runs tasks next to the two that measure."""
         await self.adapter.together([*tasks, self._clock, self._ticks])
 
     async def _clock(self) -> None:

@@ -132,7 +132,7 @@ def ping_times(asked: int, done: int, begin: int, end: int) -> list[int]:
     """The latencies in ns of the pings that were due in a window, every 5 ms until one is done.
 
     A ping is asked only when the last one is answered. Those that were due meanwhile would have
-    waited until then at least, and count as well: else a server that stands still is asked less
+    waited until then at least, and count as well: else a server that is blocked gets fewer requests
     often, and looks better than it is.
     """
     return [
@@ -210,7 +210,7 @@ class Window:
         await self._warmed
         tasks.append(
             asyncio.create_task(fetch(self._control, "/usage"))
-        )  # a loop that stands still answers late
+        )  # a loop that is blocked answers late
         cpu = process_time_ns()
         self._begin = perf_counter_ns()
         self._end = self._begin + self._length

@@ -1,6 +1,6 @@
 """What the measures need of an event loop, natively on each: asyncio (and uvloop) and trio.
 
-Peers are measured with the loop's own means, as somebody who writes for that loop would use them; a
+Peers are measured with the loop's own means, as a program for that loop would use them; a
 portable layer between would be measured too.
 """
 

@@ -186,7 +186,7 @@ class Samples:
 async def pause(adapter: LoopAdapter, generator: random.Random) -> None:
     """Sleeps for a moment between two samples, and lets the other tasks run.
 
-    The pause is uneven so that nothing falls into step, and the CPU is idle meanwhile.
+    The pause is uneven to avoid phase locking, and the CPU is idle meanwhile.
     """
     time.sleep(generator.uniform(*SHORT_PAUSE))  # noqa: ASYNC251  # the loop has nothing else
     await adapter.checkpoint()

@@ -44,7 +44,7 @@ class Peer:
         predicted: Whether aiostream uses what it has learnt.
         learns: Whether a stream learns from its waits. Then this peer alone uses its streams.
         runtime: Whether it needs libcudart, which the simulator is not.
-        blocks: Whether the loop stands still meanwhile.
+        blocks: Whether the loop is blocked meanwhile.
         loops: Where it can wait.
     """
 
@@ -187,7 +187,7 @@ class _OwnedEvent:
 
 
 def _prepare_ctypes() -> Waiter:
-    """One C function for all waits, each told apart by a number."""
+    """One C function for all waits, each known by a number."""
     pointer = ctypes.c_void_p
     launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc  # of the library that is loaded already
     launch.argtypes = (pointer, pointer, pointer)
@@ -263,7 +263,7 @@ _OURS = (
     ("aiostream event", 'Stream(wait="event"): an event and the native watcher', "event"),
     ("aiostream spin", 'Stream(wait="spin"): an event, queried in the loop', "spin"),
 )
-_BLOCKING = "cuStreamSynchronize in the loop's thread: the floor, and the loop stands still"
+_BLOCKING = "cuStreamSynchronize in the loop's thread: the floor, and the loop is blocked"
 _ENQUEUE = "enqueue_async of nothing, behind the work: the await of its future"
 _CTYPES = "a ctypes Python function, given raw to cuLaunchHostFunc, and call_soon_threadsafe"
 _BLOCKING_SYNC = "to_thread(cuEventSynchronize) of an event made with BLOCKING_SYNC"

@@ -34,7 +34,7 @@ NAMES = {
     "ctypes": "a host function by ctypes",
     "numba": "numba's async_done",
 }
-# Okabe and Ito's colours, which the colour-blind can tell apart, and a mark for each besides.
+# Okabe and Ito's colours, which the colour-blind can distinguish, and a mark for each besides.
 OURS, OTHERS = (
     "#D55E00",
     ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#777777", "#000000", "#E69F00"),

@@ -33,7 +33,7 @@ CUPY = ("cupy", "cupy-cuda12x", "cupy-cuda13x")
 KEYS = (
     *("set", "measure", "loop", "peer", "load", "length_ns", "python_busy", "streams"),
     *("neighbours", "pending", "by", "pattern"),
-)  # what tells two rows apart
+)  # what distinguishes two rows
 
 
 def describe(runner: Any, options: Row, earlier: Row | None) -> Row:

@@ -320,7 +320,7 @@ async def _serve(
 
 
 def main(new_site: Callable[[dict[str, Any], Any], Site] = Site) -> None:
-    """Serves until it is told to end.
+    """Serves until it gets the word to end.
 
     Args:
         new_site: What makes a `Site`, with the device's primary context current.

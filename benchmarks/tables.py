@@ -91,8 +91,8 @@ def _latency_title(row: Row) -> str:
 
 def _throughput_title(row: Row) -> str:
     kernels = f"kernels of {duration(row['length_ns'])}, by streams; {row['loop']}"
-    beside = f"; beside {row['neighbours']} x 1.2 s" if row["neighbours"] else ""
-    return f"Completions per second, and CPU us of each; {kernels}{beside}"
+    others = f"; beside {row['neighbours']} x 1.2 s" if row["neighbours"] else ""
+    return f"Completions per second, and CPU us of each; {kernels}{others}"
 
 
 def _lag_title(row: Row) -> str:

@@ -20,7 +20,7 @@ _KEYWORDS = {"graph", "end", "default", "style", "class", "click"}  # of mermaid
 
 
 def python_imports() -> Graph:
-    """By module of the package, the modules that it imports when it runs. A folder is one module."""
+    """By module, the modules that it imports when it runs. A folder is one module."""
     modules = {path.stem: [path] for path in PACKAGE.glob("*.py")}
     for folder in PACKAGE.iterdir():
         if (folder / "__init__.py").exists():
@@ -34,7 +34,7 @@ def python_imports() -> Graph:
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
-    """The modules of the package that code imports; what stands under TYPE_CHECKING does not count."""
+    """The modules that code imports. What stands under TYPE_CHECKING does not count."""
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
     if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "aiostream":

@@ -59,7 +59,7 @@ def driver_call(name: str, *args: Any) -> Any:
 
 
 def remove_from_driver(patch: pytest.MonkeyPatch, name: str) -> None:
-    """The driver does not have a function, as one that is too old: the bindings raise an error for it."""
+    """The driver lacks a function, as an old one does: the bindings raise an error for it."""
 
     def function(*_: Any) -> None:
         raise RuntimeError(f"Function {name} not found")
@@ -191,7 +191,7 @@ def stamp(stream: Any, pointer: int) -> None:
     _kernels.stamp(stream, pointer)
 
 
-# ------------------------------------------------------------------------------------------------ interrupts
+# --------------------------------------------------------------------------------------- interrupts
 
 ENQUEUE_STEPS = {
     function.__code__
@@ -456,8 +456,9 @@ def schedules_drain_by(token: Any) -> bool:
 
 
 def loop_kinds() -> list[str]:
-    """Returns the names of the modules that each support one kind of loop, in the order in which they are asked."""
-    return [kind.__name__.rpartition(".")[2] for kind in _loops._KINDS]  # type: ignore[attr-defined]
+    """Returns the modules that each support one kind of loop, in the order of asking."""
+    kinds: Any = _loops._KINDS
+    return [kind.__name__.rpartition(".")[2] for kind in kinds]
 
 
 def loop_kind() -> str:

@@ -28,7 +28,7 @@ import ray_serve
     health_check_timeout_s=5,
     graceful_shutdown_timeout_s=20,
 )
-class Model(ray_serve.Model.func_or_class):  # type: ignore[misc]
+class Model(ray_serve.Model.func_or_class):  # type: ignore[name-defined, misc, unused-ignore]
     """The example's, which loses its context when it is asked to."""
 
     async def __call__(self, request: Request) -> dict[str, Any]:

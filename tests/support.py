@@ -56,7 +56,7 @@ Sanitizers and busy machines are slow.
 """
 
 LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
-"""The kinds of loops on which each `async def` test runs. A new kind has its line here and in `run_on`."""
+"""The kinds of loops of each `async def` test. A new kind has a line here and in `run_on`."""
 
 PLAIN_LOOPS = ["asyncio", "uvloop", "trio"]
 """Each loop as it comes, for tests that take long."""

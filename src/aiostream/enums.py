@@ -63,7 +63,7 @@ class WaitStrategy(enum.StrEnum):
     that is, a timer of the loop wakes the task shortly before. Otherwise a background thread polls.
     This is the fastest, with any number of streams."""
     HOSTFUNC = "hostfunc"
-    """Enqueues a host function on the stream itself, and the stream stands still for it. While it
+    """Enqueues a host function on the stream itself, and the stream waits for it. While it
     is pending it holds one of the device's hardware queues. If the stream is full, enqueuing it
     blocks the thread."""
     EVENT = "event"

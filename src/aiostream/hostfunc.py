@@ -1,8 +1,8 @@
 """The user's own host functions: Python callables that run on the driver's thread.
 
-When the GPU gets there, the driver's thread calls native code. Native code takes the GIL behind the
-exit gate, and `_run` calls the user's function. The ticket then goes to the janitor, and the
-releaser drops the function and its arguments, because their destructors may block.
+When the GPU reaches that point, the driver's thread calls native code. Native code takes the GIL
+behind the exit gate, and `_run` calls the user's function. The ticket then goes to the janitor, and
+the releaser drops the function and its arguments, because their destructors may block.
 
 On a capturing stream a host function becomes a node of the graph and runs at every launch. Native
 code gives the graph a user object. The driver destroys that object when no graph, clone, executable
@@ -166,9 +166,9 @@ class HostFunctionMethods:
         sync_mode: HostFunctionSync | None = None,
         **kwargs: Any,
     ) -> None:
-        """Enqueues a function that the driver calls when the GPU gets there (`cuLaunchHostFunc`).
+        """Enqueues a function that the driver calls in stream order (`cuLaunchHostFunc`).
 
-        The driver calls it in a thread of its own. The stream stands still until it returns, and no
+        The driver calls it in a thread of its own. The stream waits until it returns, and no
         other host function of the context runs meanwhile. A Python function also waits for the GIL:
         if one of your threads keeps the GIL in a blocking CUDA call, the two wait for each other
         forever. So prefer `completion_future` and ordinary code.

@@ -115,7 +115,7 @@ class _Watched(Completion):
     def handed_back(self, wait: _native.Wait, orphaned: bool) -> None:
         """Gives the wait to its task, which polls it from now on, if it still waits.
 
-        If it does not, `wait` dies here and drops itself.
+        If it does not, `wait` dies here, and its record is dropped.
         """
         if (
             self.state is State.PENDING
@@ -231,7 +231,7 @@ async def synchronize_async(self: Awaitable) -> None:
                     _current_bridge().new_future(), reference
                 )
                 _native.set_state(watched, State.PENDING, _native.FUTURES_CREATED)
-                await watched.future  # type: ignore[misc]  # SettledFuture says what Completion needs; it can be awaited
+                await watched.future  # type: ignore[misc]
                 if watched.spinning is None:
                     return
                 # Handed back. The task polls before the next turn, because the end may have come.
@@ -336,7 +336,7 @@ async def wait_for(completion: Completion) -> None:
     future = completion.future
     try:
         if future is not None:
-            await future  # type: ignore[misc]  # SettledFuture says what Completion needs; both kinds can be awaited
+            await future  # type: ignore[misc]
     except BaseException:
         completion.cancel()
         raise

@@ -1,12 +1,13 @@
-"""A pytest plugin that lets another project's tests run on the simulator, and writes down how each ended.
+"""A pytest plugin that runs another project's tests on the simulator, and notes how each ended.
 
 `run.py` loads it into the processes that it starts. It changes three things, because the simulator
 is a driver and not the runtime, and runs no machine code:
 
-- NVRTC compiles to PTX where a test asks for a cubin. Each entry of the text is registered: with its
-  body in `kernels.c`, or as a kernel that does nothing.
-- `cudaDeviceSynchronize` and `cudaGetDevice` are answered by the driver's functions of that sense.
-- The latch of cuda.core's tests, a kernel that spins until the host lets it go, is a wait for a value.
+- NVRTC compiles to PTX where a test asks for a cubin. Each entry of the text is registered, with
+  its body in `kernels.c` or as a kernel that does nothing.
+- The driver's functions answer for `cudaDeviceSynchronize` and `cudaGetDevice`.
+- The latch of cuda.core's tests, a kernel that spins until the host lets it go, is a wait for a
+  value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Uses most of the simulator while its own allocations fail: `python allocations.py once | for-good N | limit`.
+"""Uses most of the simulator while its own allocations fail.
+
+    python allocations.py once | for-good N | limit
 
 `once` fails each allocation, one at a time. `for-good N` fails the N-th and all that follow.
 `limit` uses memory until the system gives no more. `test_sim_allocations.py` preloads
@@ -48,7 +50,7 @@ def done(result: int) -> None:
 
 
 def scenario() -> None:
-    """Every kind of object, of work and of node, made and destroyed. What frees must never be refused."""
+    """Makes and destroys every kind of object, of work and of node. Nothing may refuse to free."""
     with contextlib.ExitStack() as stack:
 
         def own(made: Any, destroy: Any) -> Any:

@@ -123,6 +123,6 @@ def test_conditional_nodes_are_refused(build: Any) -> None:
     assert code(cu.cuGraphConditionalHandleCreate(build.graph, context, 1, 0)) == NOT_SUPPORTED
     params = cu.CUgraphNodeParams()
     params.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
-    edges = [[]] if cu.CUDA_VERSION >= 13000 else []
+    edges: list[list[Any]] = [[]] if cu.CUDA_VERSION >= 13000 else []
     assert code(cu.cuGraphAddNode(build.graph, [], *edges, 0, params)) == NOT_SUPPORTED
     assert "cuGraphConditionalHandleCreate" in simulator.unsupported_calls()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from simdriver import code, cu, ok, raw
@@ -21,29 +23,29 @@ DEVICE_1, HOST, NUMA_NODE = Location(1, 1), Location(2, 0), Location(3, 0)
 
 
 @pytest.fixture
-def memory(driver):
+def memory(driver: Any) -> Iterator[Any]:
     made = int(ok(cu.cuMemAllocManaged(4 * PART, 1)))
     yield made
     ok(cu.cuMemFree(made))
 
 
-def advise(address, count, advice, place) -> int:
+def advise(address: Any, count: Any, advice: Any, place: Any) -> int:
     return raw("cuMemAdvise", 8000, POINTER, SIZE, INT, INT)(address, count, advice, place)
 
 
-def prefetch(address, count, place, stream) -> int:
+def prefetch(address: Any, count: Any, place: Any, stream: Any) -> int:
     call = raw("cuMemPrefetchAsync", 8000, POINTER, SIZE, INT, ctypes.c_void_p)
     return call(address, count, place, int(stream))
 
 
-def ask(address, count, which, room=1) -> list[int]:
+def ask(address: Any, count: Any, which: Any, room: Any = 1) -> list[int]:
     answer = (INT * room)()
     call = raw("cuMemRangeGetAttribute", 8000, ctypes.c_void_p, SIZE, INT, POINTER, SIZE)
     assert call(answer, ctypes.sizeof(answer), which, address, count) == 0
     return list(answer)
 
 
-def test_a_range_answers_what_all_of_it_has(memory):
+def test_a_range_answers_what_all_of_it_has(memory: Any) -> None:
     assert ask(memory, 4 * PART, READ_MOSTLY) == [0]
     assert ask(memory, 4 * PART, PREFERRED) == [NOWHERE]
     assert advise(memory, 2 * PART, SET_READ_MOSTLY, 0) == 0
@@ -58,7 +60,7 @@ def test_a_range_answers_what_all_of_it_has(memory):
     assert ask(memory, 2 * PART, PREFERRED) == [NOWHERE]
 
 
-def test_readers_are_listed(memory):
+def test_readers_are_listed(memory: Any) -> None:
     assert advise(memory, 4 * PART, SET_ACCESSED_BY, 1) == 0
     assert advise(memory, PART, SET_ACCESSED_BY, CPU) == 0
     assert ask(memory, PART, ACCESSED_BY, 4) == [CPU, 1, NOWHERE, NOWHERE]
@@ -67,7 +69,7 @@ def test_readers_are_listed(memory):
     assert ask(memory, PART, ACCESSED_BY, 1) == [CPU]
 
 
-def test_prefetches_are_noted_in_stream_order(memory, stream, gate):
+def test_prefetches_are_noted_in_stream_order(memory: Any, stream: Any, gate: Any) -> None:
     gate.hold(stream)
     assert prefetch(memory, 4 * PART, 1, stream) == 0
     assert code(cu.cuStreamQuery(stream)) == 600
@@ -80,7 +82,7 @@ def test_prefetches_are_noted_in_stream_order(memory, stream, gate):
     ok(cu.cuStreamSynchronize(stream))
 
 
-def test_newer_forms_take_locations(memory, stream):
+def test_newer_forms_take_locations(memory: Any, stream: Any) -> None:
     newer = raw("cuMemAdvise", 13000, POINTER, SIZE, INT, Location)
     fetch = raw("cuMemPrefetchAsync", 13000, POINTER, SIZE, Location, INT, ctypes.c_void_p)
     assert newer(memory, 4 * PART, SET_PREFERRED, DEVICE_1) == 0
@@ -96,7 +98,7 @@ def test_newer_forms_take_locations(memory, stream):
     ok(cu.cuStreamSynchronize(stream))
 
 
-def test_several_questions_at_once(memory):
+def test_several_questions_at_once(memory: Any) -> None:
     assert advise(memory, PART, SET_READ_MOSTLY, 0) == 0
     answers = [INT(7), INT(7)]
     data = (ctypes.c_void_p * 2)(*(ctypes.addressof(answer) for answer in answers))
@@ -106,7 +108,7 @@ def test_several_questions_at_once(memory):
     assert [answer.value for answer in answers] == [1, NOWHERE]
 
 
-def test_what_is_refused(memory, stream):
+def test_what_is_refused(memory: Any, stream: Any) -> None:
     device = int(ok(cu.cuMemAlloc(64)))
     assert advise(device, 64, SET_READ_MOSTLY, 0) == 1  # it is not managed
     assert advise(memory, 4 * PART + 1, SET_READ_MOSTLY, 0) == 1

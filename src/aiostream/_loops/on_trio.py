@@ -227,7 +227,7 @@ class TrioFuture(OwnFuture):
 
     def _drop(self) -> None:
         # Called by the janitor. The run has ended, and its tasks with it. So no task waits, and
-        # callbacks are not called, because they belong into the run's thread.
+        # callbacks are not called, because only the run's thread may call them.
         if not self.done():
             self._message = "the run of trio to which the future belonged has ended"
             self._state = "cancelled"

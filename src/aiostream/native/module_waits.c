@@ -132,7 +132,7 @@ static PyMethodDef wait_methods[] = {
      "Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the "
      "watcher."},
     {"drop", Wait_drop, METH_NOARGS,
-     "Nobody waits any more. May be called again, and when it is over."},
+     "No task waits any more. May be called again, and when it is over."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot wait_slots[] = {
