@@ -316,7 +316,8 @@ def test_loop_that_is_closed_while_its_task_polls(
         gate.hold(polled_stream)
         future, task = loop.run_until_complete(begin(thing))
         del thing
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own complaint, which is right
+        # asyncio's own complaint, which is right
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop.close()
         if collected == "at once":
             del future, task

@@ -219,7 +219,8 @@ def test_drain_does_not_wait_for_a_closed_loop_that_polled(run: Any, loop_kind: 
         gate.hold(stream)
         loop = asyncio.new_event_loop()
         task = loop.create_task(stream.synchronize_async())
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own complaint, which is right
+        # asyncio's own complaint, which is right
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop.run_until_complete(asyncio.sleep(0))
         assert statistics().waits.pending == 1
         assert run(aiostream.drain, 0) is False

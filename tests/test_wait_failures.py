@@ -123,7 +123,8 @@ def test_loop_that_is_closed_with_a_wait_in_each_stage(
         loop.run_until_complete(waiter.hold(gate))
         coroutine = waiter.wait()
         task = loop.create_task(coroutine)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own complaint, which is right
+        # asyncio's own complaint, which is right
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop.run_until_complete(waiter.reach())
         loop.close()
         if collected == "by hand":
