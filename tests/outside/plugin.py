@@ -1,18 +1,23 @@
-"""A pytest plugin that lets another project's tests run on the simulator, and writes down how each ended.
+"""A pytest plugin that lets another project's tests run on the simulator.
+
+It writes down how each test ended.
 
 `run.py` loads it into the processes that it starts. It changes three things, because the simulator
 is a driver and not the runtime, and runs no machine code:
 
-- NVRTC compiles to PTX where a test asks for a cubin. Each entry of the text is registered: with its
+- NVRTC compiles to PTX where a test asks for a cubin. Each entry of the text is registered: with
+  its
   body in `kernels.c`, or as a kernel that does nothing.
 - `cudaDeviceSynchronize` and `cudaGetDevice` are answered by the driver's functions of that sense.
-- The latch of cuda.core's tests, a kernel that spins until the host lets it go, is a wait for a value.
+- The latch of cuda.core's tests, a kernel that spins until the host lets it go, is a wait for a
+  value.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import importlib.metadata
 import json
 import os
@@ -61,7 +66,7 @@ SIZES = {
 def register_bodies() -> None:
     bodies = ctypes.CDLL(os.environ["OUTSIDE_KERNELS"])
     for kernel, body in BODIES.items():
-        address = ctypes.cast(getattr(bodies, body), ctypes.c_void_p).value
+        address = ctypes.cast(getattr(bodies, body), ctypes.c_void_p).value or 0
         simulator.register_kernel(kernel, address, parameters=SIZES[body])
 
 
@@ -97,10 +102,10 @@ def answer_for_the_runtime() -> None:
 def replace_the_latch() -> None:
     from cuda.bindings import driver
 
-    helpers = os.environ.get("OUTSIDE_HELPERS", "").split(os.pathsep)
-    sys.path[:0] = [folder for folder in helpers if folder]
+    folders = os.environ.get("OUTSIDE_HELPERS", "").split(os.pathsep)
+    sys.path[:0] = [folder for folder in folders if folder]
     try:
-        import helpers.latch
+        latch: Any = importlib.import_module("helpers.latch")
     except ImportError:
         return
 
@@ -122,7 +127,7 @@ def replace_the_latch() -> None:
         def release(self) -> None:
             self.busy_wait_flag[0] = 1
 
-    helpers.latch.LatchKernel = LatchKernel
+    latch.LatchKernel = LatchKernel
 
 
 def find_helpers_of_bindings() -> None:
