@@ -6,8 +6,7 @@ It writes down how each test ended.
 is a driver and not the runtime, and runs no machine code:
 
 - NVRTC compiles to PTX where a test asks for a cubin. Each entry of the text is registered: with
-  its
-  body in `kernels.c`, or as a kernel that does nothing.
+  its body in `kernels.c`, or as a kernel that does nothing.
 - `cudaDeviceSynchronize` and `cudaGetDevice` are answered by the driver's functions of that sense.
 - The latch of cuda.core's tests, a kernel that spins until the host lets it go, is a wait for a
   value.
