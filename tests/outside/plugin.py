@@ -102,7 +102,7 @@ def replace_the_latch() -> None:
     folders = os.environ.get("OUTSIDE_HELPERS", "").split(os.pathsep)
     sys.path[:0] = [folder for folder in folders if folder]
     try:
-        latch = importlib.import_module("helpers.latch")
+        latch: Any = importlib.import_module("helpers.latch")
     except ImportError:
         return
 
@@ -124,7 +124,7 @@ def replace_the_latch() -> None:
         def release(self) -> None:
             self.busy_wait_flag[0] = 1
 
-    latch.LatchKernel = LatchKernel  # type: ignore[attr-defined]
+    latch.LatchKernel = LatchKernel
 
 
 def find_helpers_of_bindings() -> None:
