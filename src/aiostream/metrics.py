@@ -66,7 +66,7 @@ class Wait:
 
 Hook = Callable[[Wait], object]
 
-_lock = threading.Lock()  # guards changes of the next two
+_lock = threading.RLock()  # guards changes of the next two
 _hooks: tuple[Hook, ...] = ()
 _undo: list[Callable[[], None]] = []
 
@@ -233,7 +233,7 @@ class Collector:
         if not self._bounds or sorted(set(self._bounds)) != self._bounds:
             raise ValueError(f"buckets rise and are not empty, unlike {list(buckets)}")
         self._pools = dict(pools or {})
-        self._lock = threading.Lock()  # guards the histograms
+        self._lock = threading.RLock()  # guards the histograms
         self._histograms: dict[tuple[str, str], _Histogram] = {}
         self._end = on_wait(self._observe)
 
