@@ -15,7 +15,7 @@ from grandalf.graphs import Edge, Graph, Vertex
 from grandalf.layouts import SugiyamaLayout
 from grandalf.routing import route_with_lines
 
-_HEIGHT, _CHARACTER, _PADDING = 28, 7.3, 20  # pixels
+_HEIGHT, _CHARACTER, _PADDING = 26, 6.7, 14  # pixels
 _NODE = r'(?:(\w+)(?:\["([^"]+)"\])?)'
 
 
@@ -95,7 +95,7 @@ def svg(labels: dict[str, str], arrows: list[tuple[str, str]]) -> str:
     return (
         f'<div class="drawing"><svg viewBox="-4 -4 {left - 16:.0f} {bottom + 8:.0f}"'
         f' width="{left - 16:.0f}" role="img">'
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
+        '<defs><marker id="drawing-head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
         ' markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z"/></marker></defs>'
         f"{''.join(shapes)}</svg></div>"
     )
@@ -105,7 +105,7 @@ def arrow(edge: Edge, shift: float, top: float) -> str:
     """The line of an edge, through the places that the layout keeps free for it."""
     points = [(x + shift, y - top) for x, y in edge.view.points]
     path = " ".join(f"{x:.0f} {y:.0f}" for x, y in points)
-    return f'<path class="arrow" marker-end="url(#head)" d="M{path}"/>'
+    return f'<path class="arrow" marker-end="url(#drawing-head)" d="M{path}"/>'
 
 
 def box_of(label: str, box: Box, shift: float, top: float) -> str:
