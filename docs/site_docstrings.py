@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import textwrap
 from typing import Any
 
 import griffe
@@ -15,14 +16,25 @@ class Docstrings(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Is called once all modules of the package have been read."""
         for thing in everything(pkg):
+            thing.labels -= {"class-attribute", "instance-attribute"}  # each attribute has them
             if thing.docstring is not None:
-                # griffe takes "Example:" for a note, and reads `>>>` in a section "Examples:" only.
-                thing.docstring.value = re.sub(
-                    r"^Example:$", "Examples:", thing.docstring.value, flags=re.MULTILINE
-                )
+                thing.docstring.value = with_code(thing.docstring.value)
         for thing in everything(pkg):
             if isinstance(thing, griffe.Class):
                 gather(thing, pkg)
+
+
+def with_code(text: str) -> str:
+    """A docstring in which griffe and Markdown find the code."""
+    # griffe takes "Example:" for a note, and reads `>>>` in a section "Examples:" only.
+    text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
+    # The indented lines after "::" are Python.
+    return re.sub(r"^( *)::\n\n((?:\1 +.*\n?|\n)+)", _fenced, text, flags=re.MULTILINE)
+
+
+def _fenced(match: re.Match[str]) -> str:
+    code = textwrap.indent(textwrap.dedent(match[2]).strip("\n"), match[1])
+    return f"{match[1]}```python\n{code}\n{match[1]}```\n"
 
 
 def everything(owner: griffe.Module | griffe.Class) -> list[griffe.Object]:

@@ -33,7 +33,12 @@ PAGES = {
     **{f"examples/{path.name}": f"examples/{path.stem}.md" for path in ROOT.glob("examples/*.py")},
 }
 # Columns that a page does without: there is nothing to list, or its tables need the room.
-WITHOUT = {"index.md": ["navigation"], "coverage.md": ["toc"], "simulator.md": ["toc"]}
+WITHOUT = {
+    "index.md": ["navigation"],
+    **{page: ["toc"] for page in ("coverage.md", "simulator.md", *PAGES.values())},
+    "contributing.md": [],
+    "benchmarks/index.md": [],
+}
 # A fenced block, and a link's target.
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
@@ -44,6 +49,7 @@ _NAME = re.compile(
 # A whole module in the API reference: its docstring only, because its names have their own lines.
 _MODULE = re.compile(rf"^::: aiostream\.(?:{'|'.join(MODULES)})$", re.MULTILINE)
 _ITSELF = "\n    options: {members: false, show_root_heading: false, show_root_toc_entry: false}"
+_MEMBER = re.compile(r"(<tr>\s*<td>)(<code>(\w+)</code>)")
 _CELL = re.compile(r"<td>(.*?)</td>", re.DOTALL)
 
 
@@ -86,8 +92,16 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     return outside_of_fences(markdown, lambda text: _LINK.sub(target, text))
 
 
-def on_page_content(html: str, **_: Any) -> str:
+def on_page_content(html: str, page: Page, **_: Any) -> str:
     """Links the library's names to their place in the API reference, if they have one."""
+    if page.file.src_uri == "reference.md":
+        # Its tables stand under the name of a class, and begin with the names of methods.
+        parts = re.split(r"(<h3 [^>]*><code>[\w.]+</code>)", html)
+        for index in range(1, len(parts), 2):
+            path = "aiostream." + re.sub("<[^>]*>", "", parts[index])
+            linked = rf'\1<autoref optional identifier="{path}.\3">\2</autoref>'
+            parts[index + 1] = _MEMBER.sub(linked, parts[index + 1])
+        html = "".join(parts)
 
     def link(match: re.Match[str]) -> str:
         _, package, name, member = match.groups()
