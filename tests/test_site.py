@@ -1,14 +1,19 @@
 """The documentation site: its menu and its API reference name what there is.
 
-These tests need no mkdocs. `mkdocs build --strict` finds the rest, such as links that lead nowhere.
+The last tests build it, if the extra `docs` is installed. The others need no mkdocs.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,3 +89,64 @@ def test_the_site_names_no_other_host() -> None:
     for path in (MENU, *DOCS.glob("site*")):
         assert "://" not in path.read_text(), path.name
     assert re.search(r"^  font: false\b", MENU.read_text(), re.MULTILINE)
+
+
+# ----------------------------------------------------------------------------------- the built site
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, built without a warning."""
+    for name in ("mkdocs", "material", "mkdocstrings", "grandalf"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: the extra docs brings it")
+    site = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return site
+
+
+def test_each_name_and_member_has_its_place(built: Path) -> None:
+    pages = "".join(path.read_text() for path in (built / "api").rglob("*.html"))
+    there = set(re.findall(r' id="aiostream\.([\w.]+)"', pages))
+    wanted = {*aiostream.__all__}
+    for name in aiostream.__all__:
+        wanted |= {f"{name}.{member}" for member in members(getattr(aiostream, name))}
+    assert not wanted - there
+
+
+def members(public: object) -> Iterator[str]:
+    """The public methods, properties and enumeration members that the library itself defines."""
+    for base in public.__mro__ if isinstance(public, type) else ():
+        if base.__module__.startswith("aiostream"):
+            yield from (name for name in vars(base) if not name.startswith("_"))
+
+
+def test_examples_of_docstrings_are_code(built: Path) -> None:
+    pages = {path: path.read_text() for path in (built / "api").rglob("*.html")}
+    assert any('<span class="gp">&gt;&gt;&gt; </span>' in page for page in pages.values())
+    wrong = re.compile(r"<blockquote>|<p>::</p>")
+    assert not [path for path, page in pages.items() if wrong.search(page)]
+
+
+def test_drawings_are_pictures(built: Path) -> None:
+    drawn = sum(path.read_text().count("```mermaid") for path in DOCS.rglob("*.md"))
+    pages = [path.read_text() for path in built.rglob("*.html")]
+    assert sum(page.count('<div class="drawing"><svg ') for page in pages) == drawn
+    assert not [page for page in pages if 'class="mermaid"' in page]
+
+
+def test_pages_load_nothing_from_another_host(built: Path) -> None:
+    loaded = re.compile(r"<(?:script|link|img|iframe|source|object|embed)\b[^>]*://[^>]*>")
+    for path in built.rglob("*.html"):
+        assert not loaded.findall(path.read_text()), path
+    for path in built.rglob("*.css"):
+        assert not re.findall(r"(?:url\(|@import )[\"']?(?:https?:)?//", path.read_text()), path
