@@ -22,7 +22,12 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 DOCS = "docs/"
-MODULES = ("metrics", "simulator", "testing")  # whose names are in the API reference
+# Modules with a page in the API reference, beside the package itself.
+MODULES = [
+    path.stem
+    for path in sorted(ROOT.glob("docs/api/*.md"))
+    if path.read_text().startswith(f"# `aiostream.{path.stem}`\n")
+]
 # Pages from outside of `docs/`: the file in the repository, and the page of the site.
 PAGES = {
     "CHANGELOG.md": "changelog.md",
@@ -50,6 +55,7 @@ _NAME = re.compile(
 _MODULE = re.compile(rf"^::: aiostream\.(?:{'|'.join(MODULES)})$", re.MULTILINE)
 _ITSELF = "\n    options: {members: false, show_root_heading: false, show_root_toc_entry: false}"
 _MEMBER = re.compile(r"(<tr>\s*<td>)(<code>(\w+)</code>)")
+_IMAGE = re.compile(r'<img [^>]*src="([^"]+)"[^>]*>')
 _CELL = re.compile(r"<td>(.*?)</td>", re.DOTALL)
 
 
@@ -112,6 +118,7 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
         return f'<autoref optional identifier="{path}">{match[0]}</autoref>'
 
     public = public_names()
+    html = _IMAGE.sub(r'<a href="\1">\g<0></a>', html)  # a phone shows it at its size on a tap
     return _CELL.sub(cell, _NAME.sub(link, html))
 
 
