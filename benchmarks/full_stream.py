@@ -1,8 +1,9 @@
 """How long each public call holds the loop's thread on a stream that is full.
 
-A stream runs a kernel of one second, with 1,021 launches queued behind it: the depth at which an H200's driver blocks the next.
-Each call is then made on a stream of its own in that state, so a call that blocks shows as the better part of a second. Run it
-as `python benchmarks/full_stream.py`; AIOSTREAM_SIMULATOR=1 uses the simulator.
+A stream runs a kernel of one second, with 1,021 launches queued behind it: the depth at which an
+H200's driver blocks the next. Each call is then made on a stream of its own in that state, so a
+call that blocks shows as the better part of a second. Run it as `python benchmarks/full_stream.py`;
+AIOSTREAM_SIMULATOR=1 uses the simulator.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ HELD = 1.0  # seconds
 
 
 async def held_for(call: Callable[[Stream, Event], Any]) -> float:
-    """Milliseconds that the loop's thread spends in one call, or in a coroutine up to its first suspension."""
+    """Milliseconds that the loop's thread spends in a call, or in a coroutine until it suspends."""
     stream, event = Stream(), Event()
     filling = time.perf_counter()
     _kernels.spin(stream, HELD)
@@ -82,9 +83,8 @@ CALLS: dict[str, Callable[[Stream, Event], Any]] = {
 
 async def main() -> None:
     """Prints the table."""
-    print(
-        f"{Device(0).name}, CUDA {_driver.driver_version()}; {DEPTH} launches queued, behind a kernel of {HELD * 1e3:.0f} ms"
-    )
+    queued = f"{DEPTH} launches queued, behind a kernel of {HELD * 1e3:.0f} ms"
+    print(f"{Device(0).name}, CUDA {_driver.driver_version()}; {queued}")
     async with Stream() as stream:
         _kernels.spin(stream, 0)  # the kernels' module is loaded before anything is timed
         await stream.synchronize_async()

@@ -1,4 +1,6 @@
-"""Writes the table of functions in `docs/simulator.md`, from the simulator's `functions.h`.
+"""Writes the table of functions in `docs/simulator.md`, from the simulator's own.
+
+That is `functions.h` and `lacking.h`.
 
     python docs/make_simulator.py
 
@@ -11,16 +13,16 @@ import re
 from pathlib import Path
 
 PAGE = Path(__file__).parent / "simulator.md"
-TABLE = Path(__file__).parents[1] / "src/aiostream/simulator/functions.h"
+FOLDER = Path(__file__).parents[1] / "src/aiostream/simulator"
 HEAD = "| functions | simulated | answer 801 |\n|---|---|---|\n"
 
 
 def functions() -> dict[str, tuple[list[str], list[str]]]:
     """The names of simulated functions and of lacking ones, by the first word of the name."""
     groups: dict[str, tuple[list[str], list[str]]] = {}
-    for kind, name in sorted(
-        re.findall(r"^(CALL|LACK)\((\w+),", TABLE.read_text(), re.MULTILINE), key=lambda row: row[1]
-    ):
+    table = "".join((FOLDER / name).read_text() for name in ("functions.h", "lacking.h"))
+    rows = re.findall(r"^(CALL|LACK)\((\w+),", table, re.MULTILINE)
+    for kind, name in sorted(rows, key=lambda row: row[1]):
         word = re.match(r"cu(?:[A-Z]+(?![a-z])|[A-Z][a-z]*)", name)
         assert word is not None
         simulated, lacking = groups.setdefault(word[0], ([], []))

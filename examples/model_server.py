@@ -45,7 +45,7 @@ BLOCK = 2 * 4 * LONGEST  # bytes of its two vectors
 
 
 class Block:
-    """Pinned memory for the two vectors of one request, which the host and the GPU see at the same address."""
+    """Pinned memory for the two vectors of a request. Host and GPU see it at one address."""
 
     def __init__(self, address: int) -> None:
         self.address = address
@@ -56,7 +56,7 @@ class Block:
 class Model:
     """Computes y = a * x + y, and keeps the GPU busy for a while in place of a real model's layers.
 
-    It has a block of memory for each stream of a pool. The pool lends a stream to one request at a
+    It has a block of memory for each stream of a pool. The pool gives a stream to one request at a
     time, and again only when the GPU has done all its work. So no request ever writes into memory
     that the GPU still uses, also when the one before has long timed out.
     """
@@ -70,7 +70,7 @@ class Model:
             self._memory = int(check(cuda.cuMemHostAlloc(pool.size * BLOCK, 3)))  # portable, mapped
 
     async def warm_up(self) -> None:
-        """Gives each stream its memory, and has it run the model once, because first launches take longer."""
+        """Gives each stream its memory, and runs the model once: first launches take longer."""
         streams = [await self.pool.acquire() for _ in range(self.pool.size)]
         for number, stream in enumerate(streams):
             self._blocks[stream.handle] = Block(self._memory + number * BLOCK)
@@ -105,7 +105,7 @@ async def ping(_: Request) -> Response:
 
 
 async def livez(_: Request) -> Response:
-    """What the orchestrator's health check asks. It launches nothing, so a busy GPU does not fail it."""
+    """What a health check asks. It launches nothing, so a busy GPU does not fail it."""
     lost = aiostream.health()
     return PlainTextResponse(str(lost), 503) if lost is not None else PlainTextResponse("ok")
 
@@ -133,10 +133,10 @@ async def infer(request: Request) -> Response:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return JSONResponse({"error": f"bad request: {error}"}, status_code=400)
     state = request.app.state
-    answer = Response(status_code=499)  # for a client that has gone: nobody gets it
+    answer = Response(status_code=499)  # for a client that has gone
     try:
         # On a timeout the request is answered. The GPU finishes what it was given, and the pool
-        # lends the stream again after that.
+        # hands the stream out again after that.
         with anyio.fail_after(state.timeout):
             async with while_connected(request):
                 result = await state.model.infer(a, x, y, milliseconds)
@@ -202,8 +202,7 @@ def application(*, streams: int = 8, waiting: int = 64, timeout: float = 1.0) ->
 def serve_uvicorn(app: Any, port: int) -> None:
     import uvicorn
 
-    # After its graceful shutdown uvicorn raises the signal again, for whoever handled it before: an
-    # orderly end here.
+    # After its graceful shutdown uvicorn raises the signal again: an orderly end here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 

@@ -3,11 +3,11 @@
     pip install aiostream-cuda
     python examples/pipeline.py                          # on a GPU; --simulator without one
 
-While the GPU computes one batch, the next one is copied to it and the one before is copied back. Events
-order the three streams on the GPU, and the host waits only for what it needs: a free buffer before it
-fills one, and a result before it reads one. The compute stream has the highest priority, so that its
-kernels go first where a copy is made by kernels. The program checks each result, and prints how long it took on
-three streams, and on one.
+While the GPU computes one batch, the next one is copied to it and the one before is copied back.
+Events order the three streams on the GPU, and the host waits only for what it needs: a free
+buffer before it fills one, and a result before it reads one. The compute stream has the highest
+priority, so that its kernels go first where a copy is made by kernels. The program checks each
+result, and prints how long it took on three streams, and on one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Await GPU work: alone, with a timeout, and several streams at once.
 
-`python examples/quickstart.py` runs on the GPU; with `--simulator` (or `AIOSTREAM_SIMULATOR=1`) on aiostream's simulator.
+`python examples/quickstart.py` runs on the GPU; with `--simulator` (or `AIOSTREAM_SIMULATOR=1`)
+on aiostream's simulator.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import anyio
 from cuda.bindings import driver as cuda
 
 import aiostream
+from aiostream.testing import check
 
 # Your framework's kernels in real life. This one keeps its stream busy for a while; the simulator
 # knows it by its name.
@@ -37,14 +39,6 @@ AGAIN:
     ret;
 }
 \0"""
-
-
-def check(answer: tuple[Any, ...]) -> Any:
-    """What a call of the bindings gave back, or its error as an exception."""
-    code, *results = answer
-    if code:
-        raise RuntimeError(str(code))
-    return results[0] if results else None
 
 
 def launch(kernel: Any, stream: aiostream.Stream, milliseconds: float) -> None:

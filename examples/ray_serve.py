@@ -4,10 +4,11 @@
     python examples/ray_serve.py                         # on GPUs; --simulator without one
     curl 'http://127.0.0.1:8000/?x=21'
 
-Ray places, batches, routes and restarts. aiostream keeps each replica's loop free while the GPU works, so
-that one replica serves many requests and answers its health checks in time. A replica whose CUDA context
-is lost ends itself, which Ray notices at once. `check_health` alone takes three failures, with the default
-period of 10 s each. When Serve stops a replica, `__del__` awaits what its GPU still has to do.
+Ray places, batches, routes and restarts. aiostream keeps each replica's loop free while the GPU
+works, so that one replica serves many requests and answers its health checks in time. A replica
+whose CUDA context is lost ends itself, which Ray notices at once. `check_health` alone takes
+three failures, with the default period of 10 s each. When Serve stops a replica, `__del__` awaits
+what its GPU still has to do.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from aiostream.testing import load_kernels, spin
     graceful_shutdown_timeout_s=20,
 )
 class Model:
-    """One replica. Its GPU is device 0: Ray sets `CUDA_VISIBLE_DEVICES` for an actor with `num_gpus`."""
+    """One replica. Its GPU is device 0, because Ray sets `CUDA_VISIBLE_DEVICES`."""
 
     def __init__(self, milliseconds: float = 5.0) -> None:
         self._seconds = milliseconds / 1000

@@ -4,9 +4,10 @@
     python examples/token_stream.py                      # on a GPU; --simulator without one
     curl -N 'http://127.0.0.1:8000/generate?tokens=20'
 
-Each request has a stream of a pool, with a graph that was captured when the server started. Between
-two tokens the loop serves the other requests. A client that disconnects ends its generation: the GPU
-finishes the token that it computes, and then the pool lends the stream to the next request.
+Each request has a stream of a pool, with a graph that was captured when the server started.
+Between two tokens the loop serves the other requests. A client that disconnects ends its
+generation: the GPU finishes the token that it computes, and then the pool hands the stream to the
+next request.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Decoder:
     """
 
     state: ctypes.Array[ctypes.c_float]
-    """Pinned memory, which the host and the GPU see at the same address: the step, and the token."""
+    """Pinned memory, which host and GPU see at one address: the step, and the token."""
     graph: aiostream.ExecutableGraph
 
     @classmethod
@@ -70,7 +71,7 @@ class Decoder:
 
 
 class Generate:
-    """The ASGI application of `/generate?tokens=n`. It holds a stream until the last token is sent."""
+    """The ASGI application of `/generate?tokens=n`. It holds a stream until the last token."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""

@@ -6,12 +6,12 @@
     python examples/workers.py --simulator --gpus 2      # without a GPU
     curl 'http://127.0.0.1:8000/infer?milliseconds=5'
 
-uvicorn starts the workers and gives them no number. So each worker takes the first GPU whose lock file
-no other process holds. The kernel unlocks the file when the process ends, however it ends. So the worker
-that uvicorn starts in place of a dead one takes the GPU that became free.
+uvicorn starts the workers and gives them no number. So each worker takes the first GPU whose lock
+file no other process holds. The kernel unlocks the file when the process ends, however it ends. So
+the worker that uvicorn starts in place of a dead one takes the GPU that became free.
 
-Prefer a process for each GPU: a lost context ends one worker, and the others go on. In one process it
-ends the work of all GPUs. One process is for requests that need several GPUs at once.
+Prefer a process for each GPU: a lost context ends one worker, and the others go on. In one
+process it ends the work of all GPUs. One process is for requests that need several GPUs at once.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ _GPUS, _ONE, _LOCKS = (
 def claimed_gpu(count: int) -> Iterator[str]:
     """Takes one GPU of `count`, until the block ends or the process does.
 
-    Call it before anything touches CUDA: it sets `CUDA_VISIBLE_DEVICES`, so that the GPU is device 0 for all
-    libraries of this process. Containers that share a host must share the folder of the locks too.
+    Call it before anything touches CUDA: it sets `CUDA_VISIBLE_DEVICES`, so that the GPU is
+    device 0 for all libraries of this process. Containers that share a host must share the folder
+    of the locks too.
 
     Raises:
         RuntimeError: Other processes hold all of them.
@@ -109,7 +110,7 @@ async def ping(_: Request) -> PlainTextResponse:
 
 
 def application() -> Starlette:
-    """The ASGI application, in each worker: `uvicorn --app-dir examples --factory workers:application --workers 4`."""
+    """The ASGI application. uvicorn calls this in each worker."""
     count = int(os.environ.get(_GPUS, "1"))
 
     @contextlib.asynccontextmanager

@@ -25,8 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--aiostream",
         choices=["simulator", "gpu"],
-        help="run on aiostream's simulator or on a GPU. Each test then fails if it leaves streams, futures or waits "
-        "behind, or if a call that waits for the GPU blocks its loop",
+        help="run on aiostream's simulator or on a GPU. Each test then fails if it leaves streams, "
+        "futures or waits behind, or if a call that waits for the GPU blocks its loop",
     )
     group.addoption(
         "--aiostream-devices",
@@ -96,7 +96,7 @@ class _Checks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Fails a test that has blocked its loop. Only its own code counts, not that of fixtures."""
+        """Fails a test that has blocked its loop. The code of its fixtures does not count."""
         if item.get_closest_marker("cuda_blocking") is not None:
             return (yield)
         from aiostream import testing
@@ -121,12 +121,12 @@ def _ledger(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-# ------------------------------------------------------------------------------------------------ fixtures
+# ------------------------------------------------------------------------------ fixtures
 
 
 @pytest.fixture
 def cuda_ledger(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The test fails if something that it began has not ended: streams, events, graphs, futures, waits."""
+    """The test fails if a stream, event, graph, future or wait that it began has not ended."""
     yield from _ledger(request)
 
 
@@ -156,7 +156,7 @@ def cuda_simulator() -> Any:
 
 @pytest.fixture
 def cuda_faults(cuda_simulator: Any) -> Iterator[Faults]:
-    """Has driver calls fail, or the context be lost (`aiostream.testing.Faults`). Undone after the test."""
+    """Makes driver calls fail, or loses the context, until the test ends (`testing.Faults`)."""
     from aiostream import testing
 
     with testing.Faults() as faults:

@@ -42,7 +42,10 @@ class Owned:
 
 
 def in_thread(function: Any, stream: Stream) -> Any:
-    """Calls a function in another thread, where the stream's context is current; returns what it returned or raised."""
+    """Calls a function in another thread, where the context of the stream is current.
+
+    Returns what it returned or raised.
+    """
     outcome: list[Any] = []
 
     def run() -> None:
@@ -98,14 +101,17 @@ class ElsewhereCapture:
 
     def __init__(self, stream: Stream, mode: int) -> None:
         self._begun, self._to_end = threading.Event(), threading.Event()
-        self._outcome: int | BaseException | None = None
+        self._outcome: Any = None  # what `end` answered, or an error: the thread sets it
         self._thread = threading.Thread(
             target=self._run, args=(stream, mode), name="aiostream-test-capture"
         )
         self._thread.start()
         assert self._begun.wait(30)
-        if self._outcome is not None:
+        if self._failed():
             self.end()
+
+    def _failed(self) -> bool:
+        return self._outcome is not None
 
     def _run(self, stream: Stream, mode: int) -> None:
         try:
@@ -125,7 +131,7 @@ class ElsewhereCapture:
         if isinstance(self._outcome, BaseException):
             raise self._outcome
         assert self._outcome is not None
-        return self._outcome
+        return int(self._outcome)
 
 
 # Where a test captures: in its own thread, or in another one.

@@ -1,6 +1,8 @@
-"""One suite, on {simulator, GPU} x {asyncio, asyncio debug, uvloop, eager tasks, trio}, with a ledger check after each test.
+"""One suite, on {simulator, GPU} x {asyncio, asyncio debug, uvloop, eager tasks, trio}, with a
+ledger check after each test.
 
-An `async def` test runs on every loop; a plain one runs once. `--driver` chooses; by default the GPU where there is one.
+An `async def` test runs on every loop; a plain one runs once. `--driver` chooses; by default the
+GPU where there is one.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=other.args[0]))
 
 
-# ------------------------------------------------------------------------------------------------ loops
+# -------------------------------------------------------------------------------------------- loops
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -88,7 +90,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def run(loop_kind: str) -> Callable[..., Any]:
-    """Runs a coroutine function on this test's loop, for tests that look at what comes after the loop."""
+    """Runs a coroutine function on this test's loop, for tests that look at what comes after the
+    loop.
+    """
     return lambda function, *args: run_on(loop_kind, function, *args)
 
 
@@ -112,11 +116,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     async def call() -> None:
         await function(**arguments)
 
-    run_on(pyfuncitem.funcargs["loop_kind"], call)
+    run_on(str(pyfuncitem.funcargs["loop_kind"]), call)
     return True
 
 
-# ------------------------------------------------------------------------------------------------ the ledger
+# --------------------------------------------------------------------------------------- the ledger
 
 
 @pytest.fixture(scope="session")
@@ -156,7 +160,7 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     )
 
 
-# ------------------------------------------------------------------------------------------------ what a test changes
+# ------------------------------------------------------------------------------ what a test changes
 
 
 @pytest.fixture
@@ -174,7 +178,9 @@ def breakable(driver_kind: str) -> Any:
 
 @pytest.fixture
 def default_prediction() -> Iterator[None]:
-    """Restores prediction and the limit of timers after a test that changes them, as a `Waiter` does."""
+    """Restores prediction and the limit of timers after a test that changes them, as a `Waiter`
+    does.
+    """
     most = internals.limit_timer(0)
     internals.limit_timer(most)
     yield

@@ -31,7 +31,7 @@ _CHECKER = doctest.OutputChecker()
 _COMPILED = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 
-# ------------------------------------------------------------ what is public
+# ----------------------------------------------------------------------------------- what is public
 
 
 def public_docstrings() -> dict[str, str]:
@@ -81,7 +81,7 @@ def examples_of(docstring: str) -> list[doctest.Example]:
     return _PARSER.get_examples(docstring)
 
 
-# ------------------------------------------------------------ running
+# ------------------------------------------------------------------------------------------ running
 
 
 def run_docstring(name: str, docstring: str) -> None:

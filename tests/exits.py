@@ -3,7 +3,8 @@
     python tests/exits.py 17                           # carries out program 17 in this process
     python tests/exits.py 17 --show                    # says what it does
 
-`test_exits.py` runs them, and `AIOSTREAM_EXITS=1000 python -m pytest tests/test_exits.py` a thousand of them.
+`test_exits.py` runs them, and `AIOSTREAM_EXITS=1000 python -m pytest tests/test_exits.py` a
+thousand of them.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ class Program:
 
 
 def program(seed: int, early_awaits: bool = True) -> Program:
-    """Returns the program of a seed. Without `early_awaits` no handler that is registered before the first use awaits."""
+    """Returns the program of a seed.
+
+    Without `early_awaits` no handler that is registered before the first use awaits.
+    """
     rng = random.Random(seed)
 
     def some(choices: list[str], most: int) -> tuple[str, ...]:
@@ -105,7 +109,8 @@ def program(seed: int, early_awaits: bool = True) -> Program:
         # would keep the process.
         pending = tuple(each for each in pending if each != "threads")
     if loop == "trio" and end == "SIGTERM handled":
-        end = "SIGTERM in loop"  # trio does not survive an error that a signal's handler raises in its own code
+        # trio does not survive an error that a signal's handler raises in its own code
+        end = "SIGTERM in loop"
     return Program(
         seed=seed,
         loop=loop,
@@ -192,7 +197,7 @@ class Running:
         """The end begins now."""
         os.write(1, f"{time.monotonic()}\n".encode())
 
-    # ------------------------------------------------------------------------------------------- the loop
+    # ------------------------------------------------------------------------------------- the loop
 
     def run_loop(self) -> None:
         from support import run_on
@@ -317,9 +322,8 @@ class Running:
             os._exit(code)
 
         def send() -> None:
-            time.sleep(
-                0.02
-            )  # asyncio's plain loop misses a signal that comes when it is about to sleep in its poll
+            # asyncio's plain loop misses a signal that comes when it is about to sleep in its poll
+            time.sleep(0.02)
             self.note_end()
             os.kill(os.getpid(), signal.SIGINT if name == "SIGINT" else signal.SIGTERM)
 
@@ -336,7 +340,7 @@ class Running:
             ).start()
         await anyio.sleep(60)
 
-    # ------------------------------------------------------------------------------------------- threads and handlers
+    # ------------------------------------------------------------------------- threads and handlers
 
     def thread(self, name: str) -> None:
         from aiostream import StreamClosedError

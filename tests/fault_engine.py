@@ -1,11 +1,15 @@
-"""Fails each call that a piece of the library makes, once, at every position, and looks at what is left.
+"""Fails each call that a piece of the library makes, once, at every position, and looks at what is
+left.
 
-A `Scenario` uses one public path. Its part that is put to the test stands in a `with faults:` block. It runs without a fault
-first. That tells how often it calls each function of the driver, and of libc if `faulty_libc.c` is preloaded. Then it runs once
-for each of these calls with that call failing. After each run the ledger must balance, and no descriptor, thread or object of the
-driver may be left that was not there before. What the scenario does behind the block shows that the stream and the loop go on.
+A `Scenario` uses one public path. Its part that is put to the test stands in a `with faults:`
+block. It runs without a fault first. That tells how often it calls each function of the driver, and
+of libc if `faulty_libc.c` is preloaded. Then it runs once for each of these calls with that call
+failing. After each run the ledger must balance, and no descriptor, thread or object of the driver
+may be left that was not there before. What the scenario does behind the block shows that the stream
+and the loop go on.
 
-Programs of `test_faults.py` import this in processes of their own: a fault must not reach the process that tests.
+Programs of `test_faults.py` import this in processes of their own: a fault must not reach the
+process that tests.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ import anyio.lowlevel
 from aiostream import CudaError, NoDriverError, Statistics, simulator, statistics
 from internals import bindings, simulated_calls, simulated_objects
 
-CODE = 304  # CUDA_ERROR_OPERATING_SYSTEM: it comes and goes, and no part of the library treats it specially
+# CUDA_ERROR_OPERATING_SYSTEM: it comes and goes, and no part of the library treats it specially
+CODE = 304
 LIBC = [
     "allocation",
     "eventfd",
@@ -61,7 +66,9 @@ MAY_BE_OVERCOME = {
     "cuStreamGetCaptureInfo": "a capture is known by its stream too",
     "cuStreamIsCapturing": "after the enqueue, which has succeeded",
     "cuStreamQuery": "by the watcher, or for a pool, which looks again",
-    "cuThreadExchangeStreamCaptureMode": "by native code: the call may end a capture then, and nothing else",
+    "cuThreadExchangeStreamCaptureMode": (
+        "by native code: the call may end a capture then, and nothing else"
+    ),
 } | dict.fromkeys(DESTROYERS, "by a finalizer, whose janitor can tell nobody")
 HANG_SECONDS = 20
 
@@ -77,7 +84,7 @@ class Point:
         return f"{self.name} #{self.nth}"
 
 
-# ------------------------------------------------------------------------------------------------ sources of faults
+# -------------------------------------------------------------------------------- sources of faults
 
 _libc = ctypes.CDLL(None)
 PRELOADED = hasattr(_libc, "faulty_fail")
@@ -186,7 +193,7 @@ def _is_call(said: str, name: str) -> bool:
     return name in (said, plain, _OTHER_FORMS.get(said))
 
 
-# ------------------------------------------------------------------------------------------------ what is left
+# ------------------------------------------------------------------------------------- what is left
 
 
 def resources() -> dict[str, int]:
@@ -234,7 +241,7 @@ def _growth(before: dict[str, int]) -> dict[str, int]:
     }
 
 
-# ------------------------------------------------------------------------------------------------ scenarios
+# ---------------------------------------------------------------------------------------- scenarios
 
 
 @contextlib.asynccontextmanager
@@ -278,7 +285,8 @@ class Explorer:
 
     Args:
         pause: Lets the loop and other threads go on a little; awaited.
-        most: How many positions of one function are tried in a scenario; the first ones, and a sample of the others.
+        most: How many positions of one function are tried in a scenario; the first ones, and a
+            sample of the others.
         seed: Of that sample.
     """
 
@@ -359,7 +367,8 @@ class Explorer:
 
                 traceback.print_exc()
             return [
-                f"cannot go on: {type(error).__name__}: {error} (raised first: {self.faults.error!r})"
+                f"cannot go on: {type(error).__name__}: {error} (raised first: "
+                f"{self.faults.error!r})"
             ]
         faults, wrong = self.faults, []
         errors = [faults.error] if faults.error is not None else []
@@ -411,7 +420,7 @@ class Explorer:
             faulthandler.cancel_dump_traceback_later()
             _disarm()
 
-    async def _until(self, condition: Callable[[], bool], seconds: float = 3.0) -> bool:
+    async def _until(self, condition: Callable[..., bool], seconds: float = 3.0) -> bool:
         began = time.monotonic()
         collected = False
         while not condition():
@@ -425,13 +434,14 @@ class Explorer:
         return True
 
 
-# ------------------------------------------------------------------------------------------------ first uses
+# --------------------------------------------------------------------------------------- first uses
 
 
 def explore_starts(
     uses: dict[str, Callable[[Faults], None]], most: int, seed: int, sample: int
 ) -> Findings:
-    """Each first use of the library, in a child of its own for each fault; the driver must not have been used here.
+    """Each first use of the library, in a child of its own for each fault; the driver must not have
+    been used here.
 
     Of the first use's points all are tried, of each other's `sample`, because they begin alike.
     """
@@ -462,7 +472,9 @@ def explore_starts(
 def _in_child(
     use: Callable[[Faults], None], point: Point | None, sound: Any = None
 ) -> tuple[Any, Any]:
-    """Runs a first use in a forked child: the counts and what it leaves, or whether the fault was reached and its outcome."""
+    """Runs a first use in a forked child: the counts and what it leaves, or whether the fault was
+    reached and its outcome.
+    """
     reading, writing = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -527,7 +539,9 @@ def _first_use(use: Callable[[Faults], None], point: Point | None, sound: Any) -
 
 
 def _is_as_sound(now: dict[str, int], sound: dict[str, int]) -> bool:
-    """Whether a process holds what one without a fault does; of queues and of records of waits it may hold a few more."""
+    """Whether a process holds what one without a fault does; of queues and of records of waits it
+    may hold a few more.
+    """
     more = {name: now[name] - sound[name] for name in sound}
     each_queue, most_records = 3, 4
     queues_only = more["descriptors"] % each_queue == 0
@@ -541,7 +555,7 @@ def _is_as_sound(now: dict[str, int], sound: dict[str, int]) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------------------ pauses
+# ------------------------------------------------------------------------------------------- pauses
 
 
 async def sleepless() -> None:
@@ -570,6 +584,7 @@ def show(findings: Findings) -> None:
     for violation in findings.violations:
         print("WRONG", violation)
     print(
-        f"{findings.tried} fault points, of which {findings.reached} were reached; {len(findings.violations)} wrong"
+        f"{findings.tried} fault points, of which {findings.reached} were reached; "
+        f"{len(findings.violations)} wrong"
     )
     sys.stdout.flush()

@@ -1,4 +1,7 @@
-"""The loops of `test_faults.py`: the first use of the library in a loop, and in a process. See `fault_engine.py`."""
+"""The loops of `test_faults.py`: the first use of the library in a loop, and in a process.
+
+See `fault_engine.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from aiostream import Event, Stream, StreamPool
 from fault_engine import Faults
 from fault_scenarios import a_stream, use, use_async, without_loop
 
-# ------------------------------------------------------------------------------------------------ whole loops
+# -------------------------------------------------------------------------------------- whole loops
 
 
 def _runs() -> dict[str, Callable[[Callable[[], Any]], None]]:
     class Blind(asyncio.SelectorEventLoop):
         """A loop that cannot watch descriptors for others."""
 
-        def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
             raise NotImplementedError
 
     def on(factory: Any) -> Callable[[Callable[[], Any]], None]:
@@ -63,7 +66,7 @@ for _name, _run in _runs().items():
     _first_use(_name, _run, "nothing")
 
 
-# ------------------------------------------------------------------------------------------------ the first use in a process
+# ----------------------------------------------------------------------- the first use in a process
 
 
 async def _first_waits(strategy: str) -> None:

@@ -1,4 +1,6 @@
-"""Runs scenarios with faults: `python fault_program.py KIND MOST SEED [SCENARIO]`. See `fault_engine.py`.
+"""Runs scenarios with faults: `python fault_program.py KIND MOST SEED [SCENARIO]`.
+
+See `fault_engine.py`.
 
 KIND is `none` (paths that need no loop), a kind of loop, or `start` (the first use in a process).
 """
@@ -13,6 +15,7 @@ from aiostream import simulator
 
 simulator.install(devices=2)
 
+import fault_closed_loops  # noqa: E402, F401  (which adds its paths)
 import fault_engine  # noqa: E402  (the simulator comes first)
 import fault_loops  # noqa: E402
 import fault_scenarios  # noqa: E402

@@ -26,7 +26,10 @@ WITHOUT_LOOP: list[Scenario] = []
 def without_loop(
     keep: Callable[[], Any] | None = None, spares: Set[str] = frozenset()
 ) -> Callable[..., None]:
-    """Registers `def path(faults, kept)`; `keep` makes what serves all its runs. The functions in `spares` do not fail."""
+    """Registers `def path(faults, kept)`; `keep` makes what serves all its runs.
+
+    The functions in `spares` do not fail.
+    """
 
     def register(path: Callable[[Faults, Any], None]) -> None:
         async def act(faults: Faults, kept: Any) -> None:
@@ -94,7 +97,7 @@ async def use_async(stream: Stream) -> None:
     stream.query()
 
 
-# ------------------------------------------------------------------------------------------------ streams
+# ------------------------------------------------------------------------------------------ streams
 
 
 @without_loop()
@@ -235,6 +238,25 @@ def memory_operations(faults: Faults, kept: tuple[Stream, int]) -> None:
     use(stream)
 
 
+@contextlib.contextmanager
+def managed_memory() -> Any:
+    with a_stream() as stream:
+        with stream.context.as_current():
+            pointer = driver_call("cuMemAllocManaged", 64, aiostream.MemAttach.GLOBAL.value)
+        yield stream, int(pointer)
+        with stream.context.as_current():
+            driver_call("cuMemFree", pointer)
+
+
+@without_loop(managed_memory)
+def attach_managed_memory(faults: Faults, kept: tuple[Stream, int]) -> None:
+    stream, pointer = kept
+    with faults:
+        stream.attach_mem_async(pointer)
+        stream.attach_mem_async(pointer, 64, aiostream.MemAttach.SINGLE)
+    use(stream)
+
+
 @without_loop(a_stream)
 def make_it_current(faults: Faults, stream: Stream) -> None:
     with faults, stream.as_current():
@@ -255,7 +277,7 @@ def make_and_close_a_pool(faults: Faults, _: None) -> None:
         pass
 
 
-# ------------------------------------------------------------------------------------------------ events
+# ------------------------------------------------------------------------------------------- events
 
 
 @without_loop(a_stream)
@@ -281,7 +303,7 @@ def close_an_event(faults: Faults, _: None) -> None:
         event.close()
 
 
-# ------------------------------------------------------------------------------------------------ captures and graphs
+# ------------------------------------------------------------------------------ captures and graphs
 
 
 def end_what_is_left(stream: Stream) -> None:

@@ -1,4 +1,6 @@
-"""The paths of `test_faults.py` that wait in a loop, each in the stages that a wait passes through: see `fault_engine.py`."""
+"""The paths of `test_faults.py` that wait in a loop, each in the stages that a wait passes through:
+see `fault_engine.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any
 import anyio
 
 import aiostream
+import internals
 import waiters
 from aiostream import Event, ExecutableGraph, Graph, Stream, StreamPool
 from fault_engine import Faults, Scenario
@@ -34,7 +37,7 @@ def a_held_stream() -> Any:
         yield gate, stream
 
 
-# ------------------------------------------------------------------------------------------------ waits
+# -------------------------------------------------------------------------------------------- waits
 
 
 def _wait_in_stage(stage: str, thing: str, cancelled: bool) -> None:
@@ -43,7 +46,7 @@ def _wait_in_stage(stage: str, thing: str, cancelled: bool) -> None:
         waiter = waiters.Waiter(stage, thing)
         with Gate() as gate:
             yield waiter, gate
-        waiters.limit_timer(waiters.MOST_TIMERS)
+        internals.limit_timer(waiters.MOST_TIMERS)
         with contextlib.suppress(aiostream.CudaError):
             waiter.close()
 
@@ -208,6 +211,16 @@ async def pool(faults: Faults, _: None) -> None:
 def spin_quietly(stream: Stream) -> None:
     """Work that is not of the library's calls: a fault there would be the test's own."""
     stream.launch_host_func(int)
+
+
+@in_loop(a_stream)
+async def pool_of_borrowed_streams(faults: Faults, stream: Stream) -> None:
+    with contextlib.closing(Stream()) as other:
+        with faults:
+            async with StreamPool.borrow([stream, other]) as pool, pool.stream() as lent:
+                await lent.enqueue_async(int)
+        await use_async(other)
+    await use_async(stream)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,7 @@
-"""An ASGI application whose GPU can be made to fail, for `test_replaced_workers.py`. A worker process ends with its context."""
+"""An ASGI application whose GPU can be made to fail, for `test_replaced_workers.py`.
+
+A worker process ends with its context.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Stand-ins for torch, cupy and numba, as far as the library looks at them: streams on a handle, and current streams."""
+"""Stand-ins for torch, cupy and numba, as far as the library looks at them: streams on a handle,
+and current streams.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ import pytest
 
 
 class Currents(threading.local):
-    """The streams that were made current in this thread, for each library; the last one is current."""
+    """The streams that were made current in this thread, for each library; the last one is
+    current.
+    """
 
     def __init__(self) -> None:
         self.torch: list[Any] = []
@@ -85,7 +89,7 @@ def current_handles() -> dict[str, int | None]:
 
 def install_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the stand-ins what `import torch` and its like find."""
-    for name, contents in {
+    libraries: dict[str, dict[str, Any]] = {
         "torch": {
             "cuda": types.SimpleNamespace(ExternalStream=TorchStream, stream=torch_stream_block),
             "device": TheirDevice,
@@ -93,7 +97,8 @@ def install_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         "cupy": {"cuda": types.SimpleNamespace(ExternalStream=CupyStream)},
         "numba": {},
         "numba.cuda": {"external_stream": TheirStream},
-    }.items():
+    }
+    for name, contents in libraries.items():
         module = types.ModuleType(name)
         module.__dict__.update(contents)
         monkeypatch.setitem(sys.modules, name, module)

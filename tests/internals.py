@@ -1,7 +1,8 @@
 """The only module of the tests that uses the library's private names.
 
-Each of them has a plain name here. If you rename one in `src/`, change this file and no test. Scripts that run in processes of
-their own may import this module too. `tests/test_house.py` holds the rule.
+Each of them has a plain name here. If you rename one in `src/`, change this file and no test.
+Scripts that run in processes of their own may import this module too. `tests/test_house.py` holds
+the rule.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import Any
 
 import pytest
 
+import aiostream.event as event_module
+import aiostream.stream as stream_module
 from aiostream import (
     Context,
     CudaError,
     Stream,
     _arming,
+    _bench,
     _clash,
     _completion,
     _demo,
@@ -34,16 +38,14 @@ from aiostream import (
     _turns,
     capture,
     simulator,
+    testing,
     threads,
     waiting,
 )
 from aiostream._loops import bridge as loop_bridge
 from aiostream._loops import dispatcher, on_asyncio, on_trio
-from aiostream.bench import windows
-from aiostream.testing import launch as launch_kernel  # noqa: F401  # public now; tests know them from here
-from aiostream.testing import load_kernels, spin  # noqa: F401
 
-# ------------------------------------------------------------------------------------------------ the driver
+# --------------------------------------------------------------------------------------- the driver
 
 
 def bindings() -> ModuleType:
@@ -54,6 +56,15 @@ def bindings() -> ModuleType:
 def driver_call(name: str, *args: Any) -> Any:
     """Calls a function of the driver by its name; an error code is raised."""
     return _driver.call(name, *args)
+
+
+def remove_from_driver(patch: pytest.MonkeyPatch, name: str) -> None:
+    """The driver lacks a function, as an old one does: the bindings raise an error for it."""
+
+    def function(*_: Any) -> None:
+        raise RuntimeError(f"Function {name} not found")
+
+    patch.setattr(_driver.bindings(), name, function)
 
 
 def simulator_is_wanted() -> bool:
@@ -85,6 +96,16 @@ def driver_error(
     return _driver.error(code, call, stream)
 
 
+def native_names() -> dict[str, object]:
+    """Returns what the native module has, by name."""
+    return dict(vars(_native))
+
+
+def minimum_versions() -> dict[str, int]:
+    """Returns the functions that older drivers lack, with the CUDA version that each needs."""
+    return _driver.MINIMUM
+
+
 def native_addresses() -> dict[str, int]:
     """Asks the driver for the addresses that native code calls."""
     return _driver.native_addresses()
@@ -104,7 +125,9 @@ def driver_version() -> int:
 def native_call_replaced(
     name: str, signature: Any, replace: Callable[[Any], Callable[..., int]]
 ) -> Iterator[None]:
-    """Binds the native part to `replace(original)` in place of one driver function, until the block ends."""
+    """Binds the native part to `replace(original)` in place of one driver function, until the block
+    ends.
+    """
     addresses = _driver.native_addresses()
     replacement = signature(replace(signature(addresses[name])))
     _native.bind({**addresses, name: _address_of(replacement)})
@@ -115,7 +138,10 @@ def native_call_replaced(
 
 
 def block_native_call(name: str) -> None:
-    """From now on the native part's calls of a driver function do not return. Without Python, whose lock they would need."""
+    """From now on the native part's calls of a driver function do not return.
+
+    Without Python, whose lock they would need.
+    """
     addresses = _driver.native_addresses()
     _native.bind({**addresses, name: _address_of(ctypes.CDLL(None).pause)})
 
@@ -153,7 +179,11 @@ def simulated_objects() -> dict[str, int]:
     return {name: driver.aiostream_sim_objects(kind) for name, kind in kinds.items()}
 
 
-# ------------------------------------------------------------------------------------------------ kernels
+# ------------------------------------------------------------------------------------------ kernels
+
+
+# Public now, and known to the tests by these names.
+launch_kernel, load_kernels, spin = testing.launch, testing.load_kernels, testing.spin
 
 
 def stamp(stream: Any, pointer: int) -> None:
@@ -161,7 +191,7 @@ def stamp(stream: Any, pointer: int) -> None:
     _kernels.stamp(stream, pointer)
 
 
-# ------------------------------------------------------------------------------------------------ interrupts
+# --------------------------------------------------------------------------------------- interrupts
 
 ENQUEUE_STEPS = {
     function.__code__
@@ -213,13 +243,16 @@ STEPS_WITH_LOCKS = START_STEPS | {
 QUEUE_STEPS = {
     function.__code__ for function in (_loops.Bridge.__init__, _arming.arm_completion, _arming.arm)
 }
-"""The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there."""
+"""The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there.
+"""
 
 
 def interrupted_at_bytecode(
     number: int, codes: set[CodeType], function: Callable[[], object]
 ) -> bool:
-    """Calls `function`, with a KeyboardInterrupt before one bytecode of `codes`; False if there are not so many."""
+    """Calls `function`, with a KeyboardInterrupt before one bytecode of `codes`; False if there are
+    not so many.
+    """
     left = number
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -246,7 +279,7 @@ def interrupted_at_bytecode(
     return left < 0
 
 
-# ------------------------------------------------------------------------------------------------ counters
+# ----------------------------------------------------------------------------------------- counters
 
 POINTS_ARMED: int = _native.POINTS_ARMED
 """Index in `native_counters()`: host functions and callbacks that were enqueued."""
@@ -262,9 +295,15 @@ POINTS_STALE: int = _native.POINTS_STALE
 """Index in `native_counters()`: firings of points that were no longer armed."""
 
 POINT_SLOTS: int = _native.POINT_SLOTS
-"""Index in `native_counters()`: slots of points that were made. They are recycled and never freed."""
+"""Index in `native_counters()`: slots of points that were made.
+
+They are recycled and never freed.
+"""
 WAIT_RECORDS: int = _native.WAIT_RECORDS
-"""Index in `native_counters()`: records of waits, each with its event, that were made. They are recycled."""
+"""Index in `native_counters()`: records of waits, each with its event, that were made.
+
+They are recycled.
+"""
 HISTORIES: int = _native.HISTORIES
 """Index in `native_counters()`: prediction histories that exist now."""
 
@@ -284,7 +323,7 @@ def pending_points() -> int:
     return _native.pending()
 
 
-# ------------------------------------------------------------------------------------------------ waits
+# -------------------------------------------------------------------------------------------- waits
 
 
 def set_prediction(enabled: bool) -> None:
@@ -303,7 +342,9 @@ def helpers(context: Context) -> tuple[int, int]:
 
 
 def register_context(context: Context) -> int:
-    """Registers a context with the watcher, if it is not registered; returns the watcher's number for it."""
+    """Registers a context with the watcher, if it is not registered; returns the watcher's number
+    for it.
+    """
     return context._ensure_monitored()
 
 
@@ -337,9 +378,11 @@ def stop_watcher() -> None:
 
 
 def intercept_hand_back(
-    patch: pytest.MonkeyPatch, act: Callable[[Any, Callable[[], None]], None]
+    patch: pytest.MonkeyPatch, act: Callable[[Any, Callable[[], None]], object]
 ) -> None:
-    """Calls `act(wait, hand_back)` in place of each hand-back of a wait to its task; `hand_back()` carries it out."""
+    """Calls `act(wait, hand_back)` in place of each hand-back of a wait to its task; `hand_back()`
+    carries it out.
+    """
     original = waiting._Watched.handed_back
 
     def intercepted(watched: Any, wait: Any, orphaned: bool) -> None:
@@ -353,11 +396,13 @@ def is_polled_by_task(future: Any) -> bool:
     return future.polled is not None
 
 
-# ------------------------------------------------------------------------------------------------ loops and deliveries
+# ----------------------------------------------------------------------------- loops and deliveries
 
 
 def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
-    """The next drain that a bridge asks its loop for never comes, as if a KeyboardInterrupt had taken it."""
+    """The next drain that a bridge asks its loop for never comes, as if a KeyboardInterrupt had
+    taken it.
+    """
     original = on_asyncio.AsyncioBridge._call_next_turn
     lost: list[None] = []
 
@@ -370,7 +415,9 @@ def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
 
 
 def interrupt_hand_over(patch: pytest.MonkeyPatch, struck: list[None]) -> None:
-    """A KeyboardInterrupt when a task is about to be told that the end of its future is near; each time."""
+    """A KeyboardInterrupt when a task is about to be told that the end of its future is near; each
+    time.
+    """
 
     def come_near(completion: Any) -> None:
         struck.append(None)
@@ -380,7 +427,9 @@ def interrupt_hand_over(patch: pytest.MonkeyPatch, struck: list[None]) -> None:
 
 
 def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
-    """Appends to `delivered` each ticket that has fired, when a loop or the janitor is about to settle what it stands for."""
+    """Appends to `delivered` each ticket that has fired, when a loop or the janitor is about to
+    settle what it stands for.
+    """
     original = _points.deliver
 
     def deliver(backlog: list[Any], orphaned: bool = False) -> None:
@@ -392,7 +441,9 @@ def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
 
 
 def current_bridge() -> Any:
-    """Returns the bridge between the native part and the running loop: `queue`, `descriptor`, `drain()`."""
+    """Returns the bridge between the native part and the running loop: `queue`, `descriptor`,
+    `drain()`.
+    """
     return _loops.current_bridge()
 
 
@@ -402,6 +453,12 @@ def schedules_drain_by(token: Any) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bridge, "_token", token)
         return bridge.schedule_drain()
+
+
+def loop_kinds() -> list[str]:
+    """Returns the modules that each support one kind of loop, in the order of asking."""
+    kinds: Any = _loops._KINDS
+    return [kind.__name__.rpartition(".")[2] for kind in kinds]
 
 
 def loop_kind() -> str:
@@ -438,7 +495,9 @@ def janitor_is_idle() -> bool:
 def intercept_delivery(
     patch: pytest.MonkeyPatch, act: Callable[[list[Any], bool, Callable[[], None]], None]
 ) -> None:
-    """Calls `act(backlog, orphaned, deliver)` in place of each delivery of a drain; `deliver()` carries it out."""
+    """Calls `act(backlog, orphaned, deliver)` in place of each delivery of a drain; `deliver()`
+    carries it out.
+    """
     original = _points.deliver
 
     def intercepted(backlog: list[Any], orphaned: bool = False) -> None:
@@ -496,12 +555,14 @@ async def next_turn() -> None:
 def intercept_set_state(
     patch: pytest.MonkeyPatch, act: Callable[[Callable[[], None]], None]
 ) -> None:
-    """Calls `act(set_state)` in place of each change of a completion's state; `set_state()` carries it out."""
+    """Calls `act(set_state)` in place of each change of a completion's state; `set_state()` carries
+    it out.
+    """
     original = _native.set_state
     patch.setattr(_native, "set_state", lambda *args: act(lambda: original(*args)))
 
 
-# ------------------------------------------------------------------------------------------------ other objects
+# ------------------------------------------------------------------------------------ other objects
 
 
 def pinned(stream: Stream) -> contextlib.AbstractContextManager[int]:
@@ -511,7 +572,8 @@ def pinned(stream: Stream) -> contextlib.AbstractContextManager[int]:
 
 def pinned_graph(graph: Any) -> contextlib.AbstractContextManager[int]:
     """Keeps a graph's handle in use until the block ends, as each driver call does."""
-    return graph._pinned()
+    pinned: contextlib.AbstractContextManager[int] = graph._pinned()
+    return pinned
 
 
 RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY
@@ -528,9 +590,20 @@ def captures_in_progress() -> int:
     return len(capture._in_progress)
 
 
+def fail_references(patch: pytest.MonkeyPatch) -> None:
+    """There is no memory for the record that each stream and event gets behind its handle."""
+
+    def reference(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    for module in (event_module, stream_module):
+        patch.setattr(module, "Reference", reference)
+
+
 def last_handle_of(node: Any) -> int:
     """Returns a graph node's handle, also after its graph was closed."""
-    return node._handle
+    handle: int = node._handle
+    return handle
 
 
 def adversary_in_force() -> tuple[bool, float, bool, float, bool]:
@@ -538,7 +611,7 @@ def adversary_in_force() -> tuple[bool, float, bool, float, bool]:
     return simulator._adversary
 
 
-# ------------------------------------------------------------------------------------------------ command line
+# ------------------------------------------------------------------------------------- command line
 
 DemoRecord = _demo.Record
 """What a run of the demo has measured."""
@@ -575,12 +648,17 @@ def other_distribution() -> str | None:
     return _clash.other_distribution()
 
 
-# ------------------------------------------------------------------------------------------------ benchmark
+# ---------------------------------------------------------------------------------------- benchmark
 
 
-def fairness_of(window: dict[str, Any]) -> dict[str, Any]:
-    """Returns the row of the measure of fairness for one window."""
-    return windows.Fairness._of_window(window)
+BENCH_WAYS = tuple(_bench.WAYS)
+add_bench_arguments = _bench.add_arguments
+run_bench = _bench.run
+
+
+def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[], int]) -> None:
+    """Has the short comparison ask another function for the driver's version."""
+    monkeypatch.setattr(_driver, "driver_version", function)
 
 
 def health_watches() -> int:

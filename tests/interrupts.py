@@ -1,4 +1,6 @@
-"""KeyboardInterrupt where Python may raise it: at each place of the library's code at which Python looks for signals."""
+"""KeyboardInterrupt where Python may raise it: at each place of the library's code at which Python
+looks for signals.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,14 @@ _places: dict[CodeType, frozenset[int]] = {}
 
 
 def places_of(code: CodeType) -> frozenset[int]:
-    """Where in a function a signal's handler may run: the offsets of the instructions before which it does.
+    """Where in a function a signal's handler may run: the offsets of the instructions before which
+    it does.
 
-    Its error belongs to the instruction before. So a place at which a `try` ends is left out, because an error that a trace
-    function raises there is not in the `try` any more.
+    Its error belongs to the instruction before. So a place at which a `try` ends is left out,
+    because an error that a trace function raises there is not in the `try` any more.
     """
     if code not in _places:
-        steps = dis.Bytecode(code)
+        steps: Any = dis.Bytecode(code)  # its `exception_entries` are not in the stubs
         tries = steps.exception_entries
 
         def handler_of(step: dis.Instruction) -> list[int]:
@@ -61,7 +64,9 @@ def places_of(code: CodeType) -> frozenset[int]:
 
 
 def is_finalizer(frame: FrameType | None) -> bool:
-    """Whether this is called by a finalizer, in which Python reports an interrupt and forgets it."""
+    """Whether this is called by a finalizer, in which Python reports an interrupt and
+    forgets it.
+    """
     while frame is not None:
         if frame.f_code.co_name in ("__del__", "gone"):  # gone: of a weak reference
             return True
@@ -70,7 +75,9 @@ def is_finalizer(frame: FrameType | None) -> bool:
 
 
 class Striker:
-    """Within a `with` block, raises KeyboardInterrupt at the n-th such place that this thread comes to; with 0, only counts."""
+    """Within a `with` block, raises KeyboardInterrupt at the n-th such place that this thread comes
+    to; with 0, only counts.
+    """
 
     def __init__(self, number: int, is_protected: Callable[[], bool] = lambda: False) -> None:
         self.number = number
@@ -115,7 +122,8 @@ class Striker:
             self.passed += 1
             if self.passed == self.number:
                 self.number = -1
-                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+                file = Path(frame.f_code.co_filename).name
+                self.where = f"{file}:{frame.f_lineno} in {frame.f_code.co_qualname}"
                 raise KeyboardInterrupt
         return self._step
 
@@ -130,7 +138,7 @@ class StuckError(Exception):
 def run_interrupted(
     kind: str, number: int, function: Function, later: Function, *, cancels: bool
 ) -> Striker:
-    """Runs `function` on a loop with an interrupt at that place, and `later` on the same loop after it.
+    """Runs `function` on a loop with an interrupt at that place, and then `later` on that loop.
 
     On trio `later` has a run of its own, because an interrupt ends the run.
 
@@ -139,7 +147,8 @@ def run_interrupted(
         number: See `Striker`.
         function: What is interrupted.
         later: What must work after it.
-        cancels: After the interrupt all tasks are cancelled, as `asyncio.run` does it. Else they go on, and must end.
+        cancels: After the interrupt all tasks are cancelled, as `asyncio.run` does it. Else they go
+            on, and must end.
     """
     if kind == "trio":
         return _run_on_trio(number, function, later)
@@ -179,7 +188,10 @@ def run_interrupted(
 
 
 def complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine after an interrupt. The callback that stops the loop at the former task's end may still be on its way."""
+    """Runs a coroutine after an interrupt.
+
+    The callback that stops the loop at the former task's end may still be on its way.
+    """
     task = loop.create_task(coroutine)
     while True:
         try:

@@ -1,4 +1,6 @@
-"""What the state machines share: a loop in a thread of its own, tasks in it, gates, and how hypothesis runs them."""
+"""What the state machines share: a loop in a thread of its own, tasks in it, gates, and how
+hypothesis runs them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,6 @@ from aiostream import (
 )
 from support import Gate, chosen_seconds, chosen_seed, settle
 
-BACKENDS = ["asyncio", "trio"]
 STRATEGIES = st.sampled_from(list(WaitStrategy))
 
 
@@ -52,7 +53,10 @@ class Waiter:
 
 
 class OnLoop(RuleBasedStateMachine):
-    """A machine with an event loop in a thread of its own. All that concerns the library happens in that thread."""
+    """A machine with an event loop in a thread of its own.
+
+    All that concerns the library happens in that thread.
+    """
 
     backend = "asyncio"
     before: aiostream.Statistics  # as the test began
@@ -79,7 +83,7 @@ class OnLoop(RuleBasedStateMachine):
 
         self.portal.call(turns)
 
-    def until(self, condition: Callable[[], bool], complaint: str) -> None:
+    def until(self, condition: Callable[..., bool], complaint: str) -> None:
         """Lets the loop run until what must come has come."""
 
         async def wait() -> bool:

@@ -1,4 +1,6 @@
-"""`examples/model_server.py` with what tests need: `/fault` loses the context, `/statistics` shows counters.
+"""`examples/model_server.py` with what tests need.
+
+`/fault` loses the context, and `/statistics` shows counters.
 
 python served_model.py uvicorn|hypercorn PORT
 """

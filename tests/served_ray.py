@@ -1,4 +1,6 @@
-"""`examples/ray_serve.py` with what a test needs: `/?fault=1` loses the context, and the end is written to a file.
+"""`examples/ray_serve.py` with what a test needs.
+
+`/?fault=1` loses the context, and the end of a replica is written to a file.
 
 SERVED_RAY_FILE=ends python served_ray.py PORT
 """
@@ -26,7 +28,7 @@ import ray_serve
     health_check_timeout_s=5,
     graceful_shutdown_timeout_s=20,
 )
-class Model(ray_serve.Model.func_or_class):  # type: ignore[name-defined, misc]
+class Model(ray_serve.Model.func_or_class):  # type: ignore[name-defined, misc, unused-ignore]
     """The example's, which loses its context when it is asked to."""
 
     async def __call__(self, request: Request) -> dict[str, Any]:

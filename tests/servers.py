@@ -1,4 +1,4 @@
-"""What the tests of servers share: a server in a process of its own, and a client that talks to it."""
+"""What the tests of servers share: a server in a process of its own, and its client."""
 
 from __future__ import annotations
 

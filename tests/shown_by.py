@@ -13,8 +13,8 @@ DRIVER: dict[str, list[str]] = {
     "cuStreamDestroy": [
         "stream: close_destroys_at_once_and_may_be_called_again",
         "stream: shutdown_synchronizes_first",
-        "stream: a_closed_stream_refuses_everything",
-        "stream: a_cancelled_close_destroys_and_raises",
+        "stream: closed_stream_refuses_everything",
+        "stream: cancelled_close_destroys_and_raises",
     ],
     "cuStreamSynchronize": [
         "stream: query_and_synchronize",
@@ -31,45 +31,43 @@ DRIVER: dict[str, list[str]] = {
         "graph_hostfunc: ten_thousand_replays",
         "hostfunc: native_functions_are_called_with_their_data",
     ],
-    "cuLaunchHostFunc_v2": ["attributes: what_newer_drivers_can"],
+    "cuLaunchHostFunc_v2": ["attributes: functions_of_newer_drivers"],
     "cuStreamGetFlags": ["stream: properties"],
     "cuStreamGetPriority": ["stream: properties", "attributes: priorities_are_clamped"],
     "cuStreamGetId": ["stream: properties"],
     "cuStreamGetDevice": ["stream: properties"],
-    "cuStreamGetCtx": ["stream: a_stream_lives_in_the_current_context_or_on_the_device_asked_for"],
+    "cuStreamGetCtx": ["stream: stream_lives_in_the_current_context_or_on_its_device"],
     "cuStreamGetCtx_v2": [
-        "attributes: an_ordinary_stream_has_no_green_context",
-        "attributes: a_green_contexts_stream_tells_of_it",
+        "attributes: ordinary_stream_has_no_green_context",
+        "attributes: stream_of_a_green_context",
     ],
     "cuStreamGetAttribute": ["attributes: each_attribute_can_be_set"],
     "cuStreamSetAttribute": ["attributes: each_attribute_can_be_set"],
     "cuStreamCopyAttributes": ["attributes: attributes_are_copied"],
     "cuStreamAttachMemAsync": ["memory: managed_memory_is_attached"],
-    "cuStreamBeginCapture": [
-        "capture_scopes: a_capture_collects_work_that_then_runs_any_number_of_times"
-    ],
+    "cuStreamBeginCapture": ["capture_scopes: captured_work_runs_at_each_launch"],
     "cuStreamBeginCaptureToGraph": [
-        "capture_to_graph: a_capture_into_a_graph_gives_that_very_graph_back",
+        "capture_to_graph: capture_into_a_graph_returns_that_graph",
         "capture_to_graph: capture_into_a_graph_with_annotated_dependencies",
     ],
     "cuStreamEndCapture": [
-        "capture_scopes: a_capture_collects_work_that_then_runs_any_number_of_times",
-        "capture_scopes: unjoined_and_unmatched",
+        "capture_scopes: captured_work_runs_at_each_launch",
+        "capture_scopes: unjoined_and_unmatched_captures",
     ],
-    "cuStreamIsCapturing": ["capture_scopes: an_invalidated_capture_is_told_and_must_be_ended"],
-    "cuStreamGetCaptureInfo": ["capture_scopes: capture_info_lends_the_graph_until_the_end"],
-    "cuStreamGetCaptureInfo_v2": ["capture_scopes: a_joined_stream_tells_of_the_same_capture"],
+    "cuStreamIsCapturing": ["capture_scopes: invalidated_capture_has_to_be_ended"],
+    "cuStreamGetCaptureInfo": ["capture_scopes: graph_of_capture_info_is_closed_at_the_end"],
+    "cuStreamGetCaptureInfo_v2": ["capture_scopes: capture_info_of_a_joined_stream"],
     "cuStreamGetCaptureInfo_v3": ["capture_scopes: annotated_dependencies"],
     "cuStreamUpdateCaptureDependencies": ["capture_scopes: dependencies_can_be_added_and_replaced"],
     "cuStreamUpdateCaptureDependencies_v2": ["capture_scopes: annotated_dependencies"],
-    "cuThreadExchangeStreamCaptureMode": ["capture_scopes: a_threads_mode_is_pushed_and_popped"],
+    "cuThreadExchangeStreamCaptureMode": ["capture_scopes: capture_mode_puts_the_mode_back"],
     "cudaThreadExchangeStreamCaptureMode": [
-        "capture_scopes: a_relaxed_thread_may_do_what_a_global_capture_forbids",
-        "capture_scopes: a_threads_mode_is_pushed_and_popped",
+        "capture_scopes: relaxed_thread_may_allocate_during_a_global_capture",
+        "capture_scopes: capture_mode_puts_the_mode_back",
     ],
     "cuCtxGetStreamPriorityRange": ["stream: properties"],
-    "cuStreamGetDevResource": ["memory: a_streams_share_of_the_device"],
-    "cuStreamBeginRecaptureToGraph": ["attributes: what_newer_drivers_can"],
+    "cuStreamGetDevResource": ["memory: dev_resource"],
+    "cuStreamBeginRecaptureToGraph": ["attributes: functions_of_newer_drivers"],
     "cuStreamWaitValue32": ["memory: work_waits_for_a_value"],
     "cuStreamWaitValue64": ["memory: work_waits_for_a_value"],
     "cuStreamWriteValue32": ["memory: values_are_written_in_order"],
@@ -80,32 +78,30 @@ DRIVER: dict[str, list[str]] = {
 # The methods of the Rust crate.
 RUST: dict[str, list[str]] = {
     "completion_future": ["waits: several_tasks_await_one_future"],
-    "checked_completion_future": ["capture: other_streams_and_events_serve_during_a_capture"],
+    "checked_completion_future": ["capture: other_streams_and_events_work_during_a_capture"],
     "synchronize_async": ["waits: synchronize_async_waits_for_the_work"],
     "enqueue_async": [
         "waits: enqueue_async_calls_now_and_settles_with_the_result",
         "waits: enqueue_async_refuses_before_it_calls",
     ],
-    "from_raw": ["stream: raw_handles_come_and_go"],
-    "into_raw": ["stream: raw_handles_come_and_go"],
-    "as_raw": ["stream: raw_handles_come_and_go"],
-    "to_borrowed, BorrowedStream": ["stream: a_borrowed_stream_of_ours_ends_with_its_owner"],
+    "from_raw": ["stream: into_raw_and_from_raw"],
+    "into_raw": ["stream: into_raw_and_from_raw"],
+    "as_raw": ["stream: into_raw_and_from_raw"],
+    "to_borrowed, BorrowedStream": ["stream: borrowed_stream_is_closed_with_its_owner"],
     "BorrowedStream of other libraries": ["interop: streams_of_cuda_core"],
-    "sync_scope": ["stream: sync_scope_synchronizes_on_every_way_out"],
+    "sync_scope": ["stream: sync_scope_always_synchronizes"],
     "synchronize": ["stream: query_and_synchronize"],
     "query": ["stream: query_and_synchronize"],
     "shutdown": ["stream: shutdown_synchronizes_first"],
     "wait_event": ["stream: wait_event_orders_streams"],
     "wait_event_with_flags": ["capture_scopes: external_events_become_nodes"],
-    "begin_capture": ["capture_scopes: what_cannot_begin_or_end"],
+    "begin_capture": ["capture_scopes: begin_and_end_that_are_refused"],
     "end_capture": ["capture_scopes: another_thread_may_end_a_relaxed_capture_only"],
-    "capture_status": ["capture_scopes: an_invalidated_capture_is_told_and_must_be_ended"],
+    "capture_status": ["capture_scopes: invalidated_capture_has_to_be_ended"],
     "capture_info, StreamCaptureInfo": [
-        "capture_scopes: capture_info_lends_the_graph_until_the_end"
+        "capture_scopes: graph_of_capture_info_is_closed_at_the_end"
     ],
-    "begin_capture_to_graph": [
-        "capture_to_graph: a_capture_into_a_graph_gives_that_very_graph_back"
-    ],
+    "begin_capture_to_graph": ["capture_to_graph: capture_into_a_graph_returns_that_graph"],
     "begin_capture_to_graph_with_data, _with_dependencies": [
         "capture_to_graph: capture_into_a_graph_with_annotated_dependencies"
     ],
@@ -129,35 +125,35 @@ RUST: dict[str, list[str]] = {
     "priority": ["stream: properties"],
     "id": ["stream: properties"],
     "device": ["stream: properties"],
-    "context": ["stream: a_stream_lives_in_the_current_context_or_on_the_device_asked_for"],
+    "context": ["stream: stream_lives_in_the_current_context_or_on_its_device"],
     "Context::create_stream_with_flags, _with_priority": ["stream: properties"],
     "Device::stream_priority_range": ["attributes: priorities_are_clamped"],
-    "Event::record": ["event: a_record_is_a_snapshot_and_a_second_one_replaces_it"],
-    "Event::query, synchronize": ["event: a_record_is_a_snapshot_and_a_second_one_replaces_it"],
+    "Event::record": ["event: second_record_replaces_the_first"],
+    "Event::query, synchronize": ["event: second_record_replaces_the_first"],
     "Event::synchronize_async_on": ["event: awaiting_an_event"],
     "Event::elapsed_time": ["event: elapsed_time_is_in_milliseconds"],
     "Event::completion_future_on, checked_completion_future_on": [
         "event: waiting_for_an_event_on_a_stream"
     ],
-    "Graph": ["graph: nodes_know_their_neighbours", "graph: a_clone_is_a_graph_of_its_own"],
+    "Graph": ["graph: nodes_know_their_neighbours", "graph: clone_is_independent"],
     "Graph::debug_dot": ["graph: debug_dot"],
     "Graph::instantiate, GraphInstantiateFlags": ["graph: instantiate_flags"],
     "ExecutableGraph::launch": ["graph: an_empty_graph_can_be_launched"],
     "ExecutableGraph::launch_async": ["graph: many_launches_in_flight"],
-    "ExecutableGraph::launch_and_wait": ["graph: an_awaited_launch"],
+    "ExecutableGraph::launch_and_wait": ["graph: launch_can_be_awaited"],
     "ExecutableGraph::upload": ["graph: launches_from_a_thread_without_a_context"],
-    "ExecutableGraph::upload_async, upload_and_wait": ["graph: an_awaited_launch"],
+    "ExecutableGraph::upload_async, upload_and_wait": ["graph: launch_can_be_awaited"],
     "ExecutableGraph::update": [
         "graph: an_update_takes_over_the_parameters",
-        "graph: an_update_that_does_not_fit_says_why_and_changes_nothing",
+        "graph: update_that_does_not_fit_says_why",
     ],
     "GraphNode": ["graph: nodes_know_their_neighbours"],
     "GraphEdgeData": ["capture_scopes: annotated_dependencies"],
     "GraphDependency": ["capture_scopes: annotated_dependencies"],
     "StreamCaptureMode": ["capture_scopes: another_thread_may_end_a_relaxed_capture_only"],
-    "StreamCaptureStatus": ["capture_scopes: an_invalidated_capture_is_told_and_must_be_ended"],
+    "StreamCaptureStatus": ["capture_scopes: invalidated_capture_has_to_be_ended"],
     "StreamCaptureDependencyUpdate": ["capture_scopes: dependencies_can_be_added_and_replaced"],
-    "Status": ["attributes: what_the_driver_refuses"],
+    "Status": ["attributes: refusals_of_the_driver"],
 }
 
 # The what neither has.
@@ -176,11 +172,11 @@ BEYOND: dict[str, list[str]] = {
     "wait": ["service: waiting_for_all", "service: waiting_for_the_first"],
     "StreamPool, StreamPool.stream": ["pool: streams_are_lent_in_turn_and_come_back"],
     "Stream.legacy, Stream.per_thread": [
-        "stream: the_special_streams_can_be_awaited_without_a_current_context"
+        "stream: special_streams_can_be_awaited_without_a_context"
     ],
     "Graph.borrow, ExecutableGraph.borrow": ["graph: graphs_of_other_libraries"],
     "Graph.from_raw, Graph.into_raw, ExecutableGraph.from_raw, ExecutableGraph.into_raw": [
-        "graph: whose_a_graph_is"
+        "graph: ownership"
     ],
     "statistics": ["graph_hostfunc: a_graph_that_is_never_launched"],
 }

@@ -1,9 +1,11 @@
-"""A soak: everything that the library does, mixed at random for as long as you like, while nothing may grow.
+"""A soak: everything that the library does, mixed at random for as long as you like, while nothing
+may grow.
 
     python tests/soak.py --for 3600                    # on the simulator, with two devices
     python tests/soak.py --for 3600 --driver gpu       # on the GPUs that are there
 
-It prints a line every ten seconds and a verdict at the end. The exit code is 1 if something grew, or if an await hung.
+It prints a line every ten seconds and a verdict at the end. The exit code is 1 if something grew,
+or if an await hung.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ from aiostream import (
     WaitStrategy,
     statistics,
 )
-from support import Gate, run_on, settle, spin
+from support import PLAIN_LOOPS, Gate, run_on, settle, spin
 
-LOOPS = ["asyncio", "uvloop", "trio", "asyncio", "uvloop", "trio", "asyncio-debug"]
+LOOPS = [*PLAIN_LOOPS, *PLAIN_LOOPS, "asyncio-debug"]
 STRATEGIES = list(WaitStrategy)
 WAIT_LISTS = 1024  # a context remembers so many streams: until then it grows
 MOST_CONTEXTS = 100  # the library remembers every context that it has ever met
@@ -111,7 +113,9 @@ def median(values: list[int]) -> int:
 
 
 def growth(samples: list[Sample]) -> dict[str, tuple[int, int]]:
-    """What has grown by more than is allowed, from the middle third of the samples to the last: `name: (before, after)`."""
+    """What has grown by more than is allowed, from the middle third of the samples to the last:
+    `name: (before, after)`.
+    """
     third = len(samples) // 3
     if third == 0:
         raise ValueError("a soak this short shows nothing: three samples at least")
@@ -145,7 +149,7 @@ class Soak:
                     device.primary_context, -1 - number
                 )  # what would grow until then has grown
 
-    # ------------------------------------------------------------------------------------------- what is done
+    # --------------------------------------------------------------------------------- what is done
 
     def some_stream(self) -> Stream:
         return self.rng.choice(self.streams)
@@ -216,7 +220,8 @@ class Soak:
         self.completions += 1
 
     async def call_host_functions(self) -> None:
-        stream, called = self.some_stream(), []
+        stream = self.some_stream()
+        called: list[Any] = []
         for number in range(10):
             stream.launch_host_func(called.append, number)
             stream.add_callback(lambda error: called.append(error))
@@ -243,7 +248,8 @@ class Soak:
             pass
 
     async def capture(self) -> None:
-        stream, called = Stream(), []
+        stream = Stream()
+        called: list[int] = []
         self.some_work(stream)
         with stream.capture() as scope:
             stream.launch_host_func(called.append, 1)
@@ -292,7 +298,9 @@ class Soak:
         self.completions += 1
 
     async def use_a_gate(self) -> None:
-        """Values in memory that one stream writes and the other waits for; events between streams."""
+        """Values in memory that one stream writes and the other waits for; events between
+        streams.
+        """
         first, second = Stream(), Stream()
         self.gate.shut()
         self.gate.hold(first)
@@ -341,10 +349,10 @@ class Soak:
                 await future
             self.completions += 11
 
-    # ------------------------------------------------------------------------------------------- rounds
+    # --------------------------------------------------------------------------------------- rounds
 
     def activities(self) -> list[Callable[[], Awaitable[None]]]:
-        often = [self.wave] * 3
+        often: list[Callable[[], Awaitable[None]]] = [self.wave] * 3
         waits = [
             self.wait_each_way,
             self.await_many,
@@ -434,7 +442,9 @@ class Soak:
                 raise HangError(f"the ledger does not come to rest: {statistics()}, {left}")
 
     def run(self, seconds: float, tell: Callable[[str], None] | None = None) -> list[Sample]:
-        """Goes on for that long; returns the samples, one a second, but at most 300: they must not grow themselves."""
+        """Goes on for that long; returns the samples, one a second, but at most 300: they must not
+        grow themselves.
+        """
         began = told = sampled = time.monotonic()
         every = max(1.0, seconds / 300)
         samples: list[Sample] = []
@@ -455,8 +465,10 @@ class Soak:
 
     def close(self) -> None:
         """Closes what lived all the time."""
-        for thing in (*self.streams, *self.events):
-            thing.close()
+        for stream in self.streams:
+            stream.close()
+        for event in self.events:
+            event.close()
         self.gate.open()
 
 
@@ -481,14 +493,16 @@ def main() -> int:
         logging.ERROR
     )  # debug mode warns of slow callbacks, which a busy machine makes
     print(
-        f"seed {options.seed}, {options.driver}, {Device.count()} devices ({Device(0).name}), Python {sys.version.split()[0]}"
+        f"seed {options.seed}, {options.driver}, {Device.count()} devices ({Device(0).name}), "
+        f"Python {sys.version.split()[0]}"
     )
     soak = Soak(options.seed)
     samples = soak.run(options.seconds, lambda line: print(line, flush=True))
     grown = growth(samples)
     soak.close()
     print(
-        f"{soak.completions} completions in {options.seconds:.0f} s; {soak.did}, contexts: {soak.contexts}"
+        f"{soak.completions} completions in {options.seconds:.0f} s; {soak.did}, contexts: "
+        f"{soak.contexts}"
     )
     print(f"{statistics()}")
     print(f"first {samples[0]}\nlast  {samples[-1]}")

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +19,11 @@ from aiostream.testing import Gate, recover, settle, spin
 from internals import is_drain
 
 __all__ = [
+    "ASYNCIO_LOOPS",
+    "BACKENDS",
     "LIMIT",
     "LOOPS",
+    "PLAIN_LOOPS",
     "Blind",
     "Gate",
     "chosen_seconds",
@@ -46,15 +50,28 @@ def chosen_seed() -> int:
 
 
 LIMIT = 110 + 10 * chosen_seconds(0)
-"""Seconds after which a random test that runs for `chosen_seconds` hangs. Sanitizers and busy machines are slow."""
+"""Seconds after which a random test that runs for `chosen_seconds` hangs.
+
+Sanitizers and busy machines are slow.
+"""
 
 LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
+"""The kinds of loops of each `async def` test. A new kind has a line here and in `run_on`."""
+
+PLAIN_LOOPS = ["asyncio", "uvloop", "trio"]
+"""Each loop as it comes, for tests that take long."""
+
+ASYNCIO_LOOPS = ["asyncio", "uvloop"]
+"""The loops with asyncio's interface, for tests of asyncio's futures."""
+
+BACKENDS = ["asyncio", "trio"]
+"""One loop for each file of `_loops`, for tests that take very long."""
 
 
 class Blind(asyncio.SelectorEventLoop):
     """A loop that cannot watch descriptors for others, as asyncio's proactor loop cannot."""
 
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
         if is_drain(callback):
             raise NotImplementedError
         super().add_reader(fd, callback, *args)
@@ -67,11 +84,12 @@ def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
 
         return trio.run(function, *args)
     if loop_kind == "asyncio-eager":
-        if sys.version_info < (3, 12):
+        eager: Any = getattr(asyncio, "eager_task_factory", None)
+        if eager is None:
             pytest.skip("eager tasks came with Python 3.12")
 
         async def eagerly() -> Any:
-            asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+            asyncio.get_running_loop().set_task_factory(eager)
             return await function(*args)
 
         with asyncio.Runner() as runner:
@@ -89,7 +107,9 @@ def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
 def run_together(
     kinds: list[str], function: Callable[..., Any], together: threading.Barrier
 ) -> None:
-    """Runs a coroutine function on loops of these kinds, each in a thread of its own; one that fails breaks the barrier."""
+    """Runs a coroutine function on loops of these kinds, each in a thread of its own; one that
+    fails breaks the barrier.
+    """
     errors: list[tuple[str, BaseException]] = []
 
     def run(kind: str) -> None:
@@ -127,7 +147,8 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python text in a process of its own, on the driver that is under test.
 
-    Failed contexts, exits and forks cannot be tested in the process that tests. The modules of `tests/` can be imported there.
+    Failed contexts, exits and forks cannot be tested in the process that tests. The modules of
+    `tests/` can be imported there.
     """
     variables = {
         **os.environ,
@@ -153,3 +174,15 @@ def succeed(driver_kind: str, script: str, **options: Any) -> str:
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert done.stderr == ""
     return done.stdout
+
+
+def faulty_libc(folder: Path) -> Path:
+    """Compiles what makes allocations, descriptors and threads fail. It is to be preloaded."""
+    library = folder / "faulty_libc.so"
+    options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    source = Path(__file__).parent / "native" / "faulty_libc.c"
+    try:
+        subprocess.run(["gcc", *options, str(source), "-o", str(library), "-ldl"], check=True)
+    except FileNotFoundError:
+        pytest.skip("there is no gcc here")
+    return library

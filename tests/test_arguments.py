@@ -1,4 +1,6 @@
-"""What is refused before the driver is asked, with a `TypeError` or `ValueError` that says what to do."""
+"""What is refused before the driver is asked, with a `TypeError` or `ValueError` that says what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,12 @@ def things() -> Iterator[dict[str, Any]]:
     with stream.capture() as capture:
         pass
     graph = capture.graph
-    owned = {"stream": stream, "event": event, "graph": graph, "executable": graph.instantiate()}
+    owned: dict[str, Any] = {
+        "stream": stream,
+        "event": event,
+        "graph": graph,
+        "executable": graph.instantiate(),
+    }
     yield {**owned, "context": stream.context, "device": Device(0), "scope": capture}
     for each in owned.values():
         each.close()
@@ -66,7 +73,7 @@ def places_for_a_stream(things: dict[str, Any]) -> list[Callable[[Any], Any]]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------ objects of the wrong kind
+# ------------------------------------------------------------------------ objects of the wrong kind
 
 
 def test_our_own_objects_of_another_kind_are_no_streams(things: dict[str, Any]) -> None:
@@ -80,7 +87,8 @@ def test_our_own_objects_of_another_kind_are_no_streams(things: dict[str, Any]) 
                 place(things[kind])
         with pytest.raises(
             TypeError,
-            match=r"of another kind: Event\.record\(stream\) and Stream\.wait_event\(event\) connect",
+            match=r"of another kind: Event\.record\(stream\) and "
+            r"Stream\.wait_event\(event\) connect",
         ):
             place(things["event"])
         with pytest.raises(TypeError, match="a CUDA stream is needed, not the class Stream"):
@@ -179,10 +187,10 @@ def test_a_completion_is_on_a_stream_of_ours(things: dict[str, Any]) -> None:
 def test_a_pool_borrows_several_streams(things: dict[str, Any]) -> None:
     for wrong in (None, things["stream"], things["stream"].handle):
         with pytest.raises(TypeError, match="streams are in a list or another iterable, not one"):
-            StreamPool.borrow(wrong)
+            StreamPool.borrow(wrong)  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------ handles
+# ------------------------------------------------------------------------------------------ handles
 
 
 def test_impossible_handles(things: dict[str, Any]) -> None:
@@ -201,12 +209,12 @@ def test_impossible_handles(things: dict[str, Any]) -> None:
         for wrong in (-1, -5, 2**64, 2**70):
             with pytest.raises(
                 ValueError,
-                match=f"{wrong} is no handle of (a|an) .*: a handle is a number from 0 to",
+                match=f"{wrong} is not a handle of (a|an) .*: a handle is a number from 0 to",
             ):
                 taker(wrong)
-        for wrong in (True, 1.5, "5", None, b"5", [5]):
+        for no_number in (True, 1.5, "5", None, b"5", [5]):
             with pytest.raises(TypeError):
-                taker(wrong)
+                taker(no_number)
     assert statistics().handles == before
 
 
@@ -223,7 +231,7 @@ def test_a_protocol_that_gives_no_stream(answer: Any) -> None:
 
 def test_a_protocol_that_gives_an_impossible_handle() -> None:
     for handle in (-1, 2**64):
-        with pytest.raises(ValueError, match="is no handle of a CUDA stream"):
+        with pytest.raises(ValueError, match="is not a handle of a CUDA stream"):
             Stream.borrow(Fake(__cuda_stream__=lambda handle=handle: (0, handle)))
 
 
@@ -232,7 +240,7 @@ def test_attributes_that_are_no_handles() -> None:
         for attribute in ("cuda_stream", "ptr", "handle"):
             with pytest.raises(
                 TypeError,
-                match=f"a CUDA stream is needed, and Fake.{attribute} is no handle of one",
+                match=f"a CUDA stream is needed, and Fake.{attribute} is not the handle of one",
             ):
                 Stream.borrow(Fake(**{attribute: wrong}))
 
@@ -266,7 +274,7 @@ def test_a_raw_stream_with_a_context_that_is_none() -> None:
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ numbers and flags
+# -------------------------------------------------------------------------------- numbers and flags
 
 
 def test_priorities_are_clamped() -> None:
@@ -288,7 +296,7 @@ def test_flags_are_bools(things: dict[str, Any]) -> None:
     """`Event(True, 2)` was an event without timing, and `Event(stream)` one with."""
     for wrong in (2, -1, 1, 0, "no", "1", None, things["stream"]):
         with pytest.raises(TypeError, match="non_blocking is True or False, not"):
-            Stream(non_blocking=wrong)
+            Stream(non_blocking=wrong)  # type: ignore[arg-type]
         for number, name in enumerate(("timing", "blocking_sync", "interprocess")):
             arguments: list[Any] = [False, False, False]
             arguments[number] = wrong
@@ -378,20 +386,21 @@ def test_numbers_that_the_driver_has_no_room_for(things: dict[str, Any]) -> None
         ):
             with pytest.raises(ValueError, match=str(wrong)):
                 call()
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: aiostream.AccessPolicyWindow("x"),  # type: ignore[arg-type]
         lambda: aiostream.AccessPolicyWindow(hit_ratio="x"),  # type: ignore[arg-type]
         lambda: aiostream.MemSyncDomainMap(1.5),  # type: ignore[arg-type]
         lambda: aiostream.GraphEdgeData(from_port=None),  # type: ignore[arg-type]
         lambda: stream.batch_mem_op(5),
         lambda: stream.attach_mem_async(64, 1.5),
-    ):
+    ]
+    for wrong_call in calls:
         with pytest.raises(TypeError):
-            call()
+            wrong_call()
     assert stream.capture_status() is aiostream.CaptureStatus.NONE
 
 
-# ------------------------------------------------------------------------------------------------ functions
+# ---------------------------------------------------------------------------------------- functions
 
 
 async def coroutine_function(*_: Any) -> None:
@@ -446,7 +455,7 @@ async def test_functions_whose_body_would_never_run() -> None:
                 TypeError,
                 match=r"takes a plain function, not an? .*function, whose body would never run",
             ):
-                call(fn)  # type: ignore[operator]
+                call(fn)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="takes a plain function"):
             await stream.enqueue_in_thread(fn)  # type: ignore[arg-type]
     for wrong in (None, 5, "text"):
@@ -457,14 +466,14 @@ async def test_functions_whose_body_would_never_run() -> None:
             aiostream.on_context_failed,
         ):
             with pytest.raises(TypeError, match="takes a callable, not"):
-                call(wrong)  # type: ignore[operator]
+                call(wrong)  # type: ignore[arg-type]
     assert statistics().points.armed == before.points.armed
     assert await stream.enqueue_async(CallablePlain()) == "called"
     assert await stream.enqueue_async(functools.partial(CallablePlain())) == "called"
     await stream.aclose()
 
 
-# ------------------------------------------------------------------------------------------------ blocks
+# ------------------------------------------------------------------------------------------- blocks
 
 
 async def test_a_block_without_async(things: dict[str, Any]) -> None:
@@ -517,7 +526,7 @@ def test_subclasses_get_instances_of_their_own(
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ variables of the environment
+# --------------------------------------------------------------------- variables of the environment
 
 
 @pytest.mark.parametrize(
@@ -546,15 +555,17 @@ def test_the_simulator_is_never_installed_unasked(said: str) -> None:
         """
     *told, installed = succeed("none", script).splitlines()
     assert installed == "False"
-    unknown = f"the environment variable AIOSTREAM_SIMULATOR is 1 (yes, true, on) or 0 (no, false, off), not {said!r}"
+    unknown = (
+        "the environment variable AIOSTREAM_SIMULATOR is 1 (yes, true, on) or 0 (no, false, off), "
+        f"not {said!r}"
+    )
     assert (unknown in told) is (said == "perhaps")
 
 
 @pytest.mark.parametrize("variable", ["AIOSTREAM_SIMULATOR_DEVICES", "AIOSTREAM_SIMULATOR_SEED"])
 def test_numbers_in_the_environment(variable: str) -> None:
-    done = run_script(
-        "none", "from aiostream import simulator; simulator.install()", **{variable: "two"}
-    )
+    environment: dict[str, Any] = {variable: "two"}
+    done = run_script("none", "from aiostream import simulator; simulator.install()", **environment)
     assert (
         f"ValueError: the environment variable {variable} is a whole number, not 'two'"
         in done.stderr

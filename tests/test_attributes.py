@@ -1,4 +1,4 @@
-"""Attributes in Python's values, and what a stream tells of itself."""
+"""Attributes as Python values, and the properties of a stream."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def test_enumerations_have_the_drivers_values() -> None:
             full = pattern.format(member.name) if "{}" in pattern else pattern + member.name
             found = getattr(theirs, full, None)
             if found is None and (member == 0 or name in {"DevResourceType"}):
-                continue  # a name of ours for no flag, or newer than these bindings
+                continue  # the library's name for no flag, or newer than these bindings
             assert found is not None, f"{name}.{member.name}"
             assert int(found) == int(member), f"{name}.{member.name}"
             compared += 1
     assert compared > 80
 
 
-def test_what_a_new_stream_has(stream: Stream) -> None:
+def test_attributes_of_a_new_stream(stream: Stream) -> None:
     assert stream.get_attribute(StreamAttribute.SYNCHRONIZATION_POLICY) in (
         None,
         SynchronizationPolicy.AUTO,
@@ -166,7 +166,7 @@ def test_wrong_values_are_refused_before_the_driver_is_asked(stream: Stream) -> 
         stream.get_attribute(99)  # type: ignore[arg-type]
 
 
-def test_what_the_driver_refuses(stream: Stream) -> None:
+def test_refusals_of_the_driver(stream: Stream) -> None:
     with pytest.raises(CudaError) as caught:
         stream.set_attribute(WINDOW, AccessPolicyWindow(0, 1 << 40, 1.0, AccessProperty.PERSISTING))
     assert caught.value.call == "cuStreamSetAttribute"
@@ -198,7 +198,7 @@ def test_attributes_are_copied(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("mode", list(CaptureMode))
-def test_a_capture_is_not_disturbed_by_questions(stream: Stream, mode: CaptureMode) -> None:
+def test_questions_do_not_disturb_a_capture(stream: Stream, mode: CaptureMode) -> None:
     with stream.capture(mode) as capture:
         for attribute in StreamAttribute:
             stream.get_attribute(attribute)
@@ -213,7 +213,7 @@ def test_a_capture_is_not_disturbed_by_questions(stream: Stream, mode: CaptureMo
     capture.graph.close()
 
 
-def test_an_ordinary_stream_has_no_green_context(stream: Stream) -> None:
+def test_ordinary_stream_has_no_green_context(stream: Stream) -> None:
     assert stream.green_context is None
     assert Stream.legacy().green_context is None
     closed = Stream()
@@ -227,7 +227,7 @@ def test_an_ordinary_stream_has_no_green_context(stream: Stream) -> None:
             ask()
 
 
-def test_a_green_contexts_stream_tells_of_it() -> None:
+def test_stream_of_a_green_context() -> None:
     driver = internals.bindings()
     device = internals.driver_call("cuDeviceGet", 0)
     try:
@@ -273,7 +273,7 @@ def test_a_cuda_core_stream_on_the_same_handle(stream: Stream) -> None:
 
 
 @pytest.mark.simulator_only("plays a newer driver")
-def test_what_newer_drivers_can() -> None:
+def test_functions_of_newer_drivers() -> None:
     """Sync modes of host functions, and recaptures, on a driver of CUDA 13.3."""
     if not hasattr(internals.bindings(), "cuStreamBeginRecaptureToGraph"):
         pytest.skip("these bindings are older")

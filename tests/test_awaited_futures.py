@@ -1,4 +1,6 @@
-"""Futures of `enqueue_async` that a task awaits: that task polls their work itself when its end is near."""
+"""Futures of `enqueue_async` that a task awaits: that task polls their work itself when its end is
+near.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import pytest
 
 import internals
 from aiostream import Stream, statistics
-from support import Gate, run_on, settle
+from support import ASYNCIO_LOOPS, PLAIN_LOOPS, Gate, run_on, settle
 from waiters import Waiter, counts, since, until
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
@@ -61,11 +63,14 @@ async def test_task_goes_on_before_anything_is_delivered(
     assert len(delivered) == 1
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_task_is_woken_when_the_end_is_near(
     monkeypatch: pytest.MonkeyPatch, loop_kind: str
 ) -> None:
-    """By the loop's timer; then it polls, and sees the end itself. (In debug mode a turn takes as long as it is woken before.)"""
+    """By the loop's timer; then it polls, and sees the end itself.
+
+    (In debug mode a turn takes as long as it is woken before.)
+    """
     delivered: list[int] = []
     waiter = Waiter("by timer", "future")
     await waiter.prepare()
@@ -115,7 +120,10 @@ async def test_cancelled_future_ends_the_task_that_polls_it(
 
 
 async def test_cancelled_task_stops_polling(polled_stream: Stream, loop_kind: str) -> None:
-    """asyncio cancels the future of a cancelled task, as ever. On trio the future goes on for the others."""
+    """asyncio cancels the future of a cancelled task, as ever.
+
+    On trio the future goes on for the others.
+    """
     with Gate() as gate:
         gate.hold(polled_stream)
         future = polled_stream.enqueue_async(lambda _: 5)
@@ -180,7 +188,9 @@ async def test_another_task_polls_when_the_first_has_gone(
 
 
 async def test_polled_futures_of_one_stream_end_in_order(polled_stream: Stream) -> None:
-    """Whichever of the tasks polls first: the earlier future is done when the later one's task goes on."""
+    """Whichever of the tasks polls first: the earlier future is done when the later one's task goes
+    on.
+    """
     for number in range(60):
         seen: list[bool] = []
 
@@ -202,7 +212,7 @@ async def test_polled_futures_of_one_stream_end_in_order(polled_stream: Stream) 
         assert seen == [True, True, True]
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 @pytest.mark.parametrize("strategy", ["spin", "auto", "event"])
 async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: str) -> None:
     stream = Stream(wait=strategy)
@@ -216,7 +226,8 @@ async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: str) -> No
     assert asyncio.ensure_future(future) is future
     assert await asyncio.wait_for(future, 20) == 1
     assert await asyncio.shield(begin(2)) == 2
-    assert await asyncio.gather(begin(3), begin(4), _wait(begin(5))) == [3, 4, 5]
+    results: list[int] = await asyncio.gather(begin(3), begin(4), _wait(begin(5)))
+    assert results == [3, 4, 5]
     done, _ = await asyncio.wait([begin(6), begin(7)], timeout=20)
     assert sorted(each.result() for each in done) == [6, 7]
     with Gate() as gate:
@@ -237,7 +248,7 @@ async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: str) -> No
     stream.close()
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 async def test_result_that_somebody_else_sets_wakes_the_task(loop_kind: str) -> None:
     """asyncio's futures have public setters."""
     waiter = Waiter("by timer", "future")
@@ -258,7 +269,7 @@ async def test_result_that_somebody_else_sets_wakes_the_task(loop_kind: str) -> 
     waiter.close()
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 async def test_future_of_another_loop_is_refused(polled_stream: Stream, loop_kind: str) -> None:
     with Gate() as gate:
         gate.hold(polled_stream)
@@ -281,11 +292,14 @@ async def test_future_of_another_loop_is_refused(polled_stream: Stream, loop_kin
 
 
 @pytest.mark.parametrize("collected", ["at once", "when the GPU has passed"])
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 def test_loop_that_is_closed_while_its_task_polls(
     collected: str, loop_kind: str, polled_stream: Stream
 ) -> None:
-    """The task is dropped with its loop, without being cancelled. Its objects are released when the GPU has passed them."""
+    """The task is dropped with its loop, without being cancelled.
+
+    Its objects are released when the GPU has passed them.
+    """
     import uvloop
 
     loop = uvloop.new_event_loop() if loop_kind == "uvloop" else asyncio.new_event_loop()
@@ -302,7 +316,8 @@ def test_loop_that_is_closed_while_its_task_polls(
         gate.hold(polled_stream)
         future, task = loop.run_until_complete(begin(thing))
         del thing
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own complaint, which is right
+        # Silences asyncio's own complaint, which is right.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop.close()
         if collected == "at once":
             del future, task
@@ -311,10 +326,10 @@ def test_loop_that_is_closed_while_its_task_polls(
     assert settle(lambda: watched() is None)
 
 
-# ------------------------------------------------------------------------------------------------ what a review found
+# ------------------------------------------------------------------------------ what a review found
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 @pytest.mark.parametrize("set_by", ["set_result", "set_exception"])
 async def test_result_that_somebody_else_sets_ends_the_polling(
     loop_kind: str, set_by: str, polled_stream: Stream
@@ -363,7 +378,9 @@ def test_drain_that_an_interrupt_took_is_made_up_for(
 def test_interrupt_before_a_loop_is_closed_leaves_its_queue_closed(
     monkeypatch: pytest.MonkeyPatch, default_prediction: None
 ) -> None:
-    """What was on its way to a task that was to be woken does not keep the rest from being released."""
+    """What was on its way to a task that was to be woken does not keep the rest from being
+    released.
+    """
     loop = asyncio.new_event_loop()
     things = [Kept(), Kept()]
     watched = [weakref.ref(thing) for thing in things]
@@ -400,7 +417,7 @@ def test_interrupt_before_a_loop_is_closed_leaves_its_queue_closed(
     other.close()
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 def test_exception_that_is_kept_does_not_keep_a_dead_loop_s_futures(loop_kind: str) -> None:
     stream = Stream(wait="event")
     things = [Kept()]  # no frame of the traceback refers to it
@@ -426,7 +443,7 @@ def test_exception_that_is_kept_does_not_keep_a_dead_loop_s_futures(loop_kind: s
     stream.close()
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
 async def test_coroutine_that_nobody_steps_does_not_hold_up_the_others(
     polled_stream: Stream, loop_kind: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""Bridges and the dispatcher: what they hold, what ends them, and that one loop's trouble is no other's."""
+"""Bridges and the dispatcher: what they hold, what ends them, and that one loop's trouble is no
+other's.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ import internals
 from aiostream import Stream, StreamPool
 from support import Blind, Gate, held_stream, run_on, settle, spin, succeed
 
-# ------------------------------------------------------------------------------------------------ what they hold
+# ----------------------------------------------------------------------------------- what they hold
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop, Blind])
@@ -29,6 +31,8 @@ def test_a_loop_does_not_keep_what_a_tasks_variables_hold(new_loop: Any) -> None
     """asyncio copies the context of whoever adds a reader, or calls something later."""
     variable: contextvars.ContextVar[Any] = contextvars.ContextVar("request")
     requests: list[weakref.ref[Any]] = []
+    stream: Any = None
+    pool: Any = None
 
     class Request:
         pass
@@ -57,13 +61,14 @@ def test_a_loop_does_not_keep_what_a_tasks_variables_hold(new_loop: Any) -> None
             assert [request() for request in requests] == [None] * 5
             assert await aiostream.drain(10)
 
-    stream = pool = None  # type: ignore[assignment]
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(main())
 
 
 def test_queues_are_used_again_while_a_destructor_blocks(loop_kind: str) -> None:
-    """A bridge's finalizer closes its queue itself: cleaning up for others may take seconds, as cudaFree behind a kernel does."""
+    """A bridge's finalizer closes its queue itself: cleaning up for others may take seconds, as
+    cudaFree behind a kernel does.
+    """
     blocked, go_on = threading.Event(), threading.Event()
 
     class Buffer:
@@ -93,14 +98,17 @@ def test_queues_are_used_again_while_a_destructor_blocks(loop_kind: str) -> None
         go_on.set()
 
 
-# ------------------------------------------------------------------------------------------------ what ends them
+# ----------------------------------------------------------------------------------- what ends them
 
 
 @pytest.mark.parametrize("cleared", [False, True])
 def test_what_an_interrupt_left_on_a_closed_loop_is_the_orphans(
     monkeypatch: pytest.MonkeyPatch, cleared: bool
 ) -> None:
-    """Ctrl-C strikes a delivery, and the loop is closed before it comes again. With `cleared` it also dies."""
+    """Ctrl-C strikes a delivery, and the loop is closed before it comes again.
+
+    With `cleared` it also dies.
+    """
 
     class Buffer:
         pass
@@ -143,7 +151,7 @@ def test_what_an_interrupt_left_on_a_closed_loop_is_the_orphans(
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ the dispatcher
+# ----------------------------------------------------------------------------------- the dispatcher
 
 
 class Faulty(Blind):
@@ -152,7 +160,9 @@ class Faulty(Blind):
     error: BaseException | None = None
     refused = 0
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, **options: Any) -> Any:
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Any, *args: Any, **options: Any
+    ) -> Any:
         if self.error is not None and internals.is_drain(callback):
             self.refused += 1
             raise self.error
@@ -201,7 +211,10 @@ def test_a_loop_that_cannot_be_told_holds_up_no_other(
 
 
 def test_the_dispatcher_lets_go_of_a_descriptor_that_another_loop_has_got() -> None:
-    """Each run of trio ends with the dispatcher. Then its queue is a later loop's, which watches it itself."""
+    """Each run of trio ends with the dispatcher.
+
+    Then its queue is a later loop's, which watches it itself.
+    """
     import trio
 
     async def serve() -> int:

@@ -1,4 +1,4 @@
-"""P6: a capture is refused before it is touched, and no call of ours, on any thread, invalidates anybody's capture."""
+"""Captures: refused calls leave them alone, and no call of the library invalidates one."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ async def require_refusals(stream: Stream, code: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
-async def test_a_capturing_stream_is_refused_and_the_capture_goes_on(
-    capture: Any, mode: int
-) -> None:
+async def test_refused_calls_leave_the_capture_alone(capture: Any, mode: int) -> None:
     stream = Stream()
     spin(stream, 0)  # loads the kernel's module, which no capture would survive
     before = statistics()
@@ -75,7 +73,7 @@ async def test_a_capturing_stream_is_refused_and_the_capture_goes_on(
 
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
-async def test_the_legacy_stream_is_refused_while_a_blocking_stream_captures(
+async def test_legacy_stream_is_refused_while_a_blocking_stream_captures(
     capture: Any, mode: int
 ) -> None:
     stream, legacy = Stream(non_blocking=False), Stream.legacy()
@@ -84,7 +82,11 @@ async def test_the_legacy_stream_is_refused_while_a_blocking_stream_captures(
     event = Event()
     capturing = capture(stream, mode)
     spin(stream, 0)
-    for call in (*REFUSED[:7], lambda stream: stream.launch_host_func(never)):
+    calls: list[Callable[[Stream], Any]] = [
+        *REFUSED[:7],
+        lambda stream: stream.launch_host_func(never),
+    ]
+    for call in calls:
         with pytest.raises(StreamCaptureError) as caught:
             awaitable = call(legacy)
             if awaitable is not None:
@@ -98,7 +100,7 @@ async def test_the_legacy_stream_is_refused_while_a_blocking_stream_captures(
     stream.close()
 
 
-async def test_a_non_blocking_streams_capture_leaves_the_legacy_stream_alone() -> None:
+async def test_capture_of_a_non_blocking_stream_leaves_the_legacy_stream_alone() -> None:
     stream, legacy = Stream(), Stream.legacy()
     spin(stream, 0)
     begin(stream, GLOBAL)
@@ -111,7 +113,7 @@ async def test_a_non_blocking_streams_capture_leaves_the_legacy_stream_alone() -
     stream.close()
 
 
-async def test_what_was_pending_when_the_capture_began_arrives_during_it(capture: Any) -> None:
+async def test_pending_completions_arrive_during_a_capture(capture: Any) -> None:
     for mode in MODES:
         with Gate() as gate:
             stream = held_stream(gate)
@@ -131,8 +133,10 @@ async def test_what_was_pending_when_the_capture_began_arrives_during_it(capture
 
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
-async def test_other_streams_and_events_serve_during_a_capture(capture: Any, mode: int) -> None:
-    """Everything that asks the driver something, also in the thread that captures, for which GLOBAL forbids it."""
+async def test_other_streams_and_events_work_during_a_capture(capture: Any, mode: int) -> None:
+    """Everything that asks the driver something, also in the thread that captures, for which GLOBAL
+    forbids it.
+    """
     captured, other = Stream(), Stream()
     event, unrecorded = Event(), Event()
     for stream in (captured, other):
@@ -184,11 +188,11 @@ async def test_dropping_and_closing_streams_and_events_does_not_end_a_capture(ca
     other.close()
 
 
-# ------------------------------------------------------------------------------------------------ fifty captures in the traffic
+# -------------------------------------------------------------------- fifty captures in the traffic
 
 
 class Traffic:
-    """Tasks that work and wait on streams of their own, in one loop, until told to stop."""
+    """Tasks that work and wait on their own streams, in one loop, until they are stopped."""
 
     def __init__(self, streams: list[Stream]) -> None:
         self.arrivals = 0
@@ -232,7 +236,9 @@ CAPTURES_PER_TEST = 51
 
 
 def capture_often(stream: Stream, traffic: Traffic, nodes: list[int]) -> None:
-    """In a thread of its own: 51 captures in turn of all modes, each lasting for some arrivals in the loop."""
+    """In a thread of its own: 51 captures in turn of all modes, each lasting for some arrivals in
+    the loop.
+    """
     with stream.context.as_current():
         for number in range(CAPTURES_PER_TEST):
             begin(stream, MODES[number % 3])
@@ -243,7 +249,7 @@ def capture_often(stream: Stream, traffic: Traffic, nodes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
-async def test_fifty_captures_in_the_middle_of_the_traffic(where: str) -> None:
+async def test_fifty_captures_during_other_work(where: str) -> None:
     captured, held = Stream(), Stream()
     streams = [Stream() for _ in range(3)]
     for stream in (captured, *streams):
@@ -297,7 +303,7 @@ async def test_fifty_captures_in_the_middle_of_the_traffic(where: str) -> None:
         stream.close()
 
 
-def test_the_very_first_use_may_fall_into_a_capture(driver_kind: str) -> None:
+def test_first_use_of_the_library_during_a_capture(driver_kind: str) -> None:
     """The library starts, and makes its private streams, while this thread captures GLOBAL."""
     script = """
         import asyncio
@@ -322,12 +328,12 @@ def test_the_very_first_use_may_fall_into_a_capture(driver_kind: str) -> None:
     assert succeed(driver_kind, script) == "refused 900\nnodes 0\n"
 
 
-# ------------------------------------------------------------------------------------------ a capture that begins in between
+# ----------------------------------------------------------------- a capture that begins in between
 
 
 @contextlib.contextmanager
 def capture_begins_after_check(stream: Stream, mode: int, *, check: int = 1) -> Iterator[None]:
-    """A driver that lets somebody begin a capture right after our n-th check of the stream: the worst moment there is."""
+    """A driver under which a capture begins right after the n-th check of the stream."""
     signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
     handle, checks = stream.handle, 0
 
@@ -407,7 +413,7 @@ async def test_a_capture_that_fn_begins_refuses_enqueue_async_and_keeps_its_work
 
 @pytest.mark.leaks(1)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-async def test_a_capture_that_begins_behind_fn_is_counted_once(loop_kind: str) -> None:
+async def test_capture_that_begins_after_fn_is_counted_once(loop_kind: str) -> None:
     stream = Stream(wait="hostfunc")
     # The first check is enqueue_async's own, the second arms the completion of what fn enqueued.
     assert (
@@ -417,9 +423,9 @@ async def test_a_capture_that_begins_behind_fn_is_counted_once(loop_kind: str) -
 
 
 def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
-    """Without a lie: a thread captures the stream again and again while a loop asks for completions of it.
+    """A thread captures the stream again and again while a loop asks for completions of it.
 
-    In a process of its own, because nobody can say beforehand how many of them are quarantined, and so leaked.
+    It runs in its own process, because it is not known before how many are quarantined, and leaked.
     """
     script = """
         import asyncio, threading
@@ -452,15 +458,17 @@ def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
             await stream.completion_future()
             count = statistics()
             assert not died, died
-            assert count.balanced and count.points.pending == 0 and count.futures.pending == 0, count
+            assert count.balanced, count
+            assert count.points.pending == count.futures.pending == 0, count
             assert count.points.leaked == count.points.quarantined, count
-            print(f"arrived {arrived}, refused {refused}, of them quarantined {count.points.quarantined}")
+            print(f"arrived {arrived}, refused {refused}, "
+                  f"of them quarantined {count.points.quarantined}")
         asyncio.run(main())
     """
     print(succeed(driver_kind, script))
 
 
-# ------------------------------------------------------------------------------------------------ events
+# ------------------------------------------------------------------------------------------- events
 
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
@@ -486,8 +494,8 @@ async def test_an_event_recorded_on_a_capturing_stream_has_no_time(capture: Any,
         thing.close()
 
 
-async def test_an_awaited_stream_may_begin_to_capture() -> None:
-    """A task waits for the stream's present end; then the stream begins to capture, and the wait ends all the same."""
+async def test_stream_can_begin_to_capture_while_it_is_awaited() -> None:
+    """The wait ends, although the stream begins to capture during it."""
     import anyio
 
     with Gate() as gate:

@@ -1,4 +1,6 @@
-"""Captures against a plain model in Python, step by step, on asyncio and trio: see test_state_machines.py."""
+"""Captures against a plain model in Python, step by step, on asyncio and trio: see
+test_state_machines.py.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ from aiostream import (
     statistics,
 )
 from internals import load_kernels
-from machines import BACKENDS, OnLoop, Thing, Waiter, check, only_simulated
-from support import LIMIT, spin
+from machines import OnLoop, Thing, Waiter, check, only_simulated
+from support import BACKENDS, LIMIT, spin
 
 
 class Recording:
@@ -33,9 +35,8 @@ class Recording:
     def __init__(self, origin: int) -> None:
         self.origin = origin
         self.nodes = self.host_functions = 0
-        self.members = {
-            origin: True
-        }  # of each stream that has joined: whether it has been joined back since its last operation
+        # of each stream that has joined: whether it has been joined back since its last operation
+        self.members = {origin: True}
         self.invalidated = False
 
     def ends_well(self) -> bool:
@@ -45,7 +46,9 @@ class Recording:
 
 
 class Captures(OnLoop):
-    """Streams that capture, fork and join; what the graphs contain, and how often they run what they contain."""
+    """Streams that capture, fork and join; what the graphs contain, and how often they run what
+    they contain.
+    """
 
     def __init__(self) -> None:
         super().__init__()

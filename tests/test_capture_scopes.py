@@ -1,9 +1,12 @@
-"""How captures begin, are steered and end: always, whatever happens in them, and with the driver's own errors."""
+"""How captures begin, are steered and end: always, whatever happens in them, and with the driver's
+own errors.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -40,9 +43,7 @@ def stream() -> Iterator[Stream]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_capture_collects_work_that_then_runs_any_number_of_times(
-    stream: Stream, mode: CaptureMode
-) -> None:
+def test_captured_work_runs_at_each_launch(stream: Stream, mode: CaptureMode) -> None:
     calls: list[int] = []
     stream.begin_capture(mode)
     assert stream.capture_status() is CaptureStatus.ACTIVE
@@ -98,7 +99,7 @@ def test_an_exception_ends_the_capture_and_wins(stream: Stream, executable: bool
     stream.synchronize()
 
 
-async def test_a_cancellation_ends_the_capture_and_the_stream_serves(stream: Stream) -> None:
+async def test_cancellation_ends_the_capture(stream: Stream) -> None:
     import anyio
 
     other = Stream()
@@ -115,7 +116,7 @@ async def test_a_cancellation_ends_the_capture_and_the_stream_serves(stream: Str
     other.close()
 
 
-def test_the_bodys_error_wins_over_the_captures(stream: Stream) -> None:
+def test_error_of_the_body_wins_over_the_capture_error(stream: Stream) -> None:
     other = Stream()
     with pytest.raises(ValueError, match="body"), stream.capture():
         event = Event()
@@ -128,7 +129,7 @@ def test_the_bodys_error_wins_over_the_captures(stream: Stream) -> None:
     other.close()
 
 
-def test_a_body_that_ends_the_capture_itself(stream: Stream) -> None:
+def test_body_that_ends_the_capture_itself(stream: Stream) -> None:
     with pytest.raises(CudaError) as caught, stream.capture():
         stream.end_capture().close()
     assert (caught.value.code, caught.value.call) == (401, "cuStreamEndCapture")
@@ -137,7 +138,7 @@ def test_a_body_that_ends_the_capture_itself(stream: Stream) -> None:
         raise ValueError("later")
 
 
-def test_a_body_that_closes_the_stream() -> None:
+def test_body_that_closes_the_stream() -> None:
     for ending in (Stream.close, Stream.into_raw):
         stream = Stream()
         handle = None
@@ -149,10 +150,10 @@ def test_a_body_that_closes_the_stream() -> None:
             again.close()
 
 
-# ------------------------------------------------------------------------------------------------ the driver's own errors
+# -------------------------------------------------------------------------- the driver's own errors
 
 
-def test_what_cannot_begin_or_end(stream: Stream) -> None:
+def test_begin_and_end_that_are_refused(stream: Stream) -> None:
     assert code_of(stream.end_capture) == (CudaError, 401, "cuStreamEndCapture")
     assert code_of(Stream.legacy().begin_capture) == (
         StreamCaptureError,
@@ -187,13 +188,13 @@ def test_another_thread_may_end_a_relaxed_capture_only(stream: Stream, mode: Cap
         return
     assert isinstance(outcome, StreamCaptureError)
     assert outcome.code == 908
-    assert code_of(stream.end_capture)[1] == 401  # it has ended all the same
+    assert code_of(stream.end_capture)[1] == 401  # it has ended nevertheless
     with stream.capture(mode) as capture:
         spin(stream, 0)
     capture.graph.close()
 
 
-def test_unjoined_and_unmatched(stream: Stream) -> None:
+def test_unjoined_and_unmatched_captures(stream: Stream) -> None:
     other, event = Stream(), Event()
 
     def fork() -> None:
@@ -218,7 +219,7 @@ def test_unjoined_and_unmatched(stream: Stream) -> None:
     other.close()
 
 
-def test_an_invalidated_capture_is_told_and_must_be_ended(stream: Stream) -> None:
+def test_invalidated_capture_has_to_be_ended(stream: Stream) -> None:
     driver = internals.bindings()
     stream.begin_capture()
     driver.cuStreamQuery(driver.CUstream(stream.handle))  # what aiostream never does
@@ -238,7 +239,7 @@ def test_an_invalidated_capture_is_told_and_must_be_ended(stream: Stream) -> Non
     stream.synchronize()
 
 
-def test_the_legacy_stream_says_so_while_a_blocking_stream_captures() -> None:
+def test_status_of_the_legacy_stream_during_a_capture() -> None:
     blocking, legacy = Stream(non_blocking=False), Stream.legacy()
     blocking.begin_capture()
     assert code_of(legacy.capture_status) == (StreamCaptureError, 906, "cuStreamIsCapturing")
@@ -249,10 +250,10 @@ def test_the_legacy_stream_says_so_while_a_blocking_stream_captures() -> None:
     blocking.close()
 
 
-# ------------------------------------------------------------------------------------------------ asking and steering
+# ------------------------------------------------------------------------------ asking and steering
 
 
-def test_capture_info_lends_the_graph_until_the_end(stream: Stream) -> None:
+def test_graph_of_capture_info_is_closed_at_the_end(stream: Stream) -> None:
     assert stream.capture_info() == aiostream.CaptureInfo(CaptureStatus.NONE)
     stream.begin_capture()
     empty = stream.capture_info()
@@ -287,26 +288,7 @@ def test_capture_info_lends_the_graph_until_the_end(stream: Stream) -> None:
     graph.close()
 
 
-def test_captures_that_others_end_leave_nothing_behind(stream: Stream) -> None:
-    """What was lent of them is closed when the stream is seen in the next one."""
-    driver = internals.bindings()
-    graphs = []
-    before = internals.captures_in_progress()
-    for _ in range(5):
-        stream.begin_capture()
-        graphs.append(stream.capture_info().graph)
-        _, raw = driver.cuStreamEndCapture(driver.CUstream(stream.handle))
-        driver.cuGraphDestroy(raw)
-        assert internals.captures_in_progress() == before + 1
-    assert [graph is not None and graph.closed for graph in graphs] == [True] * 4 + [False]
-    stream.begin_capture()
-    graphs.append(stream.capture_info().graph)
-    stream.end_capture().close()
-    assert internals.captures_in_progress() == before
-    assert all(graph is not None and graph.closed for graph in graphs)
-
-
-def test_a_joined_stream_tells_of_the_same_capture(stream: Stream) -> None:
+def test_capture_info_of_a_joined_stream(stream: Stream) -> None:
     other, event = Stream(), Event()
     with stream.capture() as capture:
         spin(stream, 0)
@@ -389,10 +371,10 @@ def test_external_events_become_nodes(stream: Stream) -> None:
     other.close()
 
 
-# ------------------------------------------------------------------------------------------------ the modes of threads
+# ----------------------------------------------------------------------------- the modes of threads
 
 
-def test_a_threads_mode_is_pushed_and_popped() -> None:
+def test_capture_mode_puts_the_mode_back() -> None:
     with aiostream.capture_mode(CaptureMode.RELAXED) as before:
         assert before is CaptureMode.GLOBAL
         with pytest.raises(KeyError), aiostream.capture_mode(CaptureMode.THREAD_LOCAL) as inner:
@@ -404,7 +386,7 @@ def test_a_threads_mode_is_pushed_and_popped() -> None:
         aiostream.exchange_capture_mode(5)  # type: ignore[arg-type]
 
 
-def test_a_relaxed_thread_may_do_what_a_global_capture_forbids(stream: Stream) -> None:
+def test_relaxed_thread_may_allocate_during_a_global_capture(stream: Stream) -> None:
     driver = internals.bindings()
 
     def allocate() -> int:
@@ -427,11 +409,13 @@ def test_a_relaxed_thread_may_do_what_a_global_capture_forbids(stream: Stream) -
         assert in_thread(allocate, stream) == 900
 
 
-# ------------------------------------------------------------------------------------------------ a block for each capture
+# ------------------------------------------------------------------------- a block for each capture
 
 
 def test_a_scope_is_entered_once() -> None:
-    """Entered again, it gave the first block's graph while the second went on, and after that had failed."""
+    """Entered again, it gave the first block's graph while the second went on, and after that had
+    failed.
+    """
     stream = Stream()
     scope = stream.capture()
     with scope:
@@ -447,7 +431,7 @@ def test_a_scope_is_entered_once() -> None:
     scope.graph.close()
     refused = stream.capture()
     with stream.capture() as outer:
-        with pytest.raises(CudaError, match="The stream captures already"), refused:
+        with pytest.raises(CudaError, match="The stream is capturing already"), refused:
             pass
         assert stream.capture_status() is CaptureStatus.ACTIVE
     outer.graph.close()
@@ -457,31 +441,31 @@ def test_a_scope_is_entered_once() -> None:
     stream.close()
 
 
-def test_what_is_not_captured_is_said() -> None:
+def test_errors_name_what_cannot_be_captured() -> None:
     stream = Stream()
     for call in (stream.end_capture, lambda: stream.update_capture_dependencies([])):
-        with pytest.raises(CudaError, match="The stream does not capture"):
+        with pytest.raises(CudaError, match="The stream is not capturing"):
             call()
     stream.begin_capture()
     with Graph() as graph:
         for call in (stream.begin_capture, lambda: stream.begin_capture_to_graph(graph)):
-            with pytest.raises(CudaError, match="The stream captures already"):
+            with pytest.raises(CudaError, match="The stream is capturing already"):
                 call()
     stream.end_capture().close()
     stream.close()
 
 
-async def test_closing_a_stream_that_captures_says_that_the_capture_is_gone() -> None:
+async def test_closing_a_capturing_stream_says_that_the_capture_is_gone() -> None:
     """It said that the capture goes on."""
-    told = r"The stream was capturing\. It is closed now, and its capture gives no graph"
+    message = r"The stream was capturing\. It is closed now, and its capture gives no graph"
     awaited, blocked, entered = Stream(), Stream(), Stream()
     awaited.begin_capture()
-    with pytest.raises(StreamCaptureError, match=told):
+    with pytest.raises(StreamCaptureError, match=message):
         await awaited.aclose()
     blocked.begin_capture()
-    with pytest.raises(StreamCaptureError, match=told):
+    with pytest.raises(StreamCaptureError, match=message):
         blocked.shutdown()
-    with pytest.raises(StreamCaptureError, match=told):
+    with pytest.raises(StreamCaptureError, match=message):
         async with entered:
             entered.begin_capture()
     assert awaited.closed
@@ -489,7 +473,7 @@ async def test_closing_a_stream_that_captures_says_that_the_capture_is_gone() ->
     assert entered.closed
 
 
-async def test_letting_a_borrowed_stream_go_leaves_its_capture() -> None:
+async def test_closing_a_borrowed_stream_leaves_the_capture_alone() -> None:
     stream = Stream()
     borrowed = stream.to_borrowed()
     stream.begin_capture()
@@ -504,14 +488,14 @@ async def test_letting_a_borrowed_stream_go_leaves_its_capture() -> None:
 @pytest.mark.leaks(2)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 @pytest.mark.parametrize("wait", ["auto", "event", "hostfunc"])
-async def test_a_function_that_leaves_the_stream_capturing(wait: str) -> None:
+async def test_enqueue_async_function_that_leaves_the_stream_capturing(wait: str) -> None:
     stream = Stream(wait=wait)
-    told = "The function has left the stream capturing.*: let it end its capture"
-    with pytest.raises(StreamCaptureError, match=told):
+    message = "The function has left the stream capturing.*End the capture in the function"
+    with pytest.raises(StreamCaptureError, match=message):
         stream.enqueue_async(lambda stream: stream.begin_capture())
     assert stream.capture_status() is CaptureStatus.ACTIVE
     stream.end_capture().close()
-    with pytest.raises(StreamCaptureError, match=told):
+    with pytest.raises(StreamCaptureError, match=message):
         await stream.enqueue_in_thread(lambda stream: stream.begin_capture(CaptureMode.RELAXED))
     stream.end_capture().close()
     stream.close()
@@ -519,7 +503,11 @@ async def test_a_function_that_leaves_the_stream_capturing(wait: str) -> None:
 
 def test_a_scope_keeps_its_stream() -> None:
     """A stream that only the scope refers to was closed by its finalizer."""
-    for begin in (lambda stream: stream.capture(), lambda stream: stream.capture_executable()):
+    begins: list[Callable[[Stream], Any]] = [
+        lambda stream: stream.capture(),
+        lambda stream: stream.capture_executable(),
+    ]
+    for begin in begins:
         scope = begin(Stream())
         gc.collect()
         assert settle(internals.janitor_is_idle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -32,9 +33,7 @@ def stream() -> Iterator[Stream]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_capture_into_a_graph_gives_that_very_graph_back(
-    stream: Stream, mode: CaptureMode
-) -> None:
+def test_capture_into_a_graph_returns_that_graph(stream: Stream, mode: CaptureMode) -> None:
     graph = Graph()
     for number in range(3):
         before = statistics().handles.created
@@ -67,7 +66,7 @@ def test_capture_into_a_graph_with_annotated_dependencies(stream: Stream) -> Non
     graph.close()
 
 
-def test_a_graph_that_is_closed_while_it_is_captured_into_lives_until_the_end(
+def test_closed_graph_lives_until_the_capture_into_it_ends(
     stream: Stream,
 ) -> None:
     graph = Graph()
@@ -86,8 +85,11 @@ def test_a_graph_that_is_closed_while_it_is_captured_into_lives_until_the_end(
 
 @pytest.mark.parametrize("closed_before", [False, True])
 @pytest.mark.parametrize("how", ["unjoined", "invalidated", "elsewhere", "closed"])
-def test_a_capture_that_fails_takes_its_graph_with_it(how: str, closed_before: bool) -> None:
-    """Also one that was there before. Nobody may destroy it again: its handle may be another graph's by then."""
+def test_failed_capture_closes_its_graph(how: str, closed_before: bool) -> None:
+    """Also one that was there before.
+
+    Nobody may destroy it again: its handle may be another graph's by then.
+    """
     stream, other, event, graph = Stream(), Stream(), Event(), Graph()
     open_before, owned = statistics().handles.open, Owned()
     gone = weakref.ref(owned)
@@ -114,12 +116,13 @@ def test_a_capture_that_fails_takes_its_graph_with_it(how: str, closed_before: b
     graph.close()
     assert all(another.nodes == () for another in others)
     assert settle(lambda: gone() is None)
-    for thing in (event, other, stream, *others):
+    things: list[Any] = [event, other, stream, *others]
+    for thing in things:
         thing.close()
     assert statistics().handles.open == open_before - 4
 
 
-def test_a_capture_that_is_ended_on_another_stream_is_to_be_ended_where_it_began(
+def test_capture_that_was_ended_on_another_stream(
     stream: Stream,
 ) -> None:
     other, event, graph = Stream(), Event(), Graph()
@@ -128,25 +131,26 @@ def test_a_capture_that_is_ended_on_another_stream_is_to_be_ended_where_it_began
     other.wait_event(event)
     assert code_of(other.end_capture)[1] == 903
     assert stream.capture_status() is CaptureStatus.INVALIDATED
-    assert not graph.closed
-    assert code_of(stream.end_capture)[1] == 901
-    assert graph.closed
+    found = [graph.closed, code_of(stream.end_capture)[1], graph.closed]
+    assert found == [False, 901, True]
     for thing in (event, other):
         thing.close()
 
 
-def test_a_graph_that_is_captured_into_is_not_given_away(stream: Stream) -> None:
+def test_into_raw_is_refused_during_a_capture_into_the_graph(stream: Stream) -> None:
     graph = Graph()
     stream.begin_capture_to_graph(graph)
     with pytest.raises(ValueError, match="end the capture before"):
         graph.into_raw()
     assert stream.end_capture() is graph
-    assert Graph.from_raw(graph.into_raw()).close() is None
+    Graph.from_raw(graph.into_raw()).close()
 
 
 @pytest.mark.parametrize("good", [True, False])
-def test_a_capture_into_a_graph_that_others_ended(stream: Stream, good: bool) -> None:
-    """Noticed when the stream captures again: then the graph is let go of, or closed if it is no more."""
+def test_capture_into_a_graph_that_other_code_ended(stream: Stream, good: bool) -> None:
+    """Noticed when the stream captures again: then the graph is let go of, or closed if it is no
+    more.
+    """
     driver, graph = internals.bindings(), Graph()
     stream.begin_capture_to_graph(graph)
     if not good:
@@ -159,7 +163,7 @@ def test_a_capture_into_a_graph_that_others_ended(stream: Stream, good: bool) ->
         one.close()
 
 
-def test_a_node_of_another_graph_is_no_dependency(stream: Stream) -> None:
+def test_node_of_another_graph_is_refused_as_a_dependency(stream: Stream) -> None:
     graph, foreign = Graph(), Graph()
     stream.begin_capture_to_graph(foreign)
     spin(stream, 0)

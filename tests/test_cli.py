@@ -1,4 +1,4 @@
-"""The command line, in processes of its own: `python -m aiostream demo`, and what is wrong with it."""
+"""The command line, in processes of its own: `python -m aiostream demo`, and how it fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = Path(aiostream.__file__).parents[1]
 ANSI = re.compile(r"\x1b\[")
 
 
-# ------------------------------------------------------------------------------------------------ demo
+# --------------------------------------------------------------------------------------------- demo
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop", "trio"])
@@ -103,7 +103,7 @@ def test_demo_takes_the_simulator_by_itself_where_there_is_no_gpu() -> None:
     assert out.splitlines()[0].startswith("No GPU here, so this runs on the simulator")
 
 
-# ------------------------------------------------------------------------------------------------ the rest
+# ----------------------------------------------------------------------------------------- the rest
 
 
 def test_version_and_usage(driver_kind: str) -> None:

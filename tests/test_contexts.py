@@ -21,7 +21,8 @@ UNDER_WAITS = """
         if {how!r} == "destroy":
             internals.driver_call("cuCtxDestroy", handle)
         else:
-            internals.driver_call("cuDevicePrimaryCtxReset", internals.driver_call("cuDeviceGet", 0))
+            internals.driver_call("cuDevicePrimaryCtxReset",
+                internals.driver_call("cuDeviceGet", 0))
 
     async def guarded(name, awaitable):
         try:
@@ -50,7 +51,8 @@ UNDER_WAITS = """
         event.record(recorded)
         waits = [(name, stream.synchronize_async()) for name, stream in streams.items()]
         waits += [("Event", event.synchronize_async()), ("completion", futures.completion_future())]
-        waits += [("checked", futures.checked_completion_future()), ("enqueue", futures.enqueue_async(lambda _: 1))]
+        waits += [("checked", futures.checked_completion_future()),
+            ("enqueue", futures.enqueue_async(lambda _: 1))]
         tasks = [asyncio.create_task(guarded(name, wait)) for name, wait in waits]
         while internals.pending_waits() < 5:
             await asyncio.sleep(0)
@@ -77,7 +79,9 @@ UNDER_WAITS = """
 )
 @pytest.mark.parametrize("how", ["destroy", "reset"])
 def test_a_context_that_ends_under_waits_in_each_stage(driver_kind: str, how: str) -> None:
-    """Each wait ends: with its work, which the driver finishes first, or with the error that says what has happened."""
+    """Each wait ends: with its work, which the driver finishes first, or with the error that says
+    what has happened.
+    """
     assert succeed(driver_kind, UNDER_WAITS.format(how=how)) == "[]\n"
 
 

@@ -1,10 +1,13 @@
-"""What is current for a block: a context, and the stream of another library; and that a block with an await is noticed."""
+"""What is current for a block: a context, and the stream of another library; and that a block with
+an await is noticed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
+from typing import Any
 
 import anyio
 import pytest
@@ -103,7 +106,7 @@ async def test_blocks_of_tasks_that_await_leave_nothing_behind(
     assert Context.get_current() == before
 
 
-# ------------------------------------------------------------------------------------------------ streams of other libraries
+# ----------------------------------------------------------------------- streams of other libraries
 
 
 @pytest.fixture
@@ -211,7 +214,7 @@ async def test_what_a_library_cannot_make_current_is_told_before_fn_runs(
 ) -> None:
     stream = Stream()
     stream.cupy()
-    called = []
+    called: list[Any] = []
 
     def refuse(_: CupyStream) -> CupyStream:
         raise OSError("cupy does not want to")
@@ -225,7 +228,7 @@ async def test_what_a_library_cannot_make_current_is_told_before_fn_runs(
     await stream.aclose()
 
 
-# ------------------------------------------------------------------------------------------------ what a review found
+# ------------------------------------------------------------------------------ what a review found
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio-eager"])

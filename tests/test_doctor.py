@@ -82,7 +82,7 @@ def test_doctor_says_how_streams_wait(driver_kind: str, value: str, words: str, 
     assert words in done.stdout
 
 
-# ------------------------------------------------------------------------ as data
+# ------------------------------------------------------------------------------------------ as data
 
 
 def test_doctor_gives_one_json_object(driver_kind: str) -> None:
@@ -107,7 +107,7 @@ def test_doctor_gives_the_same_keys_without_a_driver(driver_kind: str) -> None:
     assert "AIOSTREAM_SIMULATOR=1" in problem["remedy"]
 
 
-# ------------------------------------------------------------------------ what it looks at
+# --------------------------------------------------------------------------------- what it looks at
 
 
 def test_doctor_names_other_libraries_without_importing_them(

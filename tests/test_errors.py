@@ -73,6 +73,19 @@ def test_a_function_that_the_bindings_lack_is_not_supported() -> None:
         internals.driver_call("cuStreamTeleport")
 
 
+@pytest.mark.parametrize("missing", ["cuDriverGetVersion", "cuStreamGetFlags"])
+def test_function_that_driver_lacks_is_not_supported(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """Also if the driver cannot be asked for its version, which the error names otherwise."""
+    internals.remove_from_driver(monkeypatch, "cuDriverGetVersion")
+    internals.remove_from_driver(monkeypatch, missing)
+    with pytest.raises(aiostream.NotSupportedError) as caught:
+        internals.driver_call(missing)
+    assert caught.value.call == missing
+    assert "too old" in str(caught.value)
+
+
 def test_hidden_devices_are_named_by_the_error() -> None:
     """Whether the driver is there, or not; the bindings' loader fails first where there is none."""
     script = """
@@ -104,7 +117,8 @@ def test_without_a_driver_the_error_says_how_to_get_the_simulator(driver_kind: s
         pytest.skip("there is a driver here")
     script = """
     import aiostream
-    for use in (aiostream.Stream, aiostream.Event, aiostream.Device, aiostream.Stream.legacy, lambda: aiostream.Stream.borrow(0)):
+    for use in (aiostream.Stream, aiostream.Event, aiostream.Device, aiostream.Stream.legacy,
+            lambda: aiostream.Stream.borrow(0)):
         try:
             use()
         except aiostream.NoDriverError as error:

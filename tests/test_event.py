@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 
 import aiostream
-from aiostream import Event, Stream, StreamClosedError
+from aiostream import ContextFailedError, Event, Stream, StreamClosedError
 from internals import helpers
-from support import Gate, held_stream, spin
+from support import Gate, held_stream, recover, spin
 from waiters import counts
 
 
-def test_an_event_that_was_never_recorded_is_done() -> None:
+def test_event_without_a_record_is_complete() -> None:
     event = Event()
     assert event.query()
     event.synchronize()
     assert event.device == aiostream.Device(0)
     assert event.context == aiostream.Device(0).primary_context
     assert int(event) == event.handle
-    assert repr(event) == f"<aiostream.Event {event.handle:#x}>"
+    assert repr(event) == f"<aiostream.Event {event.handle:#x} on device 0>"
     event.close()
     event.close()
     assert repr(event).endswith("closed>")
@@ -33,7 +35,7 @@ def test_an_event_that_was_never_recorded_is_done() -> None:
             use()
 
 
-def test_a_record_is_a_snapshot_and_a_second_one_replaces_it() -> None:
+def test_second_record_replaces_the_first() -> None:
     event = Event()
     with Gate() as gate:
         free, held = Stream(), held_stream(gate)
@@ -49,7 +51,7 @@ def test_a_record_is_a_snapshot_and_a_second_one_replaces_it() -> None:
             each.close()
 
 
-def test_recording_on_another_library_s_stream() -> None:
+def test_record_on_a_stream_of_another_library() -> None:
     event, stream = Event(), Stream()
     event.record(stream.handle)
     event.synchronize()
@@ -79,7 +81,7 @@ async def test_awaiting_an_event() -> None:
     event.close()
 
 
-async def test_a_wait_is_for_the_snapshot_of_its_beginning() -> None:
+async def test_wait_is_for_the_record_at_its_beginning() -> None:
     event = Event()
     with Gate() as first, Gate() as second:
         async with held_stream(first) as stream:
@@ -96,7 +98,7 @@ async def test_a_wait_is_for_the_snapshot_of_its_beginning() -> None:
     event.close()
 
 
-async def test_a_cancelled_wait_gives_its_helper_back_when_the_gpu_has_passed() -> None:
+async def test_cancelled_wait_returns_its_helper_stream() -> None:
     event = Event()
     with Gate() as gate:
         async with held_stream(gate) as stream:
@@ -160,8 +162,10 @@ def test_an_interprocess_event() -> None:
 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
-async def test_a_refused_record_does_not_hold_up_the_next() -> None:
-    """Its helper stream is still waiting for the first event: it must not stand in for the second."""
+async def test_refused_record_does_not_delay_the_next() -> None:
+    """Its helper stream is still waiting for the first event: it must not stand in for the
+    second.
+    """
     from aiostream import simulator
 
     first, second = Event(), Event()
@@ -190,7 +194,7 @@ async def test_a_refused_record_does_not_hold_up_the_next() -> None:
     second.close()
 
 
-def test_an_event_of_another_device_is_refused_by_name() -> None:
+def test_record_on_another_device_names_both_devices() -> None:
     if aiostream.Device.count() < 2:
         pytest.skip("one device only")
     here, there = Event(), Stream(1)
@@ -204,7 +208,7 @@ def test_an_event_of_another_device_is_refused_by_name() -> None:
     there.close()
 
 
-def test_a_time_that_is_not_there_yet_is_explained() -> None:
+def test_elapsed_time_that_is_not_known_yet_is_explained() -> None:
     begin, end = Event(timing=True), Event(timing=True)
     with pytest.raises(aiostream.CudaError, match="One of the two events was never recorded"):
         begin.elapsed_time(end)
@@ -220,3 +224,88 @@ def test_a_time_that_is_not_there_yet_is_explained() -> None:
     assert begin.elapsed_time(end) >= 0
     for each in (begin, end, stream):
         each.close()
+
+
+async def test_await_event() -> None:
+    """It equals `synchronize_async`, and can be awaited again."""
+    with Gate() as gate:
+        async with held_stream(gate) as stream:
+            event = Event()
+            event.record(stream)
+            with anyio.move_on_after(0.01) as scope:
+                await event
+            assert scope.cancelled_caught
+            assert not event.query()
+            gate.open()
+            await event
+            assert event.query()
+            await event
+            event.close()
+    with pytest.raises(StreamClosedError):
+        await event
+
+
+async def test_end_of_an_async_block_awaits_the_event() -> None:
+    with Gate() as gate:
+        async with held_stream(gate) as stream:
+            steps: list[Any] = []
+
+            async def use() -> None:
+                async with Event() as event:
+                    event.record(stream)
+                    steps.append(event)
+                steps.append("end")
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(use)
+                await anyio.wait_all_tasks_blocked()
+                (event,) = steps
+                assert isinstance(event, Event)
+                assert not event.closed
+                gate.open()
+            assert steps == [event, "end"]
+            assert event.closed
+    with pytest.raises(StreamClosedError):
+        async with event:
+            raise AssertionError("a closed event was entered")
+
+
+async def test_cancelled_end_of_an_async_block_destroys_the_event() -> None:
+    with Gate() as gate:
+        async with held_stream(gate) as stream:
+            with anyio.move_on_after(0.01) as scope:
+                async with Event() as event:
+                    event.record(stream)
+            assert scope.cancelled_caught
+            assert event.closed
+            gate.open()
+
+
+async def test_async_block_that_has_nothing_to_wait_for() -> None:
+    """There is nothing to wait for, and the body's error wins."""
+    async with Event() as event:
+        event.close()
+    async with Stream() as stream:
+        stream.begin_capture()
+        async with Event() as event:
+            event.record(stream)
+        stream.end_capture().close()
+    assert event.closed
+    with pytest.raises(LookupError):
+        async with Event() as event:
+            raise LookupError
+    assert event.closed
+    await event.aclose()
+
+
+async def test_end_of_an_async_block_raises_a_failure(breakable: Any) -> None:
+    """The event is closed nevertheless."""
+    with Gate() as gate:
+        stream = held_stream(gate)
+        with pytest.raises(ContextFailedError):
+            async with Event() as event:
+                event.record(stream)
+                breakable.break_context(719)
+        assert event.closed
+    recover()
+    stream.close()

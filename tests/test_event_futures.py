@@ -1,4 +1,6 @@
-"""Futures that end by an event: `enqueue_async`, `launch_async` and `upload_async`, on every loop."""
+"""Futures that end by an event: `enqueue_async`, `launch_async` and `upload_async`, on
+every loop.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ import pytest
 import aiostream
 from aiostream import ContextFailedError, CudaError, Device, Stream, StreamCaptureError, statistics
 from internals import ENQUEUE_STEPS
-from support import Gate, held_stream, recover, run_on, settle, spin
+from support import PLAIN_LOOPS, Gate, held_stream, recover, run_on, settle, spin
 
 
 class Kept:
@@ -68,7 +70,7 @@ async def test_futures_settle_in_the_order_of_their_stream(length: float) -> Non
     stream = Stream()
     for number in range(100):
         lengths = [length, 0.0, length * (number % 3)]
-        futures = [stream.enqueue_async(lambda own, each=each: spin(own, each)) for each in lengths]
+        futures = [stream.enqueue_async(spin, each) for each in lengths]
         await futures[-1]
         assert all(future.done() for future in futures), number
     stream.close()
@@ -187,7 +189,7 @@ async def test_refusals_come_before_the_function_runs() -> None:
 
 
 @pytest.mark.leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_function_that_leaves_the_stream_capturing_is_refused(loop_kind: str) -> None:
     stream = Stream()
     before = leaked()
@@ -204,7 +206,7 @@ async def test_function_that_leaves_the_stream_capturing_is_refused(loop_kind: s
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_record_that_is_refused_after_the_function_leaks_its_objects(
     breakable: Any, loop_kind: str
 ) -> None:
@@ -248,7 +250,7 @@ async def test_event_that_cannot_be_made_is_refused_before_the_function(breakabl
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
 @pytest.mark.leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_lost_context_fails_the_future_and_leaks_its_objects(
     breakable: Any, loop_kind: str
 ) -> None:
@@ -302,11 +304,13 @@ async def test_waiting_is_a_coroutine_function_that_holds_its_stream() -> None:
         assert watched() is None
 
 
-# ------------------------------------------------------------------------------------------------ interrupts
+# --------------------------------------------------------------------------------------- interrupts
 
 
 class Striker:
-    """Raises KeyboardInterrupt at the n-th place of the steps of an enqueue at which Python looks for signals."""
+    """Raises KeyboardInterrupt at the n-th place of the steps of an enqueue at which Python looks
+    for signals.
+    """
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -402,7 +406,9 @@ def test_interrupt_of_an_enqueue_loses_nothing(raises: bool) -> None:
 
 
 def test_interrupted_future_does_not_end_those_behind_it() -> None:
-    """Whatever the step: what is enqueued later ends when the GPU has passed it, and not with the interrupted one."""
+    """Whatever the step: what is enqueued later ends when the GPU has passed it, and not with the
+    interrupted one.
+    """
     loop, stream = asyncio.new_event_loop(), Stream(wait="event")
 
     async def interrupted(striker: Striker, gate: Gate) -> None:
@@ -432,10 +438,12 @@ def test_interrupted_future_does_not_end_those_behind_it() -> None:
 
 
 def test_objects_outlive_a_closed_loop_that_watches_nothing() -> None:
-    """Such a loop is told by the dispatcher, which has to find out that it is closed, also if nothing arrives."""
+    """Such a loop is told by the dispatcher, which has to find out that it is closed, also if
+    nothing arrives.
+    """
 
     class Blind(asyncio.SelectorEventLoop):
-        def add_reader(self, fd: Any, *_: Any) -> None:
+        def add_reader(self, fd: Any, *_: Any) -> None:  # type: ignore[override]
             if fd is self._ssock or fd == self._ssock.fileno():  # type: ignore[attr-defined]
                 return super().add_reader(fd, *_)
             raise NotImplementedError

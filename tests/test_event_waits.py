@@ -1,4 +1,6 @@
-"""Waits for events: many at once, and events that are recorded again, closed or captured while they are awaited."""
+"""Waits for events: many at once, and events that are recorded again, closed or captured while they
+are awaited.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from aiostream import (
 )
 from captures import MODE_NAMES, MODES
 from internals import EVENT_POLLS, helpers, native_counters
-from support import Gate, held_stream, spin
+from support import BACKENDS, Gate, held_stream, spin
 from waiters import (
     EVENT_STAGES,
     EVENT_STRATEGIES,
@@ -74,7 +76,7 @@ class Ended:
         self.count += 1
 
 
-# ------------------------------------------------------------------------------------------------ many
+# --------------------------------------------------------------------------------------------- many
 
 
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
@@ -185,7 +187,9 @@ async def test_more_events_than_helper_streams_are_recorded_again() -> None:
 
 
 async def test_shared_helper_streams_serve_records_in_any_order() -> None:
-    """The events of a held stream come first, those of another end first: they may wait for the former, but not for good."""
+    """The events of a held stream come first, those of another end first: they may wait for the
+    former, but not for good.
+    """
     ended, number = Ended(), MOST_HELPERS + 4
     with Gate() as gate, Gate() as free:
         streams = held_stream(gate), held_stream(free)
@@ -202,11 +206,13 @@ async def test_shared_helper_streams_serve_records_in_any_order() -> None:
             await until_polled()
             gate.open()
         assert ended.count == len(events)
-        for thing in (*events, *streams):
-            thing.close()
+        for event in events:
+            event.close()
+        for stream in streams:
+            stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ recorded again
+# ----------------------------------------------------------------------------------- recorded again
 
 
 @pytest.mark.parametrize("stage", EVENT_STAGES)
@@ -282,7 +288,9 @@ async def test_awaited_event_is_recorded_into_a_capture(stage: str, mode: int) -
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.parametrize("call", ["cuStreamWaitEvent", "cuEventRecordWithFlags"])
 async def test_record_that_was_refused_and_repeated_prolongs_no_wait(call: str) -> None:
-    """No helper stream could stand in for the first record: the next try must find the wait again."""
+    """No helper stream could stand in for the first record: the next try must find the wait
+    again.
+    """
     from aiostream import simulator
 
     ended, event = Ended(), Event()
@@ -364,7 +372,7 @@ async def test_thread_records_again_while_tasks_wait() -> None:
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ closed, cancelled
+# -------------------------------------------------------------------------------- closed, cancelled
 
 
 @pytest.mark.parametrize("stage", EVENT_STAGES)
@@ -435,9 +443,12 @@ async def test_cancelled_waits_in_each_stage_leave_nothing(stage: str, again: bo
 
 
 @pytest.mark.simulator_only("a GPU's driver refuses nothing on command")
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize("loop_kind", BACKENDS)
 async def test_wait_that_ends_with_an_error_leaves_its_helper_to_no_other(loop_kind: str) -> None:
-    """The helper stream still waits for the first event. Another event's waits would end only after that."""
+    """The helper stream still waits for the first event.
+
+    Another event's waits would end only after that.
+    """
     from aiostream import simulator
 
     first, second = Waiter("watched", "event"), Waiter("watched", "event")

@@ -1,4 +1,4 @@
-"""The smaller examples, each started by its command and talked to: tokens, a pipeline, several GPUs."""
+"""The smaller examples, each started by its command: tokens, a pipeline, several GPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokens(server: Server, count: int) -> list[str]:
     return server.client.get("/generate", params={"tokens": count}).text.split("\n\n")[:-1]
 
 
-# ------------------------------------------------------------------------------------------------ token_stream.py
+# ------------------------------------------------------------------------------ token_stream.py
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_nonsense_is_a_bad_request(generator: Server, wrong: str) -> None:
     assert generator.client.get(f"/generate?tokens={wrong}").status_code == 400
 
 
-# ------------------------------------------------------------------------------------------------ pipeline.py
+# ------------------------------------------------------------------------------ pipeline.py
 
 
 def test_pipeline_computes_every_batch(driver_kind: str) -> None:
@@ -94,7 +94,7 @@ def test_pipeline_computes_every_batch(driver_kind: str) -> None:
     assert one.endswith("all results right")
 
 
-# ------------------------------------------------------------------------------------------------ workers.py
+# ------------------------------------------------------------------------------ workers.py
 
 
 @contextlib.contextmanager
@@ -109,7 +109,7 @@ def workers(driver_kind: str, locks: Path, *options: str) -> Iterator[Server]:
 
 
 def who(server: Server, requests: int = 30, milliseconds: float = 2) -> Counter[tuple[int, str]]:
-    """Who answers: process and GPU. Each request is on a connection of its own, which any worker may take."""
+    """Who answers: process and GPU. Any worker may take a new connection."""
 
     def ask(_: int) -> Any:
         with contextlib.suppress(httpx.TransportError):

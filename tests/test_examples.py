@@ -20,11 +20,11 @@ from support import settle
 
 EXAMPLES = ROOT / "examples"
 SERVED = Path(__file__).parent / "served_model.py"
-TIMEOUT = 0.5  # seconds that the server gives a request; long enough for what shall pass, on a busy machine too
+TIMEOUT = 0.5  # seconds of a request; enough for what shall pass, on a busy machine too
 TOO_LONG = 2000  # milliseconds on the GPU
 
 
-# ------------------------------------------------------------------------------------------------ quickstart
+# ------------------------------------------------------------------------------ quickstart
 
 
 def test_quickstart(driver_kind: str) -> None:
@@ -66,7 +66,7 @@ def test_quickstart_takes_the_simulator_only_when_asked() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# ------------------------------------------------------------------------------------------------ the model server
+# ------------------------------------------------------------------------------ the model server
 
 
 def serving(kind: str, driver_kind: str, *options: str) -> AbstractContextManager[Server]:

@@ -1,4 +1,6 @@
-"""P9: the interpreter ends at once and cleanly, whatever is pending; a forked child is told that it cannot."""
+"""P9: the interpreter ends at once and cleanly, whatever is pending; a forked child is told that it
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,10 @@ import time
 
 import pytest
 
-from support import run_script
+from support import BACKENDS, run_script
 
-BACKENDS = ["asyncio", "trio"]
-
-# 100 completions and 100 Python host functions on four streams, behind `{work}`; `end` is when that work would be done.
+# 100 completions and 100 Python host functions on four streams, behind `{work}`; `end` is when that
+# work would be done.
 PENDING = """
     import atexit, sys, time
     import anyio
@@ -19,7 +20,8 @@ PENDING = """
     ran = []
     gate = Gate()
     WORK = {work!r}
-    if WORK == "gate-late":  # opens after the library's own end: what was registered first runs last
+    # opens after the library's own end: what was registered first runs last
+    if WORK == "gate-late":
         atexit.register(gate.open)
     streams = [Stream() for _ in range(4)]
     if WORK == "gate-early":
@@ -37,7 +39,8 @@ PENDING = """
         end = time.monotonic() + (0.2 if WORK == "spin" else 0)
         for number in range(100):
             stream = streams[number % 4]
-            futures.append(stream.completion_future() if number % 2 else stream.checked_completion_future())
+            ways = (stream.checked_completion_future, stream.completion_future)
+            futures.append(ways[number % 2]())
             stream.launch_host_func(ran.append, number)
         print(end, flush=True)
         {leave}
@@ -48,7 +51,9 @@ PENDING = """
 
 
 def end_of(driver_kind: str, script: str, code: int = 0) -> str:
-    """Runs a script that prints when its work would end, and holds what P9 says of the process's own end."""
+    """Runs a script that prints when its work would end, and holds what P9 says of the process's
+    own end.
+    """
     done = run_script(driver_kind, script)
     ended = time.monotonic()
     assert (done.returncode, done.stderr) == (code, ""), (
@@ -114,7 +119,8 @@ def test_exit_while_a_python_host_function_runs(driver_kind: str) -> None:
         assert running.wait(20)
         print(time.monotonic(), flush=True)
         import atexit
-        atexit.register(finish.set)  # the last registered runs first: just before the library's own end
+        # the last registered runs first: just before the library's own end
+        atexit.register(finish.set)
     """
     assert end_of(driver_kind, script) == "finished\n"
 
@@ -133,7 +139,8 @@ def test_an_interrupt_while_the_end_waits_for_a_host_function(driver_kind: str) 
         stream.launch_host_func(function)
         assert running.wait(20)
         import atexit
-        atexit.register(at_end.set)  # the last registered runs first: just before the library's own end
+        # the last registered runs first: just before the library's own end
+        atexit.register(at_end.set)
         print(time.monotonic(), flush=True)
     """
     done = run_script(driver_kind, script)
@@ -161,7 +168,8 @@ def test_exit_while_other_threads_wait(driver_kind: str) -> None:
         def block():
             blocking.set()
             streams[2].synchronize()
-        for function in (lambda: asyncio.run(wait(streams[0])), lambda: asyncio.run(wait(streams[1])), block):
+        for function in (lambda: asyncio.run(wait(streams[0])),
+                lambda: asyncio.run(wait(streams[1])), block):
             threading.Thread(target=function, daemon=True).start()
         blocking.wait(20)
         while statistics().futures.created < 2:
@@ -177,7 +185,9 @@ def test_exit_when_nothing_was_ever_used(driver_kind: str) -> None:
 
 
 def test_what_comes_after_the_end_is_counted(driver_kind: str) -> None:
-    """A Python host function that fires after the gate has closed returns at once, and is not run."""
+    """A Python host function that fires after the gate has closed returns at once, and is
+    not run.
+    """
     script = """
         import atexit, sys, time
         from aiostream import Stream, statistics
@@ -201,7 +211,9 @@ def test_what_comes_after_the_end_is_counted(driver_kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Stream()", "Event()", "made.graph", "StreamPool(1)", "loop()"])
 def test_objects_that_die_after_the_modules_end_quietly(driver_kind: str, kind: str) -> None:
-    """The interpreter empties the modules before it drops what a host function of a graph refers to."""
+    """The interpreter empties the modules before it drops what a host function of a graph refers
+    to.
+    """
     script = f"""
         import asyncio, warnings
         from aiostream import Event, Stream, StreamPool
@@ -227,7 +239,8 @@ def test_objects_that_die_after_the_modules_end_quietly(driver_kind: str, kind: 
 
 LATE = """
     import atexit
-    atexit.register(lambda: anyio.run(late, backend={backend!r}))  # before the library: so it runs after the library's own end
+    # before the library: so it runs after the library's own end
+    atexit.register(lambda: anyio.run(late, backend={backend!r}))
     import anyio
     import aiostream
     from aiostream import Event, Stream, StreamPool, statistics
@@ -253,7 +266,8 @@ LATE = """
             await stream.aclose()
             print(wait, flush=True)
         stream, event = Stream(), Event()
-        for make in (stream.completion_future, stream.checked_completion_future, lambda: event.record(stream) and None):
+        for make in (stream.completion_future, stream.checked_completion_future,
+                lambda: event.record(stream) and None):
             spin(stream, 0.002)
             waited = make()
             await (event.synchronize_async() if waited is None else waited)
@@ -287,7 +301,9 @@ def test_a_handler_that_was_registered_first_may_await(
 
 @pytest.mark.parametrize("used_before", [True, False])
 def test_a_late_run_of_trio_that_leaves_a_generator(driver_kind: str, used_before: bool) -> None:
-    """Its finalizer awaits when trio has cancelled what serves the run, and Python may refuse to start another thread by then."""
+    """Its finalizer awaits when trio has cancelled what serves the run, and Python may refuse to
+    start another thread by then.
+    """
     script = f"""
         import atexit
         atexit.register(lambda: trio.run(main))
@@ -319,7 +335,9 @@ def test_a_late_run_of_trio_that_leaves_a_generator(driver_kind: str, used_befor
 
 
 def test_a_late_host_function_is_refused(driver_kind: str) -> None:
-    """The driver's threads may not enter Python any more, and a function that is never called must not look as if it were."""
+    """The driver's threads may not enter Python any more, and a function that is never called must
+    not look as if it were.
+    """
     script = """
         import atexit
         def late():
@@ -344,7 +362,8 @@ def test_a_late_host_function_is_refused(driver_kind: str) -> None:
 
 FORK = """
     import asyncio, gc, os, sys, threading, warnings
-    warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)  # Python >= 3.12, about our threads
+    # Python >= 3.12, about our threads
+    warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     warnings.simplefilter("ignore", ResourceWarning)  # the child's copy of the loop
     import aiostream
     from aiostream import Context, Device, Event, Stream, statistics
@@ -380,25 +399,37 @@ FORK = """
     def child():
         global doomed
         calls = dict(
-            stream=Stream, stream_on=lambda: Stream(device=0), borrow=lambda: Stream.borrow(handle), event=Event,
-            from_raw=lambda: Stream.from_raw(handle), legacy=Stream.legacy, per_thread=Stream.per_thread,
-            query=stream.query, synchronize=stream.synchronize, shutdown=stream.shutdown, flags=lambda: stream.flags,
-            close=stream.close, into_raw=Stream.into_raw.__get__(stream), wait_event=lambda: stream.wait_event(timed),
-            wait_handle=lambda: stream.wait_event(event_handle), host=lambda: stream.launch_host_func(print),
-            callback=lambda: stream.add_callback(print), record=lambda: timed.record(stream), event_query=timed.query,
-            event_synchronize=timed.synchronize, elapsed=lambda: timed.elapsed_time(timed), event_close=timed.close,
-            count=Device.count, device=lambda: Device(0), name=lambda: device.name, primary=lambda: device.primary_context,
-            priorities=lambda: device.stream_priority_range, current=Context.get_current, health=lambda: context.health(),
+            stream=Stream, stream_on=lambda: Stream(device=0), borrow=lambda: Stream.borrow(handle),
+            event=Event,
+            from_raw=lambda: Stream.from_raw(handle), legacy=Stream.legacy,
+            per_thread=Stream.per_thread,
+            query=stream.query, synchronize=stream.synchronize, shutdown=stream.shutdown,
+            flags=lambda: stream.flags,
+            close=stream.close, into_raw=Stream.into_raw.__get__(stream),
+            wait_event=lambda: stream.wait_event(timed),
+            wait_handle=lambda: stream.wait_event(event_handle),
+            host=lambda: stream.launch_host_func(print),
+            callback=lambda: stream.add_callback(print), record=lambda: timed.record(stream),
+            event_query=timed.query,
+            event_synchronize=timed.synchronize, elapsed=lambda: timed.elapsed_time(timed),
+            event_close=timed.close,
+            count=Device.count, device=lambda: Device(0), name=lambda: device.name,
+            primary=lambda: device.primary_context,
+            priorities=lambda: device.stream_priority_range, current=Context.get_current,
+            health=lambda: context.health(),
             legacy_query=legacy.query, completion=awaits(lambda: stream.completion_future()),
-            checked=awaits(lambda: stream.checked_completion_future()), waits=awaits(lambda: stream.synchronize_async()),
-            enqueue=awaits(lambda: stream.enqueue_async(print)), aclose=awaits(lambda: stream.aclose()),
+            checked=awaits(lambda: stream.checked_completion_future()),
+            waits=awaits(lambda: stream.synchronize_async()),
+            enqueue=awaits(lambda: stream.enqueue_async(print)),
+            aclose=awaits(lambda: stream.aclose()),
             event_waits=awaits(lambda: timed.synchronize_async()),
             completion_on=awaits(lambda: timed.completion_future_on(stream)),
         )
         for name, call in calls.items():
             raises(name, call)
         before = statistics().handles
-        doomed = None  # finalizers do nothing, and above all do not wait for threads that are not there
+        # finalizers do nothing, and above all do not wait for threads that are not there
+        doomed = None
         gc.collect()
         assert statistics().handles == before
         repr(stream), stream == stream, hash(stream), statistics()
@@ -478,7 +509,8 @@ CHILD_ON_THE_LOOP = """
         os.read(reading, 1)  # the child is on its way round the loop
         gate.open()
         stream.synchronize()
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])  # it has had its chance to take the wake-up
+        # it has had its chance to take the wake-up
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         await asyncio.wait_for(future, 20)
         print("parent", code)
         stream.close()

@@ -1,7 +1,8 @@
-"""P9, at random: processes that end at any moment with much under way do so soon, quietly, and with the right status.
+"""P9, at random: processes that end at any moment with much under way do so soon, quietly, and with
+the right status.
 
-`AIOSTREAM_EXITS` says how many programs of `exits.py` run, and `AIOSTREAM_EXITS_SEED` which is the first. A failure names its
-seed: `python tests/exits.py SEED` carries that program out.
+`AIOSTREAM_EXITS` says how many programs of `exits.py` run, and `AIOSTREAM_EXITS_SEED` which is the
+first. A failure names its seed: `python tests/exits.py SEED` carries that program out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ COUNT = int(os.environ.get("AIOSTREAM_EXITS", "80"))
 FIRST = int(os.environ.get("AIOSTREAM_EXITS_SEED", "1"))
 EARLY_AWAITS = os.environ.get("AIOSTREAM_EXITS_EARLY_AWAITS", "1") == "1"
 BOUND = 3.0
-"""Seconds from the beginning of the end. Two processes run at once, and each ends threads and a loop."""
+"""Seconds from the beginning of the end.
+
+Two processes run at once, and each ends threads and a loop.
+"""
 
 
 def end_of(seed: int, driver_kind: str) -> tuple[str | None, float]:
@@ -58,7 +62,8 @@ def test_exits_at_random_moments(driver_kind: str) -> None:
                 print(number, answer[0] or "programs have ended", flush=True)
     wrong = [problem for problem, _ in answers if problem is not None]
     print(
-        f"{COUNT} programs from seed {FIRST}: {len(wrong)} wrong, the slowest took {max(took for _, took in answers):.2f} s"
+        f"{COUNT} programs from seed {FIRST}: {len(wrong)} wrong, the slowest took "
+        f"{max(took for _, took in answers):.2f} s"
     )
     assert not wrong, "\n\n".join(wrong)
 

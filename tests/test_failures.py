@@ -1,7 +1,8 @@
-"""P5 and P1: a failed context fails every waiter, once, soon, and each with an error of its own; a refused call harms nobody.
+"""P5 and P1: a failed context fails every waiter, once, soon, and each with an error of its own; a
+refused call harms nobody.
 
-A fault loses the whole process, so each has a process of its own here; the simulator, which can go on, meets them in the
-testing process too.
+A fault loses the whole process, so each has a process of its own here; the simulator, which can go
+on, meets them in the testing process too.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import pytest
 import aiostream
 import internals
 from aiostream import ContextFailedError, CudaError, Device, Event, Stream, statistics
-from support import Gate, held_stream, recover, run_script, spin, succeed
+from support import BACKENDS, PLAIN_LOOPS, Gate, held_stream, recover, run_script, spin, succeed
 
-# 32 awaited streams; the first will meet the fault, the others are busy for much longer than that takes. Hardware queues are
-# few, so the stream that will fault takes its own first.
+# 32 awaited streams; the first will meet the fault, the others are busy for much longer than that
+# takes. Hardware queues are few, so the stream that will fault takes its own first.
 FAULT = """
     import gc, os, sys, threading, time, weakref
     import anyio
@@ -35,12 +36,14 @@ FAULT = """
 
     devices = min(DEVICES, Device.count())
     gate = Gate()
-    streams = [Stream(device=number % devices, wait="hostfunc" if number == 5 else "auto") for number in range(32)]
+    waits = ["hostfunc" if number == 5 else "auto" for number in range(32)]
+    streams = [Stream(device=n % devices, wait=wait) for n, wait in enumerate(waits)]
     for stream in streams:
         spin(stream, 0)  # loads the module on each device
         stream.synchronize()
     with Device(0).primary_context.as_current():
-        _, private = internals.bindings().cuStreamCreate(1)  # now: with work in flight the driver may make no other
+        # now: with work in flight the driver may make no other
+        _, private = internals.bindings().cuStreamCreate(1)
     gate.hold(streams[0])
     internals.launch_kernel(streams[0], KERNEL)
     for stream in streams[1:]:
@@ -87,7 +90,8 @@ FAULT = """
     async def main():
         async with anyio.create_task_group() as group:
             for number, stream in enumerate(streams):
-                waits = (stream.synchronize_async, stream.completion_future, stream.checked_completion_future)
+                waits = (stream.synchronize_async, stream.completion_future,
+                    stream.checked_completion_future)
                 group.start_soon(wait_for, number, waits[number % 3])
             future = streams[5].enqueue_async(lambda stream, thing: None, kept)
             group.start_soon(wait_for, 32, lambda: future)
@@ -107,7 +111,8 @@ FAULT = """
         reported, code = first_report[0]
         assert code == CODE, code
         late = [(moment - reported) * 1000 for moment in times.values()]
-        print(f"{{KERNEL}}: reported {{(reported - began) * 1000:.1f}} ms after the gate opened; waiters failed "
+        print(f"{{KERNEL}}: reported {{(reported - began) * 1000:.1f}} ms after the gate opened; "
+              f"waiters failed "
               f"{{min(late):.1f}} to {{max(late):.1f}} ms after that")
         assert max(late) <= 50, late
 
@@ -134,7 +139,8 @@ FAULT = """
     deadline = time.monotonic() + 10
     def settled():
         count = statistics()
-        return count.balanced and count.points.pending == count.futures.pending == 0 and (watched() is None) == {fires}
+        nothing_pending = count.points.pending == count.futures.pending == 0
+        return count.balanced and nothing_pending and (watched() is None) == {fires}
     while not settled():
         assert time.monotonic() < deadline, (statistics(), watched())
         time.sleep(0.001)
@@ -178,7 +184,7 @@ def meet_fault(
     )
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kernel", ["illegal_address", "trap"])
 def test_a_fault_in_one_of_32_streams_fails_every_waiter(
     driver_kind: str, kernel: str, backend: str
@@ -198,7 +204,7 @@ def test_a_fault_that_shows_late(driver_kind: str) -> None:
 
 
 @pytest.mark.simulator_only("an H200 never runs a host function after a fault")
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_host_functions_that_run_after_a_fault(driver_kind: str, backend: str) -> None:
     meet_fault(
         driver_kind, "illegal_address", backend, adversary="fire_after_fault=True", fires=True
@@ -216,7 +222,9 @@ def test_a_callback_is_called_with_the_fault_and_a_host_function_is_not_called(
         called, gate, stream = threading.Event(), Gate(), Stream()
         spin(stream, 0)
         def note(*arguments):
-            print(*(f"{type(a).__name__} {a.code}" if isinstance(a, Exception) else a for a in arguments), flush=True)
+            failed = [isinstance(a, Exception) and f"{type(a).__name__} {a.code}"
+                      for a in arguments]
+            print(*(said or a for said, a in zip(failed, arguments)), flush=True)
         stream.add_callback(note, "before")
         stream.synchronize()
         gate.hold(stream)
@@ -231,7 +239,9 @@ def test_a_callback_is_called_with_the_fault_and_a_host_function_is_not_called(
 
 
 def test_an_asyncio_gather_and_a_timeout_over_a_fault(driver_kind: str) -> None:
-    """What users do: the first failure of a gather, and a wait that was given up before the fault."""
+    """What users do: the first failure of a gather, and a wait that was given up before the
+    fault.
+    """
     script = """
         import asyncio
         from aiostream import ContextFailedError, Stream, statistics
@@ -258,12 +268,14 @@ def test_an_asyncio_gather_and_a_timeout_over_a_fault(driver_kind: str) -> None:
                 print(error.code)
             assert given_up.cancelled()
         asyncio.run(main())
-        assert settle(lambda: statistics().futures.cancelled >= 1 and statistics().balanced), statistics()
+        def ended():
+            return statistics().futures.cancelled >= 1 and statistics().balanced
+        assert settle(ended), statistics()
     """
     assert succeed(driver_kind, script) == "gave up\n719\n"
 
 
-# ------------------------------------------------------------------------------------------------ in this process: the simulator
+# ------------------------------------------------------------------- in this process: the simulator
 
 
 class Kept:
@@ -272,7 +284,7 @@ class Kept:
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
 @pytest.mark.leaks(3)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 @pytest.mark.parametrize("code", [700, 719, 214])
 async def test_a_context_that_breaks_and_recovers(
     breakable: Any, code: int, loop_kind: str
@@ -324,7 +336,11 @@ async def test_host_functions_that_come_late_release_what_they_keep(breakable: A
         stream = held_stream(gate, wait="hostfunc")
         kept = Kept()
         watched = weakref.ref(kept)
-        futures = [stream.enqueue_async(lambda _, thing: None, kept), stream.completion_future()]
+        futures: Any = [
+            stream.enqueue_async(lambda _, thing: None, kept),
+            stream.completion_future(),
+        ]
+        future: Any
         del kept
         breakable.break_context(700)
         codes = []
@@ -344,7 +360,7 @@ async def test_host_functions_that_come_late_release_what_they_keep(breakable: A
 
 
 @pytest.mark.simulator_only("no GPU lets one choose how late a fault shows")
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_a_wait_that_ends_in_a_fault_that_shows_late(breakable: Any, loop_kind: str) -> None:
     breakable.adversary(late_faults=0.2)
     stream = Stream()
@@ -361,9 +377,11 @@ async def test_a_wait_that_ends_in_a_fault_that_shows_late(breakable: Any, loop_
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
 @pytest.mark.leaks(200)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
 async def test_callbacks_and_the_watcher_meet(breakable: Any, loop_kind: str) -> None:
-    """The driver calls callbacks with the status just as the watcher fails their waiters: each settles once, none leaks."""
+    """The driver calls callbacks with the status just as the watcher fails their waiters: each
+    settles once, none leaks.
+    """
     before = statistics()
     for _ in range(20):
         with Gate() as gate:
@@ -383,7 +401,7 @@ async def test_callbacks_and_the_watcher_meet(breakable: Any, loop_kind: str) ->
     assert after.futures.failed - before.futures.failed == 20 * 110
 
 
-# ------------------------------------------------------------------------------------------------ one refusal of one call
+# -------------------------------------------------------------------------- one refusal of one call
 
 
 class Things:
@@ -498,7 +516,7 @@ async def carry_out(action: Callable[[Things], Any], things: Things) -> None:
 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize("loop_kind", BACKENDS)
 @pytest.mark.parametrize("case", REFUSALS)
 async def test_one_refusal_raises_and_harms_nobody(
     breakable: Any, case: str, loop_kind: str
@@ -548,11 +566,13 @@ def test_a_destruction_that_is_refused_closes_all_the_same(
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.leaks(1)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize("loop_kind", BACKENDS)
 async def test_enqueue_async_whose_completion_is_refused_keeps_the_work(
     breakable: Any, loop_kind: str
 ) -> None:
-    """Its `fn` has run, so the GPU may be using what it was given, and nothing will tell when it no longer is."""
+    """Its `fn` has run, so the GPU may be using what it was given, and nothing will tell when it no
+    longer is.
+    """
     stream, kept, before = Stream(wait="hostfunc"), Kept(), statistics()
     watched = weakref.ref(kept)
     breakable.fail("cuLaunchHostFunc", 2)
@@ -610,13 +630,17 @@ HELPERS_REFUSED = """
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 def test_refused_helper_streams_are_made_later(driver_kind: str) -> None:
-    """The first stream of the context says so; a record that needs one says so too, and neither harms a wait."""
+    """The first stream of the context says so; a record that needs one says so too, and neither
+    harms a wait.
+    """
     assert "told" in succeed(driver_kind, HELPERS_REFUSED)
 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 async def test_a_watcher_that_is_lied_to_by_a_capture_code_believes_nothing(breakable: Any) -> None:
-    """A health query that answers with a capture's code, or not-ready, says nothing about the context."""
+    """A health query that answers with a capture's code, or not-ready, says nothing about the
+    context.
+    """
     with Gate() as gate:
         stream = held_stream(gate)
         future = stream.completion_future()

@@ -1,8 +1,10 @@
-"""Each driver call, descriptor, thread and native allocation of each public path fails once, and nothing is lost.
+"""Each driver call, descriptor, thread and native allocation of each public path fails once, and
+nothing is lost.
 
-`fault_engine.py` says how. `fault_scenarios.py`, `fault_waits.py` and `fault_loops.py` have the paths. Each program here tries a
-sample: the first positions of each function, and some later ones by a seed. With `AIOSTREAM_TEST_FULL=1` they try up to 30
-positions of each function in each path, which are nearly all, and on more loops. `pytest -s` shows how many faults were tried.
+`fault_engine.py` says how. `fault_scenarios.py`, `fault_waits.py` and `fault_loops.py` have the
+paths. Each program here tries a sample: the first positions of each function, and some later ones
+by a seed. With `AIOSTREAM_TEST_FULL=1` they try up to 30 positions of each function in each path,
+which are nearly all, and on more loops. `pytest -s` shows how many faults were tried.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 
 import internals
+import support
 from aiostream import Stream
 
 TESTS = Path(__file__).parent
@@ -40,16 +43,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def faulty_libc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What makes allocations, descriptors and threads fail: to be preloaded."""
-    library = tmp_path_factory.mktemp("faults") / "faulty_libc.so"
-    options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    try:
-        subprocess.run(
-            ["gcc", *options, str(TESTS / "native" / "faulty_libc.c"), "-o", str(library), "-ldl"],
-            check=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("there is no gcc here")
-    return library
+    return support.faulty_libc(tmp_path_factory.mktemp("faults"))
 
 
 def run_program(kind: str, faulty_libc: Path) -> int:
@@ -75,7 +69,9 @@ def run_program(kind: str, faulty_libc: Path) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_call_of_each_path_fails_once(driver_kind: str, kind: str, faulty_libc: Path) -> None:
-    """Without a loop, and in one: the right error, a ledger that balances, and a stream and a loop that go on."""
+    """Without a loop, and in one: the right error, a ledger that balances, and a stream and a loop
+    that go on.
+    """
     if kind == "asyncio-eager" and sys.version_info < (3, 12):
         pytest.skip("eager tasks came with Python 3.12")
     assert run_program(kind, faulty_libc) >= ENOUGH.get(kind, 1)
@@ -103,7 +99,10 @@ def test_trio_whose_epoll_is_full(driver_kind: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_run_that_has_crashed_is_given_up(driver_kind: str) -> None:
-    """To wake such a run of trio raises OSError, because its descriptor is closed. The dispatcher does not ask it again."""
+    """To wake such a run of trio raises OSError, because its descriptor is closed.
+
+    The dispatcher does not ask it again.
+    """
     import trio
 
     class Crashed:

@@ -1,6 +1,8 @@
-"""Seventeen kinds of operations, chosen and cancelled at random, on three loops in three threads that share streams.
+"""Seventeen kinds of operations, chosen and cancelled at random, on three loops in three threads
+that share streams.
 
-`AIOSTREAM_TEST_SECONDS` makes it longer, `AIOSTREAM_TEST_SEED` begins elsewhere: see CONTRIBUTING.md.
+`AIOSTREAM_TEST_SECONDS` makes it longer, `AIOSTREAM_TEST_SEED` begins elsewhere: see
+CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ class Shared:
         self.errors: list[str] = []
 
     def close(self) -> None:
-        for thing in (*self.streams, *self.events):
-            thing.close()
+        for stream in self.streams:
+            stream.close()
+        for event in self.events:
+            event.close()
 
 
 class Tasks:
@@ -205,5 +209,6 @@ def test_fuzz_of_three_loops() -> None:
         min(shared.cancelled[name] for name in ("do_synchronize", "do_enqueue", "do_pool")) > 0
     ), shared.cancelled
     print(
-        f"{sum(shared.done.values())} done, {sum(shared.cancelled.values())} cancelled: {shared.done}, {shared.cancelled}"
+        f"{sum(shared.done.values())} done, {sum(shared.cancelled.values())} cancelled: "
+        f"{shared.done}, {shared.cancelled}"
     )

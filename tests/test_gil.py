@@ -1,4 +1,6 @@
-"""P3: nothing on the driver's threads wants the GIL, so Python can neither stall the GPU nor deadlock with the driver."""
+"""P3: nothing on the driver's threads wants the GIL, so Python can neither stall the GPU nor
+deadlock with the driver.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -35,7 +38,8 @@ KEEPS_THE_GIL = """
         with streams[0].context.as_current():
             began = time.monotonic()
             code = driver.cuCtxSynchronize()
-            print(f"cuCtxSynchronize with the GIL: {{code}}, {{(time.monotonic() - began) * 1000:.0f}} ms")
+            took = time.monotonic() - began
+            print(f"cuCtxSynchronize with the GIL: {{code}}, {{took * 1000:.0f}} ms")
             assert code == 0
             returned.set()
 
@@ -81,19 +85,24 @@ def test_a_thread_that_keeps_the_gil_across_a_blocking_call(
 def test_a_thread_that_keeps_the_gil_with_a_driver_that_locks(
     driver_kind: str, backend: str
 ) -> None:
-    adversary = "from aiostream import simulator; simulator.install(); simulator.adversary(driver_lock=True)"
+    adversary = (
+        "from aiostream import simulator; simulator.install(); "
+        "simulator.adversary(driver_lock=True)"
+    )
     call = "threading.Thread(target=synchronize).start()"
     print(
         succeed(driver_kind, KEEPS_THE_GIL.format(adversary=adversary, where=call, backend=backend))
     )
 
 
-# ------------------------------------------------------------------------------------------------ what the GPU idles
+# ------------------------------------------------------------------------------- what the GPU idles
 
 
 @contextmanager
 def computing_in_python() -> Iterator[None]:
-    """Another thread computes in Python all the time: whoever wants the GIL waits for the switch interval."""
+    """Another thread computes in Python all the time: whoever wants the GIL waits for the switch
+    interval.
+    """
     stopping = False
 
     def compute() -> None:
@@ -154,7 +163,8 @@ async def test_busy_python_does_not_stall_the_gpu(kind: str, loop_kind: str) -> 
             busy += await idle_time(kind, 1)
     still, computing = numbers.median(quiet), numbers.median(busy)
     print(
-        f"GPU idle between two kernels: {without:.1f} us; round a {kind} {still:.1f} us, with Python busy {computing:.1f} us "
+        f"GPU idle between two kernels: {without:.1f} us; round a {kind} {still:.1f} us, "
+        f"with Python busy {computing:.1f} us "
         f"(medians of {rounds} in turn; ratio {computing / still:.2f})"
     )
     # One that took the GIL would wait for it for Python's switch interval of 5 ms. The ratio is for
@@ -162,7 +172,7 @@ async def test_busy_python_does_not_stall_the_gpu(kind: str, loop_kind: str) -> 
     assert computing <= still + 2000
 
 
-# ------------------------------------------------------------------------------------------------ enqueues that block
+# ------------------------------------------------------------------------------ enqueues that block
 
 FULL_STREAM = """
     import asyncio, threading, time
@@ -197,7 +207,8 @@ FULL_STREAM = """
         filler = threading.Thread(target=fill)
         filler.start()
         before = -1
-        while before < filled < 1022:  # or until a launch blocks already, on a GPU that takes fewer than an H200 does
+        # or until a launch blocks already, on a GPU that takes fewer than an H200 does
+        while before < filled < 1022:
             before = filled
             time.sleep(0.3)
         began = time.monotonic()
@@ -207,7 +218,8 @@ FULL_STREAM = """
         await future
         thread.join()
         filler.join()
-        print(f"{call} was blocked for {{blocked * 1000:.0f}} ms; another thread made {{progress}} steps meanwhile")
+        print(f"{call} was blocked for {{blocked * 1000:.0f}} ms; "
+              f"another thread made {{progress}} steps meanwhile")
         assert progress > 1000
         assert blocked > 0.05 or not {must_block}
 
@@ -258,7 +270,8 @@ async def test_enqueues_that_block_release_the_gil(call: str, loop_kind: str) ->
         await future
     await stream.synchronize_async()
     print(
-        f"{call} was blocked for {blocked * 1000:.0f} ms; another thread made {made} steps meanwhile"
+        f"{call} was blocked for {blocked * 1000:.0f} ms; another thread made {made} steps "
+        f"meanwhile"
     )
     assert blocked >= 0.1
     # With the GIL kept it would make none but in the switch intervals before and after the call.
@@ -266,7 +279,7 @@ async def test_enqueues_that_block_release_the_gil(call: str, loop_kind: str) ->
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ very many
+# ---------------------------------------------------------------------------------------- very many
 
 
 @pytest.mark.parametrize("loop_kind", ["uvloop", "trio"])
@@ -284,9 +297,11 @@ async def test_very_many_completions(driver_kind: str, loop_kind: str) -> None:
             futures = []
             for index in mine[first : first + batch]:
                 future = stream.completion_future()
-                future.add_done_callback(
-                    lambda _, index=index: settled.__setitem__(index, settled[index] + 1)
-                )
+
+                def settle_one(_: Any, index: int = index) -> None:
+                    settled[index] += 1
+
+                future.add_done_callback(settle_one)
                 futures.append(future)
             for future in futures:
                 await future
@@ -297,7 +312,8 @@ async def test_very_many_completions(driver_kind: str, loop_kind: str) -> None:
             group.start_soon(work, number, stream)
     seconds = time.monotonic() - began
     print(
-        f"{total} completions over {len(streams)} streams on {loop_kind}: {total / seconds:,.0f} per second"
+        f"{total} completions over {len(streams)} streams on {loop_kind}: {total / seconds:,.0f} "
+        f"per second"
     )
     for stream in streams:
         await stream.synchronize_async()

@@ -1,4 +1,6 @@
-"""Graphs and their executable form: made, asked, launched, awaited, updated, shared with other libraries, and ended."""
+"""Graphs and their executable form: made, asked, launched, awaited, updated, shared with other
+libraries, and ended.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def executable_of(stream: Stream, kernels: int = 1) -> ExecutableGraph:
         return graph.instantiate()
 
 
-# ------------------------------------------------------------------------------------------------ graphs
+# ------------------------------------------------------------------------------------------- graphs
 
 
 def test_an_empty_graph_can_be_launched(stream: Stream) -> None:
@@ -95,7 +97,7 @@ def test_nodes_know_their_neighbours(stream: Stream) -> None:
             gone()
 
 
-def test_edited_through_the_driver(stream: Stream) -> None:
+def test_graph_can_be_edited_through_the_driver(stream: Stream) -> None:
     """The bindings' own functions take the handle; what they add is found."""
     driver = internals.bindings()
     with Graph() as graph:
@@ -105,7 +107,7 @@ def test_edited_through_the_driver(stream: Stream) -> None:
         assert int(graph.nodes[0]) == int(node)
 
 
-def test_a_clone_is_a_graph_of_its_own(stream: Stream) -> None:
+def test_clone_is_independent(stream: Stream) -> None:
     graph = captured(stream, 2)
     clone = graph.clone()
     assert clone != graph
@@ -130,13 +132,13 @@ def test_debug_dot(stream: Stream, tmp_path: Path) -> None:
             graph.debug_dot(tmp_path / "not" / "there.dot")
 
 
-def test_whose_a_graph_is(stream: Stream) -> None:
+def test_ownership(stream: Stream) -> None:
     before = statistics().handles
     handle = captured(stream).into_raw()
     assert statistics().handles.released == before.released + 1
     borrowed = Graph.borrow(handle)
     assert len(borrowed.nodes) == 1
-    with pytest.raises(ValueError, match="belongs to somebody else"):
+    with pytest.raises(ValueError, match="is borrowed"):
         borrowed.into_raw()
     owned = Graph.from_raw(handle)
     assert owned == borrowed
@@ -152,7 +154,7 @@ def test_whose_a_graph_is(stream: Stream) -> None:
     assert ExecutableGraph.borrow(again) is again
     lent = ExecutableGraph.borrow(raw)
     lent.launch(stream)
-    with pytest.raises(ValueError, match="belongs to somebody else"):
+    with pytest.raises(ValueError, match="is borrowed"):
         lent.into_raw()
     lent.close()
     stream.synchronize()
@@ -162,7 +164,7 @@ def test_whose_a_graph_is(stream: Stream) -> None:
     for cls in (Graph, ExecutableGraph):
         for wrong, kind in ((0, ValueError), (True, TypeError), ("text", TypeError)):
             with pytest.raises(kind):
-                cls.from_raw(wrong)
+                cls.from_raw(wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="graph is needed"):
             cls.borrow(object())
     with pytest.raises(TypeError, match="comes from"):
@@ -181,7 +183,7 @@ def test_dropped_graphs_are_destroyed_in_the_background(stream: Stream) -> None:
     stream.synchronize()
 
 
-def test_a_structure_that_cannot_be_executed_is_named() -> None:
+def test_refused_structure_is_named() -> None:
     driver = internals.bindings()
     with Graph() as graph:
         handle = driver.CUgraph(int(graph))
@@ -204,9 +206,9 @@ def test_instantiate_flags(stream: Stream) -> None:
         for flags in (InstantiateFlags.AUTO_FREE_ON_LAUNCH, InstantiateFlags.USE_NODE_PRIORITY):
             with graph.instantiate(flags) as executable:
                 driver = internals.bindings()
-                code, told = driver.cuGraphExecGetFlags(driver.CUgraphExec(int(executable)))
-                # Node priorities are not told, here or on an H200.
-                assert (int(code), int(told)) == (
+                code, found = driver.cuGraphExecGetFlags(driver.CUgraphExec(int(executable)))
+                # The driver does not report node priorities, here or on an H200.
+                assert (int(code), int(found)) == (
                     0,
                     int(flags & InstantiateFlags.AUTO_FREE_ON_LAUNCH),
                 )
@@ -215,10 +217,10 @@ def test_instantiate_flags(stream: Stream) -> None:
             stream.synchronize()
 
 
-# ------------------------------------------------------------------------------------------------ launches
+# ----------------------------------------------------------------------------------------- launches
 
 
-async def test_an_awaited_launch(stream: Stream) -> None:
+async def test_launch_can_be_awaited(stream: Stream) -> None:
     calls: list[int] = []
     with stream.capture_executable() as capture:
         spin(stream, 0.002)
@@ -256,7 +258,7 @@ async def test_many_launches_in_flight(stream: Stream) -> None:
     capture.executable.close()
 
 
-async def test_a_cancelled_wait_leaves_the_launch(stream: Stream) -> None:
+async def test_cancelled_wait_leaves_the_launch_alone(stream: Stream) -> None:
     import anyio
 
     calls: list[int] = []
@@ -275,7 +277,7 @@ async def test_a_cancelled_wait_leaves_the_launch(stream: Stream) -> None:
     capture.executable.close()
 
 
-async def test_an_executable_that_is_closed_in_flight_still_finishes(stream: Stream) -> None:
+async def test_launches_finish_after_their_executable_is_closed(stream: Stream) -> None:
     calls: list[int] = []
     for ending in (ExecutableGraph.close, lambda _: None):
         with stream.capture_executable() as capture:
@@ -327,7 +329,7 @@ async def test_launches_are_refused_before_anything_is_enqueued(stream: Stream) 
     assert statistics().points.armed == armed
 
 
-def test_without_a_loop_only_the_plain_launch_works(stream: Stream) -> None:
+def test_only_the_plain_launch_works_without_a_loop(stream: Stream) -> None:
     executable = executable_of(stream)
     with pytest.raises(RuntimeError, match="no running event loop"):
         executable.launch_async(stream)
@@ -360,7 +362,7 @@ def test_launches_from_a_thread_without_a_context(stream: Stream) -> None:
     executable.close()
 
 
-# ------------------------------------------------------------------------------------------------ updates
+# ------------------------------------------------------------------------------------------ updates
 
 
 def test_an_update_takes_over_the_parameters(stream: Stream) -> None:
@@ -386,7 +388,7 @@ def test_an_update_takes_over_the_parameters(stream: Stream) -> None:
     assert calls == ["old", "new", "old"]
 
 
-def test_an_update_that_does_not_fit_says_why_and_changes_nothing(stream: Stream) -> None:
+def test_update_that_does_not_fit_says_why(stream: Stream) -> None:
     calls: list[int] = []
     with stream.capture_executable() as capture:
         spin(stream, 0)
@@ -416,8 +418,10 @@ def test_an_update_that_does_not_fit_says_why_and_changes_nothing(stream: Stream
 
 
 @pytest.mark.parametrize("mode", list(CaptureMode))
-def test_nothing_that_is_done_with_graphs_ends_a_capture(stream: Stream, mode: CaptureMode) -> None:
-    """In the very thread that captures: the driver forbids much of it there, unless the thread is RELAXED."""
+def test_graph_calls_do_not_end_a_capture(stream: Stream, mode: CaptureMode) -> None:
+    """In the very thread that captures: the driver forbids much of it there, unless the thread is
+    RELAXED.
+    """
     other, graph = Stream(), captured(stream, 2)
     doomed = graph.clone(), graph.instantiate()
     dropped = [graph.clone(), graph.instantiate()]
@@ -444,24 +448,24 @@ def test_nothing_that_is_done_with_graphs_ends_a_capture(stream: Stream, mode: C
     other.close()
 
 
-# ------------------------------------------------------------------------------------------------ captures again
+# ----------------------------------------------------------------------------------- captures again
 
 
-def test_what_the_driver_is_too_old_for_is_named(stream: Stream) -> None:
+def test_calls_that_need_a_newer_driver_say_so(stream: Stream) -> None:
     graph = captured(stream)
     if internals.driver_version() < 13030:
         with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.3 or newer"):
             stream.begin_recapture_to_graph(graph)
     if internals.driver_version() < 13020:
         with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.2 or newer"):
-            stream.launch_host_func(print, sync_mode=1)
+            stream.launch_host_func(print, sync_mode=1)  # type: ignore[arg-type]
     if internals.driver_version() < 13010:
         with pytest.raises(NotSupportedError, match=r"needs a driver of CUDA 13\.1 or newer"):
             stream.dev_resource()
     graph.close()
 
 
-# ------------------------------------------------------------------------------------------------ other libraries
+# ---------------------------------------------------------------------------------- other libraries
 
 
 class Fake:

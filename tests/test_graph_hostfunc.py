@@ -1,4 +1,4 @@
-"""P14 in graphs: host functions that a capture took in live as long as anything may call them, and no longer."""
+"""Host functions in graphs live as long as anything may call them, and no longer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def captured_owner(stream: Stream, *arguments: Any) -> tuple[Graph, weakref.ref[Owner]]:
-    """A graph that calls an owner of which nobody else knows."""
+    """A graph that holds the only reference to the owner that it calls."""
     owner = Owner()
     with stream.capture() as capture:
         stream.launch_host_func(owner, *arguments)
@@ -101,7 +101,9 @@ async def test_ten_thousand_replays(stream: Stream) -> None:
 
 
 def test_graphs_are_dropped_while_launches_are_in_flight(stream: Stream) -> None:
-    """Two hundred graphs, dropped in all ways with launches held on the GPU: every launch calls its owner, which then dies."""
+    """Two hundred graphs, dropped in all ways with launches held on the GPU: every launch calls its
+    owner, which then dies.
+    """
     counts: list[int] = []
 
     class Counting(Owner):
@@ -224,7 +226,8 @@ def test_a_capture_that_fails_frees_what_it_took_in(stream: Stream, how: str) ->
 
 
 def test_a_stream_that_joined_the_capture(stream: Stream) -> None:
-    other, event, order = Stream(), Event(), []
+    other, event = Stream(), Event()
+    order: list[int] = []
     with stream.capture_executable() as capture:
         stream.launch_host_func(order.append, 1)
         event.record(stream)
@@ -278,7 +281,9 @@ def test_an_exception_is_reported_at_each_launch_and_the_graph_goes_on(
 
 
 def test_native_functions_are_captured_raw(stream: Stream) -> None:
-    """The driver is given the user's own pointer and data; both are kept alive as long as the graph."""
+    """The driver is given the user's own pointer and data; both are kept alive as long as the
+    graph.
+    """
     library = ctypes.CDLL(None)
     semaphore = (ctypes.c_char * 64)()
     value = ctypes.c_int(-1)
@@ -324,7 +329,9 @@ def test_a_native_functions_data_is_kept_as_long_as_the_graph(stream: Stream) ->
 
 
 def test_from_many_threads_into_many_captures() -> None:
-    """Threads that capture, launch and drop, each on its stream, while the others do: every call comes, every owner goes."""
+    """Threads that capture, launch and drop, each on its stream, while the others do: every call
+    comes, every owner goes.
+    """
     rounds, threads = 20, 4
     streams = [Stream() for _ in range(threads)]
     owners: list[weakref.ref[Owner]] = []
@@ -407,7 +414,7 @@ def test_a_refused_step_leaves_nothing_behind(stream: Stream, call: str) -> None
 
 @pytest.mark.leaks(1)
 def test_a_capture_that_another_thread_ends_in_between_is_quarantined(stream: Stream) -> None:
-    """What was enqueued may be plain work of the stream, which no graph keeps: its record is kept for ever and does nothing."""
+    """The record is kept and does nothing, because the stream may still run what was enqueued."""
     signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     graphs: list[Graph] = []
 
@@ -430,7 +437,9 @@ def test_a_capture_that_another_thread_ends_in_between_is_quarantined(stream: St
 
 
 def test_graphs_in_use_at_exit(driver_kind: str) -> None:
-    """The interpreter ends with graphs alive, launches in flight and a captured Python function: at once, and cleanly."""
+    """The interpreter ends with graphs alive, launches in flight and a captured Python function: at
+    once, and cleanly.
+    """
     script = """
         from aiostream import Stream
         from support import Gate, spin
@@ -447,11 +456,11 @@ def test_graphs_in_use_at_exit(driver_kind: str) -> None:
     assert succeed(driver_kind, script) == "end\n"
 
 
-# ------------------------------------------------------------------------------------------ captures in the middle of everything
+# ------------------------------------------------------------- captures in the middle of everything
 
 
 class Completions:
-    """Two tasks and a thread that ask for completions of streams of their own until told to stop."""
+    """Two tasks and a thread ask for completions of their own streams until they are stopped."""
 
     def __init__(self) -> None:
         self.streams = [Stream() for _ in range(2)]
@@ -469,7 +478,9 @@ class Completions:
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 async def test_two_hundred_global_captures_beside_ten_thousand_completions(where: str) -> None:
-    """None is invalidated and none is lost, while the janitor destroys graphs and streams in the background."""
+    """None is invalidated and none is lost, while the janitor destroys graphs and streams in the
+    background.
+    """
     import anyio
 
     stream, traffic = Stream(), Completions()

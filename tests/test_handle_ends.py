@@ -1,9 +1,10 @@
-"""How a handle ends: given away while it is used, or destroyed by its last user, whom nobody can tell that the driver refused."""
+"""How a handle ends: given away during a use, or destroyed by its last user."""
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import internals
-from aiostream import Graph, Stream
+from aiostream import Event, Graph, Stream, statistics
 from support import run_script, settle
 
 
@@ -39,7 +40,7 @@ async def test_into_raw_of_the_owner_while_a_lent_stream_is_used() -> None:
     Stream.from_raw(stream.into_raw()).close()
 
 
-def test_a_handler_that_gives_away_what_it_has_interrupted() -> None:
+def test_into_raw_in_a_signal_handler() -> None:
     stream, graph = Stream(), Graph()
     for thing in (stream, graph):
         with used(thing):
@@ -95,8 +96,8 @@ REFUSED = """
     import aiostream
     from aiostream import Event, Stream, simulator
     from support import settle
-    told = []
-    sys.unraisablehook = lambda report: told.append(report.exc_value.code)
+    reported = []
+    sys.unraisablehook = lambda report: reported.append(report.exc_value.code)
 
     async def by_last_user():
         stream = Stream()
@@ -117,12 +118,12 @@ REFUSED = """
         try:
             stream.close()
         except aiostream.CudaError as error:
-            told.append(error.code)
+            reported.append(error.code)
 
     asyncio.run({how}())
-    assert settle(lambda: len(told) == {count}), told
+    assert settle(lambda: len(reported) == {count}), reported
     handles = aiostream.statistics().handles
-    print(told, handles.open, handles.destroyed, handles.leaked)
+    print(reported, handles.open, handles.destroyed, handles.leaked)
 """
 
 
@@ -130,8 +131,11 @@ REFUSED = """
 @pytest.mark.parametrize(
     ("how", "count"), [("by_last_user", 1), ("by_finalizer", 2), ("by_close", 1)]
 )
-def test_a_destruction_that_the_driver_refuses(driver_kind: str, how: str, count: int) -> None:
-    """It is told, to `sys.unraisablehook` if no caller is there. What is still there counts as leaked."""
+def test_refused_destruction_is_reported(driver_kind: str, how: str, count: int) -> None:
+    """It is reported to `sys.unraisablehook` if no caller is there.
+
+    What is still there counts as leaked.
+    """
     done = run_script(driver_kind, REFUSED.format(how=how, count=count))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{[999] * count} 0 0 {count}\n", "")
 
@@ -139,3 +143,41 @@ def test_a_destruction_that_the_driver_refuses(driver_kind: str, how: str, count
 def test_no_memory_is_a_memory_error() -> None:
     with pytest.raises(MemoryError, match="a stream"):
         internals.raise_for(internals.RESULT_NO_MEMORY, "cuEventRecord", "a stream")
+
+
+@pytest.mark.simulator_only("a driver does not count its calls")
+@pytest.mark.parametrize(
+    ("make", "destroy"), [(Stream, "cuStreamDestroy"), (Event, "cuEventDestroy")]
+)
+def test_constructor_without_memory_destroys_once(
+    make: Callable[[], Any], destroy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object that was half made is collected, and must not destroy what the constructor did."""
+    make().close()
+    before, handles = internals.simulated_calls()[destroy], statistics().handles.open
+    objects = internals.simulated_objects()
+    with monkeypatch.context() as patch:
+        internals.fail_references(patch)
+        with pytest.raises(MemoryError):
+            make()
+    gc.collect()
+    assert settle(internals.janitor_is_idle)
+    make().close()
+    assert internals.simulated_calls()[destroy] == before + 2
+    assert internals.simulated_objects() == objects
+    assert statistics().handles.open == handles
+
+
+def test_from_raw_without_memory_leaves_the_handle_to_its_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle = Stream().into_raw()
+    with monkeypatch.context() as patch:
+        internals.fail_references(patch)
+        with pytest.raises(MemoryError):
+            Stream.from_raw(handle)
+    gc.collect()
+    assert settle(internals.janitor_is_idle)
+    with Stream.from_raw(handle).sync_scope() as again:
+        assert again.query()
+    again.close()

@@ -1,9 +1,13 @@
-"""The order of the house: who imports whom, what is public, what happens at import (nothing), and how the tests are built."""
+"""The order of the house: who imports whom, what is public, what happens at import (nothing), and
+how the tests are built.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import aiostream
+import internals
 
 PACKAGE = Path(aiostream.__file__).parent
 TESTS = Path(__file__).parent
@@ -21,46 +26,48 @@ LOOPS_LEVELS = {"bridge": 0, "dispatcher": 1, "__init__": 3}
 A_LOOP = 2
 # Public modules whose names are not the package's: `from aiostream.testing import spin`.
 IMPORTED_BY_NAME = {"metrics", "testing"}
-# The benchmark's own: it stands above everything but `__main__`, which alone imports it.
-BENCH_LEVELS = {
-    "stats": 0,
-    "loops": 0,
-    "gpu": 0,
+# The benchmark has a package of its own beside the library, of which nothing imports it.
+BENCHMARK_LEVELS = {
     "child": 0,
-    "spinning": 0,
-    "turns": 1,
-    "serving": 1,  # scripts, as `older`
+    "lanes": 0,
     "load": 1,
-    "torch_ways": 1,
-    "torch_serving": 2,  # a script
-    "older": 1,  # a script, which imports nothing of the benchmark: the older library has one of its own
+    "loops": 0,
+    "stats": 0,
+    "work": 0,
+    "full_stream": 0,
+    "results": 1,
     "peers": 1,
-    "companion": 2,
+    "measure": 2,
     "runner": 3,
-    "latency": 4,
-    "footprint": 4,
-    "throughput": 5,
-    "idle": 5,
-    "lag": 5,
-    "pending": 5,
-    "patterns": 5,
-    "windows": 5,
-    "server": 6,
-    "torch_server": 7,
-    "onecore": 6,
-    "plan": 8,
-    "report": 7,
-    "server_plot": 8,
-    "plot": 9,
-    "goals": 9,
-    "__init__": 10,
+    "idle": 3,
+    "imports": 3,
+    "lag": 3,
+    "latency": 3,
+    "patterns": 3,
+    "windows": 3,
+    "pending": 4,
+    "worker": 5,
+    "serving": 6,
+    "torch_ways": 6,
+    "torch_serving": 7,
+    "server": 7,
+    "torch_server": 8,
+    "plan": 9,
+    "goals": 10,
+    "tables": 10,
+    "pictures": 10,
+    "command": 11,
+    "__init__": 12,
+    "__main__": 12,
 }
 
 
 def drawn_order(chapter: int) -> dict[str, int]:
-    """The level of each module in one of the two drawings in docs/design.md, "The house": Python's, then the native part's.
+    """The level of each module in one of the two drawings in docs/design.md, "The house": Python's,
+    then the native part's.
 
-    A module imports only modules of lower levels, and a native file includes only headers of lower ones.
+    A module imports only modules of lower levels, and a native file includes only headers of lower
+    ones.
     """
     design = TESTS.parent / "docs" / "design.md"
     if not design.exists():
@@ -78,7 +85,9 @@ def drawn_order(chapter: int) -> dict[str, int]:
 
 
 def runtime_imports(path: Path) -> set[str]:
-    """The package's modules that a module imports when it runs; what stands under TYPE_CHECKING does not count."""
+    """The package's modules that a module imports when it runs; what stands under TYPE_CHECKING
+    does not count.
+    """
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -116,10 +125,8 @@ def test_modules_import_downwards_only() -> None:
             if imported == name == "_loops":
                 continue  # see the next test
             if imported == "simulator":
-                assert name in {"_demo", "_doctor", "testing"}, f"{name} imports the simulator"
-                continue
-            if imported == "bench":
-                assert name == "__main__", f"{name} imports the benchmark"
+                importers = {"_bench", "_demo", "_doctor", "testing"}
+                assert name in importers, f"{name} imports the simulator"
                 continue
             if name in {"_demo", "_doctor", "__main__"} and imported in aiostream.__all__:
                 continue
@@ -128,24 +135,49 @@ def test_modules_import_downwards_only() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize(("folder", "levels"), [("bench", BENCH_LEVELS), ("_loops", LOOPS_LEVELS)])
-def test_folders_import_downwards_only(folder: str, levels: dict[str, int]) -> None:
-    modules = {path.stem: path for path in (PACKAGE / folder).glob("*.py")}
-    if folder == "_loops":
+@pytest.mark.parametrize(
+    ("folder", "package", "levels"),
+    [
+        (TESTS.parent / "benchmarks", "benchmarks", BENCHMARK_LEVELS),
+        (PACKAGE / "_loops", f"{PACKAGE.name}._loops", LOOPS_LEVELS),
+    ],
+    ids=["benchmarks", "_loops"],
+)
+def test_folders_import_downwards_only(folder: Path, package: str, levels: dict[str, int]) -> None:
+    modules = {path.stem: path for path in folder.glob("*.py")}
+    if package.endswith("._loops"):
         levels = {name: levels.get(name, A_LOOP) for name in modules}
     assert modules.keys() == levels.keys(), "a new module needs its level"
     wrong = []
     for name, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
-                f"aiostream.{folder}"
-            ):
-                continue
-            parts = (node.module or "").split(".")
-            for imported in parts[2:] or [alias.name for alias in node.names]:
-                if levels[imported] >= levels[name]:
-                    wrong.append(f"{folder}.{name} imports {folder}.{imported}")
+        for imported in folder_imports(path, package):
+            if levels[imported] >= levels[name]:
+                wrong.append(f"{package}.{name} imports {imported}")
     assert not wrong
+
+
+def test_each_kind_of_loop_is_one_file_and_one_name() -> None:
+    files = {path.stem for path in (PACKAGE / "_loops").glob("*.py")} - LOOPS_LEVELS.keys()
+    kinds = internals.loop_kinds()
+    assert sorted(files) == sorted(kinds), "a new kind of loop needs its name in _loops/__init__.py"
+    assert kinds[-1] == "on_asyncio", "it raises the error if no loop runs here"
+
+
+def folder_imports(path: Path, package: str) -> list[str]:
+    """The modules of a folder that one of them imports when it runs."""
+    found: list[str] = []
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
+            inner = (node.module or "").removeprefix(package).removeprefix(".")
+            found.extend([inner] if inner else [alias.name for alias in node.names])
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return found
 
 
 def test_native_files_include_downwards_only() -> None:
@@ -163,6 +195,42 @@ def test_native_files_include_downwards_only() -> None:
     assert not wrong
 
 
+def test_drawings_of_the_design_are_current() -> None:
+    script = TESTS.parent / "docs" / "make_graphs.py"
+    if not script.exists():
+        pytest.skip("the documents are not beside the tests")
+    made = runpy.run_path(str(script))
+    assert made["PAGE"].read_text() == made["page"](), "run python docs/make_graphs.py"
+    assert "_driver" in made["python_imports"]()["_process"]
+    assert "base" in made["native_includes"]()["failures"]
+    assert made["reduced"]({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {
+        "a": {"b"},
+        "b": {"c"},
+        "c": set(),
+    }
+
+
+def test_c_is_formatted() -> None:
+    """By `.clang-format`. Another major version breaks some lines elsewhere, so only one counts."""
+    folders = [TESTS.parent / "src" / "aiostream" / name for name in ("native", "simulator")]
+    files = [path for folder in [*folders, TESTS / "native"] for path in folder.glob("*.[ch]")]
+    if not (TESTS.parent / ".clang-format").exists():
+        pytest.skip("the sources are not here: the tests run on an installed package alone")
+    formatter = shutil.which("clang-format")
+    if formatter is None:
+        pytest.skip("there is no clang-format here: install the extra `dev`")
+    version = subprocess.run([formatter, "--version"], capture_output=True, text=True, check=True)
+    if "version 23." not in version.stdout:
+        pytest.skip(f"clang-format 23 is needed: this is {version.stdout.strip()}")
+    checked = subprocess.run(
+        [formatter, "--dry-run", "-Werror", *map(str, files)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
 def test_only_the_seams_know_what_lies_behind_them() -> None:
     for path in [*PACKAGE.glob("*.py"), *(PACKAGE / "_loops").glob("*.py")]:
         lines = path.read_text().splitlines()
@@ -171,7 +239,12 @@ def test_only_the_seams_know_what_lies_behind_them() -> None:
             assert 'import_module("cuda' not in text, path.name
             assert "from cuda" not in text, path.name
             assert "import cuda" not in text, path.name
-        if path.parent.name != "_loops" and path.stem not in {"_turns", "_demo", "_doctor"}:
+        if path.parent.name != "_loops" and path.stem not in {
+            "_turns",
+            "_bench",
+            "_demo",
+            "_doctor",
+        }:
             assert "import asyncio" not in text, path.name
             assert "import trio" not in text, path.name
 
@@ -224,7 +297,7 @@ assert aiostream.statistics().points.armed == 0
 def test_modules_stay_small() -> None:
     files = [
         path
-        for folder in (PACKAGE, TESTS)
+        for folder in (PACKAGE, TESTS, TESTS.parent / "benchmarks")
         for path in folder.rglob("*")
         if path.suffix in {".py", ".c", ".h"}
     ]
@@ -234,7 +307,7 @@ def test_modules_stay_small() -> None:
     assert not long
 
 
-# ------------------------------------------------------------------------------------------------ the tests
+# ---------------------------------------------------------------------------------------- the tests
 
 
 def test_no_test_imports_a_test_module() -> None:
@@ -249,7 +322,9 @@ def test_no_test_imports_a_test_module() -> None:
 
 
 def test_only_one_test_module_knows_private_names() -> None:
-    """`tests/internals.py` gives them plain names, so that a rename in the library changes one file of the tests."""
+    """`tests/internals.py` gives them plain names, so that a rename in the library changes one file
+    of the tests.
+    """
     wrong = []
     for path in sorted(TESTS.rglob("*.py")):
         if path.name != "internals.py":
@@ -270,7 +345,9 @@ def private_modules(text: str) -> list[str]:
 
 
 def private_attributes(tree: ast.AST) -> list[str]:
-    """Private attributes that code uses of other objects than `self`; a few of the standard library's are allowed."""
+    """Private attributes that code uses of other objects than `self`; a few of the standard
+    library's are allowed.
+    """
     allowed = {"os._exit", "asyncio._set_running_loop", "task._log_destroy_pending"}
     used = [
         node

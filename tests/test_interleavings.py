@@ -1,4 +1,5 @@
-"""All interleavings of a few native threads: `tests/native/interleavings.c` runs the library's own C files, and says how.
+"""All interleavings of a few native threads: `tests/native/interleavings.c` runs the library's own
+C files, and says how.
 
 The number for each scenario is printed (`pytest -rP tests/test_interleavings.py`).
 """
@@ -35,7 +36,10 @@ def gcc(*arguments: object) -> None:
 
 
 def compile_native(name: str, folder: Path, *include_first: Path) -> Path:
-    """With calls at each access to memory. ThreadSanitizer's runtime is not linked: explore.h has these functions."""
+    """With calls at each access to memory.
+
+    ThreadSanitizer's runtime is not linked: explore.h has these functions.
+    """
     directories = [*include_first, NATIVE]
     source = next(
         path
@@ -81,7 +85,9 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.timeout(2 * LIMIT)
 def test_all_interleavings(objects: dict[str, Path], tmp_path: Path) -> None:
-    """Each completion arrives once and where it belongs, no wake-up is lost, and nothing ends before its last use."""
+    """Each completion arrives once and where it belongs, no wake-up is lost, and nothing ends
+    before its last use.
+    """
     program = tmp_path / "interleavings"
     link(list(objects.values()), program)
     ran = explore(program)
@@ -107,7 +113,9 @@ def replacing(old: str, new: str) -> Callable[[str], str]:
 
 
 def without_own_reference(text: str) -> str:
-    """`points_fail` pushes, and the point's own reference to its queue may be gone before it has pushed."""
+    """`points_fail` pushes, and the point's own reference to its queue may be gone before it has
+    pushed.
+    """
     function = re.search(r"^void points_fail\(.*?^}", text, re.DOTALL | re.MULTILINE)
     assert function
     body, changes = re.subn(r"queue_(?:un)?ref\([^;]*\);", "", function[0])

@@ -1,4 +1,6 @@
-"""Other libraries' streams and events, wherever one is taken: the real objects of cuda.core, and what the others' look like."""
+"""Other libraries' streams and events, wherever one is taken: the real objects of cuda.core, and
+what the others' look like.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""KeyboardInterrupt at every place of every await: nothing is lost, nothing hangs, and the stream serves on.
+"""KeyboardInterrupt at every place of every await: nothing is lost, nothing hangs, and the stream
+serves on.
 
-`AIOSTREAM_INTERRUPTS=all` strikes at all places, which takes some minutes. A number says at how many places of each case.
-`AIOSTREAM_INTERRUPTS_SEED` chooses other places.
+`AIOSTREAM_INTERRUPTS=all` strikes at all places, which takes some minutes. A number says at how
+many places of each case. `AIOSTREAM_INTERRUPTS_SEED` chooses other places.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ import aiostream
 from aiostream import Context, Event, Stream, StreamClosedError, StreamPool, statistics
 from internals import driver_call
 from interrupts import Striker, run_interrupted
-from support import settle, spin
+from support import PLAIN_LOOPS, settle, spin
 
 PLACES = os.environ.get("AIOSTREAM_INTERRUPTS", "12")
 SEED = int(os.environ.get("AIOSTREAM_INTERRUPTS_SEED", "1"))
-LOOPS = ["asyncio", "uvloop", "trio"]
 
 
 class Scene:
@@ -110,7 +110,9 @@ class Scene:
         self.made.append(scope.executable)
 
     async def serve(self) -> None:
-        """Everything works as before, also on the stream that was interrupted, unless it was closed."""
+        """Everything works as before, also on the stream that was interrupted, unless it was
+        closed.
+        """
         new = Stream()
         self.made.append(new)
         for stream in (self.stream, new):
@@ -183,7 +185,8 @@ def interrupt(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
     if not settle(ended, 0.2):
         gc.collect()
         assert settle(ended, 3), (
-            f"{name} on {kind}, interrupted at place {number}, {striker.where}: {before} -> {statistics()}"
+            f"{name} on {kind}, interrupted at place {number}, {striker.where}: {before} -> "
+            f"{statistics()}"
         )
     assert statistics().points.leaked == before.points.leaked, (
         f"{name} on {kind} leaks if interrupted at {striker.where}"
@@ -198,7 +201,7 @@ def interrupt(kind: str, name: str, number: int, *, cancels: bool) -> Striker:
     reason="Python 3.12 does not trace every instruction that it is asked to",
 )
 @pytest.mark.timeout(1800 if PLACES == "all" else 120)
-@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize("kind", PLAIN_LOOPS)
 @pytest.mark.parametrize("name", AWAITS)
 def test_interrupt_at_any_place_of_an_await_loses_nothing(kind: str, name: str) -> None:
     rng = random.Random(f"{SEED} {kind} {name}")

@@ -71,7 +71,7 @@ def test_several_loops_in_several_threads_wait_on_one_stream() -> None:
     assert all(here == there for here, there in woken.values())
 
 
-# ------------------------------------------------------------------------------------------------ loops that end
+# ----------------------------------------------------------------------------------- loops that end
 
 
 def test_a_completion_whose_loop_has_closed_is_dropped_quietly(
@@ -185,7 +185,7 @@ def test_trio_finalizers_of_generators_can_wait(shielded: bool) -> None:
     assert waited == (["to the end"] if shielded else [])
 
 
-# ------------------------------------------------------------------------------------------------ other loops
+# -------------------------------------------------------------------------------------- other loops
 
 
 def test_loop_without_add_reader_is_woken_by_the_dispatcher() -> None:
@@ -204,7 +204,9 @@ def test_loop_without_add_reader_is_woken_by_the_dispatcher() -> None:
 
 
 def test_timer_waits_of_a_loop_without_add_reader() -> None:
-    """Their timer is behind the descriptor that the dispatcher watches, which reports each change once."""
+    """Their timer is behind the descriptor that the dispatcher watches, which reports each change
+    once.
+    """
 
     async def main() -> None:
         streams = [Stream() for _ in range(20)]
@@ -275,13 +277,15 @@ def test_trio_as_a_guest_of_asyncio() -> None:
     asyncio.run(host())
 
 
-# ------------------------------------------------------------------------------------------------ KeyboardInterrupt
+# -------------------------------------------------------------------------------- KeyboardInterrupt
 
 
 def test_a_keyboard_interrupt_in_a_drain_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a bare loop SIGINT raises wherever Python is: here, at many places inside deliveries of 200 points.
+    """On a bare loop SIGINT raises wherever Python is: here, at many places inside deliveries of
+    200 points.
 
-    It looks at futures and not at tasks: an interrupt inside asyncio's own call_soon can lose asyncio's own callback.
+    It looks at futures and not at tasks: an interrupt inside asyncio's own call_soon can lose
+    asyncio's own callback.
     """
     loop = asyncio.new_event_loop()
     interrupts = 0
@@ -329,7 +333,9 @@ def test_a_keyboard_interrupt_in_a_drain_loses_nothing(monkeypatch: pytest.Monke
 
 
 def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> None:
-    """The same without chance: the delivery of each of three points is broken off at each of its steps."""
+    """The same without chance: the delivery of each of three points is broken off at each of its
+    steps.
+    """
     loop = asyncio.new_event_loop()
     context_id = internals.register_context(aiostream.Device(0).primary_context)
     registered = internals.point_registry()

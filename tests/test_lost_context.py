@@ -1,4 +1,7 @@
-"""A lost context (P19): who is told, what `health` says, and a process that ends itself. Each in a process of its own."""
+"""A lost context (P19): who is told, what `health` says, and a process that ends itself.
+
+Each in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def script(*parts: str) -> str:
     return "\n".join(textwrap.dedent(part) for part in (BEGIN, *parts))
 
 
-# ------------------------------------------------------------------------------------------------ being told
+# --------------------------------------------------------------------------------------- being told
 
 
 @pytest.mark.parametrize("order", ["listener first", "stream first", "parked first"])
@@ -86,7 +89,9 @@ def test_listener_that_has_ended_costs_no_looks(driver_kind: str) -> None:
 
 
 def test_listeners_do_not_disturb_each_other(driver_kind: str) -> None:
-    """One that raises SystemExit, and one function that is registered twice, with one of the two ended twice."""
+    """One that raises SystemExit, and one function that is registered twice, with one of the two
+    ended twice.
+    """
     lines = succeed(
         driver_kind,
         script(
@@ -151,7 +156,8 @@ def test_destroyed_context_is_not_the_end(driver_kind: str) -> None:
                 second = Stream()
             assert second.context != first.context
             assert aiostream.health() is None
-            internals.driver_call("cuDevicePrimaryCtxReset", internals.driver_call("cuDeviceGet", 0))
+            internals.driver_call("cuDevicePrimaryCtxReset",
+                internals.driver_call("cuDeviceGet", 0))
             say(aiostream.health())
             async def main():
                 await second.synchronize_async()
@@ -198,7 +204,7 @@ def test_what_lived_in_a_destroyed_context_is_not_touched(driver_kind: str, end:
     assert lines.split() == ["ContextFailedError"]
 
 
-# ------------------------------------------------------------------------------------------------ the end of the process
+# --------------------------------------------------------------------------- the end of the process
 
 PLACES = {
     "a task that polls": """
@@ -305,7 +311,8 @@ def test_process_ends_wherever_the_error_first_appears(driver_kind: str, place: 
         71,
         ["ready"] + ["told"] * done.stdout.count("told") * told,
     ), done.stderr
-    line = r"aiostream: cu\w+ reported CUDA_ERROR_LAUNCH_FAILED \(719\): the CUDA context is lost\. Process \d+ ends now, with "
+    line = r"aiostream: cu\w+ reported CUDA_ERROR_LAUNCH_FAILED \(719\): "
+    line += r"the CUDA context is lost\. Process \d+ ends now, with "
     assert re.fullmatch(line + r"exit code 71 \(exit_on_context_failed\)\.\n", done.stderr), (
         done.stderr
     )

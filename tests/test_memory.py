@@ -1,4 +1,6 @@
-"""What a stream does with memory by itself: values waited for and written, batches, and managed memory."""
+"""What a stream does with memory by itself: values waited for and written, batches, and managed
+memory.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +188,7 @@ def test_wrong_values_are_refused_before_the_driver_is_asked(stream: Stream, wor
             call()
 
 
-def test_what_the_driver_refuses(stream: Stream, words: Words) -> None:
+def test_refusals_of_the_driver(stream: Stream, words: Words) -> None:
     with pytest.raises(CudaError) as caught:
         stream.write_value(words.address + 2, 1)  # not aligned
     assert (caught.value.code, caught.value.call) == (1, "cuStreamWriteValue32")
@@ -204,13 +206,13 @@ def test_managed_memory_is_attached(stream: Stream) -> None:
         stream.attach_mem_async(pointer)
     capture.graph.close()
     with pytest.raises(CudaError) as caught:
-        stream.attach_mem_async(1 << 20)  # no memory of anybody's
+        stream.attach_mem_async(1 << 20)  # an address where no memory is
     assert caught.value.call == "cuStreamAttachMemAsync"
     with Device(0).primary_context.as_current():
         internals.driver_call("cuMemFree", pointer)
 
 
-def test_a_streams_share_of_the_device(stream: Stream) -> None:
+def test_dev_resource(stream: Stream) -> None:
     try:
         resource = stream.dev_resource(DevResourceType.SM)
     except NotSupportedError as error:

@@ -188,7 +188,7 @@ def test_what_is_no_hook_is_refused() -> None:
             on_wait(wrong)  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------ Prometheus
+# ------------------------------------------------------------------------------ Prometheus
 
 
 def scrape(collector: Collector) -> dict[str, float]:
@@ -257,6 +257,26 @@ async def test_collector_shows_who_waits() -> None:
     assert now['aiostream_pool_streams{pool="model",state="lent"}'] == 1
 
 
+async def test_collector_shows_helper_streams_that_are_busy() -> None:
+    import anyio
+
+    collector, event = Collector(), Event()
+    async with Stream() as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+            event.record(stream)
+            async with anyio.create_task_group() as group:
+                group.start_soon(event.synchronize_async)
+                await turns()
+                event.record(stream)  # a task waits for the record before: a helper stream takes it
+                busy = scrape(collector)["aiostream_busy_helper_streams"]
+                gate.open()
+        await stream.synchronize_async()
+    event.close()
+    collector.close()
+    assert busy == 1
+
+
 def test_collector_shows_a_lost_context(breakable: Any) -> None:
     stream = Stream()
     collector = Collector()
@@ -286,7 +306,7 @@ def test_importing_it_needs_no_prometheus(driver_kind: str) -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ logging
+# ------------------------------------------------------------------------------ logging
 
 
 def test_lost_context_is_logged_once_where_logging_is_configured(

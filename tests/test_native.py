@@ -1,7 +1,10 @@
-"""The native part by itself: who may know Python there, and its threads under the sanitizers (`tests/native/*.c`)."""
+"""The native part by itself: who may know Python there, and its threads under the sanitizers
+(`tests/native/*.c`).
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import re
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import internals
 from support import LIMIT, chosen_seconds, chosen_seed
 
 TESTS = Path(__file__).parent
@@ -76,7 +80,8 @@ def sanitizer_or_skip(name: str, folder: Path) -> None:
         pytest.skip("there is no gcc here")
     if compiled.returncode != 0:
         pytest.skip(
-            f"gcc has no runtime for the {name} sanitizer here: {compiled.stderr.strip().splitlines()[-1]}"
+            f"gcc has no runtime for the {name} sanitizer here: "
+            f"{compiled.stderr.strip().splitlines()[-1]}"
         )
     ran = run_command([*FIXED_LAYOUT, str(folder / "nothing")])
     if ran.returncode != 0:
@@ -120,7 +125,9 @@ def test_races_played_by_hand(tmp_path: Path) -> None:
 
 
 def test_policy_in_virtual_time(tmp_path: Path) -> None:
-    """By the policy alone: how late a task runs again, against the bound, and at which cost, for patterns of work."""
+    """By the policy alone: how late a task runs again, against the bound, and at which cost, for
+    patterns of work.
+    """
     folder = TESTS / "native"
     program = tmp_path / "policy"
     try:
@@ -145,7 +152,9 @@ def test_only_the_module_knows_python() -> None:
 
 
 def test_nothing_that_the_driver_calls_needs_python(tmp_path: Path) -> None:
-    """Stronger than the includes: without module.c, the native files need no symbol of Python's and nothing of libcuda's."""
+    """Stronger than the includes: without module.c, the native files need no symbol of Python's and
+    nothing of libcuda's.
+    """
     try:
         sources = [str(NATIVE / name) for name in DRIVER_SIDE]
         compiled = run_command(
@@ -157,3 +166,45 @@ def test_nothing_that_the_driver_calls_needs_python(tmp_path: Path) -> None:
     assert compiled.returncode == 0, compiled.stderr
     names = {line.split()[-1].split("@")[0] for line in undefined.stdout.splitlines()}
     assert not {name for name in names if re.match(r"_?Py|cu[A-Z]", name)}
+
+
+# --------------------------------------------------------------------------------------- its tables
+
+
+def stub_names() -> set[str]:
+    stub = Path(str(internals.native_names()["__file__"])).with_name("_native.pyi")
+    names = set()
+    for node in ast.parse(stub.read_text()).body:
+        if isinstance(node, ast.AnnAssign):
+            names.add(ast.unparse(node.target))
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+    return names
+
+
+def test_the_stub_names_what_the_module_has() -> None:
+    """Both ways, but for counters that only `statistics()` reads, by their names in `COUNTERS`."""
+    names = internals.native_names()
+    counters = names["COUNTERS"]
+    assert isinstance(counters, tuple)
+    public = {name for name in names if not name.startswith("__")}
+    stub = stub_names()
+    assert stub <= public, "the stub names what the module lacks"
+    assert public - set(counters) <= stub, "a new name needs its line in _native.pyi"
+
+
+def test_each_counter_is_its_place_in_the_list() -> None:
+    names = internals.native_names()
+    counters = names["COUNTERS"]
+    assert isinstance(counters, tuple)
+    assert [names[counter] for counter in counters] == list(range(len(counters)))
+    assert len(internals.native_counters()) == len(counters)
+
+
+def test_calls_that_older_drivers_lack_have_one_version() -> None:
+    """`driver_calls.h` says when native code asks for them, `MINIMUM` what the error says."""
+    rows = internals.native_names()["DRIVER_CALLS"]
+    assert isinstance(rows, tuple)
+    newer = {name: version for name, _, version, is_newer in rows if is_newer}
+    assert newer
+    assert newer.items() <= internals.minimum_versions().items()

@@ -1,4 +1,6 @@
-"""The watcher when the driver refuses or blocks, and what another thread's capture, a fork or an interrupt does in the middle."""
+"""The watcher when the driver refuses or blocks, and what another thread's capture, a fork or an
+interrupt does in the middle.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ EXCHANGE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 
 
 def in_a_short_capture(stream: Stream) -> Callable[[Any], Callable[..., int]]:
-    """Another thread's capture of the stream begins before the record of a wait, and ends after it."""
+    """Another thread's capture of the stream begins before the record of a wait, and ends
+    after it.
+    """
 
     def replace(original: Any) -> Callable[..., int]:
         def record(event: int, handle: int, flags: int) -> int:
@@ -53,7 +57,9 @@ async def awaits_a_captured_record(
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 @pytest.mark.parametrize("wait", ["event", "spin", "auto"])
 def test_a_capture_that_takes_the_record_of_a_wait_and_ends(loop_kind: str, wait: Any) -> None:
-    """The stream no longer captures when the library looks, and the event is a captured one nevertheless."""
+    """The stream no longer captures when the library looks, and the event is a captured one
+    nevertheless.
+    """
 
     async def main() -> None:
         with Gate() as gate:
@@ -136,7 +142,8 @@ def test_exit_while_the_driver_blocks_the_watcher(driver_kind: str) -> None:
             task = asyncio.ensure_future(held_stream(gate, wait="event").synchronize_async())
             await asyncio.sleep(0)
             polls = internals.native_counters()[internals.EVENT_POLLS]
-            assert settle(lambda: internals.native_counters()[internals.EVENT_POLLS] > polls)  # the watcher has it
+            # the watcher has it
+            assert settle(lambda: internals.native_counters()[internals.EVENT_POLLS] > polls)
             internals.block_native_call("cuEventQuery")
             task.cancel()
         asyncio.run(main())
@@ -148,10 +155,13 @@ def test_exit_while_the_driver_blocks_the_watcher(driver_kind: str) -> None:
 
 
 def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
-    """It ends the use, as the last user of a closed handle in the child's memory, and destroys nothing."""
+    """It ends the use, as the last user of a closed handle in the child's memory, and destroys
+    nothing.
+    """
     script = """
         import os, warnings
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about
+        # Python 3.12 on: fork with threads about
+        warnings.simplefilter("ignore", DeprecationWarning)
         import aiostream, internals
         from aiostream import Graph, Stream
         stream, graph = Stream(), Graph()
@@ -161,7 +171,8 @@ def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
             pid = os.fork()
         if pid == 0:
             os._exit(aiostream.statistics().handles.destroyed)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), aiostream.statistics().handles.destroyed)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
+            aiostream.statistics().handles.destroyed)
     """
     done = run_script(driver_kind, script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 2\n", "")
@@ -169,7 +180,11 @@ def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 def test_an_interrupt_while_a_queue_is_used_leaves_none(loop_kind: str) -> None:
-    """At each bytecode. A queue that has no owner, or for which a slot stays reserved, would keep three descriptors for good."""
+    """At each bytecode.
+
+    A queue that has no owner, or for which a slot stays reserved, would keep three descriptors for
+    good.
+    """
     stream = Stream()
 
     async def use() -> None:
@@ -182,7 +197,7 @@ def test_an_interrupt_while_a_queue_is_used_leaves_none(loop_kind: str) -> None:
         struck, internals.QUEUE_STEPS, lambda: run_on(loop_kind, use)
     ):
         struck += 1
-        gc.collect(1)  # what this step has made is young
+        gc.collect()  # what is alive at once has a queue each, and the queues are kept for reuse
         assert settle(internals.janitor_is_idle)
     assert struck > 10
     run_on(loop_kind, use)

@@ -1,4 +1,4 @@
-"""StreamPool: fair, bounded, and never losing a stream."""
+"""StreamPool: the order in which tasks get streams, its end, and what its waits learn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_streams_are_lent_in_turn_and_come_back() -> None:
     assert "closed" in repr(pool)
 
 
-async def test_no_more_tasks_have_a_stream_than_there_are() -> None:
+async def test_no_two_tasks_have_one_stream() -> None:
     import anyio
 
     active = peak = 0
@@ -64,7 +64,7 @@ async def test_no_more_tasks_have_a_stream_than_there_are() -> None:
     await pool.aclose()
 
 
-async def test_those_who_wait_are_served_in_order() -> None:
+async def test_waiting_tasks_are_served_in_order() -> None:
     import anyio
 
     pool, order = StreamPool(1), []
@@ -136,7 +136,7 @@ async def test_a_cancelled_waiter_takes_nothing() -> None:
 
 @pytest.mark.parametrize("end", ["release", "close"])
 def test_a_waiter_of_a_closed_loop_takes_nothing(end: str) -> None:
-    """The loop was closed, not run to its end: nobody cancelled the task, whose future cannot be settled any more."""
+    """The loop was closed before its task was cancelled. So the task's future cannot be settled."""
     pool = StreamPool(1)
     loop = asyncio.new_event_loop()
     lent = loop.run_until_complete(pool.acquire())
@@ -162,7 +162,7 @@ def test_a_waiter_of_a_closed_loop_takes_nothing(end: str) -> None:
     pool.close()
 
 
-async def test_what_was_lent_cannot_harm_the_pool() -> None:
+async def test_closing_or_returning_a_stream_twice_does_not_affect_the_pool() -> None:
     async with StreamPool(1) as pool:
         stream = await pool.acquire()
         stream.close()
@@ -181,7 +181,7 @@ async def test_what_was_lent_cannot_harm_the_pool() -> None:
             stream.query()
 
 
-async def test_its_end_awaits_the_work() -> None:
+async def test_aclose_awaits_the_work() -> None:
     with Gate() as gate:
         pool = StreamPool(2)
         async with pool.stream() as stream:
@@ -241,7 +241,7 @@ def test_a_pool_has_a_size() -> None:
     pool.close()
 
 
-# ------------------------------------------------------------------------------------------------ what its waits learn
+# ----------------------------------------------------------------------------- what its waits learn
 
 
 async def timers_of_first_wait(first: Stream, second: Stream) -> int:
@@ -257,7 +257,9 @@ async def timers_of_first_wait(first: Stream, second: Stream) -> int:
 
 @pytest.mark.parametrize("use", ["lent", "borrowed"])
 async def test_streams_of_a_pool_learn_from_each_other(use: str) -> None:
-    """What the waits on one have learnt, the first wait on another uses, also through a stream that was borrowed by handle."""
+    """What the waits on one have learnt, the first wait on another uses, also through a stream that
+    was borrowed by handle.
+    """
     for _ in range(20):  # on a busy machine even equal waits may differ too much
         async with StreamPool(2) as pool, pool.stream() as first, pool.stream() as second:
             timers = await timers_of_first_wait(
@@ -283,7 +285,7 @@ async def test_other_streams_learn_nothing_from_each_other() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["auto", "event", "spin", "hostfunc"])
-async def test_lent_stream_waits_as_the_pool_was_told(strategy: str) -> None:
+async def test_streams_have_the_wait_strategy_of_the_pool(strategy: str) -> None:
     async with StreamPool(1, wait=strategy) as pool, pool.stream() as stream:
         assert stream.wait_strategy == WaitStrategy(strategy)
         assert stream.to_borrowed().wait_strategy == WaitStrategy(strategy)

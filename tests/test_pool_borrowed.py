@@ -1,4 +1,4 @@
-"""StreamPool.borrow: a pool of another library's streams, which two of the same would spoil."""
+"""StreamPool.borrow: a pool of different streams of another library."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_stream_is_free_when_its_work_is_done(owners: list[Stream]) -> Non
         pool.acquire_nowait()
 
 
-def test_pool_that_would_be_none_is_refused(owners: list[Stream]) -> None:
+def test_equal_streams_and_none_at_all_are_refused(owners: list[Stream]) -> None:
     with pytest.raises(
         ValueError, match=r"streams 0 and 2 are one \(handle 0x[0-9a-f]+\), .* torch hands out 32"
     ):
@@ -89,7 +89,7 @@ def test_streams_of_two_contexts_are_refused() -> None:
     internals.driver_call("cuCtxDestroy", handle)
 
 
-def test_borrowed_stream_waits_as_it_is_told(owners: list[Stream]) -> None:
+def test_borrowed_stream_has_the_wait_strategy_of_its_call(owners: list[Stream]) -> None:
     assert Stream.borrow(owners[0], wait="spin").wait_strategy is WaitStrategy.SPIN
     assert (
         Stream.borrow(owners[0].handle, wait=WaitStrategy.HOSTFUNC).wait_strategy

@@ -75,7 +75,7 @@ async def test_equally_loaded_devices_take_turns() -> None:
         assert len(set(seen)) == 4
 
 
-async def test_who_waits_gets_the_first_free_stream_of_any_device() -> None:
+async def test_waiting_task_gets_the_first_free_stream_of_any_device() -> None:
     async with StreamPool(2, devices=[0, 1]) as pool:
         for device in (0, 1):
             held = {int(stream.device): stream for stream in [await pool.acquire() for _ in "ab"]}
@@ -94,7 +94,7 @@ async def test_who_waits_gets_the_first_free_stream_of_any_device() -> None:
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
-async def test_lost_context_wakes_who_waits_and_names_the_devices(breakable: Any) -> None:
+async def test_lost_context_wakes_waiting_tasks_and_names_the_devices(breakable: Any) -> None:
     pool, errors = StreamPool(2, devices=[0, 1]), []
     held = [await pool.acquire() for _ in range(2)]
     assert internals.health_watches() == 0
@@ -113,7 +113,7 @@ async def test_lost_context_wakes_who_waits_and_names_the_devices(breakable: Any
     await until(lambda: internals.health_watches() == 0)
     for stream in held:
         pool.release(stream)
-    recover(breakable)
+    recover()
     async with pool.stream() as stream:
         await stream.synchronize_async()
     await pool.aclose()

@@ -32,7 +32,9 @@ from waiters import until
 
 
 def waited_for(pool: StreamPool) -> tuple[asyncio.AbstractEventLoop, Stream, asyncio.Task[Stream]]:
-    """A loop that is not running, the only stream, which a task of it has, and another task that waits for it."""
+    """A loop that is not running, the only stream, which a task of it has, and another task that
+    waits for it.
+    """
     loop = asyncio.new_event_loop()
     lent = loop.run_until_complete(pool.acquire())
     waiter = loop.create_task(pool.acquire())
@@ -48,7 +50,7 @@ def collect(task: asyncio.Task[Any]) -> None:
     coroutine.close()
 
 
-# ------------------------------------------------------------------------------------------------ other loops
+# -------------------------------------------------------------------------------------- other loops
 
 
 def test_another_loop_is_refused_while_the_pool_is_in_use() -> None:
@@ -81,8 +83,10 @@ def test_another_loop_is_refused_while_the_pool_is_in_use() -> None:
 
 
 @pytest.mark.parametrize("state", ["waiting", "handed over"])
-def test_another_loop_is_refused_while_somebody_waits(state: str) -> None:
-    """Also while a stream was handed to a task that has not run since, because its loop was stopped."""
+def test_another_loop_is_refused_while_a_task_waits(state: str) -> None:
+    """Also while a stream was handed to a task that has not run since, because its loop was
+    stopped.
+    """
     pool = StreamPool(1)
     first, stream, waiter = waited_for(pool)
     if state == "handed over":
@@ -132,7 +136,10 @@ def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
 
 
 def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
-    """The task that waits is kept too. Neither keeps the loop's queue, nor has the watcher read the context's health for ever."""
+    """The task that waits is kept too.
+
+    Neither keeps the loop's queue, nor has the watcher read the context's health for ever.
+    """
     pool = StreamPool(1)
     descriptors = len(os.listdir("/proc/self/fd"))
     loop, lent, waiter = waited_for(pool)
@@ -149,7 +156,7 @@ def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
 
 
 def test_look_of_a_former_loop_leaves_the_pool_alone() -> None:
-    """It was to come when nobody would tell that a stream was free. Another loop has the pool by then."""
+    """The former loop was to query a stream again. Another loop uses the pool by then."""
     pool, origin, forked = StreamPool(1), Stream(), Event()
     first = asyncio.new_event_loop()
 
@@ -181,7 +188,7 @@ def test_look_of_a_former_loop_leaves_the_pool_alone() -> None:
         thing.close()
 
 
-# ------------------------------------------------------------------------------------------------ ends and interrupts
+# ------------------------------------------------------------------------------ ends and interrupts
 
 
 async def test_closing_twice_at_once() -> None:
@@ -199,7 +206,7 @@ async def test_closing_twice_at_once() -> None:
     assert pool.closed
 
 
-async def test_waiters_are_told_when_closing_begins() -> None:
+async def test_waiting_tasks_fail_when_closing_begins() -> None:
     told = anyio.Event()
     with Gate() as gate:
         pool = StreamPool(2)
@@ -237,7 +244,9 @@ async def test_cancelled_waiter_of_a_pool_that_closes_leaves_no_report(
 
 
 def interrupted_at(line: int, function: Callable[[], Any]) -> bool:
-    """Runs a function with a KeyboardInterrupt at that many lines of the pool's code; whether it got so far."""
+    """Runs a function with a KeyboardInterrupt at that many lines of the pool's code; whether it
+    got so far.
+    """
     left = line
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -331,7 +340,7 @@ def test_interrupt_between_two_steps_of_handing_over_loses_nothing() -> None:
     assert line > 10
 
 
-def test_lost_stream_is_found_by_who_does_not_wait() -> None:
+def test_acquire_nowait_finds_a_lost_stream() -> None:
     async def lose() -> None:
         pool = StreamPool(1)
         line = 1

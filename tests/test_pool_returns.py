@@ -1,4 +1,4 @@
-"""StreamPool: streams that come back busy, capturing or failed; and tasks that wait."""
+"""StreamPool: streams that come back busy, capturing or failed, and tasks that wait."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def give_up_on_held_work(pool: StreamPool, gate: Gate) -> None:
                 future.cancel()
 
 
-# ------------------------------------------------------------------------------------------------ busy streams
+# ------------------------------------------------------------------------------------- busy streams
 
 
 async def test_stream_is_free_again_when_its_work_is_done() -> None:
@@ -56,8 +56,8 @@ async def test_stream_is_free_again_when_its_work_is_done() -> None:
             assert pool.busy == 0
 
 
-async def test_requests_that_gave_up_are_in_nobodys_way() -> None:
-    """Each leaves its work on a stream. The next request gets a stream only when it is free of that."""
+async def test_cancelled_requests_do_not_delay_the_next() -> None:
+    """Each leaves its work on a stream. The next request gets a stream only after that work."""
     with Gate() as gate:
         async with StreamPool(2) as pool:
             served: list[bool] = []
@@ -77,7 +77,7 @@ async def test_requests_that_gave_up_are_in_nobodys_way() -> None:
             assert served == [True] * 8
 
 
-async def test_drain_awaits_what_a_pools_users_have_left() -> None:
+async def test_drain_awaits_work_of_earlier_tasks() -> None:
     with Gate() as gate:
         async with StreamPool(1) as pool:
             async with pool.stream() as stream:
@@ -161,7 +161,7 @@ def test_loop_that_ends_leaves_its_busy_streams_to_the_next() -> None:
         assert settle(lambda: statistics().waits.pending == 0)
 
 
-def test_stream_that_came_back_between_two_runs_of_its_loop_goes_to_who_waits() -> None:
+def test_stream_that_came_back_between_two_runs_of_its_loop_goes_to_a_waiting_task() -> None:
     with Gate() as gate:
         pool = StreamPool(1)
         loop = asyncio.new_event_loop()
@@ -179,8 +179,8 @@ def test_stream_that_came_back_between_two_runs_of_its_loop_goes_to_who_waits() 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-async def test_refused_event_does_not_keep_who_waits_waiting(breakable: Any) -> None:
-    """Nothing will tell that the work is done, so the pool looks again."""
+async def test_waiting_task_gets_a_stream_after_a_refused_event(breakable: Any) -> None:
+    """No event says that the work is done, so the pool queries the stream again."""
     with Gate() as gate:
         async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
             held = await pool.acquire()
@@ -204,10 +204,10 @@ async def test_refused_event_does_not_keep_who_waits_waiting(breakable: Any) -> 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-async def test_event_that_cannot_be_queried_fails_nobody_in_a_healthy_context(
+async def test_event_that_cannot_be_queried_fails_no_task_in_a_healthy_context(
     breakable: Any,
 ) -> None:
-    """The stream is asked instead, and lent when its work is done."""
+    """The pool queries the stream instead, and uses it when its work is done."""
     with Gate() as gate:
         async with StreamPool(1) as pool, anyio.create_task_group() as tasks:
             served: list[bool] = []
@@ -229,7 +229,7 @@ async def test_event_that_cannot_be_queried_fails_nobody_in_a_healthy_context(
             assert served == [True]
 
 
-# ------------------------------------------------------------------------------------------------ full pools
+# --------------------------------------------------------------------------------------- full pools
 
 
 async def test_stream_is_lent_at_once_or_refused() -> None:
@@ -241,7 +241,7 @@ async def test_stream_is_lent_at_once_or_refused() -> None:
         assert pool.idle == 1
 
 
-async def test_nobody_overtakes_those_who_wait() -> None:
+async def test_acquire_nowait_does_not_overtake_waiting_tasks() -> None:
     pool, got = StreamPool(1), []
 
     async def wait() -> None:
@@ -260,7 +260,7 @@ async def test_nobody_overtakes_those_who_wait() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 2])
-async def test_only_so_many_tasks_may_wait(most: int) -> None:
+async def test_max_waiting_limits_the_waiting_tasks(most: int) -> None:
     async with StreamPool(1, max_waiting=most) as pool, anyio.create_task_group() as tasks:
 
         async def wait() -> None:
@@ -298,7 +298,7 @@ async def test_cancelled_waiter_leaves_its_place_at_once() -> None:
         assert pool.waiting == 0
 
 
-async def test_error_and_repr_name_who_holds_a_stream() -> None:
+async def test_error_and_repr_name_the_tasks_that_hold_streams() -> None:
     pool = StreamPool(1, max_waiting=0)
 
     async def hold() -> None:
@@ -325,7 +325,7 @@ def test_wrong_numbers_are_refused() -> None:
         StreamPool(1, max_waiting=-1)
 
 
-async def test_each_block_needs_a_lending_of_its_own() -> None:
+async def test_each_block_calls_stream_again() -> None:
     async with StreamPool(2) as pool:
         lending = pool.stream()
         async with lending:
@@ -336,7 +336,7 @@ async def test_each_block_needs_a_lending_of_its_own() -> None:
             pool.release(None)  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------ captures
+# ----------------------------------------------------------------------------------------- captures
 
 
 @pytest.mark.parametrize("through", ["the lent stream", "another Stream of the handle"])
@@ -419,12 +419,12 @@ async def test_task_waits_until_anothers_capture_has_ended() -> None:
     forked.close()
 
 
-# ------------------------------------------------------------------------------------------------ failures
+# ----------------------------------------------------------------------------------------- failures
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
-async def test_context_failure_wakes_all_who_wait(breakable: Any) -> None:
-    """Also while whoever has the stream waits for something else and never gives it back."""
+async def test_context_failure_wakes_all_waiting_tasks(breakable: Any) -> None:
+    """Also while the task that has the stream waits for something else."""
     pool, errors = StreamPool(1), []
 
     async def wait() -> None:

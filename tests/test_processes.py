@@ -1,4 +1,6 @@
-"""Signals, subinterpreters, and worker processes: what works does so from the outside, and what cannot work is refused."""
+"""Signals, subinterpreters, and worker processes: what works does so from the outside, and what
+cannot work is refused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from waiters import until
 
 KINDS = ["asyncio", "uvloop", "trio"]
 
-# ------------------------------------------------------------------------------------------------ signals
+# ------------------------------------------------------------------------------------------ signals
 
 
 async def wait_for_event(stream: Stream) -> None:
@@ -114,7 +116,9 @@ def test_sigint_ends_an_await_at_once(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_waits_and_a_loops_signals_do_not_disturb_each_other(kind: str) -> None:
-    """asyncio, uvloop and trio learn of signals through `signal.set_wakeup_fd`, in the same poll as of the ends of waits."""
+    """asyncio, uvloop and trio learn of signals through `signal.set_wakeup_fd`, in the same poll as
+    of the ends of waits.
+    """
     seen = 0
 
     async def main() -> None:
@@ -163,7 +167,7 @@ def test_wakeup_descriptor_of_the_application_is_left_alone() -> None:
         os.close(writing)
 
 
-# ------------------------------------------------------------------------------------------------ subinterpreters
+# ---------------------------------------------------------------------------------- subinterpreters
 
 SUBINTERPRETER = r"""
     import process_jobs
@@ -174,7 +178,10 @@ SUBINTERPRETER = r"""
     except ImportError:
         import _xxsubinterpreters as interpreters
     made = interpreters.create({options})
-    code = "try:\n import aiostream\nexcept ImportError as error:\n print('subinterpreter' in str(error), flush=True)"
+    code = (
+        "try:\n import aiostream\n"
+        "except ImportError as error:\n print('subinterpreter' in str(error), flush=True)"
+    )
     run = getattr(interpreters, "exec", None) or interpreters.run_string
     refused = run(made, code)
     interpreters.destroy(made)
@@ -192,7 +199,7 @@ def test_subinterpreters_are_refused(driver_kind: str, isolated: bool, before: b
     )
 
 
-# ------------------------------------------------------------------------------------------------ worker processes
+# --------------------------------------------------------------------------------- worker processes
 
 WORKERS = """
     import multiprocessing
@@ -222,12 +229,15 @@ def test_worker_processes_that_are_forked_later_are_refused(driver_kind: str) ->
         import multiprocessing, warnings
         from concurrent.futures import ProcessPoolExecutor
         import process_jobs
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's own, about threads and fork
-        warnings.simplefilter("ignore", RuntimeWarning)  # the child's, about the coroutine that was refused
+        # Python 3.12's own, about threads and fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        # the child's, about the coroutine that was refused
+        warnings.simplefilter("ignore", RuntimeWarning)
         assert process_jobs.wait_for(1) == 1
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as executor:
             error = executor.submit(process_jobs.wait_for, 2).exception(timeout=30)
-        print(type(error).__name__, "fork" in str(error), "spawn" in str(error), process_jobs.wait_for(3))
+        print(type(error).__name__, "fork" in str(error), "spawn" in str(error),
+            process_jobs.wait_for(3))
     """
     assert succeed(driver_kind, script) == "RuntimeError True True 3\n"
 
@@ -250,7 +260,8 @@ def test_fork_within_the_function_that_enqueues(driver_kind: str, call: str) -> 
     script = f"""
         import asyncio, os, warnings
         from aiostream import Stream, statistics
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's own, about threads and fork
+        # Python 3.12's own, about threads and fork
+        warnings.simplefilter("ignore", DeprecationWarning)
 
         def fork(stream):
             pid = os.fork()

@@ -1,4 +1,4 @@
-"""The pytest plugin, as a user's suite meets it: each test here runs pytest in a process of its own."""
+"""The pytest plugin, as a user's suite meets it, in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import aiostream
 
 SUITE = '''
-"""A user's suite. It knows the plugin, its own application, and nothing else of aiostream's tests."""
+"""A user's suite. It knows the plugin, and nothing of aiostream's tests."""
 
 import asyncio
 
@@ -210,6 +210,38 @@ def test_a_suite_with_the_plugin_only(tmp_path: Path) -> None:
     assert last_line(done).startswith("11 passed"), done.stdout
 
 
+@pytest.mark.parametrize(("plugin", "mark"), [("anyio", "anyio"), ("asyncio", "asyncio")])
+def test_async_tests_of_other_plugins_are_checked(tmp_path: Path, plugin: str, mark: str) -> None:
+    suite = f"""
+    import aiostream
+    import pytest
+    from aiostream.testing import spin
+
+    @pytest.fixture
+    def anyio_backend():
+        return "asyncio"
+
+    @pytest.mark.{mark}
+    async def test_awaits():
+        async with aiostream.Stream() as stream:
+            await stream.enqueue_async(spin, 0.001)
+
+    @pytest.mark.{mark}
+    async def test_blocks():
+        async with aiostream.Stream() as stream:
+            stream.synchronize()
+
+    @pytest.mark.{mark}
+    async def test_leaves_a_stream():
+        test_leaves_a_stream.kept = aiostream.Stream()
+    """
+    scope = ("-o", "asyncio_default_fixture_loop_scope=function") if plugin == "asyncio" else ()
+    done = pytest_of(tmp_path, suite, "-p", plugin, *scope, "--aiostream=simulator")
+    assert "FAILED test_suite.py::test_blocks" in done.stdout, done.stdout + done.stderr
+    assert "ERROR test_suite.py::test_leaves_a_stream" in done.stdout, done.stdout
+    assert "1 failed, 2 passed, 1 error" in last_line(done), done.stdout
+
+
 def test_simulator_is_used_where_gpus_are_hidden(tmp_path: Path) -> None:
     suite = "import aiostream\n\ndef test_it():\n    assert aiostream.Device.count() == 1\n"
     done = pytest_of(tmp_path, suite, "--aiostream=simulator", CUDA_VISIBLE_DEVICES="")
@@ -242,7 +274,9 @@ def test_without_the_option_nothing_is_checked_and_nothing_imported(tmp_path: Pa
     import sys
 
     def test_nothing_is_imported():
-        assert not [name for name in sys.modules if name == "aiostream" or name.startswith(("aiostream.", "cuda"))]
+        wrong = ("aiostream.", "cuda")
+        assert "aiostream" not in sys.modules
+        assert not [name for name in sys.modules if name.startswith(wrong)]
     """
     done = pytest_of(tmp_path, suite)
     assert last_line(done).startswith("1 passed"), done.stdout

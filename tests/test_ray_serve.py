@@ -1,4 +1,4 @@
-"""`examples/ray_serve.py`: batches, a replica that lost its context, and the graceful end. Needs ray."""
+"""`examples/ray_serve.py`: batches, a replica that lost its context, and the end. Needs ray."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from aiostream import Device
 from servers import ROOT, environment, free_port
 from support import settle
 
@@ -33,6 +34,8 @@ pytestmark = [
 def test_replicas_batch_and_one_that_lost_its_context_is_replaced(
     driver_kind: str, tmp_path: Path
 ) -> None:
+    if driver_kind == "gpu" and Device.count() < 2:
+        pytest.skip("needs two GPUs")
     port, ends = free_port(), tmp_path / "ends"
     variables = {
         **environment(driver_kind),
@@ -88,16 +91,17 @@ def talk(port: int) -> None:
         assert [(status, body["y"]) for status, body in answers] == [
             (200, 2.0 * x) for x in range(64)
         ]
-        assert len({body["pid"] for _, body in answers}) == 2
+        before = {body["pid"] for _, body in answers}
+        assert len(before) == 2
         assert max(body["batch"] for _, body in answers) > 1
 
-        with contextlib.suppress(httpx.TransportError, KeyError):
-            lost = client.get("/", params={"fault": 1}).json()["pid"]
+        with contextlib.suppress(httpx.TransportError):
+            client.get("/", params={"fault": 1})  # its replica may end before it has answered
         faulted = time.monotonic()
 
         def replaced() -> bool:
             now = [body["pid"] for status, body in pool.map(ask, range(16)) if status == 200]
-            return len(now) == 16 and len(set(now)) == 2 and lost not in now
+            return len(now) == 16 and len(set(now)) == 2 and len(set(now) & before) == 1
 
         assert settle(replaced, 120)
         assert time.monotonic() - faulted < 120

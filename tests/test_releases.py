@@ -1,4 +1,6 @@
-"""What users left to the library is dropped in a thread of its own, because a destructor may block for seconds."""
+"""What users left to the library is dropped in a thread of its own, because a destructor may block
+for seconds.
+"""
 
 from __future__ import annotations
 

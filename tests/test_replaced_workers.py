@@ -1,4 +1,6 @@
-"""P19 in servers with several worker processes: the one that lost its context ends, and its supervisor starts another."""
+"""P19 in servers with several worker processes: the one that lost its context ends, and its
+supervisor starts another.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from support import settle
 
 CLIENTS = 4
 LINE = re.compile(
-    r"^aiostream: .* \(719\): the CUDA context is lost\. Process (\d+) ends now, with exit code (?:70|0) .*$",
+    r"^aiostream: .* \(719\): the CUDA context is lost\. Process (\d+) ends now, with exit code "
+    r"(?:70|0) .*$",
     re.MULTILINE,
 )
 SERVERS = {
@@ -60,7 +63,9 @@ def free_port() -> int:
 
 
 class Clients:
-    """Several threads that send one request after another, each on a connection of its own, and note the answers."""
+    """Several threads that send one request after another, each on a connection of its own, and
+    note the answers.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url

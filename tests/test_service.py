@@ -1,4 +1,4 @@
-"""Waiting for several completions, draining the process, and being told of a lost context."""
+"""wait, as_completed and drain, and the listeners of a lost context."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_tasks_can_be_waited_for_too() -> None:
     stream.close()
 
 
-# ------------------------------------------------------------------------ as_completed
+# ------------------------------------------------------------------------------------- as_completed
 
 
 async def test_futures_come_in_the_order_in_which_they_end() -> None:
@@ -148,18 +148,20 @@ async def test_futures_that_are_done_come_at_once_and_each_once() -> None:
         await aiostream.wait(done)
         done[1] = stream.completion_future()
         done[1].cancel()
-        given = [future async for future in aiostream.as_completed([*done, *done], timeout=0)]
+        given = [each async for each in aiostream.as_completed([*done, *done], timeout=0)]
         assert given == done, "in the order in which they were passed"
         assert given[1].cancelled()
-    assert [future async for future in aiostream.as_completed([])] == []
+    none: list[Any] = []
+    assert [each async for each in aiostream.as_completed(none)] == []
 
 
 @pytest.mark.simulator_only("lets a future fail on its own")
 async def test_failed_future_is_given_and_not_raised() -> None:
     with Gate() as gate, contextlib.closing(held_stream(gate)) as stream:
-        failing = stream.enqueue_async(lambda _: None)
+        failing: Any = stream.enqueue_async(lambda _: None)
         internals.fail_future(failing, CudaError(1, "CUDA_ERROR_INVALID_VALUE", "test"))
-        async for future in aiostream.as_completed([failing]):
+        futures: list[Any] = [failing]
+        async for future in aiostream.as_completed(futures):
             with pytest.raises(CudaError, match="test reported"):
                 future.result()
 
@@ -169,7 +171,7 @@ async def test_timeout_ends_the_iteration_and_leaves_the_futures() -> None:
         async with Stream() as free:
             never, soon = held.completion_future(), free.completion_future()
             await soon
-            given = []
+            given: list[Any] = []
             with pytest.raises(TimeoutError):
                 async for future in aiostream.as_completed([never, soon], timeout=0.01):
                     given.append(future)
@@ -201,12 +203,16 @@ async def test_wrong_iterations_are_refused() -> None:
         future = stream.completion_future()
         for wrong in (future, 5, [concurrent.futures.Future[None]()]):
             with pytest.raises(TypeError, match="as_completed takes"):
-                aiostream.as_completed(wrong)  # type: ignore[type-var, arg-type]
+                aiostream.as_completed(wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="timeout is a number"):
             aiostream.as_completed([future], timeout="1")  # type: ignore[arg-type]
         steps = aiostream.as_completed([future])
+
+        async def take() -> None:
+            assert await steps.__anext__() is future
+
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(steps.__anext__)
+            tasks.start_soon(take)
             await anyio.wait_all_tasks_blocked()
             with pytest.raises(RuntimeError, match="use one task"):
                 await steps.__anext__()
@@ -231,7 +237,7 @@ async def test_tasks_come_in_the_order_in_which_they_end_too() -> None:
             assert given == [future, task]
 
 
-# ------------------------------------------------------------------------ drain
+# -------------------------------------------------------------------------------------------- drain
 
 
 async def test_drain_waits_for_everything() -> None:
@@ -329,7 +335,8 @@ def test_drain_does_not_wait_for_a_closed_loop_that_polled(run: Any, loop_kind: 
         gate.hold(stream)
         loop = asyncio.new_event_loop()
         task = loop.create_task(stream.synchronize_async())
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own complaint, which is right
+        # Silences asyncio's own complaint, which is right.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop.run_until_complete(asyncio.sleep(0))
         assert statistics().waits.pending == 1
         assert run(aiostream.drain, 0) is False
@@ -340,11 +347,11 @@ def test_drain_does_not_wait_for_a_closed_loop_that_polled(run: Any, loop_kind: 
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ a lost context
+# ----------------------------------------------------------------------------------- a lost context
 
 
 def test_listeners_are_told_once(driver_kind: str) -> None:
-    """In a thread of the library, with an error of their own, though nobody awaits the failed future."""
+    """In a thread of the library, and each with its own copy of the error."""
     script = """
         import asyncio, threading
         import aiostream
@@ -424,11 +431,11 @@ def test_a_registration_is_ended_by_its_own_function_alone() -> None:
     assert succeed("simulator", script) == "[719]\n"
 
 
-# ------------------------------------------------------------------------------------------------ many futures
+# ------------------------------------------------------------------------------------- many futures
 
 
 class Counted:
-    """A future that counts how often it is looked at; of any loop, since it calls nobody by itself."""
+    """A future of no loop, which counts how often `wait` looks at it."""
 
     looks = 0
 
@@ -460,7 +467,7 @@ class Counted:
 
 @pytest.mark.parametrize("return_when", ["ALL_COMPLETED", "FIRST_EXCEPTION"])
 async def test_a_wait_looks_at_each_future_a_few_times(return_when: Any) -> None:
-    """And not at all of them whenever one ends, which with 8,000 futures kept the loop for seconds."""
+    """It looked at all of them at each end, which kept the loop for seconds with 8,000 futures."""
     import anyio
 
     futures = [Counted() for _ in range(1000)]
@@ -495,7 +502,8 @@ async def test_what_cannot_be_waited_for() -> None:
     with pytest.raises(TypeError, match="wait takes several futures"):
         await aiostream.wait(None)  # type: ignore[arg-type]
     coroutine = stream.synchronize_async()
-    for wrong in (1, coroutine, concurrent.futures.Future()):
+    others: tuple[Any, ...] = (1, coroutine, concurrent.futures.Future())
+    for wrong in others:
         with pytest.raises(
             TypeError, match=r"wait takes futures of this loop, not .*asyncio.wrap_future"
         ):

@@ -1,4 +1,4 @@
-"""Streams that are given to other libraries (P18): never destroyed while the other may use them; and what names a device."""
+"""Streams that other libraries use too, and the names of devices."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def stream_is_retired(number: int) -> None:
 
 @pytest.mark.parametrize("end", ["close", "finalizer"])
 def test_retired_stream_leaves_no_capture_open(libraries: None, end: str) -> None:
-    """A GLOBAL capture would refuse allocations of every thread, and nobody could end it."""
+    """A GLOBAL capture would refuse allocations of every thread, and nothing could end it."""
     before = retired()
     stream = Stream()
     stream.torch()
@@ -136,7 +136,8 @@ def test_library_that_is_not_installed_changes_nothing(
 def test_no_library_is_imported_unasked() -> None:
     done = run_script(
         "simulator",
-        "import sys, aiostream; aiostream.Stream(); assert not {'torch', 'cupy', 'numba'} & set(sys.modules)",
+        "import sys, aiostream; aiostream.Stream(); assert not {'torch', 'cupy', 'numba'} & "
+        "set(sys.modules)",
     )
     assert done.returncode == 0, done.stderr
 
@@ -180,8 +181,10 @@ def test_borrowed_stream_of_theirs_is_kept_alive_by_the_shared_one(libraries: No
     owner.close()
 
 
-def test_given_away_stream_is_the_takers(libraries: None) -> None:
-    """`into_raw` after it was shared: nothing is retired, because the handle is not ours to close any more."""
+def test_stream_that_was_given_away_is_not_retired(libraries: None) -> None:
+    """`into_raw` after it was shared: nothing is retired, because the handle is not ours to close
+    any more.
+    """
     before = statistics().handles
     stream = Stream()
     stream.torch()
@@ -191,7 +194,7 @@ def test_given_away_stream_is_the_takers(libraries: None) -> None:
     internals.driver_call("cuStreamDestroy", handle)
 
 
-# ------------------------------------------------------------------------------------------------ devices
+# ------------------------------------------------------------------------------------------ devices
 
 
 def numbered(module: str, **attributes: int) -> Any:
@@ -252,6 +255,6 @@ def test_device_without_a_number_is_the_current_one() -> None:
         (numbered("jax", id=0), TypeError, "not Device"),
     ],
 )
-def test_what_is_no_device_is_refused(device: Any, error: type[Exception], says: str) -> None:
+def test_wrong_device_is_refused(device: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         Device(device)

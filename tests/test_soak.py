@@ -1,4 +1,6 @@
-"""Nothing grows while everything goes on (`soak.py`), ten thousand waits are pending at once, and devices do not mix."""
+"""Nothing grows while everything goes on (`soak.py`), ten thousand waits are pending at once, and
+devices do not mix.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ SECONDS = float(os.environ.get("AIOSTREAM_SOAK_SECONDS", "30"))
 
 @pytest.mark.timeout(SECONDS + 240)
 def test_soak(driver_kind: str) -> None:
-    """`AIOSTREAM_SOAK_SECONDS` says how long. It runs in a process of its own, whose memory is then the library's."""
+    """`AIOSTREAM_SOAK_SECONDS` says how long.
+
+    It runs in a process of its own, whose memory is then the library's.
+    """
     command = [
         sys.executable,
         soak.__file__,

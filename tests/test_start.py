@@ -1,4 +1,6 @@
-"""The first use starts the native part and two threads: once, and after a failure at the next use."""
+"""The first use starts the native part and two threads: once, and after a failure at the
+next use.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ SECOND_TRY = """
         assert await aiostream.drain(10)
 
     def in_child(attempt, ended=lambda: True):
-        '''Runs `attempt`, then uses the library; returns how the attempt ended, and what is open afterwards.'''
+        '''Runs `attempt`, then uses the library.
+
+        Returns how the attempt ended, and what is open afterwards.
+        '''
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -86,7 +91,8 @@ def test_an_interrupt_at_any_step_of_the_start(driver_kind: str) -> None:
         ended, after = in_child(interrupted_at(struck + 1))
         if not ended:
             break
-        assert (ended, after) == ("KeyboardInterrupt", undisturbed[1]), (struck, ended, after, undisturbed)
+        assert (ended, after) == ("KeyboardInterrupt", undisturbed[1]), (struck, ended, after,
+            undisturbed)
         struck += 1
     print("struck" if struck > 15 else struck)
     """
@@ -95,7 +101,9 @@ def test_an_interrupt_at_any_step_of_the_start(driver_kind: str) -> None:
 
 
 def test_an_interrupt_while_a_thread_begins(driver_kind: str) -> None:
-    """`Thread.start` waits until its thread runs, and so does the library: the interrupt comes there, and the thread goes on."""
+    """`Thread.start` waits until its thread runs, and so does the library: the interrupt comes
+    there, and the thread goes on.
+    """
     script = (
         SECOND_TRY
         + """
@@ -120,7 +128,8 @@ def test_an_interrupt_while_a_thread_begins(driver_kind: str) -> None:
         return len(names) == len(set(names))
 
     for number in range(1, 5):
-        assert in_child(interrupted_at(number), ended) == ("KeyboardInterrupt", undisturbed[1]), number
+        told = in_child(interrupted_at(number), ended)
+        assert told == ("KeyboardInterrupt", undisturbed[1]), number
     assert in_child(interrupted_at(5), ended) == undisturbed
     """
     )
@@ -230,7 +239,10 @@ def test_a_queue_without_descriptors_says_so(driver_kind: str) -> None:
 
 
 def test_signals_go_to_the_applications_threads(driver_kind: str) -> None:
-    """A signal that the application's threads block stays pending for `sigwait`. Else the process would die of it."""
+    """A signal that the application's threads block stays pending for `sigwait`.
+
+    Else the process would die of it.
+    """
     script = """
         import asyncio, os, signal, threading
         import aiostream, trio
@@ -240,16 +252,19 @@ def test_signals_go_to_the_applications_threads(driver_kind: str) -> None:
             await stream.completion_future()
         asyncio.run(use())
         run_on("trio", use)  # whose end begins the dispatcher
-        if os.environ["AIOSTREAM_SIMULATOR"]:  # a GPU's driver has threads of its own, which take signals
+        # a GPU's driver has threads of its own, which take signals
+        if os.environ["AIOSTREAM_SIMULATOR"]:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             os.kill(os.getpid(), signal.SIGTERM)
             assert signal.sigtimedwait({signal.SIGTERM}, 20).si_signo == signal.SIGTERM
         main = str(os.getpid())
         def takes_signals(task):
             with open(f"/proc/self/task/{task}/status") as status:
-                blocked = next(int(line.split()[1], 16) for line in status if line.startswith("SigBlk"))
+                blocked = next(line.split()[1] for line in status if line.startswith("SigBlk"))
+                blocked = int(blocked, 16)
             return not blocked & 1 << signal.SIGINT - 1
-        ours = {str(thread.native_id) for thread in threading.enumerate() if thread.name.startswith("aiostream-")}
+        ours = [each for each in threading.enumerate() if each.name.startswith("aiostream-")]
+        ours = {str(thread.native_id) for thread in ours}
         print(len(ours), [task for task in ours if takes_signals(task)])
     """
     done = run_script(driver_kind, script)

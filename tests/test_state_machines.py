@@ -1,7 +1,8 @@
 """Futures and pools against plain models in Python, step by step, on asyncio and trio.
 
-hypothesis chooses the steps, the same ones each time, and prints those that failed. `AIOSTREAM_TEST_SECONDS=60` makes about five
-times as many, and `AIOSTREAM_TEST_SEED=2` chooses others. Gates in the streams say what is still to come.
+hypothesis chooses the steps, the same ones each time, and prints those that failed.
+`AIOSTREAM_TEST_SECONDS=60` makes about five times as many, and `AIOSTREAM_TEST_SEED=2` chooses
+others. Gates in the streams say what is still to come.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from aiostream import (
     WaitStrategy,
     statistics,
 )
-from machines import BACKENDS, STRATEGIES, OnLoop, Thing, Waiter, check, only_simulated
-from support import LIMIT, spin
+from machines import STRATEGIES, OnLoop, Thing, Waiter, check, only_simulated
+from support import BACKENDS, LIMIT, spin
 
-# ------------------------------------------------------------------------------------------------ streams and futures
+# ------------------------------------------------------------------------------ streams and futures
 
 
 class Entry:
@@ -43,7 +44,9 @@ class Entry:
 
 
 class Futures(OnLoop):
-    """Streams with gates, and their futures: awaited by several tasks, cancelled in two ways, called back, dropped."""
+    """Streams with gates, and their futures: awaited by several tasks, cancelled in two ways,
+    called back, dropped.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +145,9 @@ class Futures(OnLoop):
     @precondition(lambda self: any(entry.waiters for entry in self.entries))
     @rule(data=st.data())
     def cancel_a_task(self, data: st.DataObject) -> None:
-        """On asyncio that cancels the future, for all who await it; on trio it ends that wait alone."""
+        """On asyncio that cancels the future, for all who await it; on trio it ends that wait
+        alone.
+        """
         entry = data.draw(st.sampled_from([entry for entry in self.entries if entry.waiters]))
         waiter = entry.waiters.pop(data.draw(st.integers(0, len(entry.waiters) - 1)))
         was_waiting = not waiter.done
@@ -349,7 +354,7 @@ def test_a_model_of_futures(backend: str) -> None:
     check(Futures, backend, examples=10, steps=40)
 
 
-# ------------------------------------------------------------------------------------------------ pools
+# -------------------------------------------------------------------------------------------- pools
 
 
 class Pools(OnLoop):
@@ -469,7 +474,9 @@ class Pools(OnLoop):
     @precondition(lambda self: self.waiters and self.lent)
     @rule(data=st.data())
     def release_and_cancel_at_once(self, data: st.DataObject) -> None:
-        """The first one is cancelled in the turn in which its stream comes: it has it, or the next one does."""
+        """The first one is cancelled in the turn in which its stream comes: it has it, or the next
+        one does.
+        """
         place = data.draw(st.integers(0, len(self.lent) - 1))
         stream, ahead = self.lent[place]
         if not self.is_due(ahead):

@@ -13,7 +13,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import Context, CudaError, Device, Event, Stream, StreamClosedError, StreamFlags
-from support import Gate, held_stream, settle, spin
+from support import Gate, held_stream, run_script, settle, spin
 
 
 def raw_stream() -> int:
@@ -25,7 +25,7 @@ def destroy(handle: int) -> None:
     internals.driver_call("cuStreamDestroy", internals.bindings().CUstream(handle))
 
 
-# ------------------------------------------------------------------------------------------------ what it is
+# --------------------------------------------------------------------------------------- what it is
 
 
 def test_properties() -> None:
@@ -39,7 +39,8 @@ def test_properties() -> None:
     assert stream.context == Device(0).primary_context
     assert stream.handle == int(stream) > 2
     assert stream.__cuda_stream__() == (0, stream.handle)
-    assert repr(stream) == f"<aiostream.Stream {stream.handle:#x}>"
+    assert repr(stream) == f"<aiostream.Stream {stream.handle:#x} on device 0>"
+    assert repr(stream.to_borrowed()).endswith(" on device 0, borrowed>")
     other = Stream(non_blocking=False, priority=greatest - 100)
     assert other.flags is StreamFlags.DEFAULT
     assert other.priority == greatest, "clamped as the driver clamps"
@@ -61,14 +62,14 @@ def test_bad_arguments_are_refused_with_advice() -> None:
         Device(1.5)
     with pytest.raises(TypeError, match="a CUDA stream is needed"):
         Stream.borrow("stream")
-    with pytest.raises(TypeError, match=r"borrow\(\) takes objects"):
+    with pytest.raises(TypeError, match=r"use borrow\(\) for an object"):
         Stream.from_raw("stream")  # type: ignore[arg-type]
     for special in (0, 1, 2):
         with pytest.raises(ValueError, match="without an owner"):
             Stream.from_raw(special)
 
 
-def test_a_stream_lives_in_the_current_context_or_on_the_device_asked_for() -> None:
+def test_stream_lives_in_the_current_context_or_on_its_device() -> None:
     if Device.count() < 2:
         pytest.skip("one device only")
     second = Device(1).primary_context
@@ -95,7 +96,7 @@ def test_devices_and_contexts_compare_by_identity() -> None:
     assert [10, 20][Device(0)] == 10
 
 
-# ------------------------------------------------------------------------------------------------ its ends
+# ----------------------------------------------------------------------------------------- its ends
 
 
 def test_close_destroys_at_once_and_may_be_called_again() -> None:
@@ -113,7 +114,7 @@ def test_close_destroys_at_once_and_may_be_called_again() -> None:
     assert repr(stream).endswith("closed>")
 
 
-async def test_a_closed_stream_refuses_everything() -> None:
+async def test_closed_stream_refuses_everything() -> None:
     stream = Stream()
     event = Event()
     stream.close()
@@ -150,7 +151,7 @@ async def test_a_closed_stream_refuses_everything() -> None:
     event.close()
 
 
-async def test_completions_of_a_closed_stream_still_arrive() -> None:
+async def test_completions_arrive_after_the_stream_is_closed() -> None:
     with Gate() as gate:
         stream = held_stream(gate)
         futures = [stream.completion_future(), stream.checked_completion_future()]
@@ -174,7 +175,7 @@ def test_shutdown_synchronizes_first() -> None:
     assert stream.closed
 
 
-async def test_leaving_the_block_awaits_the_work() -> None:
+async def test_end_of_the_block_awaits_the_work() -> None:
     async with Stream() as stream:
         spin(stream, 0.005)
         event = Event()
@@ -185,14 +186,14 @@ async def test_leaving_the_block_awaits_the_work() -> None:
     event.close()
 
 
-async def test_an_error_of_the_body_wins_over_the_stream_s() -> None:
+async def test_error_of_the_body_wins_over_the_error_of_closing() -> None:
     with pytest.raises(LookupError):
         async with Stream() as stream:
             stream.close()
             raise LookupError
 
 
-async def test_a_cancelled_close_destroys_and_raises() -> None:
+async def test_cancelled_close_destroys_and_raises() -> None:
     with Gate() as gate:
         stream = held_stream(gate)
         with anyio.move_on_after(0.01) as scope:
@@ -203,28 +204,84 @@ async def test_a_cancelled_close_destroys_and_raises() -> None:
         gate.open()
 
 
-def test_a_dropped_stream_is_destroyed_by_the_janitor() -> None:
+def test_dropped_stream_is_destroyed_by_the_janitor() -> None:
     before = aiostream.statistics().handles
     Stream()
     gc.collect()
     assert settle(lambda: aiostream.statistics().handles.destroyed == before.destroyed + 1)
 
 
-def test_close_waits_for_the_last_user_who_then_destroys() -> None:
+DROPPED = """
+import gc, warnings
+import aiostream
+from support import settle
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    stream = aiostream.Stream()
+    borrowed, name = stream.to_borrowed(), repr(stream)
+    del borrowed
+    aiostream.Stream().close()
+    del stream
+    gc.collect()
+print([str(each.message).replace(name, "it") for each in caught])
+print([each.category.__name__ for each in caught])
+del caught
+assert settle(lambda: aiostream.statistics().handles.open == 0)
+"""
+
+
+@pytest.mark.parametrize("development", [True, False])
+def test_development_mode_warns_of_a_dropped_stream(driver_kind: str, development: bool) -> None:
+    """The stream is destroyed in both modes."""
+    mode = "1" if development else ""
+    done = run_script(driver_kind, DROPPED, PYTHONDEVMODE=mode)
+    said = (["it was dropped and not closed"], ["ResourceWarning"]) if development else ([], [])
+    assert (done.returncode, done.stdout) == (0, "{}\n{}\n".format(*said)), done.stderr
+    assert not done.stderr
+
+
+def test_dropped_stream_is_destroyed_if_its_warning_is_an_error(driver_kind: str) -> None:
+    script = """
+        import gc, sys
+        import aiostream
+        from support import settle
+
+        reported = []
+        sys.unraisablehook = lambda it: reported.append(it.exc_type)
+        stream = aiostream.Stream()
+        del stream
+        gc.collect()
+        assert settle(lambda: aiostream.statistics().handles.open == 0)
+        print(reported)
+    """
+    done = run_script(driver_kind, script, PYTHONDEVMODE="1")
+    assert (done.returncode, done.stdout) == (0, "[<class 'ResourceWarning'>]\n"), done.stderr
+
+
+def test_plain_with_block_says_what_to_write() -> None:
+    stream = Stream()
+    with (
+        pytest.raises(TypeError, match=r"`async with`.*`with stream.as_current\(\):`"),
+        stream,
+    ):
+        raise AssertionError
+    stream.close()
+
+
+def test_last_user_of_a_closed_stream_destroys_it() -> None:
     before = aiostream.statistics().handles
     stream = Stream()
     with internals.pinned(stream):  # what every call does while the driver may look at the handle
         stream.close()
         assert stream.closed
-        assert aiostream.statistics().handles.destroyed == before.destroyed, (
-            "somebody still uses it"
-        )
+        assert aiostream.statistics().handles.destroyed == before.destroyed, "a call still uses it"
         with pytest.raises(StreamClosedError):
             stream.query()
     assert aiostream.statistics().handles.destroyed == before.destroyed + 1
 
 
-def test_a_stream_may_be_closed_under_a_blocked_call() -> None:
+def test_stream_can_be_closed_during_a_blocked_call() -> None:
     with Gate() as gate:
         stream = held_stream(gate)
         other = stream.to_borrowed()
@@ -241,10 +298,10 @@ def test_a_stream_may_be_closed_under_a_blocked_call() -> None:
         thread.join()
 
 
-# ------------------------------------------------------------------------------------------------ raw and borrowed
+# --------------------------------------------------------------------------------- raw and borrowed
 
 
-def test_raw_handles_come_and_go() -> None:
+def test_into_raw_and_from_raw() -> None:
     before = aiostream.statistics().handles
     handle = raw_stream()
     stream = Stream.from_raw(handle)
@@ -297,13 +354,13 @@ class CupyLike:
 
 
 @pytest.mark.parametrize("kind", [int, Foreign, TorchLike, CupyLike, "bindings"])
-async def test_other_libraries_streams_are_borrowed(kind: Any) -> None:
+async def test_streams_of_other_libraries_are_borrowed(kind: Any) -> None:
     handle = raw_stream()
     theirs = internals.bindings().CUstream(handle) if kind == "bindings" else kind(handle)
     stream = Stream.borrow(theirs)
     assert stream.handle == handle
     await stream.synchronize_async()
-    with pytest.raises(ValueError, match="belongs to somebody else"):
+    with pytest.raises(ValueError, match="is borrowed"):
         stream.into_raw()
     stream.close()
     assert stream.closed
@@ -312,7 +369,7 @@ async def test_other_libraries_streams_are_borrowed(kind: Any) -> None:
     destroy(handle)
 
 
-def test_a_protocol_of_the_future_is_refused() -> None:
+def test_unknown_version_of_the_protocol_is_refused() -> None:
     class Later:
         def __cuda_stream__(self) -> tuple[int, int]:
             return 1, 0
@@ -321,7 +378,7 @@ def test_a_protocol_of_the_future_is_refused() -> None:
         Stream.borrow(Later())
 
 
-async def test_a_borrowed_stream_of_ours_ends_with_its_owner() -> None:
+async def test_borrowed_stream_is_closed_with_its_owner() -> None:
     owner = Stream()
     first, second = owner.to_borrowed(), Stream.borrow(owner)
     await first.synchronize_async()
@@ -335,7 +392,7 @@ async def test_a_borrowed_stream_of_ours_ends_with_its_owner() -> None:
 
 
 @pytest.mark.parametrize("special", [Stream.legacy, Stream.per_thread])
-async def test_the_special_streams_can_be_awaited_without_a_current_context(special: Any) -> None:
+async def test_special_streams_can_be_awaited_without_a_context(special: Any) -> None:
     assert Context.get_current() is None
     stream = special()
     for _ in range(3):
@@ -353,7 +410,7 @@ async def test_the_special_streams_can_be_awaited_without_a_current_context(spec
     assert Context.get_current() is None
 
 
-# ------------------------------------------------------------------------------------------------ its order
+# ---------------------------------------------------------------------------------------- its order
 
 
 def test_query_and_synchronize() -> None:
@@ -368,7 +425,7 @@ def test_query_and_synchronize() -> None:
     stream.close()
 
 
-def test_sync_scope_synchronizes_on_every_way_out() -> None:
+def test_sync_scope_always_synchronizes() -> None:
     stream = Stream()
     event = Event()
     with stream.sync_scope() as inside:

@@ -1,4 +1,6 @@
-"""Everything at once, at random: the ledger balances, nothing leaks, nobody complains, and streams stay first in, first out."""
+"""Everything at once, at random: the ledger balances, nothing leaks, nobody complains, and streams
+stay first in, first out.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ STRATEGIES = list(WaitStrategy)
 
 
 class Session:
-    """One loop's life: some streams, 25 waits of all kinds, of which some are cancelled, orphaned, or lose their stream."""
+    """One loop's life: some streams, 25 waits of all kinds, of which some are cancelled, orphaned,
+    or lose their stream.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -129,7 +133,9 @@ def one_session(rng: random.Random, kind: str) -> dict[str, int]:
 def test_random_cancellations_loop_closures_and_stream_closures(
     driver_kind: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One seed after another, until 1,000 waits were really cancelled, streams closed under waits, and loops closed."""
+    """One seed after another, until 1,000 waits were really cancelled, streams closed under waits,
+    and loops closed.
+    """
     before = statistics()
     total = {"waited": 0, "cancelled": 0, "closed": 0}
     loops = seed = 0
@@ -174,7 +180,9 @@ def test_random_cancellations_loop_closures_and_stream_closures(
 
 
 def test_loops_of_all_kinds_one_after_the_other() -> None:
-    """Queues are recycled as loops come and go: the end of an old loop must not close the queue of a new one."""
+    """Queues are recycled as loops come and go: the end of an old loop must not close the queue of
+    a new one.
+    """
     stream = Stream()
 
     async def once() -> None:
@@ -255,7 +263,9 @@ async def test_streams_dropped_in_flight_finish_their_work() -> None:
 
 
 def test_finalizers_that_run_inside_a_host_function() -> None:
-    """The collector may strike on the driver's thread, where no CUDA call is allowed: the janitor destroys."""
+    """The collector may strike on the driver's thread, where no CUDA call is allowed: the janitor
+    destroys.
+    """
     before, stream = statistics(), Stream()
     collected = threading.Event()
 
@@ -277,7 +287,7 @@ def test_finalizers_that_run_inside_a_host_function() -> None:
     assert settle(lambda: statistics().handles.open == before.handles.open)
 
 
-# ------------------------------------------------------------------------------------------------ a model
+# ------------------------------------------------------------------------------------------ a model
 
 
 class Point:
@@ -290,7 +300,8 @@ class Point:
 
 
 class Streams(RuleBasedStateMachine):
-    """Streams with gates in them, events between them, and futures: which may be done, and which must be.
+    """Streams with gates in them, events between them, and futures: which may be done, and which
+    must be.
 
     `ahead` of a stream or an event is the set of gates in front of its end.
     """
@@ -489,7 +500,9 @@ def test_a_model_of_streams_gates_events_and_futures() -> None:
 
 
 def test_a_loop_that_is_closed_with_a_thousand_waits(capfd: pytest.CaptureFixture[str]) -> None:
-    """They are dropped, counted, and what they kept alive is let go of, as the GPU comes to them."""
+    """They are dropped, counted, and what they kept alive is let go of, as the GPU comes to
+    them.
+    """
     before, kept = statistics(), [object() for _ in range(1000)]
     references = sys.getrefcount(kept[0])
     with Gate() as gate:

@@ -26,7 +26,7 @@ def test_check_unpacks_answers_and_raises_their_errors() -> None:
     with pytest.raises(OutOfMemoryError, match="CUDA_ERROR_OUT_OF_MEMORY"):
         check((cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None))
     with pytest.raises(CudaError):
-        check(cuda.cuEventQuery(cuda.CUevent(0)))
+        check(cuda.cuDeviceGet(99))
 
 
 async def test_spin_takes_its_time_on_the_gpu() -> None:
@@ -72,7 +72,7 @@ def test_settle_gives_up() -> None:
     assert not testing.settle(lambda: False, 0.001)
 
 
-# ------------------------------------------------------------------------------------------------ the ledger
+# ------------------------------------------------------------------------------ the ledger
 
 
 def test_ledger_names_what_was_left_open() -> None:
@@ -124,7 +124,7 @@ def test_ledger_counts_what_leaked(breakable: Any) -> None:
         run_on("asyncio", lose)
 
 
-# ------------------------------------------------------------------------------------------------ blocked loops
+# ------------------------------------------------------------------------------ blocked loops
 
 
 async def test_synchronizing_calls_in_a_loop_s_thread_are_found() -> None:
@@ -146,6 +146,7 @@ async def test_synchronizing_calls_in_a_loop_s_thread_are_found() -> None:
     ]
     assert "test_testing.py" in found[0].where
     assert "stream.synchronize()" in found[0].where
+    assert "asyncio" not in found[0].where
 
 
 async def test_what_does_not_block_a_loop_is_not_found() -> None:
@@ -174,14 +175,14 @@ def test_without_a_loop_nothing_is_blocked_and_the_calls_are_put_back() -> None:
 
 async def test_torch_s_synchronize_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = types.SimpleNamespace(synchronize=cuda.cuCtxSynchronize)
-    monkeypatch.setitem(sys.modules, "torch.cuda", torch)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch.cuda", torch)
     with blocking_calls() as found, aiostream.Device(0).primary_context.as_current():
         torch.synchronize()
     # One call, although it calls another that would be found.
     assert [call.name for call in found] == ["torch.cuda.synchronize"]
 
 
-# ------------------------------------------------------------------------------------------------ faults
+# ------------------------------------------------------------------------------ faults
 
 
 def test_faults_happen_and_are_undone(breakable: Any) -> None:

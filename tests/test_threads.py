@@ -1,4 +1,6 @@
-"""`enqueue_in_thread`: a function in a worker thread, the wait for its work in the loop, what a cancelled call still holds."""
+"""`enqueue_in_thread`: a function in a worker thread, the wait for its work in the loop, what a
+cancelled call still holds.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class Thread:
                 await anyio.sleep(0.001)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[..., bool]) -> None:
     with anyio.fail_after(10):
         while not condition():
             await anyio.sleep(0.001)
@@ -160,11 +162,15 @@ async def test_error_keeps_nothing_alive() -> None:
 async def test_what_is_refused_is_refused_before_fn_is_called() -> None:
     called: list[Any] = []
     stream = Stream()
-    for wrong, says in ((None, "takes a callable, not NoneType"), (anyio.sleep, "it cannot await")):
+    refused: tuple[tuple[Any, str], ...] = (
+        (None, "takes a callable, not NoneType"),
+        (anyio.sleep, "it cannot await"),
+    )
+    for wrong, says in refused:
         with pytest.raises(
             TypeError, match=f"enqueue_in_thread takes a .*{says}" if wrong is not None else says
         ):
-            await stream.enqueue_in_thread(wrong)  # type: ignore[arg-type]
+            await stream.enqueue_in_thread(wrong)
     with pytest.raises(TypeError, match=r"an anyio\.CapacityLimiter, not int"):
         await stream.enqueue_in_thread(called.append, limiter=3)
     stream.begin_capture(CaptureMode.THREAD_LOCAL)
@@ -195,7 +201,7 @@ def step_without_a_loop(coroutine: Any) -> None:
     raise errors[0]
 
 
-# ------------------------------------------------------------------------------------------------ cancelled
+# ---------------------------------------------------------------------------------------- cancelled
 
 
 async def test_cancelled_call_holds_all_until_its_work_is_done() -> None:
@@ -360,7 +366,7 @@ def test_loop_that_ends_before_its_thread(driver_kind: str, loop_kind: str) -> N
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ failures
+# ----------------------------------------------------------------------------------------- failures
 
 
 @pytest.mark.leaks(1)
@@ -455,7 +461,7 @@ async def test_many_at_once_under_cancellation() -> None:
         await until(lambda: taken(limiter) == 0)
 
 
-# ------------------------------------------------------------------------------------------------ what a review found
+# ------------------------------------------------------------------------------ what a review found
 
 
 async def test_stream_is_not_given_away_under_a_call() -> None:
@@ -556,7 +562,9 @@ def test_limiter_that_outlives_a_loop_gets_its_tokens_back(
 
 @pytest.mark.leaks(1)
 def test_refusal_reaches_a_loop_that_is_closed(driver_kind: str) -> None:
-    """The worker has said that nothing could be recorded, and the loop is closed before it hears of it."""
+    """The worker has said that nothing could be recorded, and the loop is closed before it hears of
+    it.
+    """
     stream = Stream()
     thread = Thread(lambda given: given.begin_capture(CaptureMode.RELAXED))
     loop = asyncio.new_event_loop()

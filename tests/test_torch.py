@@ -1,4 +1,6 @@
-"""P18 with the real libraries on a GPU: torch, cupy, numba and cuda.core share streams with us, both ways, and survive."""
+"""P18 with the real libraries on a GPU: torch, cupy, numba and cuda.core share streams with us,
+both ways, and survive.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ async def main():
 def test_cancelled_requests_do_not_spoil_others(
     survives: Any, way: str, call: str, loop_kind: str
 ) -> None:
-    """Buffers of requests that gave up are used again only when the GPU has passed them: each answer is the right one."""
+    """Buffers of requests that gave up are used again only when the GPU has passed them: each
+    answer is the right one.
+    """
     survives(
         f"""
 async def main():
@@ -174,7 +178,8 @@ async def main():
         awaited = Stream.borrow(mine)
         for _ in range(10):
             graph = torch.cuda.CUDAGraph()
-            with torch.inference_mode(), torch.cuda.graph(graph, stream=mine, capture_error_mode="thread_local"):
+            with torch.inference_mode(), torch.cuda.graph(graph, stream=mine,
+                    capture_error_mode="thread_local"):
                 product = model(rows) * 2
             await awaited.enqueue_async(lambda _: graph.replay())
             captured += 1
@@ -281,7 +286,10 @@ async def main():
 
 @pytest.mark.parametrize("told_by", ["listener", "health", "exit"])
 def test_fault_of_torch_that_nothing_awaits(survives: Any, driver_kind: str, told_by: str) -> None:
-    """P19: a device-side assertion, while the loop only sleeps. The listener is told within 1.2 seconds."""
+    """P19: a device-side assertion, while the loop only sleeps.
+
+    The listener is told within 1.2 seconds.
+    """
     ways = {
         "listener": """
     told = []

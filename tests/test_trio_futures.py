@@ -28,7 +28,7 @@ async def held_future(stream: Stream, gate: Gate) -> CompletionFuture[None]:
     return stream.completion_future()
 
 
-# ------------------------------------------------------------------------------------------------ asyncio's rules
+# ---------------------------------------------------------------------------------- asyncio's rules
 
 
 async def test_a_callback_sees_the_variables_of_its_registration() -> None:
@@ -125,7 +125,7 @@ def test_what_a_callback_raises_does_not_end_the_run(
     assert reported == [error]
 
 
-# ------------------------------------------------------------------------------------------------ failures
+# ----------------------------------------------------------------------------------------- failures
 
 
 @pytest.mark.parametrize(
@@ -161,11 +161,13 @@ def test_tasks_that_await_one_future_share_no_traceback(error: Exception) -> Non
         assert {problem.code for problem in caught if isinstance(problem, CudaError)} == {700}
 
 
-# ------------------------------------------------------------------------------------------------ another run
+# -------------------------------------------------------------------------------------- another run
 
 
 def test_a_future_of_another_run_is_refused_and_its_run_goes_on() -> None:
-    """It was waited for there: then its own run failed with an internal error of trio's, and the stranger hung."""
+    """It was waited for there: then its own run failed with an internal error of trio's, and the
+    stranger hung.
+    """
     made, refused = threading.Event(), threading.Event()
     futures: list[Any] = []
 

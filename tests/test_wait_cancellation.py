@@ -60,7 +60,9 @@ def test_asyncio_timeout_and_cancelled_task(stage: str, thing: str) -> None:
 async def test_handed_back_wait_is_polled_once_per_loop_turn(
     monkeypatch: pytest.MonkeyPatch, loop_kind: str
 ) -> None:
-    """Once as soon as its task resumes, and again only after a turn of the loop: the library measures the turn by that."""
+    """Once as soon as its task resumes, and again only after a turn of the loop: the library
+    measures the turn by that.
+    """
     from aiostream import simulator
 
     queries: list[int] = []
@@ -91,8 +93,10 @@ async def test_handed_back_wait_is_polled_once_per_loop_turn(
 async def test_wait_cancelled_while_it_is_handed_back(
     monkeypatch: pytest.MonkeyPatch, loop_kind: str, moment: str, thing: str
 ) -> None:
-    """Just before the delivery, when only the future is cancelled; or between the delivery and the task's next step."""
-    struck = []
+    """Just before the delivery, when only the future is cancelled; or between the delivery and the
+    task's next step.
+    """
+    struck: list[Any] = []
 
     def cancel_meanwhile(wait: Any, hand_back: Callable[[], None]) -> None:
         if (
@@ -168,7 +172,7 @@ async def test_cancelled_waits_lose_no_records(stage: str, thing: str) -> None:
     waiter.close()
 
 
-# ------------------------------------------------------------------------------------------------ trio's checkpoint rule
+# --------------------------------------------------------------------------- trio's checkpoint rule
 
 
 @in_each_stage

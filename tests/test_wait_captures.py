@@ -88,7 +88,10 @@ async def test_waits_in_all_stages_invalidate_no_capture(where: str, mode: int) 
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
 async def test_busy_capturing_stream_refuses_its_waits(mode: int) -> None:
-    """The capture is noticed after the record, which takes the library's event into the capture. That harms neither."""
+    """The capture is noticed after the record, which takes the library's event into the capture.
+
+    That harms neither.
+    """
     stream = Stream()
     spin(stream, 0)
     for _ in range(40):  # until the library takes it to be busy

@@ -1,4 +1,6 @@
-"""A wait completes when the work before it has completed: in each strategy, in each stage, on special streams."""
+"""A wait completes when the work before it has completed: in each strategy, in each stage, on
+special streams.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ async def test_two_waits_on_one_stream_complete_in_its_order(strategy: str) -> N
 
 
 async def test_wait_back_at_the_watcher_keeps_its_place() -> None:
-    """The watcher hands it back, gets later waits of the same stream, and then gets it again: its record is still the first."""
+    """The watcher hands it back, gets later waits of the same stream, and then gets it again: its
+    record is still the first.
+    """
     waiter = Waiter("handed back")
     with Gate() as first, Gate() as second:
         await waiter.hold(first)
@@ -208,7 +212,10 @@ def test_per_thread_stream_is_another_one_in_each_thread(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
 def test_many_waits_on_per_thread_streams_end_thread_by_thread(strategy: str) -> None:
-    """All through one object. The waits of the held thread came first, and hold up none of the other thread's."""
+    """All through one object.
+
+    The waits of the held thread came first, and hold up none of the other thread's.
+    """
     with default_wait(strategy):
         stream = Stream.per_thread()
     began, finished = threading.Event(), threading.Event()
@@ -351,7 +358,9 @@ async def test_each_strategy_waits_for_the_legacy_stream(strategy: str) -> None:
 @pytest.mark.parametrize("thing", THINGS)
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
 def test_full_stream_does_not_block_the_loop(driver_kind: str, strategy: str, thing: str) -> None:
-    """P10: 1,022 launches deep the driver blocks a launch and a host function, but not the record of an event."""
+    """P10: 1,022 launches deep the driver blocks a launch and a host function, but not the record
+    of an event.
+    """
     with default_wait(strategy):
         stream, event = Stream(), Event()
     spin(stream, 0)

@@ -97,7 +97,7 @@ async def test_context_that_fails_while_a_wait_is_handed_back(
     assert [error.code for error in errors] == [700]
 
 
-# ------------------------------------------------------------------------------------------------ loops that are closed
+# ---------------------------------------------------------------------------- loops that are closed
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
@@ -111,7 +111,10 @@ def test_loop_that_is_closed_with_a_wait_in_each_stage(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The task is not cancelled but dropped with its loop. (trio ends no run before its tasks have ended.)"""
+    """The task is not cancelled but dropped with its loop.
+
+    (trio ends no run before its tasks have ended.)
+    """
     import uvloop
 
     waiter = Waiter(stage, thing)
@@ -120,7 +123,8 @@ def test_loop_that_is_closed_with_a_wait_in_each_stage(
         loop.run_until_complete(waiter.hold(gate))
         coroutine = waiter.wait()
         task = loop.create_task(coroutine)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own complaint, which is right
+        # Silences asyncio's own complaint, which is right.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop.run_until_complete(waiter.reach())
         loop.close()
         if collected == "by hand":

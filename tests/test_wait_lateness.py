@@ -1,4 +1,7 @@
-"""How late an end is noticed: after other lengths than before, and before a timer is due. And when the watcher sleeps."""
+"""How late an end is noticed: after other lengths than before, and before a timer is due.
+
+And when the watcher sleeps.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ PATTERNS = {
     "one of three shorter": [LONG, LONG, SHORT] * 8,
     "in turn": [LONG, SHORT] * 12,
 }
-MOST_LATE = 0.002  # seconds, on the median: on an idle machine 0.3 ms, and 7 ms if the timer for a long one is waited for
+# seconds, on the median: on an idle machine 0.3 ms, and 7 ms if the timer for a long one is waited
+# for
+MOST_LATE = 0.002
 
 
 @pytest.mark.parametrize("thing", THINGS)
@@ -58,7 +63,9 @@ async def test_shorter_waits_after_steady_ones_end_soon(
 async def test_end_long_before_the_timer_is_seen_by_a_guard_look(
     monkeypatch: pytest.MonkeyPatch, thing: str
 ) -> None:
-    """The watcher ends the wait, once, and takes its entry out of the timer: no hand-back comes later."""
+    """The watcher ends the wait, once, and takes its entry out of the timer: no hand-back comes
+    later.
+    """
     length = 0.06
     handed_back: list[Any] = []
     for _ in range(10):
@@ -127,7 +134,7 @@ async def test_records_of_early_ends_serve_again_at_once() -> None:
     waiter.close()
 
 
-# ------------------------------------------------------------------------------------------------ the watcher's sleep
+# ------------------------------------------------------------------------------ the watcher's sleep
 
 
 def watcher_thread() -> int:
@@ -188,7 +195,10 @@ async def test_waits_that_tasks_poll_never_wake_the_watcher() -> None:
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
 async def test_busy_loop_does_not_keep_the_watcher_busy(loop_kind: str) -> None:
-    """Its waits' guard looks come later than those of an idle loop. The watcher must not run through them until then."""
+    """Its waits' guard looks come later than those of an idle loop.
+
+    The watcher must not run through them until then.
+    """
     streams = [Stream() for _ in range(64)]
     end = time.perf_counter() + 0.7
 

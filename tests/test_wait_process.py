@@ -21,7 +21,9 @@ pytestmark = pytest.mark.usefixtures("default_prediction")
 
 
 def drive(coroutine: Any, bridge: Any) -> None:
-    """Carries out a coroutine without asyncio's tasks, whose own callbacks an interrupt may lose."""
+    """Carries out a coroutine without asyncio's tasks, whose own callbacks an interrupt may
+    lose.
+    """
     with contextlib.suppress(StopIteration):
         while True:
             future = coroutine.send(None)
@@ -32,8 +34,9 @@ def drive(coroutine: Any, bridge: Any) -> None:
 
 @pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
 def test_keyboard_interrupts_lose_no_wait(driver_kind: str, strategy: str) -> None:
-    """On a bare loop SIGINT raises wherever Python is: between the start of a wait and its registration, or between a poll and
-    its answer. No record is lost, and none is used twice."""
+    """On a bare loop SIGINT raises wherever Python is: between the start of a wait and its
+    registration, or between a poll and its answer. No record is lost, and none is used twice.
+    """
     armed = False
 
     def strike(*_: Any) -> None:
@@ -112,7 +115,8 @@ PENDING = """
         while statistics().waits.pending < with_event or statistics().waits.polls < polls + 40:
             await anyio.lowlevel.checkpoint()
 
-    atexit.register(gate.open)  # runs before the library's exit handler, whose threads then meet the completions
+    # runs before the library's exit handler, whose threads then meet the completions
+    atexit.register(gate.open)
 """
 CANCELLED = (
     PENDING
@@ -157,13 +161,17 @@ def test_interpreter_exits_with_waits_in_every_stage(driver_kind: str, script: s
 
 
 def test_forked_child_leaves_the_parents_waits_alone(driver_kind: str) -> None:
-    """In the child every wait is refused and coroutines end quietly. The parent's watcher and loop notice nothing."""
+    """In the child every wait is refused and coroutines end quietly.
+
+    The parent's watcher and loop notice nothing.
+    """
     script = """
         import asyncio, gc, os, sys, warnings
         from aiostream import statistics
         from support import Gate
         from waiters import Waiter
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's own, about threads and fork
+        # Python 3.12's own, about threads and fork
+        warnings.simplefilter("ignore", DeprecationWarning)
 
         def child(coroutines, waiter):
             try:

@@ -1,4 +1,6 @@
-"""Waits that come back to their task several times before their end: their stream has had work of several lengths."""
+"""Waits that come back to their task several times before their end: their stream has had work of
+several lengths.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def times_left(waiter: Waiter) -> int:
 
 
 async def until_left(waiter: Waiter, times: int) -> None:
-    """Lets the loop take turns until then. On a busy machine it may not get so far: then the watcher has it in the end."""
+    """Lets the loop take turns until then.
+
+    On a busy machine it may not get so far: then the watcher has it in the end.
+    """
     await until(lambda: times_left(waiter) >= times or waiter.grown(EVENT_POLLS) > POLLS_OF_ALL)
 
 
@@ -141,7 +146,9 @@ async def test_wait_is_cancelled_each_time_it_comes_back(
 @pytest.mark.parametrize("thing", THINGS)
 @pytest.mark.parametrize("stage", STAGES)
 async def test_end_after_a_wait_came_back_is_seen(stage: str, thing: str, loop_kind: str) -> None:
-    """The work ends while the timer or the watcher has the wait for the second time, or for the third."""
+    """The work ends while the timer or the watcher has the wait for the second time, or for the
+    third.
+    """
     waiter = await waiter_of_lengths(stage, thing)
     for times in (2, 3, 2):
         with Gate() as gate:

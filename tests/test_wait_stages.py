@@ -61,7 +61,9 @@ async def test_ready_stream_costs_one_query(strategy: str) -> None:
 
 @pytest.mark.simulator_only("a GPU does not count its calls")
 async def test_always_busy_stream_is_not_queried_each_time() -> None:
-    """After eight waits in a row that were not ready, only each eighth wait queries the stream: it may be ready again."""
+    """After eight waits in a row that were not ready, only each eighth wait queries the stream: it
+    may be ready again.
+    """
     from aiostream import simulator
 
     with Gate() as gate:
@@ -203,7 +205,9 @@ async def test_equal_waits_use_a_timer_and_are_not_handed_back() -> None:
 
 
 async def test_short_equal_waits_use_a_timer_and_not_the_watcher() -> None:
-    """A wait whose timer comes before the first guard look, at the age of 150 us, is unknown to the watcher."""
+    """A wait whose timer comes before the first guard look, at the age of 150 us, is unknown to the
+    watcher.
+    """
     short = 0
     for number in range(1000):
         if number % 100 == 0:
@@ -345,7 +349,9 @@ async def test_late_handed_back_wait_is_watched_again() -> None:
 
 
 async def test_predicted_waits_of_two_tasks_are_not_handed_back() -> None:
-    """Two tasks wait on one stream: neither wait is handed back, because the watcher must poll the other one too."""
+    """Two tasks wait on one stream: neither wait is handed back, because the watcher must poll the
+    other one too.
+    """
     async with waiter_in("handed back") as (waiter, gate):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(waiter.wait)

@@ -72,6 +72,6 @@ def test_unknown_strategy_in_the_environment_is_refused(driver_kind: str) -> Non
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert (
-        last
-        == "ValueError: the environment variable AIOSTREAM_WAIT is one of 'auto', 'hostfunc', 'event', 'spin', not 'fast'"
+        last == "ValueError: the environment variable AIOSTREAM_WAIT is one of 'auto', 'hostfunc', "
+        "'event', 'spin', not 'fast'"
     )

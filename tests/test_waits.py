@@ -1,4 +1,6 @@
-"""Waiting for a stream: completion futures, synchronize_async, enqueue_async; once, in the own loop, and cancelled at will."""
+"""Waiting for a stream: completion futures, synchronize_async, enqueue_async; once, in the own
+loop, and cancelled at will.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ async def test_synchronize_async_waits_for_the_work() -> None:
 
 @pytest.mark.parametrize("strategy", ["auto", "event", "spin"])
 async def test_ready_waits_of_one_task_starve_no_other(strategy: str) -> None:
-    """asyncio runs a task until it yields: without fair turns the first task does all its waits before another one begins."""
+    """asyncio runs a task until it yields: without fair turns the first task does all its waits
+    before another one begins.
+    """
     each, tasks = 5_000, 8
     done = [0] * tasks
     seen: list[list[int]] = []  # how far all were when one was at its end
@@ -149,7 +153,7 @@ async def test_many_streams_are_awaited_at_once() -> None:
     assert sorted(finished) == list(range(20))
 
 
-# ------------------------------------------------------------------------------------------------ enqueue_async
+# ------------------------------------------------------------------------------------ enqueue_async
 
 
 async def test_enqueue_async_calls_now_and_settles_with_the_result() -> None:
@@ -229,7 +233,12 @@ async def test_enqueue_async_refuses_before_it_calls() -> None:
 
         async def method(self, on: Stream) -> None: ...
 
-    refused = [coroutine, functools.partial(coroutine), Asynchronous(), Asynchronous().method]
+    refused: list[Any] = [
+        coroutine,
+        functools.partial(coroutine),
+        Asynchronous(),
+        Asynchronous().method,
+    ]
     if sys.version_info >= (3, 12):
         refused.append(inspect.markcoroutinefunction(lambda on: coroutine(on)))
     for each in refused:
@@ -256,7 +265,7 @@ def test_without_a_loop_the_waits_are_refused() -> None:
     stream.close()
 
 
-# ------------------------------------------------------------------------------------------------ cancellation
+# ------------------------------------------------------------------------------------- cancellation
 
 
 async def test_a_timeout_ends_the_wait_at_once_and_not_the_work() -> None:
@@ -333,7 +342,7 @@ async def test_a_future_that_nobody_holds_still_settles() -> None:
                 await woken.wait()
 
 
-# ------------------------------------------------------------------------------------------------ trio's and asyncio's own rules
+# ------------------------------------------------------------------- trio's and asyncio's own rules
 
 
 def test_every_await_is_a_checkpoint_on_trio() -> None:
@@ -391,6 +400,7 @@ def test_asyncio_s_own_tools_work_on_the_futures() -> None:
             async with held_stream(gate) as held, Stream() as free:
                 slow, quick = held.completion_future(), free.completion_future()
                 assert isinstance(slow, asyncio.Future)
+                assert isinstance(quick, asyncio.Future)
                 done, pending = await asyncio.wait(
                     [slow, quick], return_when=asyncio.FIRST_COMPLETED
                 )
@@ -400,7 +410,7 @@ def test_asyncio_s_own_tools_work_on_the_futures() -> None:
                         await asyncio.shield(slow)
                 assert not slow.cancelled()
                 gate.open()
-                assert await asyncio.gather(slow, quick) == [None, None]
+                assert list(await asyncio.gather(slow, quick)) == [None, None]
                 async with asyncio.timeout(10):
                     await held.synchronize_async()
 
@@ -410,7 +420,8 @@ def test_asyncio_s_own_tools_work_on_the_futures() -> None:
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
 def test_an_eager_task_starts_its_wait_before_it_yields() -> None:
     async def main() -> None:
-        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+        eager: Any = getattr(asyncio, "eager_task_factory", None)
+        asyncio.get_running_loop().set_task_factory(eager)
         with Gate() as gate:
             async with held_stream(
                 gate, wait="hostfunc"

@@ -1,4 +1,6 @@
-"""Which loop a call belongs to, where asyncio and trio run in one process, or one inside the other."""
+"""Which loop a call belongs to, where asyncio and trio run in one process, or one inside
+the other.
+"""
 
 from __future__ import annotations
 
@@ -193,7 +195,9 @@ def test_trio_without_its_name() -> None:
 
 @pytest.mark.parametrize("stop", ["trio._core", "trio.socket"])
 def test_half_imported_trio_counts_as_not_running(driver_kind: str, stop: str) -> None:
-    """Another thread may be in the middle of its first `import trio`: many libraries import it late."""
+    """Another thread may be in the middle of its first `import trio`: many libraries import it
+    late.
+    """
     succeed(driver_kind, HALF_IMPORTED, STOP=stop)
 
 

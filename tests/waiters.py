@@ -1,6 +1,8 @@
-"""The harness of the wait tests: a stream or an event, and how a wait for it gets into each of its stages.
+"""The harness of the wait tests: a stream or an event, and how a wait for it gets into each of its
+stages.
 
-Gates and counters bring a wait into a stage, never a sleep. A test that uses a `Waiter` needs the fixture `default_prediction`.
+Gates and counters bring a wait into a stage, never a sleep. A test that uses a `Waiter` needs the
+fixture `default_prediction`.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ class Stage:
     predicted: bool = False
     """Equal waits come before it, until `sign` counts up.
 
-    On a machine that is busy with other things even equal waits may take so different a time that none is predicted. Then the
-    watcher polls the wait, and the test goes on with that, after `POLLS_IF_NOT_PREDICTED` polls.
+    On a machine that is busy with other things even equal waits may take so different a time that
+    none is predicted. Then the watcher polls the wait, and the test goes on with that, after
+    `POLLS_IF_NOT_PREDICTED` polls.
     """
     timers: int = MOST_TIMERS
     """How many waits a loop's timer takes."""
@@ -92,7 +95,7 @@ def default_wait(strategy: str | None) -> Iterator[None]:
         aiostream.set_default_wait(None)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[..., bool]) -> None:
     """Lets the loop take turns until it is so."""
     with anyio.fail_after(20):
         while not condition():
@@ -132,7 +135,9 @@ class Waiter:
         self.event.record(self.stream)
 
     async def learn(self, length: float) -> None:
-        """Waits for equal work until one wait was in the stage: the next will be too, if nothing comes between."""
+        """Waits for equal work until one wait was in the stage: the next will be too, if nothing
+        comes between.
+        """
         assert self.stage.sign is not None
         sign, before = self.stage.sign, native_counters()[self.stage.sign]
         for _ in range(40):  # see `Stage.predicted`: on a busy machine it may never count up
@@ -148,7 +153,9 @@ class Waiter:
             await self.learn(length)
 
     async def hold(self, gate: Gate, length: float = 0.008) -> None:
-        """From now on a wait stands still in its stage, sooner or later, until the gate is opened."""
+        """From now on a wait stands still in its stage, sooner or later, until the gate is
+        opened.
+        """
         spin(self.stream, 0)
         self.stream.synchronize()
         await self.prepare(length)

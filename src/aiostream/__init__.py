@@ -61,8 +61,9 @@ from aiostream.errors import (
 )
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
-from aiostream.graph import ExecutableGraph, Graph, GraphDependency, GraphEdgeData, GraphNode
+from aiostream.graph import ExecutableGraph, Graph
 from aiostream.memory import DevResource, FlushRemoteWrites, MemoryBarrier, WaitValue, WriteValue
+from aiostream.nodes import GraphDependency, GraphEdgeData, GraphNode
 from aiostream.pool import StreamPool
 from aiostream.service import (
     as_completed,

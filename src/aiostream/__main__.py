@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,12 +13,18 @@ from aiostream import _clash
 LOOPS = ("asyncio", "uvloop", "trio")
 
 
+def _program() -> str:
+    """What the user typed: the console script or the module."""
+    name = os.path.basename(sys.argv[0])
+    return name if name == "aiostream-cuda" else "python -m aiostream"
+
+
 def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """The parser, and that of `bench`."""
-    from aiostream import bench
+    from aiostream import _bench
 
     parser = argparse.ArgumentParser(
-        prog="python -m aiostream", description="Await CUDA streams from asyncio and trio."
+        prog=_program(), description="Await CUDA streams from asyncio and trio."
     )
     parser.add_argument("--version", action="version", version=f"aiostream-cuda {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -43,10 +50,10 @@ def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentPar
     )
     compare = commands.add_parser(
         "bench",
-        help="compare the ways to wait for the GPU from Python",
-        description=bench.DESCRIPTION,
+        help="compare four ways to await the GPU from asyncio",
+        description=_bench.DESCRIPTION,
     )
-    bench.add_arguments(compare)
+    _bench.add_arguments(compare)
     return parser, compare
 
 
@@ -68,9 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return _doctor.run(as_json=options.json)
     if options.command == "bench":
-        from aiostream import bench
+        from aiostream import _bench
 
-        return bench.run(compare, options)
+        return _bench.run(compare, options)
     if options.loop != "asyncio" and importlib.util.find_spec(options.loop) is None:
         parser.error(f"--loop {options.loop}: it is not installed; `pip install {options.loop}`")
     from aiostream import _demo

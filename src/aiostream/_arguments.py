@@ -1,4 +1,4 @@
-"""What the public calls accept: one check, and one text, for each kind of mistake."""
+"""Checks of arguments: one check and one message for each kind of mistake."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from typing import Any, NoReturn, TypeVar
 E = TypeVar("E", bound=Enum)
 
 _MOST_ADDRESS = 2**64 - 1
-_LEAST_INT, _MOST_INT, _MOST_FLAGS, _MOST_BYTE = -(2**31), 2**31 - 1, 2**32 - 1, 255  # of C
+# The limits of C's types.
+_LEAST_INT, _MOST_INT, _MOST_FLAGS, _MOST_BYTE = -(2**31), 2**31 - 1, 2**32 - 1, 255
 
 
 def is_integer(value: Any) -> bool:
-    """Whether it is an int, or one of numpy's. A bool is none, nor is a tensor or a `Device`, which have an `__index__`."""
+    """Whether a value is an int, or one of numpy's.
+
+    A bool is not, and neither is a tensor or a `Device`, although these have an `__index__`.
+    """
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def integer(name: str, value: Any) -> int:
-    """An int, or one of numpy's.
+    """Returns an int for an int, or one of numpy's.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: The value is something else.
     """
     if not is_integer(value):
         raise TypeError(f"{name} is an int, not {type(value).__name__}")
@@ -33,11 +37,11 @@ def integer(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any, least: int, reason: str) -> int:
-    """An int that is not too small.
+    """Returns an int that is not too small.
 
     Raises:
-        TypeError: It is no int.
-        ValueError: It is too small.
+        TypeError: The value is not an int.
+        ValueError: The value is too small.
     """
     if integer(name, value) < least:
         raise ValueError(f"{reason}, not {value}")
@@ -45,26 +49,26 @@ def number(name: str, value: Any, least: int, reason: str) -> int:
 
 
 def handle(value: Any, what: str) -> int:
-    """A handle that was given as a number. Whether the driver knows it is another question.
+    """Returns a handle that is given as a number. The driver may still not know it.
 
     Raises:
-        TypeError: It is no int.
-        ValueError: No handle has that number.
+        TypeError: The value is not an int.
+        ValueError: No handle can have that number.
     """
     number = integer(f"the handle of {what}", value)
     if not 0 <= number <= _MOST_ADDRESS:
         raise ValueError(
-            f"{number} is no handle of {what}: a handle is a number from 0 to 2**64 - 1"
+            f"{number} is not a handle of {what}: a handle is a number from 0 to 2**64 - 1"
         )
     return number
 
 
 def byte(name: str, value: Any) -> int:
-    """A number from 0 to 255.
+    """Returns a number from 0 to 255.
 
     Raises:
-        TypeError: It is no int.
-        ValueError: It is out of range.
+        TypeError: The value is not an int.
+        ValueError: The value is out of range.
     """
     if not 0 <= integer(name, value) <= _MOST_BYTE:
         raise ValueError(f"{name} is a number from 0 to {_MOST_BYTE}, not {value}")
@@ -72,32 +76,32 @@ def byte(name: str, value: Any) -> int:
 
 
 def address(value: int) -> int:
-    """An address in memory, or a size of it.
+    """Returns an address or a size in memory.
 
     Raises:
-        ValueError: There is none of that number.
+        ValueError: The value is out of range.
     """
     if not 0 <= value <= _MOST_ADDRESS:
         raise ValueError(
-            f"{value} is no address or size in memory: these are numbers from 0 to 2**64 - 1"
+            f"{value} is not an address or size in memory: these are from 0 to 2**64 - 1"
         )
     return value
 
 
 def priority(value: Any) -> int:
-    """A priority that C's int can hold. The driver clamps it further.
+    """Returns a priority that C's int can hold. The driver limits it further.
 
     Raises:
-        TypeError: It is no int.
+        TypeError: The value is not an int.
     """
     return min(max(integer("a priority", value), _LEAST_INT), _MOST_INT)
 
 
 def flag(name: str, value: Any) -> bool:
-    """A bool, and nothing that only counts as true or false: a stream in the place of `timing` is a mistake.
+    """Returns a bool. A value that is merely true or false is a mistake, such as a stream.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: The value is something else.
     """
     if not isinstance(value, bool):
         raise TypeError(f"{name} is True or False, not {value!r}")
@@ -105,11 +109,11 @@ def flag(name: str, value: Any) -> bool:
 
 
 def timeout(value: Any) -> float | None:
-    """Seconds, or `None`.
+    """Returns a timeout in seconds, or `None`.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is not a number in the sense of IEEE 754.
+        TypeError: The value is not a number.
+        ValueError: The value is a NaN.
     """
     if value is None:
         return None
@@ -121,19 +125,19 @@ def timeout(value: Any) -> float | None:
 
 
 def member(kind: type[E], value: Any, name: str) -> E:
-    """The member of an enumeration, or the flags, that were asked for by themselves or by their value.
+    """Returns the member of an enumeration, or the flags, for themselves or their value.
 
     Raises:
-        ValueError: There is none; the error names those that there are.
+        ValueError: There is no such member. The error names those that there are.
     """
     if not isinstance(value, bool) and not (
         isinstance(value, int) and not 0 <= value <= _MOST_FLAGS
     ):
         try:
             return kind(value)
-        except (ValueError, TypeError):  # of flags: a TypeError for what is no int
+        except (ValueError, TypeError):  # flags raise a TypeError for a value that is not an int
             pass
-    members = kind.__members__.items()  # an iteration of flags leaves out the one that is 0
+    members = kind.__members__.items()  # not an iteration, because that leaves out a flag that is 0
     names = ", ".join(
         repr(each.value) if isinstance(each.value, str) else f"{kind.__name__}.{key}"
         for key, each in members
@@ -142,10 +146,10 @@ def member(kind: type[E], value: Any, name: str) -> E:
 
 
 def plain_function(fn: Any, name: str, advice: str = "it cannot await") -> None:
-    """Refuses what gives a coroutine or a generator when it is called: its body would never run.
+    """Refuses a function that returns a coroutine or a generator, because its body would not run.
 
     Raises:
-        TypeError: It is not callable, or is one of these.
+        TypeError: It is not callable, or is such a function.
     """
     if not callable(fn):
         raise TypeError(f"{name} takes a callable, not {type(fn).__name__}")
@@ -153,7 +157,8 @@ def plain_function(fn: Any, name: str, advice: str = "it cannot await") -> None:
         for kind, is_one in _UNPLAIN.items():
             if is_one(function):
                 raise TypeError(
-                    f"{name} takes a plain function, not {kind}, whose body would never run: {advice}"
+                    f"{name} takes a plain function, not {kind}, whose body would never run: "
+                    f"{advice}"
                 )
 
 
@@ -165,25 +170,32 @@ _UNPLAIN: dict[str, Callable[[Any], bool]] = {
 
 
 class NotCopied:
-    """What owns something of the driver's. A copy would destroy that a second time, and another process does not have it."""
+    """Refuses to be copied, because a copy would destroy the driver's object a second time.
 
-    _instead = "use the object itself"  # of a copy
+    Another process does not have the driver's object at all.
+    """
+
+    _instead = "use the object itself"  # what to do instead of a copy
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuses `copy`, `deepcopy` and `pickle`, which all come here."""
         raise TypeError(
-            f"{type(self).__name__} cannot be copied or pickled: {self._instead}; another process makes its own"
+            f"{type(self).__name__} cannot be copied or pickled: {self._instead}. Another process "
+            "makes its own"
         )
 
 
 class AsyncBlock:
-    """What has an `async with` block. Without the `async`, the error says so."""
+    """Has an `async with` block. If you forget the `async`, the error says so."""
+
+    _or_else = ""  # what else you may have meant by `with`
 
     def __enter__(self) -> NoReturn:
         """Refuses."""
         raise TypeError(
-            f"{type(self).__name__.strip('_')} has no `with` block: write `async with`, whose end can await"
+            f"{type(self).__name__.strip('_')} has no `with` block: write `async with`, because "
+            f"its end awaits{self._or_else}"
         )
 
     def __exit__(self, *_: object) -> None:
-        """Is there because Python asks for it first."""
+        """Exists because Python looks for it before it calls `__enter__`."""

@@ -1,4 +1,4 @@
-"""Finds PyPI's other project called aiostream, whose package has the same import name as ours."""
+"""Finds PyPI's other project called aiostream, whose package has the same import name."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import os
 import sys
 
 MESSAGE = (
-    "Two distributions that both call their package `aiostream` are installed side by side: `aiostream-cuda` (CUDA streams for "
-    "asyncio and trio, this one) and `aiostream` (operators for asynchronous iterators, found at {path}). They overwrite each "
-    "other's files. Keep one: `pip uninstall aiostream aiostream-cuda`, then install the one you want; use a second virtual "
-    "environment for the other."
+    "Two distributions with a package called `aiostream` are installed side by side: "
+    "`aiostream-cuda` (CUDA streams for asyncio and trio, this one) and `aiostream` (operators for "
+    "asynchronous iterators, found at {path}). They overwrite each other's files. Run "
+    "`pip uninstall aiostream aiostream-cuda`, then install the one you want. Use another virtual "
+    "environment for the other one."
 )
 
 
 def other_distribution() -> str | None:
-    """The path of the other project's metadata on `sys.path`, or `None`.
+    """Returns the path of the other project's metadata on `sys.path`, or `None`.
 
-    It looks at what lies on disk and not at what was imported, so it finds them whichever was installed last.
+    It reads the folders and not what was imported, so it finds the other project in whichever order
+    the two were installed.
     """
     for entry in sys.path:
         try:

@@ -118,13 +118,13 @@ class Completion:
         result: Any = None,
         keepalive: Any = None,
     ) -> None:
-        self.context_id = context_id
-        self.state = State.NEW
+        self.context_id: int = context_id
+        self.state: State = State.NEW
         self.future: SettledFuture | None = future
-        self.stream = stream  # in the error
-        self.call = call  # in the error
-        self.result = result  # what the future's result will be
-        self.keepalive = keepalive  # stays alive until the GPU has passed the point
+        self.stream: str = stream  # in the error
+        self.call: str = call  # in the error
+        self.result: Any = result  # what the future's result will be
+        self.keepalive: Any = keepalive  # stays alive until the GPU has passed the point
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Settles the future and releases everything, because the GPU has passed the point."""
@@ -152,7 +152,7 @@ class Completion:
         self.result = None
 
     def cancel(self) -> None:
-        """Ends the wait, because the one waiting task has gone. The GPU may still use the objects."""
+        """Ends the wait, because the waiting task has gone. The GPU may still use the objects."""
         if self.state is State.PENDING:
             if self.future is not None:
                 # A coroutine may end after its loop was closed. asyncio cancels the future then,
@@ -252,7 +252,7 @@ class EventCompletion(Completion):
     def complete(self, code: int, orphaned: bool) -> None:
         """Settles the future, because the event is complete or its context has failed.
 
-        If the context has failed, nothing proves that the GPU has passed, so the objects are leaked.
+        After a failure nothing proves that the GPU has passed, so the objects are leaked.
         """
         if code == 0:
             self._complete_earlier(orphaned)

@@ -1,7 +1,8 @@
-"""`python -m aiostream demo`: six streams awaited at once beside a heartbeat, drawn as a timeline.
+"""`python -m aiostream demo`: awaits six streams at once, and draws what happened as a timeline.
 
-When work ran is told by the GPU itself: a kernel before it and one after it write the GPU's clock into pinned memory. That
-clock is mapped to the host's by more such stamps, taken before and after the timeline.
+A heartbeat task runs meanwhile, and shows that the loop is free. The GPU itself says when work ran:
+a kernel before the work and one after it write the GPU's clock into pinned memory. More such
+stamps, before and after the timeline, map that clock to the host's.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from aiostream import CudaError, Device, NoDriverError, Stream, _driver, _kernel
 
 HEARTBEAT = 0.005  # seconds
 
-# For each stream, what its task does: launches the kernels of a step (in ms) at once, awaits the
-# stream, goes on to the next.
+# For each stream, the steps of its task. In a step it launches these kernels (lengths in ms) at
+# once, and awaits the stream.
 LOADS: dict[str, tuple[tuple[int, ...], ...]] = {
     "5 ms x 10": ((5,),) * 10,
     "10 ms x 6": ((10,),) * 6,
@@ -47,7 +48,7 @@ except aiostream.NoDriverError:
 
 @dataclass
 class Step:
-    """One await of one stream: all times in nanoseconds of the host's `perf_counter_ns`."""
+    """One await of one stream. All times are nanoseconds of the host's `perf_counter_ns`."""
 
     began: float
     ended: float
@@ -71,22 +72,22 @@ def run(loop: str) -> int:
         where = _choose_driver()
         version = _driver.driver_version()
         print(f"{where}.\n{Device(0).name}, CUDA {version // 1000}.{version % 1000 // 10}.")
-        print(f"{len(LOADS)} streams, each with its task, in one {loop} loop beside a heartbeat.\n")
+        print(f"{len(LOADS)} streams, each with its task, in one {loop} loop with a heartbeat.\n")
         options = {"use_uvloop": True} if loop == "uvloop" else {}
         record = anyio.run(
             _everything, backend="trio" if loop == "trio" else "asyncio", backend_options=options
         )
     except (CudaError, NoDriverError) as error:
-        print(f"The demo did not get through: {error}", file=sys.stderr)
+        print(f"The demo has failed: {error}", file=sys.stderr)
         return 1
     print("\n".join(_drawing(record)))
     return 0 if _print_ledger() else 1
 
 
 def _choose_driver() -> str:
-    """Takes the GPU if there is one, else the simulator; says which.
+    """Chooses the GPU if there is one, and otherwise the simulator. Returns its choice, in words.
 
-    Another process looks: the first driver library that a process loads is its driver for good.
+    Another process looks for the GPU, because a process keeps the first driver that it loads.
     """
     if _driver.simulator_is_wanted():
         return "On the simulator, as AIOSTREAM_SIMULATOR asks; its times say nothing about a GPU"
@@ -99,14 +100,13 @@ def _choose_driver() -> str:
         raise SystemExit(context_id.stderr)
     from aiostream import simulator
 
-    os.environ.pop(
-        "CUDA_VISIBLE_DEVICES", None
-    )  # what hides this machine's GPUs would hide the simulated one
+    # A variable that hides this machine's GPUs would also hide the simulated one.
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     simulator.install()
     return "No GPU here, so this runs on the simulator, and its times say nothing about a GPU"
 
 
-# ------------------------------------------------------------ what is awaited
+# ---------------------------------------------------------------------------------- what is awaited
 
 
 async def _everything() -> Record:
@@ -115,9 +115,8 @@ async def _everything() -> Record:
     with _pinned(2 * count + 1) as words:
         async with contextlib.AsyncExitStack() as stack:
             streams = [await stack.enter_async_context(Stream()) for _ in LOADS]
-            for stream in (
-                streams
-            ):  # what happens once, such as loading the kernels, is not what is to be shown
+            # What happens only once, such as loading the kernels, must not show in the timeline.
+            for stream in streams:
                 _kernels.spin(stream, 0.0)
                 await stream.synchronize_async()
             clock = GpuClock(streams[0], words, 2 * count)
@@ -166,12 +165,12 @@ async def _heartbeat(beats: list[int]) -> None:
         await anyio.sleep(HEARTBEAT)
 
 
-# ------------------------------------------------------------ the GPU's clock
+# ---------------------------------------------------------------------------------- the GPU's clock
 
 
 @contextlib.contextmanager
 def _pinned(count: int) -> Iterator[Any]:
-    """64-bit words that the host and every device see at the same address."""
+    """Memory of 64-bit words, which the host and each device see at the same address."""
     with Device(0).primary_context.as_current():
         pointer = int(_driver.call("cuMemHostAlloc", 8 * count, 3))  # portable, mapped
     try:
@@ -184,8 +183,8 @@ def _pinned(count: int) -> Iterator[Any]:
 class GpuClock:
     """Maps times of the GPU's clock to the host's.
 
-    The host sees a stamp no earlier than it was taken, so the smallest distance of many is the best; between two calibrations
-    the distance is taken to drift evenly.
+    The host sees a stamp after the GPU took it. So the smallest distance of many is the best. The
+    class assumes that the distance changes evenly between two calibrations.
     """
 
     def __init__(self, stream: Stream, words: Any, at: int) -> None:
@@ -193,10 +192,11 @@ class GpuClock:
         self._words = words
         self._at = at
         self._marks: list[tuple[int, int]] = []  # (the GPU's time, the host's less the GPU's)
-        self.uncertainty = 0.0  # nanoseconds: a stamp was taken within this time before it was seen
+        # Nanoseconds: the GPU took a stamp at most so long before the host saw it.
+        self.uncertainty = 0.0
 
     def calibrate(self, tries: int = 50) -> None:
-        """Takes stamps on the idle stream, and watches for each. Blocks for a millisecond or so."""
+        """Takes stamps on the idle stream, and waits for each. Blocks for about a millisecond."""
         seen = [self._one() for _ in range(tries)]
         self._marks.append(min((mark for mark, _ in seen), key=lambda mark: mark[1]))
         self.uncertainty = max(self.uncertainty, min(span for _, span in seen))
@@ -209,7 +209,7 @@ class GpuClock:
         while not words[at]:
             if time.perf_counter_ns() > before + 5_000_000_000:
                 raise SystemExit(
-                    "The GPU took no stamp in 5 seconds: is it busy with somebody else's work?"
+                    "The GPU took no stamp in 5 seconds: is it busy with another program's work?"
                 )
         after = time.perf_counter_ns()
         return (words[at], after - words[at]), after - before
@@ -221,7 +221,7 @@ class GpuClock:
         return gpu + offset + drift
 
 
-# ------------------------------------------------------------ what is drawn
+# ------------------------------------------------------------------------------------ what is drawn
 
 
 def _drawing(record: Record) -> list[str]:
@@ -269,16 +269,18 @@ def _summary(record: Record, bars: str, arrow: str) -> list[str]:
     times = [*record.beats, record.ended]
     gap = max(later - earlier for earlier, later in itertools.pairwise(times)) / 1e6
     return [
-        f"{bars[0]} {bars[1]} the stream's work on the GPU, await by await; {arrow} its task goes on",
-        f"heartbeat: every {HEARTBEAT * 1000:.0f} ms, {len(record.beats)} beats, worst gap {gap:.1f} ms",
-        f"from the work's end to resumption: median {statistics.median(latencies):.0f} us, worst {latencies[-1]:.0f} us, "
-        f"{len(latencies)} awaits",
+        f"{bars[0]} {bars[1]} the stream's work on the GPU, await by await; {arrow} its task "
+        "continues",
+        f"heartbeat: every {HEARTBEAT * 1000:.0f} ms, {len(record.beats)} beats, "
+        f"worst gap {gap:.1f} ms",
+        f"from the work's end to resumption: median {statistics.median(latencies):.0f} us, "
+        f"worst {latencies[-1]:.0f} us, {len(latencies)} awaits",
         f"(the GPU's clock is mapped to the host's to within {record.uncertainty / 1000:.0f} us)",
     ]
 
 
 def _print_ledger() -> bool:
-    """Prints the ledger, and says whether everything that was begun has ended."""
+    """Prints the ledger. Returns whether everything that the demo began has ended."""
     deadline = time.monotonic() + 5
     while True:
         now = aiostream.statistics()
@@ -294,8 +296,9 @@ def _print_ledger() -> bool:
             break
         time.sleep(0.001)
     print(
-        f"ledger: {points.armed} points, {points.fired} fired, {points.pending} pending, {points.leaked} leaked; "
-        f"{futures.created} futures, {futures.done} done; {handles.created} streams, {handles.destroyed} closed: "
+        f"ledger: {points.armed} points, {points.fired} fired, {points.pending} pending, "
+        f"{points.leaked} leaked; {futures.created} futures, {futures.done} done; "
+        f"{handles.created} streams, {handles.destroyed} closed: "
         f"{'balanced' if ended else 'NOT BALANCED'}"
     )
     return ended

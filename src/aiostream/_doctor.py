@@ -1,4 +1,4 @@
-"""`python -m aiostream doctor`: looks at an installation, measures an await, and says what to do."""
+"""`python -m aiostream doctor`: looks at an installation, measures an await, says what to do."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def run(*, as_json: bool = False) -> int:
     return report.end()
 
 
-# ------------------------------------------------------------------------ what is installed
+# -------------------------------------------------------------------------------- what is installed
 
 
 def _installation(report: Report) -> None:
@@ -199,7 +199,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-# ------------------------------------------------------------------------ the environment
+# ---------------------------------------------------------------------------------- the environment
 
 
 def _environment(report: Report) -> None:
@@ -241,9 +241,9 @@ def _hardware_queues(report: Report) -> None:
     report.data["hardware_queues"] = count
     report.line(
         name,
-        f"{finding} A stream with a pending completion_future() or host function holds one. If more "
-        f"than {count} streams have one, the others wait. You can set up to 32, before the process "
-        "starts. synchronize_async() holds none.",
+        f"{finding} A stream with a pending completion_future() or host function holds one. If "
+        f"more than {count} streams have one, the others wait. You can set up to 32, before the "
+        "process starts. synchronize_async() holds none.",
     )
 
 
@@ -258,7 +258,7 @@ def _strategy(report: Report) -> None:
         report.line("waiting", f"{strategy}, unless you make a stream with another `wait`")
 
 
-# ------------------------------------------------------------------------ the driver and its devices
+# ----------------------------------------------------------------------- the driver and its devices
 
 
 def _driver_and_devices(report: Report) -> bool:
@@ -355,7 +355,7 @@ def _mps(report: Report, shared: list[str]) -> None:
         report.line("MPS", f"not in use: there is no control daemon in {pipes}")
 
 
-# ------------------------------------------------------------------------ one await
+# ---------------------------------------------------------------------------------------- one await
 
 
 def _measure(report: Report) -> None:

@@ -1,7 +1,8 @@
-"""The one module that knows `cuda.bindings`: it loads the driver, calls it, and turns its codes into exceptions.
+"""The seam to the driver, and the one module that knows `cuda.bindings`.
 
-The bindings are imported at the first call and not before, because they take their time and the first `libcuda.so.1` that is
-loaded is the process's driver for good.
+It loads the driver, calls it, and turns its codes into exceptions. It imports the bindings at the
+first call and not before, because they take long, and because the first `libcuda.so.1` that is
+loaded is this process's driver for good.
 """
 
 from __future__ import annotations
@@ -16,44 +17,18 @@ from typing import Any
 
 from aiostream import _native, errors
 
-_lock = threading.RLock()  # a signal handler may come to bindings() in the thread that holds it
-_bindings: ModuleType | None = None  # written once under _lock, after cuInit has succeeded
+# Held while `_bindings` is assigned. Reentrant, because a signal handler may come to `bindings` in
+# the thread that holds it.
+_lock = threading.RLock()
+# Written once, under _lock, after cuInit has succeeded. Read without it by any thread.
+_bindings: ModuleType | None = None
 
-# What native code calls by raw address, with the cuGetProcAddress version that has the signature it
-# knows.
-_NATIVE_CALLS = {
-    "cuLaunchHostFunc": 10000,
-    "cuStreamAddCallback": 5000,
-    "cuStreamQuery": 2000,
-    "cuStreamSynchronize": 2000,
-    "cuStreamIsCapturing": 10000,
-    "cuStreamDestroy": 4000,
-    "cuThreadExchangeStreamCaptureMode": 10010,
-    "cuEventQuery": 2000,
-    "cuEventRecordWithFlags": 11010,
-    "cuEventSynchronize": 2000,
-    "cuEventDestroy": 4000,
-    "cuEventCreate": 2000,
-    "cuStreamCreate": 2000,
-    "cuStreamWaitEvent": 3020,
-    "cuCtxPushCurrent": 4000,
-    "cuCtxPopCurrent": 4000,
-    "cuCtxGetId": 12000,
-    "cuStreamGetCaptureInfo": 11030,
-    "cuUserObjectCreate": 11030,
-    "cuUserObjectRelease": 11030,
-    "cuGraphRetainUserObject": 11030,
-    "cuGraphReleaseUserObject": 11030,
-    "cuGraphLaunch": 10000,
-    "cuGraphUpload": 11010,
-    "cuGraphExecUpdate": 12000,
-    "cuGraphDestroy": 10000,
-    "cuGraphExecDestroy": 10000,
-}
-# What came after CUDA 12.0, with the version whose driver has it, for the error of an older one.
+# What came after CUDA 12.0, each with the version of the driver that brought it. The error of an
+# older driver names that version.
 MINIMUM = {
     "cuStreamBeginCaptureToGraph": 12030,
-    "cuStreamGetCaptureInfo": 12030,  # in the form that tells the data of edges; so the next three
+    # In the form that has the edges' data; also the next three.
+    "cuStreamGetCaptureInfo": 12030,
     "cuStreamUpdateCaptureDependencies": 12030,
     "cuGraphNodeGetDependencies": 12030,
     "cuGraphNodeGetDependentNodes": 12030,
@@ -68,59 +43,68 @@ _EDGE_DATA_FORMS = {
     "cuGraphNodeGetDependencies": "_v2",
     "cuGraphNodeGetDependentNodes": "_v2",
 }
-# The same as _NATIVE_CALLS, but only newer drivers have it.
-_NEWER_NATIVE_CALLS = {"cuLaunchHostFunc_v2": ("cuLaunchHostFunc", MINIMUM["cuLaunchHostFunc_v2"])}
-_NO_DRIVER = (
-    "No CUDA driver was found ({reason}). Install NVIDIA's driver, or run without a GPU on the simulator: set the environment "
-    "variable AIOSTREAM_SIMULATOR=1, or call aiostream.simulator.install() before anything else uses CUDA."
-)
 
 
 _CONTEXT_IS_DESTROYED = 709
+_NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED, _CAPTURED_EVENT = 3, 100, 800, 907
+_NO_DRIVER = (
+    "No CUDA driver was found ({reason}). Install NVIDIA's driver, or run without a GPU on the "
+    "simulator: set the environment variable AIOSTREAM_SIMULATOR=1, or call "
+    "aiostream.simulator.install() before anything else uses CUDA."
+)
+_NO_DEVICE_SEEN = (
+    "cuInit reported CUDA_ERROR_NO_DEVICE (100): the driver finds no GPU, because the environment "
+    "variable CUDA_VISIBLE_DEVICES is {visible!r}. It hides every GPU that it does not name, "
+    "simulated ones too. Unset it, or name a GPU. Without a GPU, set AIOSTREAM_SIMULATOR=1"
+)
+_FORKED = (
+    "Most likely this process was forked from one that had used CUDA already, perhaps through "
+    "another library. The CUDA driver does not survive fork(). Start worker processes with "
+    "multiprocessing's 'spawn' or 'forkserver' method, or use CUDA only after the fork and not in "
+    "the parent"
+)
 _LOST = (
-    "Work that was enqueued before has failed, perhaps of another stream or library; this call only reports it. The context is "
-    "lost: CUDA works again only in a new process"
+    "Earlier work has failed, perhaps on another stream or of another library, and this call "
+    "reports it. The context is lost. CUDA works again only in a new process"
 )
 _DESTROYED = "The context was destroyed or reset, so its streams, events and memory are gone"
-_NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED, _CAPTURED_EVENT = 3, 100, 800, 907
 _IN_HOST_FUNCTION = (
-    "A host function or callback must not call CUDA: let it set an event or a flag, "
-    "and call CUDA in another thread"
+    "A host function or callback must not call CUDA. Set an event or a flag in it, and call CUDA "
+    "in another thread"
+)
+_CAPTURED = (
+    "A capture, perhaps in another thread, took in what the library had recorded to wait for. "
+    "Work in a capture cannot be awaited"
+)
+_CAPTURES = "The stream is capturing already"
+_DOES_NOT_CAPTURE = "The stream is not capturing"
+_REFUSED_IN_CAPTURE = "The stream is capturing. The call was refused, and the capture goes on"
+_QUARANTINED = (
+    "Another thread began or ended a capture of the stream during the call. What was enqueued may "
+    "have become a node of the graph, where it does nothing"
 )
 _HINTS = {
     (400, "cuEventElapsedTime"): "One of the two events was never recorded",
-    (
-        600,
-        "cuEventElapsedTime",
-    ): "The GPU has not passed both events yet: await the later one first",
-    (401, "cuStreamBeginCapture"): "The stream captures already",
-    (401, "cuStreamBeginCaptureToGraph"): "The stream captures already",
-    (401, "cuStreamBeginRecaptureToGraph"): "The stream captures already",
-    (401, "cuStreamEndCapture"): "The stream does not capture",
-    (401, "cuStreamUpdateCaptureDependencies"): "The stream does not capture",
+    (600, "cuEventElapsedTime"): (
+        "The GPU has not passed both events yet. Await the later one first"
+    ),
+    (401, "cuStreamBeginCapture"): _CAPTURES,
+    (401, "cuStreamBeginCaptureToGraph"): _CAPTURES,
+    (401, "cuStreamBeginRecaptureToGraph"): _CAPTURES,
+    (401, "cuStreamEndCapture"): _DOES_NOT_CAPTURE,
+    (401, "cuStreamUpdateCaptureDependencies"): _DOES_NOT_CAPTURE,
 }
-_TAKEN = "A capture, perhaps another thread's, took in what was recorded to wait for. Nothing can be waited for in a capture"
-_FORKED = (
-    "Most likely this process was forked from one that had used CUDA already, perhaps through another library. The CUDA driver "
-    "does not survive fork(). Start worker processes with multiprocessing's 'spawn' or 'forkserver' method, or use CUDA only "
-    "after the fork, not in the parent"
-)
-_NO_DEVICE_SEEN = (
-    "cuInit reported CUDA_ERROR_NO_DEVICE (100): the driver sees no GPU, and the environment variable CUDA_VISIBLE_DEVICES is "
-    "{visible!r}, which hides those that it does not name, simulated ones too. Unset it, or name a GPU. Without a GPU, set "
-    "AIOSTREAM_SIMULATOR=1"
-)
 
 
 def bindings() -> ModuleType:
-    """`cuda.bindings.driver`, with the driver initialised.
+    """Returns `cuda.bindings.driver`. The first call loads the driver and initializes it.
 
     Raises:
-        NoDriverError: There is no driver, or it has no device.
-        RuntimeError: This is a forked child, also of a process in which another library has used CUDA.
+        NoDriverError: There is no driver, or it finds no GPU.
+        RuntimeError: This is a forked child of a process that has used CUDA.
     """
     if _native.is_forked():
-        _native.watcher_start()  # raises, and says what to do instead
+        _native.watcher_start()  # raises, with the advice
     return _bindings if _bindings is not None else _load()
 
 
@@ -133,13 +117,14 @@ def simulator_is_wanted() -> bool:
     Raises:
         ValueError: It says neither yes nor no.
     """
-    said = os.environ.get("AIOSTREAM_SIMULATOR", "")
-    if said.strip().lower() in _YES:
+    value = os.environ.get("AIOSTREAM_SIMULATOR", "")
+    if value.strip().lower() in _YES:
         return True
-    if said.strip().lower() in _NO:
+    if value.strip().lower() in _NO:
         return False
     raise ValueError(
-        f"the environment variable AIOSTREAM_SIMULATOR is 1 (yes, true, on) or 0 (no, false, off), not {said!r}"
+        "the environment variable AIOSTREAM_SIMULATOR is 1 (yes, true, on) or 0 (no, false, off), "
+        f"not {value!r}"
     )
 
 
@@ -149,9 +134,9 @@ def _load() -> ModuleType:
         importlib.import_module("aiostream.simulator").install()
     module = importlib.import_module("cuda.bindings.driver")
     try:
-        (code,) = module.cuInit(
-            0
-        )  # two threads may both come here: it may be called any number of times
+        # Without the lock, because the driver may call back or wait. Two threads may both come
+        # here, and that is safe: a process may call cuInit any number of times.
+        (code,) = module.cuInit(0)
     except RuntimeError as error:  # the bindings' DynamicLibNotFoundError
         raise errors.NoDriverError(_NO_DRIVER.format(reason=str(error).splitlines()[0])) from error
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -163,13 +148,15 @@ def _load() -> ModuleType:
         raise errors.NoDriverError(_NO_DRIVER.format(reason=f"cuInit reported {code.name}"))
     with _lock:
         if _bindings is None:
+            # Once, because each registration would stay for the life of the process. Before the
+            # assignment, because an interrupt in between would leave forks unmarked.
             os.register_at_fork(after_in_child=_native.set_forked)
             _bindings = module
     return module
 
 
 def name_of(code: int) -> str:
-    """The driver's name of a result code."""
+    """Returns the driver's name of an error code."""
     try:
         return str(bindings().CUresult(code).name)
     except ValueError:
@@ -188,7 +175,10 @@ def _meaning_of(code: int) -> str | None:
 def error(
     code: int, call: str, stream: str | None = None, hint: str | None = None
 ) -> errors.CudaError:
-    """The exception for a driver code: the one place where codes are translated."""
+    """Makes the exception for a driver code. All codes are translated here.
+
+    It also reports a sticky error to the listener of `set_failure_listener`.
+    """
     if hint is None and code in _native.FATAL_CODES:
         hint = _DESTROYED if code == _CONTEXT_IS_DESTROYED else _LOST
     elif hint is None and code == _NOT_INITIALIZED:
@@ -196,7 +186,7 @@ def error(
     elif hint is None and code == _NOT_PERMITTED:
         hint = _IN_HOST_FUNCTION
     elif hint is None and code == _CAPTURED_EVENT:
-        hint = _TAKEN
+        hint = _CAPTURED
     elif hint is None:
         hint = _HINTS.get((code, call.partition("_v")[0]))
     problem = errors.class_for(code)(code, name_of(code), call, stream, hint, _meaning_of(code))
@@ -208,50 +198,61 @@ def error(
 
 
 def raise_for(result: int, call: str, stream: str, capturing: str | None = None) -> None:
-    """Turns the answer of a native call into its exception; 0 is success.
+    """Raises the exception for the answer of a native call. 0 is success and raises nothing.
 
-    `call` is what the operation is for. If another driver call of the operation has failed, the exception names that one.
-    `capturing` is the hint for a stream that captures.
+    Args:
+        result: The answer: 0, one of `_native.RESULT_...`, or a driver code.
+        call: The driver call that the operation consists of. If another call of the operation has
+            failed, the exception names that one.
+        stream: What errors call the stream, event or graph.
+        capturing: The hint of the error if the stream is capturing.
+
+    Raises:
+        StreamClosedError: The handle was closed or given away.
+        StreamCaptureError: The stream is capturing, or a capture came in between.
+        MemoryError: There was no memory for a native record.
+        CudaError: The driver refused.
     """
     if result == 0:
         return
     if result == _native.RESULT_CLOSED:
-        raise errors.StreamClosedError(
-            f"{stream} is closed: its handle was destroyed or given away"
-        )
+        raise errors.closed(stream)
     if result == _native.RESULT_NO_MEMORY:
         raise MemoryError(f"{call} for {stream}: there is no memory left for a wait")
     if result == _native.RESULT_QUARANTINED:
-        hint = (
-            "Another thread began or ended a capture of the stream during the call; what was enqueued may have become a node of "
-            "the graph, and will do nothing"
-        )
-        raise error(900, call, stream, hint)
+        raise error(900, call, stream, _QUARANTINED)
     if result <= _native.RESULT_CAPTURING:
-        hint = capturing or "The stream is capturing; the call was refused and the capture goes on"
-        raise error(-result, call, stream, hint)
+        raise error(-result, call, stream, capturing or _REFUSED_IN_CAPTURE)
     raise error(result, _native.failed_call(result) or call, stream)
 
 
+# Any thread reads it. One assignment.
 _failure_listener: Callable[[errors.ContextFailedError], None] | None = None
 
 
-def notice_failures(listener: Callable[[errors.ContextFailedError], None]) -> None:
-    """From now on, tells `listener`, which must not call anybody, of each sticky error for which an exception is made."""
+def set_failure_listener(listener: Callable[[errors.ContextFailedError], None]) -> None:
+    """Has `listener` called with each sticky error for which an exception is made from now on.
+
+    The listener runs in the thread that makes the exception, which may hold the caller's locks. So
+    it must not call the user's code.
+    """
     global _failure_listener
     _failure_listener = listener
 
 
-def tell_failures() -> None:
-    """Tells the listener of sticky errors that native code has met since, for which nobody may ever make an exception."""
+def report_failures() -> None:
+    """Reports the sticky errors that native code has met.
+
+    Without this, an error that no Python call raises would never reach the listener.
+    """
     if _failure_listener is None:
-        return  # native code keeps them until there is one
+        return  # native code keeps them until there is a listener
     while (met := _native.failure_take()) is not None:
         error(*met)
 
 
 def answer(name: str, *args: Any, stream: str | None = None) -> tuple[int, tuple[Any, ...]]:
-    """Calls the driver through the bindings, and gives what it answers: its code, and the outputs.
+    """Calls the driver through the bindings. Returns its code and the outputs.
 
     Raises:
         NotSupportedError: The bindings or the driver do not have the function.
@@ -269,15 +270,15 @@ def answer(name: str, *args: Any, stream: str | None = None) -> tuple[int, tuple
 
 
 def call(name: str, *args: Any, stream: str | None = None) -> Any:
-    """Calls the driver through the bindings.
+    """Calls the driver through the bindings, and raises its error.
 
     Args:
         name: The driver function.
         *args: Its arguments, as the bindings take them.
-        stream: What the call is for, for the error's text.
+        stream: What errors call the object of the call.
 
     Returns:
-        Nothing, the one output, or a tuple of the outputs.
+        `None`, the one output, or a tuple of the outputs.
 
     Raises:
         CudaError: The driver refused.
@@ -293,10 +294,11 @@ def call(name: str, *args: Any, stream: str | None = None) -> Any:
 
 @contextlib.contextmanager
 def unless_owned(destroy: str) -> Iterator[list[Any]]:
-    """What the driver makes in the block, and the block appends to the list, is destroyed if the block raises.
+    """Destroys, if the block raises, the driver's objects that the block appends to the list.
 
-    For the steps between a call that makes an object and the `Handle` that owns it: any of them may fail. A KeyboardInterrupt
-    destroys nothing, because it may come when the handle owns the object already, and a second destruction would crash.
+    This is for the steps between a call that makes an object and the `Handle` that owns it, because
+    each of them may fail. A KeyboardInterrupt destroys nothing. It may come when the handle owns
+    the object already, and a second destruction would crash.
     """
     made: list[Any] = []
     try:
@@ -308,16 +310,19 @@ def unless_owned(destroy: str) -> Iterator[list[Any]]:
 
 
 def annotated(name: str) -> str:
-    """The bindings' name for the form of a function that knows the data of edges: those of 12 number it, those of 13 do not."""
+    """Returns the bindings' name for the form of a function that has the edges' data.
+
+    The bindings of CUDA 12 add a number to it, and those of 13 do not.
+    """
     numbered = name + _EDGE_DATA_FORMS[name]
     return numbered if hasattr(bindings(), numbered) else name
 
 
 def not_there(name: str, stream: str | None, why: str) -> errors.NotSupportedError:
-    """The error for a function that this driver, or these bindings, are too old for."""
+    """Makes the error for a function that the driver or the bindings are too old for."""
     needed = MINIMUM.get(name) or MINIMUM.get(name.rpartition("_v")[0])
     hint = (
-        f"It needs a driver of CUDA {_spelled(needed)} or newer; {why}"
+        f"It needs a driver of CUDA {_spelled(needed)} or newer, and {why}"
         if needed
         else f"The driver may be too old: {why}"
     )
@@ -330,8 +335,16 @@ def supports(name: str) -> bool:
 
 
 def too_old(name: str, stream: str | None) -> errors.NotSupportedError:
-    """The error for a function that this driver does not have."""
-    return not_there(name, stream, f"this one is of CUDA {_spelled(driver_version())}")
+    """Makes the error for a function that this driver does not have."""
+    # Not by `call`, which comes here if the driver lacks cuDriverGetVersion too, and would go round
+    # in circles.
+    try:
+        code, version = bindings().cuDriverGetVersion()
+        known = int(code) == 0
+    except (AttributeError, RuntimeError):
+        known = False
+    this_one = f"this one is of CUDA {_spelled(int(version))}" if known else "this one lacks it"
+    return not_there(name, stream, this_one)
 
 
 def _spelled(version: int) -> str:
@@ -340,7 +353,10 @@ def _spelled(version: int) -> str:
 
 @contextlib.contextmanager
 def relaxed() -> Iterator[None]:
-    """Lets this thread do, for a `with` block, what might end a capture of its own or, GLOBAL, of another thread."""
+    """Sets this thread's capture mode to RELAXED for a `with` block.
+
+    Otherwise some calls would invalidate a capture of this thread, or a GLOBAL one of any thread.
+    """
     mode = call(
         "cuThreadExchangeStreamCaptureMode",
         bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED,
@@ -352,20 +368,27 @@ def relaxed() -> Iterator[None]:
 
 
 def driver_version() -> int:
-    """The CUDA version that the driver supports, such as 13000."""
+    """Returns the CUDA version that the driver supports, such as 13000."""
     return int(call("cuDriverGetVersion"))
 
 
 def native_addresses() -> dict[str, int]:
-    """The raw addresses that native code calls."""
-    addresses = {name: _address(name, version) for name, version in _NATIVE_CALLS.items()}
-    for name, (plain, version) in _NEWER_NATIVE_CALLS.items():
-        addresses[name] = _find(plain, version) if driver_version() >= version else 0
+    """Returns the addresses that native code calls: the rows of `native/driver_calls.h`.
+
+    0 stands for what only newer drivers have.
+    """
+    addresses = {}
+    for name, sought, version, newer in _native.DRIVER_CALLS:
+        if newer:
+            addresses[name] = _find(sought, version) if driver_version() >= version else 0
+        else:
+            addresses[name] = _address(sought, version)
     return addresses
 
 
 def _find(name: str, version: int) -> int:
-    # 1, CU_GET_PROC_ADDRESS_LEGACY_STREAM: what stream 0 means to us does not depend on how the bindings were configured.
+    # 1 is CU_GET_PROC_ADDRESS_LEGACY_STREAM. Without it, the meaning of stream 0 would depend on
+    # how the bindings were configured.
     found = call("cuGetProcAddress", name.encode(), version, 1)
     return int(found[0] if isinstance(found, tuple) else found)
 

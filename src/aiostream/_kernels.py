@@ -1,4 +1,7 @@
-"""A handful of kernels, as PTX text, for the demo, the doctor and the tests. The simulator knows them by their names."""
+"""A few kernels as PTX text, for the demo, the doctor and the tests.
+
+The simulator knows them by their names.
+"""
 
 from __future__ import annotations
 
@@ -78,17 +81,16 @@ _FAULTS = """
 """
 PTX = "\n".join((_HEADER, _SPIN, _STAMP, _SAXPY, _FAULTS)).encode() + b"\0"
 
-_functions: dict[
-    Context, dict[str, Any]
-] = {}  # any thread, single dict operations; loaded as long as the context lives
+# Any thread, single dict operations. The kernels stay loaded as long as their context exists.
+_functions: dict[Context, dict[str, Any]] = {}
 NAMES = ("spin", "stamp", "saxpy", "trap", "illegal_address")
 
 
 def load(context: Context) -> dict[str, Any]:
-    """Loads the kernels into a context, all at once.
+    """Loads all kernels into a context.
 
-    The driver loads lazily, and on an H200 the first look for a function waits for all work in flight. So whoever means to
-    launch behind a gate loads first.
+    Call it before you launch behind a gate. The driver loads lazily, and on an H200 the first
+    look-up of a function waits for all work in flight, so it would wait for the gate.
     """
     known = _functions.get(context)
     if known is None:
@@ -102,13 +104,13 @@ def load(context: Context) -> dict[str, Any]:
 
 
 def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
-    """Launches one of the kernels on anybody's stream.
+    """Launches one of the kernels on a stream of any library.
 
     Args:
-        stream: Where.
+        stream: Where to launch it.
         name: `spin`, `stamp`, `saxpy`, `trap` or `illegal_address`.
         arguments: ctypes values, in the kernel's order.
-        threads: How many threads; blocks of 256 are made of them.
+        threads: How many threads, in blocks of 256.
     """
     reference = interop.reference_to(stream)
     values = tuple(argument.value for argument in arguments)
@@ -136,10 +138,10 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
 
 
 def spin(stream: Any, seconds: float) -> None:
-    """Keeps a stream busy on the GPU for a time."""
+    """Keeps a stream busy on the GPU for so many seconds."""
     launch(stream, "spin", ctypes.c_uint64(round(seconds * 1e9)))
 
 
 def stamp(stream: Any, address: int) -> None:
-    """Writes the GPU's clock, in nanoseconds, as a 64-bit word."""
+    """Writes the GPU's clock, in nanoseconds, as a 64-bit word to an address."""
     launch(stream, "stamp", ctypes.c_uint64(address))

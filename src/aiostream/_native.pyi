@@ -17,30 +17,17 @@ TURN_BEGAN: int
 RESULT_QUARANTINED: int
 RESULT_CAPTURING: int
 POINTS_ARMED: int
-POINTS_FIRED: int
 POINTS_LEAKED: int
 POINTS_STALE: int
-POINTS_QUARANTINED: int
-HOST_FUNCTIONS_LATE: int
-WATCHER_PASSES: int
-HANDLES_CREATED: int
-HANDLES_DESTROYED: int
-HANDLES_RELEASED: int
-HANDLES_RETIRED: int
-HANDLES_LEAKED: int
-HANDLES_OPEN: int
 FUTURES_CREATED: int
 FUTURES_DONE: int
 FUTURES_FAILED: int
 FUTURES_CANCELLED: int
 FUTURES_DROPPED: int
-WAITS_READY: int
-WAITS_SPUN: int
 WAITS_HANDED_BACK: int
 WAITS_BY_TIMER: int
 WAITS_WATCHED: int
 EVENT_POLLS: int
-EVENT_PASSES: int
 POINT_SLOTS: int
 WAIT_RECORDS: int
 HISTORIES: int
@@ -52,6 +39,12 @@ STAGE_WATCHER: int
 WAIT_AUTO: int
 WAIT_EVENT: int
 WAIT_SPIN: int
+
+# The names in the order of counters(); each is also a constant, its place there. Only those that
+# Python uses by name stand above.
+COUNTERS: tuple[str, ...]
+# The rows of native/driver_calls.h: name, name for cuGetProcAddress, version, may be missing.
+DRIVER_CALLS: tuple[tuple[str, str, int, bool], ...]
 
 class Handle:
     def __init__(

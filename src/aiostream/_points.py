@@ -1,8 +1,8 @@
-"""What each ticket stands for: the registry of points that the driver may still come to, and how arrivals are delivered.
+"""The registry of what each ticket stands for, and how arrivals are delivered.
 
-Native code knows a point by its ticket, a number; what the number means to Python stands here and nowhere else. A point stays
-registered until the driver has passed it, whatever became of the task, the loop or the stream, because what it keeps alive
-may be in use by the GPU until then.
+Native code knows a point by its ticket, a number. What the number means to Python is here and
+nowhere else. A point stays registered until the driver has passed it, whatever has become of the
+task, the loop or the stream, because the GPU may use what it keeps alive until then.
 """
 
 from __future__ import annotations
@@ -13,35 +13,44 @@ from aiostream import _native
 
 
 class PendingEntry(Protocol):
-    """A place in a stream that somebody registered. Each method may be called again if a KeyboardInterrupt cut it short."""
+    """What a ticket stands for.
+
+    Each method can be called again, because a KeyboardInterrupt may cut it short, and the delivery
+    is then repeated.
+    """
 
     @property
     def context_id(self) -> int:
-        """The context whose health decides whether a firing without a status was a success."""
+        """The context whose health says whether a firing without a status was a success."""
 
     def complete(self, code: int, orphaned: bool) -> None:
-        """The driver has passed the point: settle with `code`, and let go of what was kept alive."""
+        """Settles with `code` and releases what was kept alive: the driver has passed the point."""
 
     def abandon(self, code: int, orphaned: bool) -> None:
-        """The context has failed, and the driver may or may not come to the point: settle, and keep everything."""
+        """Settles with `code` and keeps everything: the context has failed.
+
+        The driver may or may not come to the point.
+        """
 
 
 class Watched(PendingEntry, Protocol):
-    """One that was left to a timer or the watcher, and may be handed back."""
+    """The entry of a wait that a timer or the watcher has, and may hand back."""
 
     def handed_back(self, wait: _native.Wait, orphaned: bool) -> None:
-        """Hands the wait back: from now on the task polls it. If no task takes it, it is dropped."""
+        """Gives the wait to its task, which polls it from now on. Otherwise the wait is dropped."""
 
 
 class Near(PendingEntry, Protocol):
-    """One of a future, which the loop polls when its end is near."""
+    """The entry of a future that the loop polls when the end is near."""
 
     def come_near(self) -> None:
-        """The loop polls it from now on. A task that awaits the future may do so in its place."""
+        """Says that the end is near. A task that awaits the future may poll in the loop's place."""
 
 
-# Written by whoever arms a point, in any thread; an entry is removed by the one consumer of that
-# ticket's queue. Single dict operations, which need no lock.
+# Any thread that arms a point adds its entry, before the driver gets the ticket. One thread removes
+# it: the one that drains the queue of that ticket. So no entry has two threads that remove it. Each
+# access is one dict operation, which Python makes atomic. So there is no lock, which a signal
+# handler could find taken by the thread that it interrupts.
 registry: dict[int, PendingEntry] = {}
 
 
@@ -50,24 +59,25 @@ _NEAR = _native.STATUS_NEAR
 
 
 def _health_of(context_id: int, known: dict[int, int]) -> int:
+    # Once for each context and batch, because each answer is a call of the driver.
     if context_id not in known:
         known[context_id] = _native.health(context_id)
     return known[context_id]
 
 
 def deliver(backlog: list[int | _native.Wait], orphaned: bool = False) -> None:
-    """Settles what a queue's drain has brought, and empties `backlog`.
+    """Settles what a drain has brought, and empties `backlog`.
 
-    An event of ours that the watcher has seen complete, and a stream callback, bring their status. A host function carries no
-    status, and by the manual it never runs after an error; some drivers were reported to run it all
-    the same. So the health of each context is read once per batch, after the firing: what settles as done has succeeded.
-
-    A KeyboardInterrupt between any two steps leaves the rest, and the item it struck, on the backlog; every step can be
-    repeated.
+    An event and a stream callback bring their status. A host function brings none. By the manual it
+    never runs after an error, but some drivers were reported to run it. So the health of its
+    context is read once for each batch, after the firing: what settles as done has succeeded.
 
     Args:
-        backlog: ticket, code, ticket, code, ..., or a `Wait` for a code; see `_native.drain`. Emptied of what was delivered.
-        orphaned: Nobody's loop is listening any more: this is the janitor's thread.
+        backlog: `ticket, code, ticket, code, ...`, with a `Wait` for a code if the watcher hands a
+            wait back. See `_native.drain`.
+        orphaned: The queue has no loop any more. This is the janitor's thread.
+
+    Threads: the thread that drains this queue: its loop's, or the janitor's.
     """
     delivered = 0
     health: dict[int, int] = {}
@@ -75,10 +85,14 @@ def deliver(backlog: list[int | _native.Wait], orphaned: bool = False) -> None:
         for position in range(0, len(backlog), 2):
             ticket = cast("int", backlog[position])
             code = backlog[position + 1]
+            # None: the ticket was delivered before an interrupt, or its wait has no task any more.
             point = registry.get(ticket)
             if point is not None:
                 if code == _UNKNOWN:
+                    # The janitor settles no future with a result, so it needs no proof of success.
                     code = 0 if orphaned else _health_of(point.context_id, health)
+                # The entry is removed after it has settled. If it were removed before, an interrupt
+                # in between would lose it, and its task would hang.
                 if not isinstance(code, int):
                     cast("Watched", point).handed_back(code, orphaned)
                     registry.pop(ticket, None)
@@ -89,7 +103,11 @@ def deliver(backlog: list[int | _native.Wait], orphaned: bool = False) -> None:
                     point.complete(code, orphaned)
                     registry.pop(ticket, None)
                 else:
+                    # The entry stays. The GPU may use what it keeps alive, and a stream callback
+                    # may come and release it.
                     point.abandon(-code, orphaned)
             delivered = position + 2
     finally:
+        # After an interrupt the rest stays, with the item that it struck. The next drain repeats
+        # that item, and each step of a delivery can be repeated.
         del backlog[:delivered]

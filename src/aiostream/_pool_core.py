@@ -51,7 +51,7 @@ class PoolCore:
         # A stream of each device, by which the pool knows the contexts.
         self._places = list({slot.device: slot.stream for slot in slots}.values())
 
-    # ------------------------------------------------------------------------ use
+    # ------------------------------------------------------------------------------------------ use
 
     def _enter(self) -> _loops.Bridge:
         """Prepares for a use by the running loop."""
@@ -83,6 +83,8 @@ class PoolCore:
         task = bridge.current_task()
         slot.holder = weakref.ref(task) if task is not None else None
         slot.lent = lent
+        # Last. If a KeyboardInterrupt comes before it, the caller never gets the stream, and
+        # `_find_lost` takes it back.
         self._lent[id(lent)] = slot
         return lent
 
@@ -117,6 +119,7 @@ class PoolCore:
 
     def _change_loop(self, bridge: _loops.Bridge) -> None:
         """Another loop uses the pool. Takes back what tasks of the former loop never took."""
+        # A loop that was closed never runs its tasks again. So their futures do not count.
         handed = [slot.handed_to for slot in self._slots if slot.handed_to is not None]
         alive = [future for future in handed if not _loops.is_dead(future)]
         alive += self._waiters.alive()
@@ -128,6 +131,8 @@ class PoolCore:
             )
         self._waiters.end_watches()
         self._waiters.futures.clear()
+        # Without the callback the watcher would read the health of the contexts as long as the pool
+        # is kept. The callback must not keep the pool.
         self._bridge = weakref.ref(bridge, partial(_end_watches_for, weakref.ref(self)))
         self._looking = False
         for slot in self._slots:
@@ -165,7 +170,7 @@ class PoolCore:
         if not self._slots:
             self._refuse("the owners have closed all streams of the pool")
 
-    # ------------------------------------------------------------------------ returned work
+    # -------------------------------------------------------------------------------- returned work
 
     def _look_at(self, slot: Slot) -> None:
         """Decides whether a stream that was given back is free, or when the pool learns that."""
@@ -210,9 +215,9 @@ class PoolCore:
         bridge = self._bridge() if self._bridge is not None else None
         return bridge if bridge is not None and bridge.is_open else None
 
-    def _work_is_done(self, slot: Slot, told: Return, code: int) -> None:
+    def _work_is_done(self, slot: Slot, entry: Return, code: int) -> None:
         """The event behind a busy stream's work is complete, or has failed."""
-        if not self._busy.remove(slot, told):
+        if not self._busy.remove(slot, entry):
             return
         if code == 0:
             self._put_back(slot)
@@ -221,7 +226,7 @@ class PoolCore:
         if self._busy.has_unwatched:
             self._look_again_soon()
 
-    # ------------------------------------------------------------------------ errors
+    # --------------------------------------------------------------------------------------- errors
 
     def _health(self) -> int:
         """0, or the code of a context of the pool that has failed."""

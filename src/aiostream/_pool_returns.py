@@ -44,12 +44,14 @@ class Busy:
 
     def add(self, slot: Slot, pool: PoolCore, bridge: _loops.Bridge | None) -> None:
         """Adds a stream, and has an event behind its work watched for the loop of `bridge`."""
-        self._returns[slot] = told = self._watch(slot, pool, bridge)
-        self.has_unwatched |= told is None
+        # A KeyboardInterrupt in `_watch` leaves the slot in no list, where it is found again. The
+        # answer of its event is then ignored, see `remove`.
+        self._returns[slot] = entry = self._watch(slot, pool, bridge)
+        self.has_unwatched |= entry is None
 
-    def remove(self, slot: Slot, told: Return) -> bool:
+    def remove(self, slot: Slot, entry: Return) -> bool:
         """Removes a stream whose `Return` has come. `False` if the pool no longer waits for it."""
-        if self._returns.get(slot) is not told:
+        if self._returns.get(slot) is not entry:
             return False  # the pool was closed, or another loop uses it now
         del self._returns[slot]
         return True
@@ -57,7 +59,7 @@ class Busy:
     def take_unwatched(self) -> list[Slot]:
         """Takes out the unwatched streams. The caller looks at each of them."""
         self.has_unwatched = False
-        found = [slot for slot, told in self._returns.items() if told is None]
+        found = [slot for slot, entry in self._returns.items() if entry is None]
         for slot in found:
             del self._returns[slot]
         return found
@@ -73,10 +75,10 @@ class Busy:
         self._returns = dict.fromkeys(self._returns)
         self.has_unwatched = bool(self._returns)
 
-    def forget(self, slot: Slot, told: Return) -> None:
+    def forget(self, slot: Slot, entry: Return) -> None:
         """The loop that would have learned of the end is gone. Runs in the janitor's thread."""
         returns = self._returns  # read once, because another loop may replace it meanwhile
-        if returns.get(slot) is told:
+        if returns.get(slot) is entry:
             returns[slot] = None
             self.has_unwatched = True
 
@@ -96,11 +98,14 @@ class Busy:
             return None
         if isinstance(reserved, int):
             return None
-        told = _points.registry[reserved.ticket] = Return(pool, slot, context_id)
+        # Registered before the record, because the watcher may see the event complete at once.
+        entry = _points.registry[reserved.ticket] = Return(pool, slot, context_id)
+        # Pinned, because another thread may close a borrowed stream, and its handle may then be
+        # that of a new stream.
         with pinned(reference):
             reserved.record(reference.handle)
         if reserved.is_recorded:
-            return told
+            return entry
         _points.registry.pop(reserved.ticket, None)
         return None
 
@@ -121,7 +126,9 @@ class Return:
         pool = self.pool()
         if pool is None:
             return
-        if orphaned:  # in the janitor's thread
+        if orphaned:
+            # In the janitor's thread, while the pool's thread may be anywhere in the pool. So this
+            # only notes that no event comes.
             pool._busy.forget(self.slot, self)
         else:
             pool._work_is_done(self.slot, self, code)

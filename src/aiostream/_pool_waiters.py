@@ -39,6 +39,8 @@ class Waiters:
         while self.futures:
             future = next(iter(self.futures))
             if not future.done() and not _loops.is_dead(future):
+                # First, because a KeyboardInterrupt may come before the result is set. A slot that
+                # is in no list and whose future is not done counts as lost, and is found again.
                 slot.handed_to = future
                 set_result(future, slot)
                 # Last, because a KeyboardInterrupt may come before it. The next call then finds
@@ -55,7 +57,7 @@ class Waiters:
         for future in waiting:
             set_exception(future, error())
 
-    # ------------------------------------------------------------------------ watches
+    # -------------------------------------------------------------------------------------- watches
 
     def watch(self, pool: PoolCore, bridge: _loops.Bridge, references: list[Reference]) -> None:
         """Has the watcher read the health of the contexts, until `end_watches`."""
@@ -86,11 +88,14 @@ class Watch:
         self.pool = weakref.ref(pool)
         self.context_id = reference.context._ensure_monitored()
         self.ticket = _native.watch_health(bridge.queue, self.context_id)
+        # The watcher may fire the ticket before this line. It is delivered later nevertheless,
+        # because only this thread takes what arrives in the queue of its loop.
         _points.registry[self.ticket] = self
 
     def complete(self, code: int, orphaned: bool) -> None:
         """The context has failed, or the pool has ended this watch (then `code` is 0)."""
         pool = self.pool()
+        # Orphaned: the loop is gone. This is the janitor's thread, which must not touch the pool.
         if pool is not None and code != 0 and not orphaned and pool._waiters.has(self):
             pool._fail(code)
 

@@ -1,9 +1,10 @@
-"""What aiostream runs once per process: the native part, two threads, and the ends by exit and by fork.
+"""What runs once per process: the native part, two threads, and the end by exit or fork.
 
-The janitor serves what dead loops, finalizers and cancelled waits have left behind, from a thread where the driver may be
-called. The releaser drops the users' objects, whose destructors may take their time. (A third thread, the dispatcher, runs only
-for loops that cannot watch a descriptor.) All three go on until the process ends, because an `atexit` handler that the
-application registered before it used the library runs after `_stop`, and may await.
+The janitor serves what ended loops, finalizers and cancelled waits have left behind, in a thread
+that may call the driver. The releaser drops the users' objects, whose destructors may block. (A
+third thread, the dispatcher, runs only for loops that cannot watch a descriptor.) All of them run
+until the process ends, because an `atexit` handler that the application registered before its first
+use of the library runs after `_stop`, and may await.
 """
 
 from __future__ import annotations
@@ -21,23 +22,28 @@ from typing import Any
 
 from aiostream import _driver, _native, _points
 
-ORPHANS = 0  # the queue of that number: native code hands it what arrives on closed queues
+ORPHANS = 0  # the number of the queue that gets what arrives on closed queues
 
-# For start() alone. A signal handler, or a finalizer that the collector runs, may come to start()
-# in the thread that holds it, and does all of it then: each step of _start() can be repeated.
+# Held in `_start` alone, because two threads may use the library first at the same time. Reentrant,
+# because a signal handler, or a finalizer in a garbage collection, may come to `start` in the
+# thread that holds it. It then does the whole start, because each step can be repeated.
 _lock = threading.RLock()
-_started = False  # written under _lock, when everything runs
-_EXIT_PATIENCE = 1.0  # seconds: a destructor that blocks holds up the interpreter's end no longer
+_started = False  # written under _lock, after everything runs; read without it
+# Seconds that the interpreter's end waits for the two threads, because a destructor may block.
+_EXIT_PATIENCE = 1.0
 
-# The threads that serve, by their names; each thread enters itself, by `dict.setdefault`. So a
-# start that a KeyboardInterrupt has cut short can be repeated, whether its thread had begun or not.
+# The threads that serve, by name. Each thread enters itself by `dict.setdefault`, which lets one
+# thread win. So a start that a KeyboardInterrupt has cut short can be repeated, whether its thread
+# had begun or not. Without this, a repeated start would run two janitors on one backlog.
 _serving: dict[str, object] = {}
 
 
 def block_signals() -> None:
-    """Makes this thread take no signals of the process, which are for the application's own threads; call it first in a thread.
+    """Blocks the process's signals in this thread. Call it first in a thread.
 
-    Else this thread would take what another thread waits for by `sigwait`. Those that a fault in this thread raises stay.
+    Signals are for the application's own threads. If this thread took one, it would take it away
+    from a thread that waits for it with `sigwait`. The signals of faults stay, because they belong
+    to the thread that raises them.
     """
     faults = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT"}
     wanted = {each for each in signal.valid_signals() if getattr(each, "name", None) not in faults}
@@ -45,30 +51,34 @@ def block_signals() -> None:
 
 
 def _start_serving(name: str, serve: Callable[[], None]) -> None:
-    """Runs `serve` in a thread, unless one runs it already; returns when the thread has begun."""
+    # Returns when the thread has begun.
     if name in _serving:
         return
     has_begun = threading.Event()
 
     def run() -> None:
         block_signals()
+        # Another thread of this name may be there, because an interrupted start was repeated.
         first = _serving.setdefault(name, has_begun) is has_begun
         has_begun.set()
         if first:
             serve()
 
+    # A daemon, because the interpreter would wait for any other thread before it runs `_stop`.
     threading.Thread(target=run, name=f"aiostream-{name}", daemon=True).start()
+    # Waited for, because the thread blocks its signals first. Until then it could take one.
     has_begun.wait()
 
 
-# ------------------------------------------------------------------------------------------------ the janitor
+# -------------------------------------------------------------------------------- the janitor
 
-# Appended to by any thread, finalizers included (a deque's append takes no lock that a finalizer
-# could be holding); emptied by the janitor.
+# Any thread appends, finalizers too, and the janitor removes. A deque, because its operations are
+# atomic and take no lock that the thread under a finalizer could hold.
 _tasks: deque[Callable[[], Any]] = deque()
-_backlog: list[int | _native.Wait] = []  # by the janitor alone
-# Descriptor -> what to do when it is readable: the janitor's own, and those of `watch_in_janitor`,
-# by any thread, single dict operations.
+# What has arrived for the janitor and is not delivered yet. The janitor alone.
+_backlog: list[int | _native.Wait] = []
+# Descriptor -> what the janitor calls when it is readable: its own, and those of
+# `watch_in_janitor`. Any thread adds, by one dict operation. No entry is removed.
 _watched: dict[int, Callable[[], None]] = {}
 
 
@@ -76,6 +86,8 @@ def _clean() -> None:
     poll = select.poll()
     known: set[int] = set()
     while True:
+        # A list, because another thread may add an entry during the iteration, and Python refuses
+        # to iterate over a dict that changes.
         for descriptor in list(_watched):
             if descriptor not in known:
                 poll.register(descriptor, select.POLLIN)
@@ -87,7 +99,7 @@ def _clean() -> None:
 def _serve_orphans() -> None:
     _native.drain(ORPHANS, _backlog)
     _points.deliver(_backlog, orphaned=True)
-    _driver.tell_failures()
+    _driver.report_failures()
     while (refusal := _native.refusal_take()) is not None:
         call, code = refusal
         error = _driver.error(code, call)
@@ -96,14 +108,19 @@ def _serve_orphans() -> None:
             error,
             "the last user of a closed handle, which the driver did not destroy",
         )
+    # After the drain, because the drain reads the descriptor, and a task that is appended later
+    # writes it again. The other way round, the drain could take the wake-up of a new task away.
     while _tasks:
         task = _tasks.popleft()
         _report_from(task, task)
-        task = None  # type: ignore[assignment]  # what it held dies here, in this thread, before the next wait
+        # What the task held dies here. A reference in this frame would keep it until the next task,
+        # perhaps for hours.
+        task = None  # type: ignore[assignment]
 
 
 def _report_from(where: object, function: Callable[[], Any]) -> None:
-    """Calls a function. What it raises ends nothing, SystemExit neither: releases depend on this thread."""
+    # No exception ends the thread, not even SystemExit, because without the janitor closed queues
+    # would never be delivered and streams never destroyed.
     try:
         function()
     except BaseException as error:
@@ -111,7 +128,10 @@ def _report_from(where: object, function: Callable[[], Any]) -> None:
 
 
 def report_unraisable(error: BaseException, where: object) -> None:
-    """Reports an exception that can be raised to nobody to `sys.unraisablehook`."""
+    """Gives an exception to `sys.unraisablehook`, if no caller can get it.
+
+    Threads: any.
+    """
     _native.write_unraisable(error, where)
 
 
@@ -126,52 +146,72 @@ def log_error(message: str, *values: object) -> None:
 
 
 def run_in_janitor(task: Callable[[], Any]) -> None:
-    """Has the janitor call `task`. May be called from a finalizer; does nothing in a forked child."""
+    """Has the janitor call `task`.
+
+    Does nothing in a forked child, which has no janitor.
+
+    Threads: any, also in a finalizer.
+    """
     if _started and not _native.is_forked():
+        # The append first, because the janitor may run right after the wake-up. The other way round
+        # it would find no task and sleep.
         _tasks.append(task)
         _native.queue_wake(ORPHANS)
 
 
 def watch_in_janitor(descriptor: int, function: Callable[[], None]) -> None:
-    """Has the janitor call `function`, which does not block, whenever a descriptor is readable."""
+    """Has the janitor call `function` whenever a descriptor is readable. It must not block.
+
+    Threads: any.
+    """
     _watched[descriptor] = function
+    # The janitor sleeps in a poll that does not know the descriptor yet.
     _native.queue_wake(ORPHANS)
 
 
-# ------------------------------------------------------------------------------------------------ the releaser
+# -------------------------------------------------------------------------------- the releaser
 
-# SimpleQueue.put may be called from finalizers and signal handlers.
+# A SimpleQueue, because finalizers and signal handlers may call its `put`. `queue.Queue` takes a
+# lock, and a finalizer that interrupts its holder would deadlock.
 _to_release: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
 
 def _release() -> None:
     while True:
         held = _to_release.get()
-        if isinstance(held, threading.Event):
+        if isinstance(held, threading.Event):  # from `_settle`, which waits for it
             held.set()
-        del held  # here its destructor runs, in this thread
+        # The destructor runs here, before the next `get` blocks.
+        del held
 
 
 def release_in_thread(*objects: Any) -> None:
-    """Drops the last reference to users' objects in a thread where their destructors may block.
+    """Drops the last reference to users' objects in the releaser's thread.
 
-    Not in the janitor's: queues, streams and the listeners of `on_context_failed` would wait for them.
+    Their destructors may block there. In the janitor's thread, queues, streams and the listeners of
+    `on_context_failed` would wait for them.
+
+    Threads: any, also in a finalizer.
     """
     if _started and not _native.is_forked():
         _to_release.put(objects)
 
 
-# ------------------------------------------------------------------------------------------------ start and end
+# -------------------------------------------------------------------------------- start and end
 
 
 def start() -> None:
     """Starts the native part and the threads, once. If it fails, the next call tries again.
 
+    Threads: any.
+
     Raises:
         NoDriverError: There is no CUDA driver.
-        OSError: There are no descriptors, or no thread, left.
+        OSError: The process has no descriptor or thread left.
         RuntimeError: This is a forked child, or Python has no thread left.
     """
+    # Without the lock, because each use of the library comes here, and a flag that is late only
+    # costs the call of `_start`.
     if _started and not _native.is_forked():
         return
     _start()
@@ -179,25 +219,29 @@ def start() -> None:
 
 def _start() -> None:
     global _started
+    # Before the lock, because this loads and calls the driver, and the library holds no lock across
+    # a call of the driver. Such a call may wait for a thread that waits for the lock.
     addresses = _driver.native_addresses()
     with _lock:
         if _started:
             return
+        # Each of these steps can be repeated, because an interrupt or an error may come after any
+        # of them, and the next call then does all of them again.
         _native.bind(addresses)
         _watched[_native.open_orphans()] = _serve_orphans
         _native.watcher_start()
         _start_serving("janitor", _clean)
         _start_serving("releaser", _release)
-        atexit.unregister(_stop)
+        atexit.unregister(_stop)  # of a start that was cut short
         atexit.register(_stop)
+        # Last, because other threads read it without the lock and rely on all of the above.
         _started = True
 
 
 def _stop() -> None:
-    """The interpreter ends: the driver's threads may not ask for the GIL from now on.
-
-    What `atexit` handlers await later is still served. The watcher is stopped when Python is no more.
-    """
+    # The interpreter ends. A driver's thread that asks for the GIL from now on would hang or crash.
+    # What `atexit` handlers await later is still served, because completions need no GIL. The
+    # watcher is stopped when Python has ended (`Py_AtExit`).
     if _native.is_forked():
         return
     _native.exit_disarm()
@@ -208,10 +252,11 @@ def _stop() -> None:
 
 
 def _settle() -> None:
-    """Lets the threads do what was left to them, for a second at most."""
+    # Lets the two threads finish what was left to them, for a second at most.
     cleaned, released = threading.Event(), threading.Event()
     run_in_janitor(cleaned.set)
     deadline = time.monotonic() + _EXIT_PATIENCE
     if cleaned.wait(_EXIT_PATIENCE):
-        _to_release.put(released)  # behind what the janitor has left to it
+        # After the janitor, because the janitor gives objects to the releaser.
+        _to_release.put(released)
         released.wait(deadline - time.monotonic())

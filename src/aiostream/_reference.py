@@ -1,4 +1,4 @@
-"""How the library uses a stream or an event, whoever owns it."""
+"""How the library uses a stream or an event, its own or another library's."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ class Common:
     # stream's own list, because their lengths would spoil the prediction of its other waits.
     thread_waits: _native.WaitList | None = None
     # One item for each use that only its own thread can end: a block of `as_current`, a call of
-    # `enqueue_in_thread`. While there is one, `into_raw` refuses, because it would wait for that use.
+    # `enqueue_in_thread`. While there is one, `into_raw` refuses, because it would wait for that
+    # use.
     held: list[object] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class Reference:
-    """What the library needs to use a stream, or to wait for an event, whoever owns it."""
+    """What the library needs to use a stream, or to wait for an event."""
 
     handle: _native.Handle
     context: Context

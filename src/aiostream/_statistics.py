@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from aiostream import _completion, _native
 
@@ -124,6 +125,9 @@ class Statistics:
         )
 
 
+_Line = TypeVar("_Line", PointCounts, FutureCounts, HandleCounts, WaitCounts)
+
+
 def statistics() -> Statistics:
     """Returns a snapshot of what the library did in this process.
 
@@ -155,43 +159,28 @@ def _snapshot() -> Statistics:
     captured = _native.captured()
     pending_points = _native.pending()
     pending_futures = _completion.pending_futures()
-    count = _native.counters()
+    count = dict(zip(_native.COUNTERS, _native.counters(), strict=True))
+    waits = {
+        "pending": _native.pending_waits(),
+        "polls": count["EVENT_POLLS"],
+        "passes": count["EVENT_PASSES"],
+    }
     return Statistics(
-        points=PointCounts(
-            armed=count[_native.POINTS_ARMED],
-            fired=count[_native.POINTS_FIRED],
-            pending=pending_points,
-            captured=captured,
-            leaked=count[_native.POINTS_LEAKED],
-            quarantined=count[_native.POINTS_QUARANTINED],
-            stale=count[_native.POINTS_STALE],
-        ),
-        futures=FutureCounts(
-            created=count[_native.FUTURES_CREATED],
-            done=count[_native.FUTURES_DONE],
-            failed=count[_native.FUTURES_FAILED],
-            cancelled=count[_native.FUTURES_CANCELLED],
-            dropped=count[_native.FUTURES_DROPPED],
-            pending=pending_futures,
-        ),
-        handles=HandleCounts(
-            created=count[_native.HANDLES_CREATED],
-            destroyed=count[_native.HANDLES_DESTROYED],
-            released=count[_native.HANDLES_RELEASED],
-            retired=count[_native.HANDLES_RETIRED],
-            leaked=count[_native.HANDLES_LEAKED],
-            open=count[_native.HANDLES_OPEN],
-        ),
-        waits=WaitCounts(
-            ready=count[_native.WAITS_READY],
-            spun=count[_native.WAITS_SPUN],
-            watched=count[_native.WAITS_WATCHED],
-            by_timer=count[_native.WAITS_BY_TIMER],
-            handed_back=count[_native.WAITS_HANDED_BACK],
-            pending=_native.pending_waits(),
-            polls=count[_native.EVENT_POLLS],
-            passes=count[_native.EVENT_PASSES],
-        ),
-        late_host_functions=count[_native.HOST_FUNCTIONS_LATE],
-        watcher_passes=count[_native.WATCHER_PASSES],
+        points=_line(PointCounts, "POINTS", count, pending=pending_points, captured=captured),
+        futures=_line(FutureCounts, "FUTURES", count, pending=pending_futures),
+        handles=_line(HandleCounts, "HANDLES", count),
+        waits=_line(WaitCounts, "WAITS", count, **waits),
+        late_host_functions=count["HOST_FUNCTIONS_LATE"],
+        watcher_passes=count["WATCHER_PASSES"],
+    )
+
+
+def _line(kind: type[_Line], prefix: str, count: dict[str, int], **others: int) -> _Line:
+    """A line of the ledger: each field is the counter of the same name, or one of the others."""
+    names = (field.name for field in fields(kind))
+    return kind(
+        **{
+            name: others[name] if name in others else count[f"{prefix}_{name.upper()}"]
+            for name in names
+        }
     )

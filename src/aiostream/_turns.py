@@ -1,4 +1,7 @@
-"""Which loop runs here, and whether it took a turn during a block of code: then there was an await in the block."""
+"""Which loop runs here, and whether it took a turn during a block of code.
+
+If it did, there was an `await` in the block.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ _running_loop = asyncio._get_running_loop
 
 
 class _Asked:
-    """Stands for `sniffio.thread_local`, should a release of trio no longer set that. It takes longer."""
+    """Takes the place of `sniffio.thread_local` if a release of trio no longer sets that.
+
+    It takes longer, because it asks trio.
+    """
 
     def __init__(self, trio: ModuleType) -> None:
         self._lowlevel = trio.lowlevel
@@ -21,8 +27,8 @@ class _Asked:
     def name(self) -> str | None:
         if _answers(self._lowlevel.current_task):
             return "trio"
-        # A callback that trio runs is no task. As a guest, a run is also known to its host's
-        # callbacks and tasks.
+        # A callback of trio's has no task, so trio is asked for its token. But if trio runs as a
+        # guest, the host's callbacks and tasks have that token too, and they belong to asyncio.
         return (
             "trio"
             if _running_loop() is None and _answers(self._lowlevel.current_trio_token)
@@ -30,18 +36,22 @@ class _Asked:
         )
 
 
-# Its `name` is "trio" in each thread while a run of trio is at work there; of a guest, while it has
-# its turn. `None` until trio is imported, then for good; one assignment.
+# Its `name` is "trio" in each thread in which a run of trio is at work. If trio runs as a guest, it
+# is so while the guest has its turn. None until trio is imported, then never changed. Any thread
+# may write it, by one assignment, because all threads find the same object.
 at_work: Any = None
 
 
 def find_trio() -> Any:
-    """`at_work`, which it sets; still `None` while another thread imports trio: then no run can have begun."""
+    """Sets `at_work` and returns it.
+
+    It stays `None` while another thread imports trio. No run can have begun then.
+    """
     global at_work
     trio = sys.modules["trio"]
     if at_work is None and hasattr(trio, "lowlevel"):
-        # trio leaves its name in sniffio's variable, which takes a tenth of the time that asking
-        # for the task takes in vain.
+        # trio writes its name into sniffio's variable. To read it takes a tenth of the time that
+        # trio takes to answer that there is no task.
         at_work = getattr(sys.modules.get("trio._core._run"), "sniffio_library", None) or _Asked(
             trio
         )
@@ -49,7 +59,7 @@ def find_trio() -> Any:
 
 
 def in_trio(loop: object) -> bool:
-    """Whether this is a place of a trio run, and not of an asyncio loop below or beside it.
+    """Whether this place belongs to a run of trio, and not to an asyncio loop around or under it.
 
     Args:
         loop: asyncio's running loop in this thread, or `None`.
@@ -59,8 +69,8 @@ def in_trio(loop: object) -> bool:
         place = find_trio()
     if place is None or place.name != "trio":
         return False
-    # Both are at work if a task of one has run the other. A run sets these hooks when it begins,
-    # and puts them back at its end.
+    # Both are at work if a task of one has run the other. Each of them sets these hooks when it
+    # begins and restores them at its end, so the hooks belong to the inner one.
     return loop is None or getattr(sys.get_asyncgen_hooks().firstiter, "__self__", None) is not loop
 
 
@@ -79,7 +89,10 @@ def _answers(ask: Callable[[], object]) -> bool:
 
 
 class TurnWatch:
-    """Notices whether the task that makes it is suspended before `end()`, also if no other task runs meanwhile."""
+    """Notices whether the task that makes it is suspended before `end()`.
+
+    It notices that also if no other task runs meanwhile.
+    """
 
     def __init__(self) -> None:
         self._suspended = False
@@ -92,17 +105,16 @@ class TurnWatch:
                 trio.lowlevel.add_instrument(instrument)
                 self._end = lambda: trio.lowlevel.remove_instrument(instrument)
         elif loop is not None:
-            # A task that was suspended goes on behind what the loop had been given before.
+            # asyncio runs callbacks in order. So a task that is suspended continues after this one.
             self._end = loop.call_soon(self._note).cancel
 
     def end(self) -> bool:
-        """Whether the task was suspended."""
+        """Ends the watch. Returns whether the task was suspended."""
         try:
             self._end()
-        except (
-            RuntimeError,
-            KeyError,
-        ):  # trio's: this is another place than where the watch began, or its run is over
+        except (RuntimeError, KeyError):
+            # trio raises these if the watch ends in another place than where it began, or after its
+            # run. Then there was an await in between.
             self._suspended = True
         self._end = _do_nothing
         return self._suspended
@@ -123,13 +135,12 @@ def _trio_task(trio: ModuleType) -> Any:
 
 
 class _Instrument:
-    """Is told by trio of each step that ends. trio looks for the method by its name."""
-
+    # trio calls the method by its name after each step of each task.
     def __init__(self, task: Any, note: Callable[[], None]) -> None:
         self._task = task
         self._note = note
 
     def after_task_step(self, task: Any) -> None:
-        """Trio's hook."""
+        """Notes the end of a step of the watched task."""
         if task is self._task:
             self._note()

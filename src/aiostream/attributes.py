@@ -1,4 +1,4 @@
-"""Stream attributes: Python values for what the driver keeps in a union."""
+"""What the driver knows of a stream: its properties, and its attributes as Python values."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from aiostream import _arguments, _driver, interop
-from aiostream._reference import Reference, call_on, pinned
-from aiostream.enums import AccessProperty, MemSyncDomain, StreamAttribute, SynchronizationPolicy
+from aiostream import _arguments, _driver, _native, errors, interop
+from aiostream._reference import PER_THREAD, Reference, call_on, pinned
+from aiostream.enums import (
+    AccessProperty,
+    MemSyncDomain,
+    StreamAttribute,
+    StreamFlags,
+    SynchronizationPolicy,
+)
 
 __all__ = ["AccessPolicyWindow", "MemSyncDomainMap"]
 
@@ -20,8 +26,9 @@ class AccessPolicyWindow:
 
     Args:
         base: Its address.
-        size: Its size in bytes; 0 for no window. The driver may align it and limits its size.
-        hit_ratio: Which part of the window gets `hit`, from 0 to 1; the rest gets `miss`.
+        size: Its size in bytes. 0 means no window. The driver may align the window, and limits its
+            size.
+        hit_ratio: Which part of the window gets `hit`, from 0 to 1. The rest gets `miss`.
         hit: For example `PERSISTING`.
         miss: `NORMAL` or `STREAMING`.
     """
@@ -36,7 +43,7 @@ class AccessPolicyWindow:
         """Refuses what no driver takes.
 
         Raises:
-            TypeError: One is no number.
+            TypeError: A value is not a number.
             ValueError: A number is out of range.
         """
         _arguments.address(_arguments.integer("base", self.base))
@@ -51,7 +58,7 @@ class AccessPolicyWindow:
 
 @dataclass(frozen=True, slots=True)
 class MemSyncDomainMap:
-    """Which domain numbers the two domains have (`CUlaunchMemSyncDomainMap`)."""
+    """The numbers of the two memory synchronization domains (`CUlaunchMemSyncDomainMap`)."""
 
     default: int = 0
     remote: int = 1
@@ -60,7 +67,7 @@ class MemSyncDomainMap:
         """Refuses what no driver takes.
 
         Raises:
-            TypeError: A number is no int.
+            TypeError: A number is not an int.
             ValueError: A number is not from 0 to 255.
         """
         _arguments.byte("default", self.default)
@@ -136,58 +143,102 @@ _FORMS = {
 }
 
 
-def _get(stream: Reference, attribute: StreamAttribute) -> Any:
-    attribute = _arguments.member(StreamAttribute, attribute, "attribute")
-    raw = call_on(stream, "cuStreamGetAttribute", _driver.bindings().CUstreamAttrID(int(attribute)))
-    form = _FORMS[attribute]
-    if form.field in ("syncPolicy", "memSyncDomain", "priority"):
-        # Straight from the union: the bindings' enumerations raise on what they do not know, such
-        # as a policy never set.
-        return form.from_driver(ctypes.c_int.from_address(int(raw.getPtr())).value)
-    return form.from_driver(getattr(raw, form.field))
-
-
-def _set_to(stream: Reference, attribute: StreamAttribute, value: Any) -> None:
-    attribute = _arguments.member(StreamAttribute, attribute, "attribute")
-    form = _FORMS[attribute]
-    driver = _driver.bindings()
-    raw = driver.CUstreamAttrValue()
-    setattr(raw, form.field, form.to_driver(value))
-    call_on(stream, "cuStreamSetAttribute", driver.CUstreamAttrID(int(attribute)), raw)
-
-
-def _copy(target: Reference, source: Reference) -> None:
-    with pinned(source) as value:
-        call_on(target, "cuStreamCopyAttributes", _driver.bindings().CUstream(value))
-
-
-class AttributedStream:
-    """The attributes of a `Stream`, which inherits them from here."""
+class AttributeMethods:
+    """What the driver knows of a `Stream`, which inherits this from here."""
 
     _reference: Reference  # set by `Stream`
+    # What the driver has answered that never changes, by its function. Any thread may read and
+    # write it, by single dict operations.
+    _constants: dict[str, int]
+
+    @property
+    def green_context(self) -> int | None:
+        """The green context in which it was created, a `CUgreenCtx`, or `None`.
+
+        (`cuStreamGetCtx_v2`.)
+
+        Raises:
+            NotSupportedError: The driver is older than CUDA 12.5.
+        """
+        _, green = call_on(self._reference, "cuStreamGetCtx_v2")
+        return int(green) or None
+
+    @property
+    def flags(self) -> StreamFlags:
+        """How it was created (`cuStreamGetFlags`)."""
+        return StreamFlags(self._constant("cuStreamGetFlags"))
+
+    @property
+    def priority(self) -> int:
+        """Its priority, after clamping (`cuStreamGetPriority`)."""
+        # Asked each time, because `set_attribute` changes it. This does not disturb a capture.
+        return int(call_on(self._reference, "cuStreamGetPriority"))
+
+    @property
+    def id(self) -> int:
+        """A number that no other stream of this process ever has (`cuStreamGetId`)."""
+        return self._constant("cuStreamGetId")
+
+    def _constant(self, name: str) -> int:
+        """A number that never changes, of which the driver is asked once.
+
+        Not while the stream captures, because the question would end its capture.
+        """
+        reference = self._reference
+        if not reference.handle.is_open:
+            raise errors.closed(reference.name)
+        known = self._constants.get(name)
+        if known is None:
+            _driver.raise_for(_native.capture_refusal(reference.handle), name, reference.name)
+            known = int(call_on(reference, name))
+            if reference.handle.value != PER_THREAD:  # because each thread has its own
+                self._constants[name] = known
+        return known
 
     def get_attribute(self, attribute: StreamAttribute) -> Any:
-        """The value of an attribute (`cuStreamGetAttribute`), in the type that `StreamAttribute` says; harmless under capture.
+        """Returns the value of an attribute (`cuStreamGetAttribute`).
+
+        `StreamAttribute` says which type it has. The question does not disturb a capture.
 
         Raises:
+            ValueError: There is no such attribute.
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
+
+        Example:
+            >>> async with aiostream.Stream(priority=-1) as stream:
+            ...     print(stream.get_attribute(aiostream.StreamAttribute.PRIORITY))
+            -1
         """
-        return _get(self._reference, attribute)
+        attribute = _arguments.member(StreamAttribute, attribute, "attribute")
+        number = _driver.bindings().CUstreamAttrID(int(attribute))
+        raw = call_on(self._reference, "cuStreamGetAttribute", number)
+        form = _FORMS[attribute]
+        if form.field in ("syncPolicy", "memSyncDomain", "priority"):
+            # Read from the union itself, because the bindings' enumerations raise on a value that
+            # they do not know, such as that of a policy that was never set.
+            return form.from_driver(ctypes.c_int.from_address(int(raw.getPtr())).value)
+        return form.from_driver(getattr(raw, form.field))
 
     def set_attribute(self, attribute: StreamAttribute, value: Any) -> None:
-        """Sets an attribute for the work that is enqueued from now on (`cuStreamSetAttribute`).
+        """Sets an attribute for the work that you enqueue from now on (`cuStreamSetAttribute`).
 
         Raises:
-            TypeError: The value is not of the type that `StreamAttribute` says.
-            ValueError: There is no such value.
+            TypeError: The value does not have the type that `StreamAttribute` says.
+            ValueError: There is no such attribute or value.
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
         """
-        _set_to(self._reference, attribute, value)
+        attribute = _arguments.member(StreamAttribute, attribute, "attribute")
+        form = _FORMS[attribute]
+        driver = _driver.bindings()
+        raw = driver.CUstreamAttrValue()
+        setattr(raw, form.field, form.to_driver(value))
+        number = driver.CUstreamAttrID(int(attribute))
+        call_on(self._reference, "cuStreamSetAttribute", number, raw)
 
     def copy_attributes(self, source: Any) -> None:
-        """Takes over all attributes of another stream of the same context (`cuStreamCopyAttributes`).
+        """Copies all attributes from another stream of the same context (`cuStreamCopyAttributes`).
 
         Args:
             source: A `Stream`, or another library's.
@@ -197,4 +248,6 @@ class AttributedStream:
             StreamClosedError: One of the two is closed.
             CudaError: The driver refused.
         """
-        _copy(self._reference, interop.reference_to(source))
+        with pinned(interop.reference_to(source)) as value:
+            other = _driver.bindings().CUstream(value)
+            call_on(self._reference, "cuStreamCopyAttributes", other)

@@ -1,7 +1,10 @@
-"""Capture: how a stream begins, steers and ends one; the scopes that always end it; the modes of threads.
+"""Captures: how a stream begins and ends one, scopes that always end it, and modes of threads.
 
-The driver keeps the state. What it does not keep is noted here for captures that go on: the `Graph` object that a capture
-into an existing graph gives back at its end, and what was lent of a graph that no longer is once its capture has ended.
+The driver keeps the state of a capture. This module notes two things of each capture that goes on,
+because the driver does not keep them. One is the `Graph` object that a capture into an existing
+graph returns at its end. The other is the handles that `capture_info` gave out of a graph that
+belongs to the driver until the end. They are closed then, so that a stale `Graph` refuses instead
+of reading freed memory.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Any
 
-from aiostream import _arguments, _driver, _native
+from aiostream import _arguments, _driver, _native, errors
 from aiostream._reference import PER_THREAD, Reference, call_on
 from aiostream.enums import (
     CaptureMode,
@@ -25,66 +28,67 @@ from aiostream.enums import (
     RecaptureStatus,
 )
 from aiostream.errors import CudaError, StreamClosedError
-from aiostream.graph import (
-    ExecutableGraph,
-    Graph,
-    GraphDependency,
-    GraphNode,
-    as_driver_dependencies,
-    dependencies_of,
-)
+from aiostream.graph import ExecutableGraph, Graph
+from aiostream.nodes import GraphDependency, GraphNode, as_driver_dependencies, dependencies_of
 
 __all__ = ["CaptureInfo", "CaptureScope", "capture_mode", "exchange_capture_mode"]
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureInfo:
-    """What `Stream.capture_info` tells. While the stream does not capture, or no longer validly, it is the status alone."""
+    """What `Stream.capture_info` returns.
+
+    If the stream does not capture, or if its capture was invalidated, only `status` is set.
+    """
 
     status: CaptureStatus
     id: int | None = None
     """A number that no other capture of this process has."""
     graph: Graph | None = None
-    """The graph that is being captured into, borrowed until the capture ends; the same `Graph` that was captured into. If others
-    end the capture than this library, it must not be used from then on."""
+    """The graph that the capture goes into, borrowed until its end. If you captured into a `Graph`,
+    it is that same object. If other code than this library ends the capture, do not use the graph
+    from then on."""
     dependencies: tuple[GraphDependency, ...] = ()
     """What the next captured operation will depend on."""
 
 
-# ------------------------------------------------------------------------------------------------ captures that go on
+# ------------------------------------------------------------------------------ captures that go on
+
+_Origin = tuple[Any, ...]
 
 
 class _End(Enum):
-    """How a capture ended. One that fails takes the graph with it into which it went; of a recapture that is not said."""
+    """How a capture ended."""
 
     GOOD = auto()
+    # The driver has destroyed the graph that the capture went into. After a recapture it may not.
     FAILED = auto()
-    ENDED_ELSEWHERE = auto()  # somebody else ended it, or is ending it
+    ENDED_ELSEWHERE = auto()  # other code has ended it, or is ending it
 
 
 class _CaptureRecord:
-    """What is noted of one capture. Made by whoever begins it or asks for it; ended by whoever ends it."""
+    """What is noted of one capture until its end."""
 
     def __init__(
         self,
         identity: int | None,
-        origin: tuple[Any, ...] | None,
+        origin: _Origin | None,
         graph: Graph | None,
         recapture: Any = None,
     ) -> None:
-        self.identity = identity  # the driver's number of it
-        self.origin = origin  # the stream on which it began, if that is known
-        self.graph = graph  # captured into, and pinned
-        self.recapture = recapture  # None, or what the driver may call meanwhile
-        self.lent: _native.Handle | None = None  # of a graph that is the driver's until the end
-        self.seen_on: tuple[Any, ...] | None = None  # the stream on which that was asked for
+        self.identity = identity  # the driver's number of the capture
+        self.origin = origin  # the stream on which it began, if this library began it
+        self.graph = graph  # into which it goes, pinned; None if it makes a new one
+        self.recapture = recapture  # None, or what the driver may call during the capture
+        self.lent: _native.Handle | None = None  # of the graph that is the driver's until the end
+        self.seen_on: _Origin | None = None  # the stream that capture_info() was asked for
 
     def end(self, how: _End) -> None:
         if self.lent is not None:
             self.lent.close()
         if self.graph is None:
             return
-        # Without proof that it is there, it is never destroyed again: by then its handle may be
+        # A graph that may be gone must not be destroyed again, because by then its handle may be
         # that of another graph.
         if how is not _End.GOOD and (
             (how is _End.FAILED and self.recapture is None) or not _exists(self.graph)
@@ -101,17 +105,21 @@ def _exists(graph: Graph) -> bool:
     return False
 
 
-_in_progress: list[
-    _CaptureRecord
-] = []  # any thread; appends, removals and copies are single list operations
+# Any thread may change these two, without a lock: each change and each copy is one operation of the
+# list or dict. A thread that iterates iterates over a copy.
+_in_progress: list[_CaptureRecord] = []
+# The id of the latest capture that this library began on a stream, by that stream. It finds the
+# capture again when the driver gives no id, because the capture was invalidated.
+_begun: dict[_Origin, int] = {}
 
 
-def _origin_of(stream: Reference) -> tuple[Any, ...]:
+def _origin_of(stream: Reference) -> _Origin:
+    # The per-thread stream is another stream in each thread.
     thread = threading.get_ident() if stream.handle.value == PER_THREAD else 0
     return stream.handle.value, stream.context, thread
 
 
-def _find(identity: int | None, origin: tuple[Any, ...] | None) -> _CaptureRecord | None:
+def _find(identity: int | None, origin: _Origin | None) -> _CaptureRecord | None:
     for capture in list(_in_progress):
         if (identity is not None and capture.identity == identity) or (
             origin is not None and capture.origin == origin
@@ -124,19 +132,15 @@ def _forget(capture: _CaptureRecord | None, how: _End) -> None:
     if capture is None:
         return
     try:
+        # The thread that removes the record ends it. Two ends would let go of one pin twice.
         _in_progress.remove(capture)
     except ValueError:
-        return  # another thread was first
+        return
     capture.end(how)
 
 
-# The id of the capture that began on a stream latest, by this library; any thread, single dict
-# operations.
-_begun: dict[tuple[Any, ...], int] = {}
-
-
 def _identity_of(stream: Reference) -> int | None:
-    """The id of the capture that a stream is in; `None` if it is in none, or the driver would not say."""
+    """The id of the capture that a stream is in. `None` if there is none, or if it is unknown."""
     with contextlib.suppress(CudaError):
         return _query_capture(stream)[1]
     return None
@@ -148,8 +152,16 @@ def _note_begun(stream: Reference) -> None:
         _begun[_origin_of(stream)] = identity
 
 
+def _began_on(identity: int) -> _Origin | None:
+    """The stream on which this library has begun a capture. `None` if other code has."""
+    for origin, begun in list(_begun.items()):
+        if begun == identity:
+            return origin
+    return None
+
+
 def end_left(stream: Reference) -> None:
-    """Ends a capture that began on this stream by this library, and was left open. Leaves any other alone."""
+    """Ends a capture that this library began on this stream, and no other capture."""
     begun = _begun.pop(_origin_of(stream), None)
     if begun is None:
         return
@@ -159,73 +171,64 @@ def end_left(stream: Reference) -> None:
             _end(stream)
 
 
+def is_noted(stream: Reference) -> bool:
+    """Whether `forget` has anything to do. It is quick, because each finalizer asks."""
+    return bool(_begun or _in_progress) and _origin_of(stream) in {
+        *list(_begun),
+        *(place for capture in list(_in_progress) for place in (capture.origin, capture.seen_on)),
+    }
+
+
 def forget(stream: Reference) -> None:
-    """The stream is gone, and with it the capture that it began."""
-    _begun.pop(_origin_of(stream), None)
-    if _in_progress:
-        _forget(_find(None, _origin_of(stream)), _End.FAILED)
+    """Forgets the capture of a stream that is destroyed, because the capture has ended with it.
+
+    This closes what was seen of a capture that other code began, too. The stream may have been its
+    origin, and then the driver has freed the graph.
+    """
+    here = _origin_of(stream)
+    _begun.pop(here, None)
+    for capture in list(_in_progress):
+        if capture.origin == here or (capture.origin is None and capture.seen_on == here):
+            _forget(capture, _End.FAILED)
+
+
+def end_shared(stream: Reference) -> None:
+    """Ends the capture of a shared stream that is about to be retired.
+
+    A retired stream is not destroyed, so nothing else would ever end its capture.
+    """
+    # Asked first, because a stream whose context was destroyed must not be touched.
+    if stream.context.health() == 0:
+        with contextlib.suppress(StreamClosedError):
+            end_left(stream)
+
+
+def retire(stream: Reference) -> None:
+    """Closes, for the janitor, a dropped stream that was shared, or that has captured."""
+    if stream.handle.is_shared:
+        end_shared(stream)
+    stream.handle.drop()
+    forget(stream)
 
 
 def _forget_ended_elsewhere(stream: Reference) -> None:
-    """A capture that the stream began before, and somebody else ended. Before the next begins: its graph may get that handle."""
+    """Forgets a capture of the stream that other code has ended.
+
+    This comes before the next capture begins, because the graph of that one may get the handle of
+    the old graph.
+    """
     capture = _find(None, _origin_of(stream)) if _in_progress else None
     if capture is not None and not _still_captures(stream):
         _forget(capture, _End.ENDED_ELSEWHERE)
 
 
-# ------------------------------------------------------------------------------------------------ begin
-
-
-def _begin(stream: Reference, mode: CaptureMode) -> None:
-    _forget_ended_elsewhere(stream)
-    call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
-    _note_begun(stream)
-
-
-def _begin_to_graph(
-    stream: Reference, graph: Any, dependencies: Iterable[Any], mode: CaptureMode
-) -> None:
-    nodes, edges = as_driver_dependencies(dependencies)
-    driver = _driver.bindings()
-    with _capturing_into(stream, Graph.borrow(graph)) as value:
-        handle = driver.CUgraph(value)
-        call_on(
-            stream,
-            "cuStreamBeginCaptureToGraph",
-            handle,
-            nodes,
-            edges,
-            len(nodes),
-            _as_driver_mode(mode),
-        )
-        _note_begun(stream)
-
-
-def _begin_recapture(
-    stream: Reference,
-    graph: Any,
-    callback: Callable[[GraphNode, RecaptureStatus], object] | None,
-    mode: CaptureMode,
-) -> None:
-    if not _driver.supports("cuStreamBeginRecaptureToGraph"):
-        raise _driver.too_old("cuStreamBeginRecaptureToGraph", stream.name)
-    driver = _driver.bindings()
-    existing = Graph.borrow(graph)
-    native = _as_native_callback(callback, existing)
-    with _capturing_into(stream, existing, native) as value:
-        handle = driver.CUgraph(value)
-        function = driver.CUgraphRecaptureCallback(ctypes.cast(native, ctypes.c_void_p).value or 0)
-        call_on(stream, "cuStreamBeginRecaptureToGraph", _as_driver_mode(mode), handle, function, 0)
-        _note_begun(stream)
-
-
 @contextlib.contextmanager
 def _capturing_into(stream: Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
-    """Pins a graph, begins in the block to capture into it, and notes that."""
+    """Pins a graph, and notes the capture into it that begins in the block."""
     held: list[bool] = []
     try:
         if not graph._handle.hold(held):
-            raise StreamClosedError(f"{graph._name} is closed")
+            raise errors.closed(graph._name)
         _forget_ended_elsewhere(stream)
         yield graph._handle.value
     except BaseException:
@@ -233,8 +236,8 @@ def _capturing_into(stream: Reference, graph: Graph, recapture: Any = None) -> I
             graph._handle.let_go()
         raise
     graph._captured_into = True
-    # The capture has begun, so it is noted in any case: without its id it is known by the stream on
-    # which it began.
+    # The record is made even if the driver gives no id, because without it the graph would stay
+    # pinned after the capture. The stream finds it then.
     _in_progress.append(_CaptureRecord(_identity_of(stream), _origin_of(stream), graph, recapture))
 
 
@@ -253,11 +256,10 @@ def _as_native_callback(
         raise TypeError(f"the callback must be callable, not {type(callback).__name__}")
 
     def ask(_data: int, node: int, _original: int, _new: int, status: int) -> int:
-        # ctypes reports an exception to sys.unraisablehook and returns 0, which would accept: so
-        # refuse here.
         try:
             return 0 if callback(GraphNode(graph, node), RecaptureStatus(status)) else _REFUSED
         except BaseException as error:
+            # Caught here, because ctypes would return 0 for it, and so accept.
             _native.write_unraisable(error, callback)
             return _REFUSED
 
@@ -266,9 +268,6 @@ def _as_native_callback(
 
 def _as_driver_mode(mode: CaptureMode) -> Any:
     return _driver.bindings().CUstreamCaptureMode(int(_arguments.member(CaptureMode, mode, "mode")))
-
-
-# ------------------------------------------------------------------------------------------------ ask, steer, end
 
 
 def _query_capture(stream: Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
@@ -288,22 +287,15 @@ def _status(stream: Reference) -> CaptureStatus:
     return CaptureStatus(int(call_on(stream, "cuStreamIsCapturing")))
 
 
-def _info(stream: Reference) -> CaptureInfo:
-    now, identity, value, nodes, edges = _query_capture(stream)
-    if identity is None:
-        return CaptureInfo(now)
-    graph = _borrowed_graph(stream, identity, value)
-    return CaptureInfo(now, identity, graph, dependencies_of(graph, nodes, edges))
-
-
 def _borrowed_graph(stream: Reference, identity: int, value: int) -> Graph:
     capture = _find(identity, None)
     if capture is None:
         here = _origin_of(stream)
         for earlier in list(_in_progress):
             if earlier.seen_on == here:
-                _forget(earlier, _End.ENDED_ELSEWHERE)  # a stream is in one capture at a time
-        capture = _CaptureRecord(identity, None, None)
+                # It has ended, because a stream is in one capture at a time.
+                _forget(earlier, _End.ENDED_ELSEWHERE)
+        capture = _CaptureRecord(identity, _began_on(identity), None)
         capture.seen_on = here
         _in_progress.append(capture)
     if capture.graph is not None:
@@ -315,21 +307,13 @@ def _borrowed_graph(stream: Reference, identity: int, value: int) -> Graph:
     return Graph._from_handle(value, stream.context, owned=False, parent=capture.lent)
 
 
-def _update_dependencies(
-    stream: Reference, dependencies: Iterable[Any], mode: DependencyUpdate
-) -> None:
-    nodes, edges = as_driver_dependencies(dependencies)
-    name = _driver.annotated("cuStreamUpdateCaptureDependencies")
-    update = int(_arguments.member(DependencyUpdate, mode, "mode"))
-    call_on(stream, name, nodes, edges, len(nodes), update)
-
-
 def _end(stream: Reference) -> Graph:
     capture = _of_origin(stream)
     try:
         ended = call_on(stream, "cuStreamEndCapture")
     except CudaError:
         if not _still_captures(stream):
+            _begun.pop(_origin_of(stream), None)
             _forget(capture, _End.FAILED)
         raise
     _begun.pop(_origin_of(stream), None)
@@ -355,42 +339,56 @@ def _still_captures(stream: Reference) -> bool:
         return False
 
 
-# ------------------------------------------------------------------------------------------------ scopes
+# ------------------------------------------------------------------------------------------- scopes
 
 
 class CaptureScope:
-    """What `with stream.capture() as capture:` gives; the product is on it once the block has ended. It serves for one block."""
+    """A `with` block that captures: what `Stream.capture` and `Stream.capture_executable` return.
+
+    When the block has ended, `graph` or `executable` holds the result, which is yours to close. You
+    can enter a scope once.
+    """
 
     def __init__(
-        self, stream: CapturingStream, mode: CaptureMode, flags: InstantiateFlags | None
+        self, stream: CaptureMethods, mode: CaptureMode, flags: InstantiateFlags | None
     ) -> None:
-        self._owner = (
-            stream  # a stream that only this scope refers to must not be closed by its finalizer
-        )
-        self._stream = stream._reference
+        # The stream itself and not its reference, because the finalizer of a stream to which only
+        # this scope refers would close it.
+        self._stream = stream
         self._mode = _arguments.member(CaptureMode, mode, "mode")
-        self._flags = (
-            None if flags is None else _arguments.member(InstantiateFlags, flags, "flags")
-        )  # None: the graph is wanted
+        # None if the graph itself is wanted.
+        self._flags = None if flags is None else _arguments.member(InstantiateFlags, flags, "flags")
         self._entered = False
         self._graph: Graph | None = None
         self._executable: ExecutableGraph | None = None
 
     @property
     def graph(self) -> Graph:
-        """What was captured, the caller's own. Raises `RuntimeError` before the block has ended, and if that failed."""
+        """The captured graph, which you own.
+
+        Raises:
+            RuntimeError: The block has not ended, or the capture failed. Or the scope is one of
+                `capture_executable`.
+        """
         if self._graph is None:
             raise RuntimeError(
-                "there is no graph: the capture goes on, or has failed, or was one of capture_executable()"
+                "there is no graph: the capture goes on, or has failed, or was one of "
+                "capture_executable()"
             )
         return self._graph
 
     @property
     def executable(self) -> ExecutableGraph:
-        """Its executable form, of `capture_executable()`; `RuntimeError` likewise."""
+        """The captured graph as an executable one, which you own.
+
+        Raises:
+            RuntimeError: The block has not ended, or the capture failed. Or the scope is one of
+                `capture`.
+        """
         if self._executable is None:
             raise RuntimeError(
-                "there is no executable graph: the capture goes on, or has failed, or was one of capture()"
+                "there is no executable graph: the capture goes on, or has failed, or was one of "
+                "capture()"
             )
         return self._executable
 
@@ -399,7 +397,7 @@ class CaptureScope:
             raise RuntimeError(
                 "this capture block was entered before: call stream.capture() for each block"
             )
-        _begin(self._stream, self._mode)
+        self._stream.begin_capture(self._mode)
         self._entered = True
         return self
 
@@ -409,13 +407,13 @@ class CaptureScope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        stream = self._stream._reference
         if error is not None:
-            with contextlib.suppress(
-                CudaError, StreamClosedError
-            ):  # the body's error says what went wrong first
-                _end(self._stream).close()
+            # The body's error says what went wrong first.
+            with contextlib.suppress(CudaError, StreamClosedError):
+                _end(stream).close()
             return
-        graph = _end(self._stream)
+        graph = _end(stream)
         if self._flags is None:
             self._graph = graph
             return
@@ -425,100 +423,40 @@ class CaptureScope:
             graph.close()
 
 
-# ------------------------------------------------------------------------------------------------ what a Stream has of this
+# ---------------------------------------------------------------------------- the methods of Stream
 
 
-class CapturingStream:
+class CaptureMethods:
     """The captures of a `Stream`, which inherits them from here."""
 
     _reference: Reference  # set by `Stream`
 
-    def begin_capture(self, mode: CaptureMode = CaptureMode.GLOBAL) -> None:
-        """From now on work that is put on the stream is collected in a graph instead (`cuStreamBeginCapture`).
-
-        Other streams join the capture by waiting for an event that was recorded on it, and must be joined back before its end.
-        `capture` does this for a block, and always ends it. Meanwhile the waits, `query` and `synchronize` refuse.
-
-        Args:
-            mode: What else is forbidden meanwhile, and to whom. Unless it is `RELAXED`, this thread must end the capture.
-
-        Raises:
-            StreamClosedError: The stream is closed.
-            StreamCaptureError: It is the legacy stream, which cannot capture.
-            CudaError: It captures already (401).
-        """
-        _begin(self._reference, mode)
-
-    def begin_capture_to_graph(
-        self,
-        graph: Any,
-        dependencies: Iterable[Any] = (),
-        *,
-        mode: CaptureMode = CaptureMode.GLOBAL,
-    ) -> None:
-        """The same into an existing graph (`cuStreamBeginCaptureToGraph`), which `end_capture` then gives back.
-
-        Args:
-            graph: A `Graph`, or another library's. It stays valid until the capture ends, also if it is closed before.
-            dependencies: What the first operation depends on: nodes of the graph, as `GraphNode` or `GraphDependency`.
-            mode: As of `begin_capture`.
-
-        Raises:
-            StreamClosedError: The stream or the graph is closed.
-            StreamCaptureError: It is the legacy stream, which cannot capture.
-            NotSupportedError: The driver is older than CUDA 12.3.
-            CudaError: It captures already, or a dependency is no node of the graph.
-        """
-        _begin_to_graph(self._reference, graph, dependencies, mode)
-
-    def begin_recapture_to_graph(
-        self,
-        graph: Any,
-        callback: Callable[[GraphNode, RecaptureStatus], object] | None = None,
-        *,
-        mode: CaptureMode = CaptureMode.GLOBAL,
-    ) -> None:
-        """Captures a graph of the same shape once more, into its own nodes (`cuStreamBeginRecaptureToGraph`).
-
-        Its host functions are released first. If it fails, the graph is in no defined state and should be closed.
-
-        Args:
-            graph: A `Graph`, or another library's.
-            callback: Called for each node whose parameters differ; what it returns says whether to accept them. Its exception
-                goes to `sys.unraisablehook`, and refuses.
-            mode: As of `begin_capture`.
-
-        Raises:
-            StreamClosedError: The stream or the graph is closed.
-            NotSupportedError: The driver is older than CUDA 13.3.
-            CudaError: The driver refused.
-        """
-        _begin_recapture(self._reference, graph, callback, mode)
-
-    def end_capture(self) -> Graph:
-        """Ends the capture, and gives what it has collected (`cuStreamEndCapture`).
-
-        Returns:
-            The graph, the caller's own; for a capture into an existing graph that same `Graph`.
-
-        Raises:
-            StreamClosedError: The stream is closed.
-            StreamCaptureError: It was invalidated (901), has streams that were not joined back (904), or began in another thread
-                (908): it has ended without a graph, and one that went into an existing graph has destroyed that, with what
-                it owns. Or it began on another stream (903): that invalidates it, and it is still to be ended there.
-            CudaError: The stream does not capture (401).
-        """
-        return _end(self._reference)
-
     def capture(self, mode: CaptureMode = CaptureMode.GLOBAL) -> CaptureScope:
-        """Captures a block: `with stream.capture() as capture: ...`, then `capture.graph`.
+        """Captures the work of a `with` block into a graph.
 
-        The capture always ends, also on an exception or a cancellation, which wins; the stream can be used on. In the block,
-        in place of waits, other streams can be awaited, as long as the thread stays the same.
+        Work that you put on the stream in the block does not run. It becomes the nodes of
+        `capture.graph`. You can launch that as often as you like, and own it.
+
+        The end of the block always ends the capture, also if the body raises or is cancelled. Then
+        you get the body's error. The stream is as usable as before. In the block, waits on this
+        stream are refused. You may await other streams, as long as the block goes on in the same
+        thread.
+
+        Args:
+            mode: What else is forbidden during the capture, and to whom.
 
         Raises:
-            CudaError: As `begin_capture` on the way in, and as `end_capture` on the way out.
-            RuntimeError: The block was entered before.
+            CudaError: As `begin_capture` at the start of the block, and as `end_capture` at its
+                end.
+            RuntimeError: You have entered the block before.
+
+        Example:
+            >>> async with aiostream.Stream() as stream:
+            ...     with stream.capture() as capture:
+            ...         stream.launch_host_func(print, "not yet")
+            ...     with capture.graph as graph:
+            ...         print(len(graph.nodes))
+            1
         """
         return CaptureScope(self, mode, None)
 
@@ -527,48 +465,188 @@ class CapturingStream:
         mode: CaptureMode = CaptureMode.GLOBAL,
         flags: InstantiateFlags = InstantiateFlags.DEFAULT,
     ) -> CaptureScope:
-        """The same with the graph made executable: `capture.executable`. Errors also as of `Graph.instantiate`."""
+        """Captures as `capture` does, and makes the graph executable.
+
+        You find it as `capture.executable`.
+
+        Args:
+            mode: As of `capture`.
+            flags: As of `Graph.instantiate`, whose errors the end of the block raises too.
+
+        Example:
+            >>> async with aiostream.Stream() as stream:
+            ...     steps = []
+            ...     with stream.capture_executable() as capture:
+            ...         stream.launch_host_func(steps.append, "step")
+            ...     with capture.executable as executable:
+            ...         await executable.launch_and_wait(stream)
+            ...     print(steps)
+            ['step']
+        """
         return CaptureScope(self, mode, flags)
 
-    def capture_status(self) -> CaptureStatus:
-        """Whether the stream captures (`cuStreamIsCapturing`); harmless to the capture.
+    def begin_capture(self, mode: CaptureMode = CaptureMode.GLOBAL) -> None:
+        """Begins to collect the stream's work in a graph (`cuStreamBeginCapture`).
+
+        The work does not run.         `capture` does this for a block, and always ends it. Other
+        streams join the capture if they wait for an event that you record on this stream. You have
+        to join them back in the same way before the end. During the capture, the waits, `query` and
+        `synchronize` are refused.
+
+        Args:
+            mode: What else is forbidden during the capture, and to whom. Unless it is `RELAXED`,
+                end the capture in the thread that began it.
 
         Raises:
             StreamClosedError: The stream is closed.
-            StreamCaptureError: It is the legacy stream, while a blocking stream captures (906).
+            StreamCaptureError: It is the legacy stream, which cannot capture.
+            CudaError: It captures already (401).
+        """
+        stream = self._reference
+        _forget_ended_elsewhere(stream)
+        call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
+        _note_begun(stream)
+
+    def begin_capture_to_graph(
+        self,
+        graph: Any,
+        dependencies: Iterable[Any] = (),
+        *,
+        mode: CaptureMode = CaptureMode.GLOBAL,
+    ) -> None:
+        """Begins to capture into an existing graph (`cuStreamBeginCaptureToGraph`).
+
+        `end_capture` then returns that graph.
+
+        Args:
+            graph: A `Graph`, or another library's. It stays valid until the capture ends, even if
+                you close it before.
+            dependencies: What the first operation depends on: nodes of the graph, as `GraphNode` or
+                `GraphDependency`.
+            mode: As of `begin_capture`.
+
+        Raises:
+            StreamClosedError: The stream or the graph is closed.
+            StreamCaptureError: It is the legacy stream, which cannot capture.
+            NotSupportedError: The driver is older than CUDA 12.3.
+            CudaError: It captures already, or a dependency is not a node of the graph.
+        """
+        stream, name = self._reference, "cuStreamBeginCaptureToGraph"
+        nodes, edges = as_driver_dependencies(dependencies)
+        with _capturing_into(stream, Graph.borrow(graph)) as value:
+            handle = _driver.bindings().CUgraph(value)
+            call_on(stream, name, handle, nodes, edges, len(nodes), _as_driver_mode(mode))
+            _note_begun(stream)
+
+    def begin_recapture_to_graph(
+        self,
+        graph: Any,
+        callback: Callable[[GraphNode, RecaptureStatus], object] | None = None,
+        *,
+        mode: CaptureMode = CaptureMode.GLOBAL,
+    ) -> None:
+        """Captures into the nodes of a graph of the same shape (`cuStreamBeginRecaptureToGraph`).
+
+        The host functions of the graph are released first. If the recapture fails, the graph is in
+        an undefined state: close it.
+
+        Args:
+            graph: A `Graph`, or another library's.
+            callback: Called for each node whose parameters differ. It returns whether to accept
+                them. If it raises, they are refused, and its exception goes to
+                `sys.unraisablehook`.
+            mode: As of `begin_capture`.
+
+        Raises:
+            StreamClosedError: The stream or the graph is closed.
+            NotSupportedError: The driver is older than CUDA 13.3.
+            CudaError: The driver refused.
+        """
+        stream, name = self._reference, "cuStreamBeginRecaptureToGraph"
+        if not _driver.supports(name):
+            raise _driver.too_old(name, stream.name)
+        driver = _driver.bindings()
+        existing = Graph.borrow(graph)
+        native = _as_native_callback(callback, existing)
+        with _capturing_into(stream, existing, native) as value:
+            handle = driver.CUgraph(value)
+            address = ctypes.cast(native, ctypes.c_void_p).value or 0
+            function = driver.CUgraphRecaptureCallback(address)
+            call_on(stream, name, _as_driver_mode(mode), handle, function, 0)
+            _note_begun(stream)
+
+    def end_capture(self) -> Graph:
+        """Ends the capture, and returns what it has collected (`cuStreamEndCapture`).
+
+        Returns:
+            The graph, which you own. If you captured into an existing graph, it is that same
+            `Graph`.
+
+        Raises:
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: The capture was invalidated (901), has streams that were not joined
+                back (904), or began in another thread (908). It has ended without a graph. If it
+                went into an existing graph, that one is destroyed with what it owns. Or the capture
+                began on another stream (903): it is invalidated, and you have to end it there.
+            CudaError: The stream does not capture (401).
+        """
+        return _end(self._reference)
+
+    def capture_status(self) -> CaptureStatus:
+        """Whether the stream captures (`cuStreamIsCapturing`).
+
+        The question does not disturb the capture.
+
+        Raises:
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: It is the legacy stream while a blocking stream captures (906).
         """
         return _status(self._reference)
 
     def capture_info(self) -> CaptureInfo:
-        """Its capture's status, id, graph and present dependencies (`cuStreamGetCaptureInfo`); harmless, errors likewise."""
-        return _info(self._reference)
+        """The capture's status, id, graph and present dependencies (`cuStreamGetCaptureInfo`).
+
+        The question does not disturb the capture. It raises the same errors as `capture_status`.
+        """
+        stream = self._reference
+        status, identity, value, nodes, edges = _query_capture(stream)
+        if identity is None:
+            return CaptureInfo(status)
+        graph = _borrowed_graph(stream, identity, value)
+        return CaptureInfo(status, identity, graph, dependencies_of(graph, nodes, edges))
 
     def update_capture_dependencies(
         self, dependencies: Iterable[Any], *, mode: DependencyUpdate = DependencyUpdate.ADD
     ) -> None:
-        """Says what the next captured operation depends on (`cuStreamUpdateCaptureDependencies`).
+        """Sets what the next captured operation depends on (`cuStreamUpdateCaptureDependencies`).
 
         Args:
-            dependencies: Nodes of the graph that is being captured, as `GraphNode` or `GraphDependency`.
-            mode: Beside those that it depends on already, or in their place.
+            dependencies: Nodes of the graph that is being captured, as `GraphNode` or
+                `GraphDependency`.
+            mode: `ADD` them to the present dependencies, or `SET` them in their place.
 
         Raises:
             StreamClosedError: The stream is closed.
-            CudaError: The stream does not capture (401), or a dependency is no node of the graph.
+            CudaError: The stream does not capture (401), or a dependency is not a node of the
+                graph.
         """
-        _update_dependencies(self._reference, dependencies, mode)
+        nodes, edges = as_driver_dependencies(dependencies)
+        name = _driver.annotated("cuStreamUpdateCaptureDependencies")
+        update = int(_arguments.member(DependencyUpdate, mode, "mode"))
+        call_on(self._reference, name, nodes, edges, len(nodes), update)
 
 
-# ------------------------------------------------------------------------------------------------ the modes of threads
+# ----------------------------------------------------------------------------- the modes of threads
 
 
 def exchange_capture_mode(mode: CaptureMode) -> CaptureMode:
-    """Sets the calling thread's capture mode, and tells which it had (`cuThreadExchangeStreamCaptureMode`).
+    """Sets the calling thread's capture mode, and returns the mode before.
 
-    `capture_mode` does this for a block. The mode says which captures, of this thread and of others, forbid it potentially unsafe
-    calls: see `CaptureMode`. It is not the mode of a capture, which `Stream.begin_capture` is given.
+    (`cuThreadExchangeStreamCaptureMode`.) `capture_mode` does this for a block. The mode says which
+    captures, of this thread and of others, forbid this thread potentially unsafe calls: see
+    `CaptureMode`. It is not the mode of a capture, which you pass to `Stream.begin_capture`.
 
-    Threads: concerns the calling thread alone.
+    Threads: this concerns the calling thread alone.
     """
     return CaptureMode(
         int(_driver.call("cuThreadExchangeStreamCaptureMode", _as_driver_mode(mode)))
@@ -577,9 +655,15 @@ def exchange_capture_mode(mode: CaptureMode) -> CaptureMode:
 
 @contextlib.contextmanager
 def capture_mode(mode: CaptureMode) -> Iterator[CaptureMode]:
-    """Sets the calling thread's capture mode for a `with` block, and puts the previous one back; `as` gives the previous one.
+    """Sets the calling thread's capture mode for a `with` block, and puts the mode before back.
 
-    Do not await within it: the loop's other tasks would run in this mode too.
+    `as` gives the mode before. Do not await in the block, because the loop's other tasks would run
+    in this mode too.
+
+    Example:
+        >>> with aiostream.capture_mode(aiostream.CaptureMode.RELAXED) as before:
+        ...     print(before.name)
+        GLOBAL
     """
     before = exchange_capture_mode(mode)
     try:

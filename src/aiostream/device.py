@@ -155,6 +155,8 @@ class Device:
         retained = int(
             _driver.call("cuDevicePrimaryCtxRetain", _driver.call("cuDeviceGet", self._ordinal))
         )
+        # Two threads may both retain it, and get the same handle. The library never releases it, so
+        # the second reference does no harm.
         _primary[self._ordinal] = retained
         return Context.from_handle(retained)
 
@@ -202,6 +204,12 @@ def lost_context() -> tuple[Context, int] | None:
     return None
 
 
+def helper_streams() -> list[tuple[int, int]]:
+    """How many helper streams are idle, and how many there are, for each context in use."""
+    used = [context._context_id for context in list(_contexts.values())]
+    return [_native.helpers(number) for number in used if number is not None]
+
+
 def _leave(block: _Block, watch: _turns.TurnWatch) -> str | None:
     """Ends a block. Returns what was wrong with it, or `None`.
 
@@ -209,6 +217,7 @@ def _leave(block: _Block, watch: _turns.TurnWatch) -> str | None:
     """
     block.is_open = False
     entered = _blocks.entered
+    # Only the top of the stack can be popped. A block of another task may lie above this one.
     while entered and not entered[-1].is_open:
         entered.pop()
         with contextlib.suppress(CudaError):  # other code has popped it
@@ -262,6 +271,8 @@ class Context(_arguments.NotCopied):
             )
         identity = int(_driver.call("cuCtxGetId", _driver.bindings().CUcontext(handle)))
         known = _contexts.get(identity)
+        # If two threads make it at once, both get the one that was stored first. Two objects would
+        # have two private streams, and two sets of wait lists.
         return known if known is not None else _contexts.setdefault(identity, cls(handle, identity))
 
     @classmethod
@@ -404,6 +415,8 @@ class Context(_arguments.NotCopied):
             made = _native.WaitList(self._ensure_monitored(), history or _native.History())
             if history is not None:
                 self._wait_lists[stream] = made
+            # If another thread was first, its list is used. A stream with two lists would lose the
+            # order of its waits.
             known = self._wait_lists.setdefault(stream, made)
         return known
 

@@ -1,4 +1,4 @@
-"""The driver's flags and modes as Python enumerations, with the driver's own values and names without their prefix."""
+"""The driver's flags and modes, with its own values, and its own names without their prefix."""
 
 from __future__ import annotations
 
@@ -35,43 +35,59 @@ class StreamFlags(enum.IntFlag):
     """How a stream was created (`CUstream_flags`)."""
 
     DEFAULT = 0
+    """The stream and the legacy default stream wait for each other."""
     NON_BLOCKING = 1
+    """They do not. This is what `Stream()` makes."""
 
 
 class WaitEventFlags(enum.IntFlag, boundary=enum.STRICT):
-    """How `Stream.wait_event` treats the event under capture (`CUevent_wait_flags`)."""
+    """What `Stream.wait_event` does with the event during a capture (`CUevent_wait_flags`)."""
 
     DEFAULT = 0
+    """The stream joins the capture in which the event was recorded."""
     EXTERNAL = 1
+    """It makes a node that waits for the event at each launch of the graph."""
 
 
 class WaitStrategy(enum.StrEnum):
-    """How `synchronize_async` waits. You may give the strings themselves too."""
+    """How `synchronize_async` waits. You can also pass the string itself.
+
+    Example:
+        >>> async with aiostream.Stream(wait="spin") as stream:
+        ...     print(stream.wait_strategy is aiostream.WaitStrategy.SPIN)
+        True
+    """
 
     AUTO = "auto"
-    """Polls from the task when the work is about to finish. If earlier waits on this stream predict when that is, a timer of the
-    loop wakes the task shortly before. Otherwise a background thread polls. The fastest, at any number of streams."""
+    """The task polls when the work is about to finish. If earlier waits on this stream predict when
+    that is, a timer of the loop wakes the task shortly before. Otherwise a background thread polls.
+    This is the fastest, with any number of streams."""
     HOSTFUNC = "hostfunc"
-    """Enqueues a host function on the stream itself. The stream stands still for it. While it is pending it holds one of the
-    device's hardware queues, and enqueuing it may block on a full stream."""
+    """Enqueues a host function on the stream itself, and the stream waits for it. While it
+    is pending it holds one of the device's hardware queues. If the stream is full, enqueuing it
+    blocks the thread."""
     EVENT = "event"
-    """Has the background thread poll an event, and nothing else."""
+    """The background thread polls an event, and nothing else happens."""
     SPIN = "spin"
-    """Polls from the task, in every turn of the loop, until the end: the lowest latency for the price of a core."""
+    """The task polls in every turn of the loop until the end. This has the lowest latency and takes
+    a whole core."""
 
 
 class CaptureMode(enum.IntEnum):
     """What a capture, or a thread, forbids while a stream captures (`CUstreamCaptureMode`).
 
-    Some calls (allocating memory, querying a stream) are not seen by a capture, and so are potentially unsafe beside one.
+    A capture does not see some calls, such as allocating memory or querying a stream. They are
+    potentially unsafe during one.
     """
 
     GLOBAL = 0
-    """A capture in this mode forbids them to every thread that is in this mode too. It is the mode of every thread at first."""
+    """A capture in this mode forbids them to every thread that is in this mode too. Each thread
+    starts in this mode."""
     THREAD_LOCAL = 1
-    """Forbids them to the capturing thread only; a thread in this mode heeds its own captures only."""
+    """A capture in this mode forbids them to its own thread. A thread in this mode is bound by its
+    own captures only."""
     RELAXED = 2
-    """Forbids nothing; a capture in this mode may be ended by any thread."""
+    """Forbids nothing. You may end a capture in this mode in any thread."""
 
 
 class CaptureStatus(enum.IntEnum):
@@ -80,18 +96,18 @@ class CaptureStatus(enum.IntEnum):
     NONE = 0
     ACTIVE = 1
     INVALIDATED = 2
-    """An error has invalidated the capture: it must be ended, and gives no graph."""
+    """An error has invalidated the capture. You still have to end it, and it gives no graph."""
 
 
 class DependencyUpdate(enum.IntEnum):
-    """What becomes of the dependencies that a capturing stream has (`CUstreamUpdateCaptureDependencies_flags`)."""
+    """How to change what comes next in a capture (`CUstreamUpdateCaptureDependencies_flags`)."""
 
     ADD = 0
     SET = 1
 
 
 class RecaptureStatus(enum.IntEnum):
-    """What a mismatch found while a graph is captured again means (`CUgraphRecaptureStatus`)."""
+    """Whether a node that differs in a recapture can be updated (`CUgraphRecaptureStatus`)."""
 
     ELIGIBLE_FOR_UPDATE = 0
     INELIGIBLE_FOR_UPDATE = 1
@@ -153,15 +169,16 @@ class GraphNodeType(enum.IntEnum):
 
 
 class GraphDependencyType(enum.IntEnum):
-    """How a node depends on another (`CUgraphDependencyType`)."""
+    """How one node depends on another (`CUgraphDependencyType`)."""
 
     DEFAULT = 0
     PROGRAMMATIC = 1
-    """The later kernel may begin before the earlier one has ended (programmatic dependent launch)."""
+    """The later kernel may begin before the earlier one has ended (programmatic dependent
+    launch)."""
 
 
 class DebugDotFlags(enum.IntFlag, boundary=enum.KEEP):
-    """What `Graph.debug_dot` tells of each node (`CUgraphDebugDot_flags`)."""
+    """What `Graph.debug_dot` says of each node (`CUgraphDebugDot_flags`)."""
 
     DEFAULT = 0
     VERBOSE = 1
@@ -189,18 +206,19 @@ class HostFunctionSync(enum.IntEnum):
     SPINWAIT = 1
 
 
-# ------------------------------------------------------------------------------------------------ attributes and memory
+# ---------------------------------------------------------------------------- attributes and memory
 
 
 class StreamAttribute(enum.IntEnum):
-    """What `Stream.get_attribute` and `set_attribute` know (`CUstreamAttrID`)."""
+    """The attributes of `Stream.get_attribute` and `set_attribute` (`CUstreamAttrID`)."""
 
     ACCESS_POLICY_WINDOW = 1
     """An `AccessPolicyWindow`."""
     SYNCHRONIZATION_POLICY = 3
-    """A `SynchronizationPolicy`; `None` as long as it was never set, and the context's flags say it."""
+    """A `SynchronizationPolicy`. It is `None` until you set it. Until then the context's flags
+    decide."""
     PRIORITY = 8
-    """An int, clamped as the driver clamps it."""
+    """An int, which the driver clamps."""
     MEM_SYNC_DOMAIN_MAP = 9
     """A `MemSyncDomainMap`."""
     MEM_SYNC_DOMAIN = 10
@@ -208,7 +226,7 @@ class StreamAttribute(enum.IntEnum):
 
 
 class SynchronizationPolicy(enum.IntEnum):
-    """What a thread does that waits in `Stream.synchronize` (`CUsynchronizationPolicy`)."""
+    """What a thread does while it waits in `Stream.synchronize` (`CUsynchronizationPolicy`)."""
 
     AUTO = 1
     SPIN = 2
@@ -225,14 +243,14 @@ class AccessProperty(enum.IntEnum):
 
 
 class MemSyncDomain(enum.IntEnum):
-    """Which of its two domains a launch belongs to (`CUlaunchMemSyncDomain`)."""
+    """The memory synchronization domain of a launch (`CUlaunchMemSyncDomain`)."""
 
     DEFAULT = 0
     REMOTE = 1
 
 
 class MemAttach(enum.IntFlag, boundary=enum.STRICT):
-    """Who may touch managed memory (`CUmemAttach_flags`)."""
+    """Which streams may access managed memory (`CUmemAttach_flags`)."""
 
     GLOBAL = 1
     """Any stream, on any device."""
@@ -246,32 +264,38 @@ class WaitValueFlags(enum.IntFlag, boundary=enum.KEEP):
     """What `Stream.wait_value` waits for (`CUstreamWaitValue_flags`)."""
 
     GEQ = 0
-    """`(int)(*pointer - value) >= 0`: it has reached the value, the wrap-around counted in."""
+    """`(int)(*pointer - value) >= 0`: the number has reached the value, also across a
+    wrap-around."""
     EQ = 1
+    """`*pointer == value`."""
     AND = 2
     """`*pointer & value` is not zero."""
     NOR = 3
     """`~(*pointer | value)` is not zero."""
     FLUSH = 1 << 30
-    """Then make remote writes that came before visible, where the device can."""
+    """After the wait, make earlier remote writes visible, if the device can do that."""
 
 
 class WriteValueFlags(enum.IntFlag, boundary=enum.STRICT):
     """How `Stream.write_value` writes (`CUstreamWriteValue_flags`)."""
 
     DEFAULT = 0
+    """Earlier writes of the stream are visible before this one."""
     NO_MEMORY_BARRIER = 1
+    """They may not be."""
 
 
 class MemoryBarrierType(enum.IntEnum):
-    """For whom a memory barrier orders (`CUstreamMemoryBarrier_flags`)."""
+    """For which readers a memory barrier orders (`CUstreamMemoryBarrier_flags`)."""
 
     SYS = 0
+    """For the whole system, the CPU too."""
     GPU = 1
+    """For the GPU only."""
 
 
 class DevResourceType(enum.IntEnum):
-    """A kind of a device's resources (`CUdevResourceType`)."""
+    """A kind of resource of a device (`CUdevResourceType`)."""
 
     SM = 1
     WORKQUEUE_CONFIG = 1000

@@ -1,8 +1,9 @@
 """The errors that aiostream raises, and the one table from driver codes to classes.
 
-What holds after a raise: a call that raises has enqueued nothing, except where its docstring says otherwise; the stream can be
-used on, unless the error is a `ContextFailedError`, after which the driver refuses everything in this process. Where nothing
-can be raised (a host function, a finalizer), the exception goes to `sys.unraisablehook`.
+A call that raises has enqueued nothing, unless its docstring says otherwise. You can continue to
+use the stream. The exception is a `ContextFailedError`, after which the driver refuses everything
+in this process. Where no caller can get an exception (a host function, a finalizer), it goes to
+`sys.unraisablehook`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,25 @@ __all__ = [
 
 
 class CudaError(RuntimeError):
-    """The driver answered a call with an error, or the work that was awaited failed.
+    """The driver has answered a call with an error, or the work that you awaited has failed.
+
+    All other errors of the driver are subclasses, so you can catch them with this class.
 
     Attributes:
         code: The driver's number, a `CUresult`.
-        name: Its name, such as `CUDA_ERROR_ILLEGAL_ADDRESS`.
+        name: The driver's name of the code, such as `CUDA_ERROR_ILLEGAL_ADDRESS`.
         call: The driver call that reported it.
-        stream: What it was called for, such as `stream 0x55d0 on device 0`, or `None`.
+        stream: The object of the call, such as `stream 0x55d0 on device 0`, or `None`.
         meaning: The driver's sentence about the code (`cuGetErrorString`), or `None`.
-        hint: What else is known, and what to do, or `None`.
+        hint: What else is known, and what you can do, or `None`.
+
+    Example:
+        >>> start, end = aiostream.Event(timing=True), aiostream.Event(timing=True)
+        >>> try:
+        ...     end.elapsed_time(start)
+        ... except aiostream.CudaError as error:
+        ...     print(error.code, error.name, "from", error.call)
+        400 CUDA_ERROR_INVALID_HANDLE from cuEventElapsedTime
     """
 
     def __init__(
@@ -61,56 +72,63 @@ class CudaError(RuntimeError):
     ) -> tuple[
         Callable[..., CudaError], tuple[type[CudaError], tuple[object, ...]], dict[str, object]
     ]:
-        """Copies and pickles its text, attributes and notes, so that it can cross a process boundary."""
+        """Copies and pickles its text, attributes and notes, so that it can leave the process."""
         return _restored, (type(self), self.args), dict(self.__dict__)
 
 
 def _restored(kind: type[CudaError], args: tuple[object, ...]) -> CudaError:
-    """An error without its `__init__`, which a subclass may have changed. Its attributes follow."""
+    # Without `__init__`, because a subclass may have another signature. The attributes follow.
     return kind.__new__(kind, *args)
 
 
 class OutOfMemoryError(CudaError):
-    """The device has no memory left for the call (code 2)."""
+    """The device has no memory left for the call (code 2). You can try again with less."""
 
 
 class StreamCaptureError(CudaError):
-    """The call is not possible while a stream captures (codes 900 to 908)."""
+    """The call is not possible while a stream is capturing (codes 900 to 908)."""
 
 
 class NotSupportedError(CudaError):
-    """The driver, or the device, cannot do this (codes 801, 500 and 36)."""
+    """The driver or the device does not support this (codes 801, 500 and 36)."""
 
 
 class GraphUpdateError(CudaError):
-    """An executable graph could not take another graph's parameters (code 910); it stays as it was.
+    """An executable graph could not take another graph's parameters (code 910).
+
+    The executable graph stays as it was, and you can launch it.
 
     Attributes:
-        result: Why: a `GraphUpdateResult`, as its number.
+        result: The reason, a `GraphUpdateResult` as a number.
     """
 
     result: int = 1
 
 
 class ContextFailedError(CudaError):
-    """A sticky error: the context is lost, and with it every CUDA call of this process.
+    """A sticky error: the context is lost, and every later CUDA call of this process fails too.
 
-    Nothing but a new process helps. A fault on one device concerns every device of the process.
+    Only a new process can use CUDA again. A fault on one device ends all devices of the process.
+    `aiostream.exit_on_context_failed()` ends your process for you.
     """
 
 
 class StreamClosedError(RuntimeError):
-    """The stream (or event, or graph) was closed, or its handle was given away with `into_raw()`."""
+    """You have closed the stream, event or graph, or given its handle away with `into_raw()`."""
 
 
 class PoolFullError(RuntimeError):
-    """No stream of a pool is free, and no more tasks may wait for one. A server answers 503 then."""
+    """No stream of a pool is free, and no more tasks may wait for one.
+
+    Your server can answer the request with 503.
+    """
 
 
 class NoDriverError(RuntimeError):
-    """There is no CUDA driver, or it finds no GPU.
+    """There is no CUDA driver, or the driver finds no GPU.
 
-    Without a GPU, set `AIOSTREAM_SIMULATOR=1` or call `aiostream.simulator.install()` before the first use.
+    Without a GPU, set `AIOSTREAM_SIMULATOR=1`, or call `aiostream.simulator.install()` before you
+    use anything else.
     """
 
 
@@ -126,5 +144,10 @@ _CLASSES: dict[int, type[CudaError]] = {
 
 
 def class_for(code: int) -> type[CudaError]:
-    """The class of a driver code."""
+    """Returns the class for a driver code."""
     return _CLASSES.get(code, CudaError)
+
+
+def closed(name: str) -> StreamClosedError:
+    """The error for an object that is closed."""
+    return StreamClosedError(f"{name} is closed: its handle was destroyed or given away")

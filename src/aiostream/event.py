@@ -1,14 +1,16 @@
-"""Events: points of a stream that can be recorded, waited for and timed."""
+"""Events: points of a stream that can be recorded, awaited and timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from aiostream import _arguments, _driver, _native, _process, interop, waiting
+from aiostream import _arguments, _driver, _native, _process, errors, interop, waiting
+from aiostream._owned import WithBlock
 from aiostream._reference import HasReference, Reference, current_or_default_context
 from aiostream.device import Context, Device, DeviceLike
-from aiostream.errors import StreamClosedError
+from aiostream.errors import CudaError, StreamClosedError
 from aiostream.futures import CompletionFuture
 
 if TYPE_CHECKING:
@@ -20,27 +22,44 @@ _BLOCKING_SYNC, _DISABLE_TIMING, _INTERPROCESS = 1, 2, 4
 _INVALID_HANDLE, _NOT_READY = 400, 600
 
 
-class Event(_arguments.NotCopied):
-    """A CUDA event: a snapshot of a stream's end, taken by `record`.
+class Event(WithBlock):
+    """A CUDA event: a point of a stream that you can wait for.
 
-    It belongs to a context, and is recorded on streams of that context only; streams of every device may wait for it.
+    `record(stream)` sets the point. `await event` waits for it without blocking the loop. An event
+    belongs to one context. You record it on streams of that context, and streams of every device
+    may wait for it.
+
+    `async with Event() as event:` waits for the recorded point at the end of the block, and then
+    destroys the event. `with Event() as event:` destroys it at once. If you drop the object, it is
+    destroyed in the background. Streams that wait for the event go on waiting. You cannot copy or
+    pickle it.
 
     Args:
-        timing: Record times, for `elapsed_time`. Costs a little on the GPU.
+        timing: Record times, for `elapsed_time`. This costs a little on the GPU.
         blocking_sync: `synchronize()` sleeps instead of spinning.
-        interprocess: Can be exported to other processes; excludes `timing`.
-        device: Where it lives: a `Device` or its ordinal. By default the calling thread's current context, else device 0.
+        interprocess: The event can be exported to other processes. It then has no `timing`.
+        device: Where it lives: a `Device` or its ordinal. By default the calling thread's current
+            context, else device 0.
 
-    Threads: any method may be called from any thread.
-
-    `with Event() as event:` closes it at the end of the block. Dropping it does too. An event cannot be copied or pickled.
+    Threads: you may call any method in any thread. Await it in a thread with a running event loop.
 
     Raises:
         TypeError: A flag is not a bool.
-        ValueError: `timing` and `interprocess` together.
+        ValueError: You asked for `timing` and `interprocess` together.
         CudaError: The driver refused (`cuEventCreate`).
         NoDriverError: There is no CUDA driver.
+
+    Example:
+        >>> async with aiostream.Stream() as stream, aiostream.Event() as event:
+        ...     stream.launch_host_func(str)  # some work
+        ...     event.record(stream)
+        ...     await event
+        ...     print(event.query())
+        True
     """
+
+    _destructor = "cuEventDestroy"
+    _owned = True
 
     def __init__(
         self,
@@ -70,31 +89,25 @@ class Event(_arguments.NotCopied):
         self._context._ensure_monitored()
         self._timing = timing
         self._mode = waiting.mode_of(waiting.default_wait())
-        self._captured = False  # last recorded on a capturing stream; any thread, last writer wins as with the record itself
+        # Whether the last record was on a capturing stream. Any thread may write it, and the last
+        # one wins, as with the record itself.
+        self._captured = False
         history = _native.History()
         with _driver.unless_owned("cuEventDestroy") as made:
             with self._context._pushed():
                 made.append(_driver.call("cuEventCreate", flags))
             value = int(made[0])
-            self._handle = _native.Handle(
-                _native.HANDLE_EVENT, value, self._context.handle, True, False
-            )
-        self._name = f"event {value:#x} on {self._context._place()}"
-        self._reference = Reference(
-            self._handle, self._context, self._name, history=history, is_event=True
-        )
-
-    @property
-    def handle(self) -> int:
-        """The driver's `CUevent`, as an int. Raises `StreamClosedError` once closed."""
-        if not self._handle.is_open:
-            raise StreamClosedError(f"{self._name} is closed")
-        return self._handle.value
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return not self._handle.is_open
+            handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)
+            try:
+                self._name = f"event {value:#x} on {self._context._place()}"
+                self._reference = Reference(
+                    handle, self._context, self._name, history=history, is_event=True
+                )
+            except BaseException:
+                handle.release()  # because `unless_owned` destroys the event
+                raise
+            # Last, because from here on the finalizer of this object destroys the event.
+            self._handle = handle
 
     @property
     def context(self) -> Context:
@@ -107,13 +120,14 @@ class Event(_arguments.NotCopied):
         return self._context.device
 
     def record(self, stream: Any) -> None:
-        """Takes a snapshot of a stream's current end (`cuEventRecord`); a second record replaces the first.
+        """Records the stream's present end (`cuEventRecord`). A second record replaces the first.
 
-        Never blocks, also on a stream that is full. (If a task awaits the event at that moment, a private stream takes over what
-        it waits for. To make one more of these may block while the GPU is busy.)
+        The call never blocks, not even on a full stream. There is one exception: if a task awaits
+        the event at that moment, a helper stream takes over what the task waits for. If there is no
+        helper stream yet, making one may block while the GPU is busy.
 
-        On a capturing stream the event becomes part of the capture. Streams can wait for it, which joins them to the capture.
-        The host cannot.
+        If the stream captures, the event becomes part of the capture. Streams that wait for it join
+        the capture. You cannot wait for it in Python.
 
         Args:
             stream: A `Stream`, or another library's stream of the event's context.
@@ -121,15 +135,15 @@ class Event(_arguments.NotCopied):
         Raises:
             TypeError: `stream` names no CUDA stream.
             StreamClosedError: The stream or the event is closed.
-            StreamCaptureError: `stream` is the legacy stream while another one captures.
-            CudaError: The driver refused; 400 for a stream of another context.
+            StreamCaptureError: `stream` is the legacy stream while another stream captures.
+            CudaError: The driver refused. The code is 400 for a stream of another context.
         """
         reference = interop.reference_to(stream)
         code, captured = _native.event_record(
             self._handle, reference.handle, 0, self._context._ensure_monitored()
         )
         if code == _native.RESULT_CLOSED and not self._handle.is_open:
-            raise StreamClosedError(f"{self._name} is closed")
+            raise errors.closed(self._name)
         if code == _INVALID_HANDLE and reference.context != self._context:
             raise _driver.error(
                 code,
@@ -138,14 +152,17 @@ class Event(_arguments.NotCopied):
                 f"The event lives on {self._context._place()}: {_ELSEWHERE}",
             )
         _driver.raise_for(code, "cuEventRecord", reference.name)
+        # Not in one step with the record. If two threads record one event at once, this may
+        # be of the earlier record, and the driver then refuses what should be refused here.
         self._captured = captured
 
     def query(self) -> bool:
-        """Whether the GPU has passed the recorded point; `True` if nothing was recorded (`cuEventQuery`).
+        """Whether the GPU has passed the recorded point (`cuEventQuery`).
 
-        It is known of a `record` of this object whether the stream captured, and such an event is refused without a harm to the
-        capture. If other code records the event's raw handle on a capturing stream, the library cannot know it: the driver
-        then refuses this call, and invalidates that capture.
+        Without a record it is `True`.         If you have recorded the event on a capturing stream
+        with `record`, this call is refused and the capture goes on. If other code has recorded its
+        raw handle there, the library cannot know. Then the driver refuses, and the capture is
+        invalidated.
 
         Raises:
             StreamClosedError: The event is closed.
@@ -160,7 +177,9 @@ class Event(_arguments.NotCopied):
         return True
 
     def synchronize(self) -> None:
-        """Blocks the calling thread until the GPU has passed the recorded point (`cuEventSynchronize`). Not for a loop's thread.
+        """Blocks the thread until the GPU has passed the recorded point (`cuEventSynchronize`).
+
+        Do not call it in the thread of an event loop.
 
         Raises:
             StreamClosedError: The event is closed.
@@ -171,35 +190,62 @@ class Event(_arguments.NotCopied):
         _driver.raise_for(_native.event_synchronize(self._handle), "cuEventSynchronize", self._name)
 
     async def synchronize_async(self) -> None:
-        """Waits, without blocking the loop, until the GPU has passed the point that is recorded now.
+        """Waits, without blocking the loop, until the GPU has passed the recorded point.
 
-        The event is polled as `Stream.synchronize_async` polls its own. A later `record` of this object does not prolong the
-        wait. (A record through the raw handle, by another library, does.) If you close the event meanwhile, the driver destroys
-        it when the wait has ended. Never blocks, also when the event was recorded on a full stream.
+        `await event` and `await event.synchronize_async()` are equivalent. The library polls the
+        event as `Stream.synchronize_async` polls its own. The call never blocks, not even if the
+        stream is full.
 
-        Cancellation: raises at once; the GPU goes on.
+        If you `record` the event again during the wait, this wait is still for the old point. If
+        another library records the raw handle again, the wait is for the new point. If you close
+        the event during the wait, the driver destroys it when the wait has ended.
 
-        Threads: in the thread of a running asyncio or trio loop; always a checkpoint on trio.
+        Cancellation: raises at once. The GPU goes on.
+
+        Threads: call it in the thread of a running asyncio or trio loop. On trio it is always a
+            checkpoint.
 
         Raises:
             StreamClosedError: The event is closed.
             StreamCaptureError: It was recorded on a capturing stream.
             CudaError: The context has failed.
-            RuntimeError: No loop runs here.
+            RuntimeError: No loop runs in this thread.
+
+        Example:
+            >>> async with aiostream.Stream() as stream:
+            ...     with aiostream.Event() as event:
+            ...         event.record(stream)
+            ...         await event.synchronize_async()
         """
         self._refuse_captured("cuEventQuery")
         await waiting.synchronize_async(self)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self.synchronize_async().__await__()
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds on the GPU between this event and a later one (`cuEventElapsedTime`).
 
         Args:
-            end: Recorded after this one. Both need `timing=True`, and must have been passed.
+            end: An event that was recorded after this one. You need `timing=True` for both, and the
+                GPU must have passed both.
 
         Raises:
             TypeError: `end` is not an `Event`.
             ValueError: One of the two was made without `timing=True`.
-            CudaError: One was never recorded (400) or is not complete (600).
+            StreamClosedError: One of the two is closed.
+            CudaError: One was never recorded (400), or the GPU has not passed it (600).
+
+        Example:
+            >>> async with aiostream.Stream() as stream:
+            ...     begin, end = aiostream.Event(timing=True), aiostream.Event(timing=True)
+            ...     async with begin, end:
+            ...         begin.record(stream)
+            ...         stream.launch_host_func(str)  # what you measure
+            ...         end.record(stream)
+            ...         await end
+            ...         print(begin.elapsed_time(end) >= 0)
+            True
         """
         if not isinstance(end, Event):
             raise TypeError(f"the other event must be an aiostream.Event, not {type(end).__name__}")
@@ -216,30 +262,66 @@ class Event(_arguments.NotCopied):
         )
 
     def completion_future_on(self, stream: Stream) -> CompletionFuture[None]:
-        """A future that settles when `stream` has waited for this event: `stream.wait_event(event)`, then its end.
+        """Makes a stream wait for this event, and returns a future of the stream's end.
 
-        Equals `stream.wait_event(self); stream.completion_future()`, with the same errors.
+        Equals `stream.wait_event(self)` and then `stream.completion_future()`, with the same
+        errors.
 
         Raises:
             TypeError: `stream` is not a `Stream`.
         """
-        _require_ours(stream)
+        _require_stream(stream)
         stream.wait_event(self)
         return stream.completion_future()
 
     def checked_completion_future_on(self, stream: Stream) -> CompletionFuture[None]:
-        """The same by stream callback: `stream.wait_event(self); stream.checked_completion_future()`."""
-        _require_ours(stream)
+        """The same as `completion_future_on`, with `Stream.checked_completion_future`."""
+        _require_stream(stream)
         stream.wait_event(self)
         return stream.checked_completion_future()
 
-    def close(self) -> None:
-        """Destroys the event (`cuEventDestroy`); streams that wait for it go on waiting. May be called again.
+    async def aclose(self) -> None:
+        """Waits until the GPU has passed the recorded point, then destroys the event.
+
+        You may call this again.         If the event was recorded on a capturing stream there is no
+        such point, and it is destroyed at once.
+
+        Cancellation: destroys the event at once, and raises.
 
         Raises:
-            CudaError: The driver refused; the event is closed all the same.
+            CudaError: The context has failed. The event is closed nevertheless.
         """
-        _driver.raise_for(self._handle.close(), "cuEventDestroy", self._name)
+        if self.closed or self._captured:
+            self.close()
+            await waiting.checkpoint()
+            return
+        try:
+            await self.synchronize_async()
+        except BaseException:
+            self._close_quietly()
+            raise
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        self._require_open()
+        await waiting.checkpoint()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.aclose()
+        except (CudaError, StreamClosedError):
+            if error is None:
+                raise
+            # The body's own error says what went wrong first.
+
+    def _traits(self) -> list[str]:
+        return ["timing", *super()._traits()] if self._timing else super()._traits()
 
     def _refuse_captured(self, call: str) -> None:
         if self._captured:
@@ -250,33 +332,16 @@ class Event(_arguments.NotCopied):
                 "It was recorded on a capturing stream: it has no time of its own",
             )
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __int__(self) -> int:
-        return self.handle
-
-    def __repr__(self) -> str:
-        return (
-            f"<aiostream.Event {self._handle.value:#x}{'' if self._handle.is_open else ' closed'}>"
-        )
-
-    def __del__(
-        self, run_in_janitor: Callable[..., None] = _process.run_in_janitor
-    ) -> None:  # as in Stream
-        handle = getattr(self, "_handle", None)
-        if handle is not None and handle.is_open:
-            run_in_janitor(handle.drop)
+_ELSEWHERE = (
+    "an event is recorded on streams of its own context, and streams of every context may wait "
+    "for it"
+)
 
 
-_ELSEWHERE = "an event is recorded on streams of its own context, and streams of every context may wait for it"
-
-
-def _require_ours(stream: Any) -> None:
+def _require_stream(stream: Any) -> None:
     if not isinstance(stream, HasReference) or stream._reference.is_event:
         raise TypeError(
-            f"an aiostream.Stream is needed, not {type(stream).__name__}; Stream.borrow makes one of another library's"
+            f"an aiostream.Stream is needed, not {type(stream).__name__}; Stream.borrow makes one "
+            "of another library's"
         )

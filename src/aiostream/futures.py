@@ -71,10 +71,10 @@ class CompletionFuture(Protocol[T_co]):
     def add_done_callback(
         self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None
     ) -> None:
-        """Has the loop call `callback(future)` soon after the future is done, also if it is done now.
+        """Has the loop call `callback(future)` soon after the future is done.
 
-        On every loop, the callback sees the context variables as they are now, or those of
-        `context`.
+        It calls it also if the future is done already. On every loop, the callback sees the
+        context variables as they are now, or those of `context`.
 
         Example:
             >>> async with aiostream.Stream() as stream:

@@ -1,7 +1,8 @@
-"""Graphs: what a capture collects, their nodes, and their executable form.
+"""Graphs: what a capture collects, and the executable form that can be launched.
 
-A `Graph` is owned or borrowed as a stream is. What its host nodes call is not kept here but by the driver, in user objects that
-clones, executables and launches in flight hold too (see `hostfunc`): so any of these objects may be dropped at any time.
+What the host nodes of a graph call is not kept alive here. The driver keeps it in user objects,
+which clones, executables and launches in flight hold too (see `hostfunc`). So you may drop any of
+these Python objects at any time.
 """
 
 from __future__ import annotations
@@ -9,198 +10,65 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
-from aiostream import _arguments, _arming, _driver, _native, _process, interop, waiting
+from aiostream import _arguments, _arming, _driver, _native, _process, errors, interop, waiting
+from aiostream._owned import Transferable, WithBlock
 from aiostream._reference import Reference, current_or_default_context, pinned
 from aiostream.device import Context
 from aiostream.enums import (
     DebugDotFlags,
-    GraphDependencyType,
     GraphInstantiateResult,
-    GraphNodeType,
     GraphUpdateResult,
     InstantiateFlags,
 )
-from aiostream.errors import GraphUpdateError, StreamClosedError
+from aiostream.errors import GraphUpdateError
 from aiostream.futures import CompletionFuture
+from aiostream.nodes import GraphNode
 
-__all__ = ["ExecutableGraph", "Graph", "GraphDependency", "GraphEdgeData", "GraphNode"]
+__all__ = ["ExecutableGraph", "Graph"]
 
-# ------------------------------------------------------------------------------------------------ nodes and edges
-
-
-class GraphNode:
-    """A node of a graph. Not constructed by hand: `Graph.nodes` and `Stream.capture_info` give them.
-
-    It keeps its `Graph` object alive, and is of no more use once that is closed or the node destroyed. Nodes compare equal by
-    handle, so that those of `capture_info` are found among the nodes of the finished graph. Do not look up nodes of a graph that
-    was destroyed: the driver may have given their handles to others.
-    """
-
-    __slots__ = ("_graph", "_handle")
-
-    def __init__(self, graph: Graph, handle: int) -> None:
-        self._graph = graph
-        self._handle = handle
-
-    @property
-    def graph(self) -> Graph:
-        """The graph to which it belongs."""
-        return self._graph
-
-    @property
-    def handle(self) -> int:
-        """The driver's `CUgraphNode`, as an int. Raises `StreamClosedError` once its graph is closed."""
-        self._graph.handle  # noqa: B018  (raises)
-        return self._handle
-
-    @property
-    def type(self) -> GraphNodeType:
-        """What the node does (`cuGraphNodeGetType`)."""
-        return GraphNodeType(int(self._graph._call("cuGraphNodeGetType", node=self._handle)))
-
-    @property
-    def dependencies(self) -> tuple[GraphDependency, ...]:
-        """The nodes that come directly before it (`cuGraphNodeGetDependencies`)."""
-        return self._neighbours("cuGraphNodeGetDependencies")
-
-    @property
-    def dependents(self) -> tuple[GraphDependency, ...]:
-        """The nodes that come directly behind it (`cuGraphNodeGetDependentNodes`)."""
-        return self._neighbours("cuGraphNodeGetDependentNodes")
-
-    def _neighbours(self, name: str) -> tuple[GraphDependency, ...]:
-        name = _driver.annotated(name)
-        *_, count = self._graph._call(name, node=self._handle)
-        if not count:
-            return ()
-        nodes, edges, _ = self._graph._call(name, count, node=self._handle)
-        return dependencies_of(self._graph, nodes, edges)
-
-    def __int__(self) -> int:
-        return self.handle
-
-    def __eq__(self, other: object) -> bool:
-        return self._handle == other._handle if isinstance(other, GraphNode) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(("aiostream.GraphNode", self._handle))
-
-    def __repr__(self) -> str:
-        return f"<aiostream.GraphNode {self._handle:#x}>"
+# ------------------------------------------------------------------------------------------- graphs
 
 
-@dataclass(frozen=True, slots=True)
-class GraphEdgeData:
-    """How one node depends on another (`CUgraphEdgeData`). The default is the usual: wholly, after its end.
+class Graph(Transferable, WithBlock):
+    """A CUDA graph: operations and how they depend on each other.
 
-    Args:
-        from_port: What of the earlier node is waited for; 0 for its end. Only kernels have others.
-        to_port: What of the later node waits; 0 for the whole. No kind of node has others yet.
-        type: Whether it is a programmatic dependency.
-    """
+    `Stream.capture` makes one from the work of a stream. `Graph()` makes an empty one, and you edit
+    it with the driver's functions, which take its handle (`int(graph)`). `Graph.borrow` takes
+    another library's graph.
 
-    from_port: int = 0
-    to_port: int = 0
-    type: GraphDependencyType = GraphDependencyType.DEFAULT
+    `close()` destroys a graph that you own, as does the end of a `with` block. If you drop the
+    object, the graph is destroyed in the background. Its executables and their launches go on.
+    While a stream captures into the graph, it is destroyed at the end of that capture.
 
-    def __post_init__(self) -> None:
-        """Refuses what no driver takes.
+    A Python host function in the graph lives as long as the driver may call it. If it refers to its
+    own `Graph` object, both live until you close the graph.
 
-        Raises:
-            TypeError: A port is no int.
-            ValueError: A port is not from 0 to 255, or there is no such type.
-        """
-        _arguments.byte("from_port", self.from_port)
-        _arguments.byte("to_port", self.to_port)
-        _arguments.member(GraphDependencyType, self.type, "type")
+    Open graphs compare equal by handle. A closed graph equals only itself, because the driver gives
+    its handle to a new graph. The hash stays the same. You cannot copy or pickle a `Graph` object:
+    `clone()` copies the graph.
 
-
-@dataclass(frozen=True, slots=True)
-class GraphDependency:
-    """A node that something depends on, and how."""
-
-    node: GraphNode
-    edge_data: GraphEdgeData = GraphEdgeData()
-
-
-def dependencies_of(
-    graph: Graph, nodes: Iterable[Any], edges: Iterable[Any]
-) -> tuple[GraphDependency, ...]:
-    """The driver's nodes and edges as ours; without edges, all are of the usual sort."""
-    found = [GraphNode(graph, int(node)) for node in nodes]
-    data = [
-        GraphEdgeData(edge.from_port, edge.to_port, GraphDependencyType(edge.type))
-        for edge in edges or ()
-    ]
-    if len(data) != len(found):
-        data = [GraphEdgeData()] * len(found)
-    return tuple(GraphDependency(node, edge) for node, edge in zip(found, data, strict=True))
-
-
-def as_driver_dependencies(dependencies: Iterable[Any]) -> tuple[list[Any], list[Any] | None]:
-    """Our nodes and dependencies, other libraries' nodes and handles, as the bindings take them.
-
-    Returns:
-        The nodes, and the edges, or `None` for them if all are of the usual sort: that is what old drivers understand.
-    """
-    if not isinstance(dependencies, Iterable):
-        raise TypeError(
-            f"dependencies are nodes in a list or tuple, not one {type(dependencies).__name__}"
-        )
-    driver = _driver.bindings()
-    plain = GraphEdgeData()
-    nodes: list[Any] = []
-    edges: list[GraphEdgeData] = []
-    for dependency in dependencies:
-        node = dependency.node if isinstance(dependency, GraphDependency) else dependency
-        nodes.append(driver.CUgraphNode(_node_handle(node)))
-        edges.append(dependency.edge_data if isinstance(dependency, GraphDependency) else plain)
-    return nodes, None if all(edge == plain for edge in edges) else [
-        _as_driver_edge(edge) for edge in edges
-    ]
-
-
-def _node_handle(node: Any) -> int:
-    handle = getattr(node, "handle", node)  # ours and cuda.core's have it
-    if _arguments.is_integer(handle):
-        return _arguments.handle(handle, "a node")
-    if type(handle).__name__ in ("CUgraphNode", "cudaGraphNode_t"):
-        return int(handle)
-    raise TypeError(f"a dependency is a GraphNode or a GraphDependency, not {type(node).__name__}")
-
-
-def _as_driver_edge(edge: GraphEdgeData) -> Any:
-    raw = _driver.bindings().CUgraphEdgeData()
-    raw.from_port, raw.to_port, raw.type = edge.from_port, edge.to_port, int(edge.type)
-    return raw
-
-
-# ------------------------------------------------------------------------------------------------ graphs
-
-
-class Graph(_arguments.NotCopied):
-    """A CUDA graph: operations and their dependencies, from a capture or made by hand. `Graph()` is an empty one.
-
-    The driver's functions for editing take it by its handle (`int(graph)`). Owned ones are destroyed by `close()`, and in the
-    background when they are dropped; `borrow` gives one that somebody else owns. A Python host function captured into it lives
-    as long as the driver may call it; one that refers to its own `Graph` object keeps both alive until `close()`.
-
-    Open graphs compare equal by handle. A closed one equals only itself, because the driver gives its handle to a new graph; its
-    hash stays. A `Graph` object cannot be copied or pickled: `clone()` copies the graph.
-
-    Threads: from any thread, but by one at a time, as the driver does not guard a graph.
+    Threads: you may use it in any thread, but in one at a time, because the driver does not guard a
+        graph.
 
     Raises:
         NoDriverError: There is no CUDA driver.
         CudaError: The driver refused (`cuGraphCreate`).
+
+    Example:
+        >>> async with aiostream.Stream() as stream:
+        ...     with stream.capture() as capture:
+        ...         stream.launch_host_func(print, "a node")
+        ...     with capture.graph as graph:
+        ...         print([node.type.name for node in graph.nodes])
+        ['HOST']
     """
 
     _instead = "clone() copies the graph, and borrow(int(graph)) gives a second object on it"
+    _destructor = "cuGraphDestroy"
 
     def __init__(self) -> None:
         _process.start()
@@ -220,13 +88,12 @@ class Graph(_arguments.NotCopied):
     ) -> None:
         self._context = context  # where it is instantiated
         self._owned = owned
-        self._source = source  # the object from which the handle was borrowed
+        self._source = source
         self._name = f"graph {value:#x}"
+        # True while a capture that capture.py has noted goes into it. The capture pins the handle.
+        self._captured_into = False
         self._handle = _native.Handle(
             _native.HANDLE_GRAPH, value, context.handle, owned, False, parent
-        )
-        self._captured_into = (
-            False  # while a capture that capture.py has noted goes into it: that pins the handle
         )
 
     @classmethod
@@ -240,13 +107,16 @@ class Graph(_arguments.NotCopied):
 
     @classmethod
     def borrow(cls, graph: Any) -> Graph:
-        """Another library's graph. It is kept alive and never destroyed; one of ours is given back as it is.
+        """Returns a `Graph` on another library's graph, which it keeps alive and never destroys.
+
+        If you pass a `Graph`, you get that same object.
 
         Args:
             graph: A graph of cuda.core (`GraphDefinition`), torch or cupy, or a handle.
 
         Raises:
             TypeError: It names no graph.
+            ValueError: The int is not a handle.
         """
         if isinstance(graph, Graph):
             return graph
@@ -259,22 +129,13 @@ class Graph(_arguments.NotCopied):
 
     @classmethod
     def from_raw(cls, handle: int) -> Graph:
-        """Takes over a `CUgraph`, and with it the duty to destroy it; the reverse of `into_raw`."""
+        """Takes over a `CUgraph`, which this object then destroys. The reverse of `into_raw`.
+
+        Raises:
+            TypeError: `handle` is not an int.
+            ValueError: It is not a handle.
+        """
         return cls._from_handle(_raw(handle), current_or_default_context(), owned=True)
-
-    @property
-    def handle(self) -> int:
-        """The driver's `CUgraph`, as an int. Raises `StreamClosedError` once closed."""
-        if not self._handle.is_open:
-            raise StreamClosedError(
-                f"{self._name} is closed: its handle was destroyed or given away"
-            )
-        return self._handle.value
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed or given away, or, for one of `Stream.capture_info`, its capture has ended."""
-        return not self._handle.is_open
 
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
@@ -283,7 +144,7 @@ class Graph(_arguments.NotCopied):
 
     @property
     def root_nodes(self) -> tuple[GraphNode, ...]:
-        """The nodes that depend on none (`cuGraphGetRootNodes`)."""
+        """The nodes that depend on no other (`cuGraphGetRootNodes`)."""
         return self._nodes("cuGraphGetRootNodes")
 
     def _nodes(self, name: str) -> tuple[GraphNode, ...]:
@@ -298,14 +159,17 @@ class Graph(_arguments.NotCopied):
         path: str | os.PathLike[str] | None = None,
         flags: DebugDotFlags = DebugDotFlags.VERBOSE,
     ) -> str:
-        """Its description in graphviz's language (`cuGraphDebugDotPrint`).
+        """Describes the graph in the language of graphviz (`cuGraphDebugDotPrint`).
 
         Args:
-            path: A file to write it to as well.
+            path: A file to which the text is written too.
             flags: What it says of each node.
 
         Returns:
             The text.
+
+        Raises:
+            StreamClosedError: The graph is closed.
         """
         with tempfile.TemporaryDirectory() if path is None else contextlib.nullcontext() as folder:
             target = Path(path) if path is not None else Path(str(folder)) / "graph.dot"
@@ -317,7 +181,12 @@ class Graph(_arguments.NotCopied):
             return target.read_text()
 
     def clone(self) -> Graph:
-        """A copy of its own, the host functions shared (`cuGraphClone`)."""
+        """Copies the graph (`cuGraphClone`). The copy calls the same host functions.
+
+        Raises:
+            StreamClosedError: The graph is closed.
+            CudaError: The driver refused.
+        """
         with _driver.unless_owned("cuGraphDestroy") as made:
             with self._pinned() as value, _driver.relaxed():
                 made.append(
@@ -330,15 +199,23 @@ class Graph(_arguments.NotCopied):
     def instantiate(
         self, flags: InstantiateFlags = InstantiateFlags.DEFAULT, *, upload_stream: Any = None
     ) -> ExecutableGraph:
-        """Its executable form, which no longer needs the graph (`cuGraphInstantiateWithParams`).
+        """Makes the graph executable (`cuGraphInstantiateWithParams`).
+
+        The executable graph does not need this one any more, so you may close it.
 
         Args:
-            flags: How; `UPLOAD` uploads it too.
-            upload_stream: On which stream to upload, with `UPLOAD`.
+            flags: How to make it. `UPLOAD` uploads it too.
+            upload_stream: The stream on which to upload it, with `UPLOAD`.
 
         Raises:
             StreamClosedError: The graph is closed.
-            CudaError: The driver refused; a structure that cannot be executed is named in the error.
+            CudaError: The driver refused. If the graph cannot be executed, the error says why.
+
+        Example:
+            >>> with aiostream.Graph() as graph:
+            ...     with graph.instantiate() as executable:
+            ...         print(executable.closed)
+            False
         """
         driver = _driver.bindings()
         parameters = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
@@ -365,46 +242,32 @@ class Graph(_arguments.NotCopied):
                 parameters.hUploadStream = driver.CUstream(stream)
             value = stack.enter_context(self._pinned())
             stack.enter_context(self._context._pushed())
-            stack.enter_context(_driver.relaxed())  # it allocates
+            stack.enter_context(_driver.relaxed())  # because it allocates memory
             code, outputs = _driver.answer(
                 _INSTANTIATE, driver.CUgraph(value), parameters, stream=self._name
             )
             made.extend(outputs if code == 0 else ())
         return code
 
-    def close(self) -> None:
-        """Destroys the graph (`cuGraphDestroy`); its executables and launches go on. May be called again.
-
-        A borrowed one is only let go of. While a stream captures into it, it is destroyed at the end of that capture.
-
-        Raises:
-            CudaError: The driver refused; the graph is closed all the same.
-        """
-        code = self._handle.close()
-        self._source = None
-        _driver.raise_for(code, "cuGraphDestroy", self._name)
-
     def into_raw(self) -> int:
-        """Gives the handle away, and with it the duty to destroy it.
+        """Gives the handle away, and returns it.
+
+        From then on you have to destroy the graph, or to pass the handle to `from_raw`.
+
+        Returns:
+            The `CUgraph`, as an int.
 
         Raises:
             StreamClosedError: It was closed before.
-            ValueError: It is borrowed, so there is nothing to give. Or a stream captures into it: end that first.
+            ValueError: It is borrowed, so it is not yours to give. Or a stream captures into it.
+            RuntimeError: This thread itself is in a call on it.
         """
         if self._captured_into:
             raise ValueError(
-                f"a stream captures into {self._name}: end the capture before you give the handle away"
+                f"a stream captures into {self._name}: end the capture before you give the handle "
+                "away"
             )
-        return _into_raw(self._handle, self._owned, self._name)
-
-    def __enter__(self) -> Graph:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __int__(self) -> int:
-        return self.handle
+        return super().into_raw()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Graph):
@@ -415,36 +278,25 @@ class Graph(_arguments.NotCopied):
     def __hash__(self) -> int:
         return hash(("aiostream.Graph", self._handle.value))
 
-    def __repr__(self) -> str:
-        return f"<aiostream.Graph {self._handle.value:#x}{'' if self._owned else ' borrowed'}{' closed' if self.closed else ''}>"
-
-    def __del__(
-        self, run_in_janitor: Callable[..., None] = _process.run_in_janitor
-    ) -> None:  # as in Stream
-        handle = getattr(self, "_handle", None)
-        if handle is not None and handle.is_open:
-            run_in_janitor(handle.drop)
-
     @contextlib.contextmanager
     def _pinned(self) -> Iterator[int]:
         held: list[bool] = []
         try:
+            # If another thread closes the graph during the use, the end of the use destroys it.
             if not self._handle.pin(held):
-                raise StreamClosedError(
-                    f"{self._name} is closed: its handle was destroyed or given away"
-                )
+                raise errors.closed(self._name)
             yield self._handle.value
         finally:
             if held:
                 self._handle.unpin()
 
     def _call(self, name: str, *args: Any, node: int | None = None) -> Any:
-        """Calls the driver on the graph, or on one of its nodes, pinned."""
+        """Calls the driver on the graph, or on one of its nodes.
+
+        In RELAXED mode, because some of these functions would end a capture of this thread.
+        """
         driver = _driver.bindings()
-        with (
-            self._pinned() as value,
-            _driver.relaxed(),
-        ):  # some of these would end a capture that is on
+        with self._pinned() as value, _driver.relaxed():
             subject = driver.CUgraph(value) if node is None else driver.CUgraphNode(node)
             return _driver.call(name, subject, *args, stream=self._name)
 
@@ -455,43 +307,48 @@ _INSTANTIATE = "cuGraphInstantiateWithParams"
 def _raw(handle: int) -> int:
     value = interop.raw_handle(handle, "a graph")
     if value == 0:
-        raise ValueError("0 is no handle of a graph")
+        raise ValueError("0 is not the handle of a graph")
     return value
 
 
-def _into_raw(handle: _native.Handle, owned: bool, name: str) -> int:
-    if not owned:
-        raise ValueError("a borrowed graph's handle belongs to somebody else: read it with .handle")
-    if not handle.release():
-        raise StreamClosedError(f"{name} is closed: its handle was destroyed or given away")
-    return handle.value
+# -------------------------------------------------------------------------------- executable graphs
 
 
-# ------------------------------------------------------------------------------------------------ executable graphs
+class ExecutableGraph(Transferable, WithBlock):
+    """A graph that you can launch any number of times.
 
+    `Stream.capture_executable` and `Graph.instantiate` make one. Its launches run one after the
+    other, whatever their streams.
 
-class ExecutableGraph(_arguments.NotCopied):
-    """A graph that can be launched, any number of times, as `Graph.instantiate` and `Stream.capture_executable` give it.
+    `close()` destroys it, as does the end of a `with` block. If you drop the object, it is
+    destroyed in the background. Launches in flight finish. You cannot copy or pickle it.
 
-    Launches of one executable graph run one after the other, whatever their streams. `close()` destroys it, as does dropping it,
-    and launches in flight finish.
+    Threads: you may use it in any thread, but in one at a time, because the driver does not guard
+        it.
 
-    It cannot be copied or pickled.
-
-    Threads: from any thread, but by one at a time, as the driver does not guard it.
+    Example:
+        >>> async with aiostream.Stream() as stream:
+        ...     done = []
+        ...     with stream.capture_executable() as capture:
+        ...         stream.launch_host_func(done.append, "launched")
+        ...     with capture.executable as executable:
+        ...         for _ in range(3):
+        ...             await executable.launch_and_wait(stream)
+        ...     print(done)
+        ['launched', 'launched', 'launched']
     """
 
     _instead = "Graph.instantiate() makes another one"
+    _destructor = "cuGraphExecDestroy"
 
     def __init__(self) -> None:
         raise TypeError(
-            "an ExecutableGraph comes from Graph.instantiate(), Stream.capture_executable(), borrow() or from_raw()"
+            "an ExecutableGraph comes from Graph.instantiate(), Stream.capture_executable(), "
+            "borrow() or from_raw()"
         )
 
     @classmethod
-    def _from_handle(
-        cls, value: int, context: Context, *, owned: bool, source: Any = None
-    ) -> ExecutableGraph:
+    def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None) -> Self:
         _process.start()
         executable = cls.__new__(cls)
         executable._owned = owned
@@ -502,14 +359,20 @@ class ExecutableGraph(_arguments.NotCopied):
         )
         return executable
 
-    _owned: bool
-    _source: Any  # the object from which the handle was borrowed
-    _name: str
-    _handle: _native.Handle
-
     @classmethod
     def borrow(cls, executable: Any) -> ExecutableGraph:
-        """Another library's executable graph (cuda.core's `Graph`, torch's, cupy's, or a handle); see `Graph.borrow`."""
+        """Returns an `ExecutableGraph` on another library's executable graph.
+
+        It keeps that one alive, and never destroys it. If you pass an `ExecutableGraph`, you get
+        that same object.
+
+        Args:
+            executable: An executable graph of cuda.core (`Graph`), torch or cupy, or a handle.
+
+        Raises:
+            TypeError: It names no executable graph.
+            ValueError: The int is not a handle.
+        """
         if isinstance(executable, ExecutableGraph):
             return executable
         value = interop.graph_handle(executable, executable=True)
@@ -517,89 +380,119 @@ class ExecutableGraph(_arguments.NotCopied):
 
     @classmethod
     def from_raw(cls, handle: int) -> ExecutableGraph:
-        """Takes over a `CUgraphExec`, and with it the duty to destroy it; the reverse of `into_raw`."""
+        """Takes over a `CUgraphExec`, which this object then destroys. The reverse of `into_raw`.
+
+        Raises:
+            TypeError: `handle` is not an int.
+            ValueError: It is not a handle.
+        """
         return cls._from_handle(_raw(handle), current_or_default_context(), owned=True)
-
-    @property
-    def handle(self) -> int:
-        """The driver's `CUgraphExec`, as an int. Raises `StreamClosedError` once closed."""
-        self._require_open()
-        return self._handle.value
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed, or given away by `into_raw`."""
-        return not self._handle.is_open
 
     def launch(self, stream: Any) -> None:
         """Enqueues the whole graph on a stream (`cuGraphLaunch`).
 
-        It may block the calling thread when the stream is full.
+        If the stream is full, the call blocks its thread until there is room. Do not launch on a
+        stream that captures: the driver would end the capture, so the call is refused. To put a
+        graph into a graph, add it as a child node (`cuGraphAddChildGraphNode`).
 
         Args:
             stream: A `Stream`, or another library's.
 
         Raises:
             StreamClosedError: The graph or the stream is closed.
-            StreamCaptureError: The stream captures; it was not touched. (The driver would end the capture. To have a graph in a
-                graph, add it as a child: `cuGraphAddChildGraphNode`.)
+            StreamCaptureError: The stream captures. Nothing was launched, and the capture goes on.
             CudaError: The driver refused.
+
+        Example:
+            >>> async with aiostream.Stream() as stream:
+            ...     with stream.capture_executable() as capture:
+            ...         stream.launch_host_func(str)
+            ...     with capture.executable as executable:
+            ...         executable.launch(stream)
+            ...         executable.launch(stream)
+            ...         await stream.synchronize_async()
         """
         self._use(interop.reference_to(stream), _native.graph_launch, "cuGraphLaunch")
 
     def launch_async(self, stream: Any) -> CompletionFuture[None]:
-        """Launches it, and gives a future that settles when the GPU has passed.
+        """Launches the graph, and returns a future that settles when the GPU has run it.
 
-        Equals `stream.enqueue_async(executable.launch)`: every refusal comes before the launch, except that the driver may
-        refuse the completion behind it. The completion is an event behind the launch, and no part of the graph.
+        Equals `stream.enqueue_async(executable.launch)`. The future ends by an event behind the
+        launch, which is not part of the graph. Every refusal comes before the launch. Only the
+        driver may refuse the event after it.
+
+        Cancellation: stops the waiting. The GPU goes on.
+
+        Threads: call it in the thread of a running asyncio or trio loop. The future settles there.
 
         Raises:
-            RuntimeError: No loop runs here.
+            RuntimeError: No loop runs in this thread.
             StreamClosedError: The graph or the stream is closed.
-            StreamCaptureError: The stream captures; it was not touched.
+            StreamCaptureError: The stream captures. Nothing was launched, and the capture goes on.
             CudaError: The driver refused, or the context has failed.
+
+        Example:
+            >>> async with aiostream.Stream() as stream:
+            ...     with stream.capture_executable() as capture:
+            ...         stream.launch_host_func(str)
+            ...     with capture.executable as executable:
+            ...         future = executable.launch_async(stream)  # the GPU works from here on
+            ...         await future
         """
         return self._use_async(stream, _native.graph_launch, "cuGraphLaunch")
 
     async def launch_and_wait(self, stream: Any) -> None:
-        """Launches it, and waits until the stream's work is done, as `Stream.synchronize_async` does.
+        """Launches the graph, and waits until the stream's work is done.
 
-        Cancellation: raises at once; the GPU goes on.
+        It waits as `Stream.synchronize_async` does.
+
+        Cancellation: raises at once. The GPU goes on.
 
         Raises:
-            RuntimeError: No loop runs here.
+            RuntimeError: No loop runs in this thread.
             StreamClosedError: The graph or the stream is closed.
-            StreamCaptureError: The stream captures; it was not touched.
+            StreamCaptureError: The stream captures. Nothing was launched, and the capture goes on.
             CudaError: The driver refused, or the work has failed.
         """
         await self._use_and_wait(stream, _native.graph_launch, "cuGraphLaunch")
 
     def upload(self, stream: Any) -> None:
-        """Has the driver prepare the next launch, in the order of a stream (`cuGraphUpload`); errors as of `launch`."""
+        """Prepares the next launch, in a stream's order (`cuGraphUpload`).
+
+        Raises the same errors as `launch`.
+        """
         self._use(interop.reference_to(stream), _native.graph_upload, "cuGraphUpload")
 
     def upload_async(self, stream: Any) -> CompletionFuture[None]:
-        """Uploads it, and gives a future that settles when that is done; errors as of `launch_async`."""
+        """Uploads the graph, and returns a future of that.
+
+        Raises the same errors as `launch_async`.
+        """
         return self._use_async(stream, _native.graph_upload, "cuGraphUpload")
 
     async def upload_and_wait(self, stream: Any) -> None:
-        """Uploads it, and waits until the stream's work is done; errors as of `launch_and_wait`."""
+        """Uploads the graph, and waits until the stream's work is done.
+
+        Raises the same errors as `launch_and_wait`.
+        """
         await self._use_and_wait(stream, _native.graph_upload, "cuGraphUpload")
 
     def update(self, graph: Any) -> None:
-        """Takes over the parameters of a graph of the same shape (`cuGraphExecUpdate`), for the launches to come.
+        """Takes over the parameters of a graph of the same shape (`cuGraphExecUpdate`).
 
-        The host functions of `graph` take the place of those it had.
+        Later launches use them, and the host functions of `graph` too. Launches in flight keep the
+        old parameters.
 
         Args:
             graph: A `Graph`, or another library's.
 
         Raises:
             StreamClosedError: One of the two is closed.
-            GraphUpdateError: The graphs differ in what cannot be updated; nothing was changed. `result` says in what.
+            GraphUpdateError: The graphs differ too much. Nothing was changed, and `result` says how
+                they differ.
         """
         source = Graph.borrow(graph)
-        source.handle  # noqa: B018  (raises if it is closed)
+        source._require_open()
         self._require_open()
         code, result, node, before = _native.graph_update(self._handle, source._handle)
         if code <= 0:
@@ -617,52 +510,12 @@ class ExecutableGraph(_arguments.NotCopied):
             error.result = result
         raise error
 
-    def close(self) -> None:
-        """Destroys it (`cuGraphExecDestroy`); launches in flight finish. May be called again.
-
-        Raises:
-            CudaError: The driver refused; it is closed all the same.
-        """
-        code = self._handle.close()
-        self._source = None
-        _driver.raise_for(code, "cuGraphExecDestroy", self._name)
-
-    def into_raw(self) -> int:
-        """Gives the handle away, and with it the duty to destroy it; errors as of `Graph.into_raw`."""
-        return _into_raw(self._handle, self._owned, self._name)
-
-    def __enter__(self) -> ExecutableGraph:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __int__(self) -> int:
-        return self.handle
-
-    def __repr__(self) -> str:
-        return (
-            f"<aiostream.ExecutableGraph {self._handle.value:#x}{' closed' if self.closed else ''}>"
-        )
-
-    def __del__(
-        self, run_in_janitor: Callable[..., None] = _process.run_in_janitor
-    ) -> None:  # as in Stream
-        handle = getattr(self, "_handle", None)
-        if handle is not None and handle.is_open:
-            run_in_janitor(handle.drop)
-
-    def _require_open(self) -> None:
-        if not self._handle.is_open:
-            raise StreamClosedError(
-                f"{self._name} is closed: its handle was destroyed or given away"
-            )
-
     def _use(self, stream: Reference, call: Any, name: str) -> None:
         self._require_open()
         code = call(self._handle, stream.handle)
         if code == _native.RESULT_CLOSED:
-            self._require_open()  # another thread may have closed it just now
+            # The stream or this graph: another thread may have closed it after the check above.
+            self._require_open()
         _driver.raise_for(code, name, stream.name)
 
     def _use_async(self, stream: Any, call: Any, name: str) -> CompletionFuture[None]:
@@ -689,4 +542,4 @@ def _update_reason(result: int) -> str:
     try:
         return GraphUpdateResult(result).name
     except ValueError:
-        return str(result)  # newer than this library
+        return str(result)  # the driver is newer than this library

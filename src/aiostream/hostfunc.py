@@ -1,12 +1,12 @@
-"""Host functions: how a point is armed, and Python callables that run on the driver's thread.
+"""The user's own host functions: Python callables that run on the driver's thread.
 
-A completion's host function is native and only pushes its ticket. A user's own host function is Python: native code enters the
-interpreter for it behind the exit gate, `_run` calls it, and its ticket then goes to the janitor, which has the callable and its
-arguments dropped where destructors may block.
+When the GPU reaches that point, the driver's thread calls native code. Native code takes the GIL
+behind the exit gate, and `_run` calls the user's function. The ticket then goes to the janitor, and
+the releaser drops the function and its arguments, because their destructors may block.
 
-On a capturing stream a user's host function becomes a node of the graph. Native code gives the graph a user object, and the
-ticket goes to the janitor when the driver destroys that: when no graph, clone, executable or launch in flight can call the
-function any more.
+On a capturing stream a host function becomes a node of the graph and runs at every launch. Native
+code gives the graph a user object. The driver destroys that object when no graph, clone, executable
+or launch in flight can call the function any more, and then the ticket goes to the janitor.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from functools import partial
 from typing import Any
 
 from aiostream import _arguments, _arming, _driver, _native, _points, _process
-from aiostream.device import Context
+from aiostream._reference import Reference
 from aiostream.enums import HostFunctionSync
 
-_FunctionPointer = ctypes._CFuncPtr  # type: ignore[attr-defined]  # the one name that ctypes has for all of them
-
-
-# ------------------------------------------------------------------------------------------------ Python on the driver's thread
+# The one class that ctypes has for all function pointers.
+_FunctionPointer = ctypes._CFuncPtr  # type: ignore[attr-defined]
 
 
 class HostFunction:
-    """A user's callable on its way through the stream.
+    """A user's function on its way through the stream.
 
-    `function` and `arguments` are read by the driver's thread, once or, in a graph, at each launch; and dropped by the releaser
-    after the ticket has arrived.
+    Threads: the driver's thread reads `function` and `arguments`, once, or at each launch of a
+    graph. The janitor drops them after the ticket has arrived, when no call can come any more.
     """
 
     __slots__ = ("arguments", "context_id", "function", "stream", "takes_status")
@@ -43,84 +41,50 @@ class HostFunction:
         stream: str,
         context_id: int,
     ) -> None:
-        self.context_id = context_id
-        self.function = function
-        self.arguments = arguments
-        self.takes_status = takes_status
-        self.stream = stream
+        self.context_id: int = context_id
+        self.function: Any = function
+        self.arguments: tuple[Any, ...] = arguments
+        self.takes_status: bool = takes_status
+        self.stream: str = stream
 
     def run(self, code: int) -> None:
-        """Calls the function, on the driver's thread. Its exception goes to `sys.unraisablehook`; the stream goes on."""
+        """Calls the function. Its exception goes to `sys.unraisablehook`, and the stream goes on.
+
+        Threads: the driver's.
+        """
         try:
             if self.takes_status:
                 error = _driver.error(code, "cuStreamAddCallback", self.stream) if code else None
                 self.function(error, *self.arguments)
             else:
                 self.function(*self.arguments)
-        except BaseException as error:  # SystemExit too: there is nobody above but the driver
+        except BaseException as error:
+            # SystemExit too, because only the driver's own code is above this frame. An exception
+            # that left it could be raised to no caller.
             _process.report_unraisable(error, self.function)
 
     def complete(self, code: int, orphaned: bool) -> None:
-        """It has run for the last time (or the interpreter is ending): drops everything."""
+        """Drops everything, because the function has run for the last time."""
         _process.release_in_thread(self.function, self.arguments)
         self.function = None
         self.arguments = ()
 
     def abandon(self, code: int, orphaned: bool) -> None:
-        """The context has failed: the driver will not call it, but nothing proves that; everything is kept."""
+        """Keeps everything, because the context has failed.
+
+        The driver will not call the function, but nothing proves that.
+        """
 
 
 def _run(ticket: int, code: int) -> None:
+    # Called by native code, on the driver's thread, with the GIL.
     point = _points.registry.get(ticket)
     if isinstance(point, HostFunction):
         point.run(code)
 
 
-def launch(
-    handle: _native.Handle,
-    context: Context,
-    stream: str,
-    function: Callable[..., object],
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-    sync_mode: HostFunctionSync | None = None,
-) -> None:
-    """Enqueues a Python callable, or a ctypes function pointer with at most one argument, as a host function."""
-    mode = (
-        -1
-        if sync_mode is None
-        else int(_arguments.member(HostFunctionSync, sync_mode, "sync_mode"))
-    )
-    if mode >= 0 and not _driver.supports("cuLaunchHostFunc_v2"):
-        raise _driver.too_old("cuLaunchHostFunc_v2", stream)
-    if isinstance(function, _FunctionPointer):
-        if keywords:
-            raise TypeError("a native host function takes no keyword arguments")
-        _launch_foreign(handle, context, stream, function, arguments, mode)
-    else:
-        _launch_python(
-            handle, context, stream, function, arguments, keywords, _native.KIND_PYTHON_HOST, mode
-        )
-
-
-def add_callback(
-    handle: _native.Handle,
-    context: Context,
-    stream: str,
-    function: Callable[..., object],
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-) -> None:
-    """Enqueues a Python callable as a stream callback, which is called with an error or `None` first."""
-    _launch_python(
-        handle, context, stream, function, arguments, keywords, _native.KIND_PYTHON_CALLBACK
-    )
-
-
 def _launch_python(
-    handle: _native.Handle,
-    context: Context,
-    stream: str,
+    stream: Reference,
     function: Callable[..., object],
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
@@ -129,28 +93,25 @@ def _launch_python(
 ) -> None:
     name = "add_callback" if kind == _native.KIND_PYTHON_CALLBACK else "launch_host_func"
     _arguments.plain_function(
-        function, name, "have it call a function that begins the rest, as loop.call_soon_threadsafe"
+        function, name, "pass a function that starts it, for example with loop.call_soon_threadsafe"
     )
     if keywords:
         function = partial(function, **keywords)
-    context_id = context._ensure_monitored()
+    context_id = stream.context._ensure_monitored()
+    # The janitor's queue, because the function belongs to no loop.
     reserved = _native.reserve(_process.ORPHANS, context_id, kind)
     ticket = reserved.number
     _native.set_sync_mode(ticket, sync_mode)
+    # Before the ticket is armed, because the driver's thread may call the dispatcher at once.
     _native.set_dispatcher(_run)
     point = HostFunction(
-        function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream, context_id
+        function, arguments, kind == _native.KIND_PYTHON_CALLBACK, stream.name, context_id
     )
-    _driver.raise_for(_arming.arm(handle, ticket, point), _arming.CALLS[kind], stream)
+    _driver.raise_for(_arming.arm(stream.handle, ticket, point), _arming.CALLS[kind], stream.name)
 
 
 def _launch_foreign(
-    handle: _native.Handle,
-    context: Context,
-    stream: str,
-    function: Any,
-    arguments: tuple[Any, ...],
-    sync_mode: int,
+    stream: Reference, function: Any, arguments: tuple[Any, ...], sync_mode: int
 ) -> None:
     address = ctypes.cast(function, ctypes.c_void_p).value
     if not address:
@@ -160,14 +121,15 @@ def _launch_foreign(
             "a native host function takes one argument, the address of its data: void f(void *data)"
         )
     data = _address_of(arguments[0]) if arguments else 0
-    context_id = context._ensure_monitored()
+    context_id = stream.context._ensure_monitored()
     reserved = _native.reserve(_process.ORPHANS, context_id, _native.KIND_FOREIGN)
     ticket = reserved.number
     _native.set_foreign(ticket, address, data)
     _native.set_sync_mode(ticket, sync_mode)
-    point = HostFunction(function, arguments, False, stream, context_id)
+    # The point keeps the function pointer and the data object alive. The driver has only addresses.
+    point = HostFunction(function, arguments, False, stream.name, context_id)
     _driver.raise_for(
-        _arming.arm(handle, ticket, point), _arming.CALLS[_native.KIND_FOREIGN], stream
+        _arming.arm(stream.handle, ticket, point), _arming.CALLS[_native.KIND_FOREIGN], stream.name
     )
 
 
@@ -183,5 +145,92 @@ def _address_of(data: Any) -> int:
     if isinstance(data, (ctypes.c_void_p, ctypes.c_char_p, ctypes._Pointer)):
         return ctypes.cast(data, ctypes.c_void_p).value or 0
     raise TypeError(
-        f"the data of a native host function is an address or a ctypes object, not {type(data).__name__}"
+        "the data of a native host function is an address or a ctypes object, not "
+        f"{type(data).__name__}"
     )
+
+
+# ---------------------------------------------------------------------------- the methods of Stream
+
+
+class HostFunctionMethods:
+    """The host functions and callbacks of a `Stream`, which inherits them from here."""
+
+    _reference: Reference  # set by `Stream`
+
+    def launch_host_func(
+        self,
+        fn: Callable[..., object],
+        /,
+        *args: Any,
+        sync_mode: HostFunctionSync | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Enqueues a function that the driver calls in stream order (`cuLaunchHostFunc`).
+
+        The driver calls it in a thread of its own. The stream waits until it returns, and no
+        other host function of the context runs meanwhile. A Python function also waits for the GIL:
+        if one of your threads keeps the GIL in a blocking CUDA call, the two wait for each other
+        forever. So prefer `completion_future` and ordinary code.
+
+        The function must not call CUDA, nor wait for anything that does. The driver answers 800
+        there, also to `close()`. Its exception goes to `sys.unraisablehook`, and the stream goes
+        on. It is not called if the context fails first, or if the interpreter ends.
+
+        A ctypes function pointer is called without Python. Its one argument is `args[0]`, an
+        address or a ctypes object.
+
+        If the stream captures, the function becomes a node of the graph, and each launch calls it.
+        Callable and arguments then live as long as the graph, its clones and executables, and their
+        launches. Otherwise a thread of the library drops them when the function has run. If it has
+        run before this call returns, your own references may be the last.
+
+        If the stream is full, the call blocks its thread until there is room.
+
+        Args:
+            fn: A callable, or a ctypes function pointer.
+            *args: What it is called with.
+            sync_mode: How the GPU waits for it. This needs a driver of CUDA 13.2.
+            **kwargs: What else it is called with.
+
+        Raises:
+            TypeError: `fn` is not callable, or is a coroutine or generator function.
+            ValueError: There is no such `sync_mode`.
+            StreamClosedError: The stream is closed.
+            StreamCaptureError: Its capture was invalidated. Or it is the legacy stream while
+                another stream captures.
+            NotSupportedError: The driver is too old for `sync_mode`.
+            CudaError: The driver refused.
+
+        Example:
+            >>> async with aiostream.Stream() as stream:
+            ...     steps = []
+            ...     stream.launch_host_func(steps.append, "the GPU was here")
+            ...     await stream.synchronize_async()
+            ...     print(steps)
+            ['the GPU was here']
+        """
+        mode = (
+            -1
+            if sync_mode is None
+            else int(_arguments.member(HostFunctionSync, sync_mode, "sync_mode"))
+        )
+        reference = self._reference
+        if mode >= 0 and not _driver.supports("cuLaunchHostFunc_v2"):
+            raise _driver.too_old("cuLaunchHostFunc_v2", reference.name)
+        if not isinstance(fn, _FunctionPointer):
+            _launch_python(reference, fn, args, kwargs, _native.KIND_PYTHON_HOST, mode)
+        elif kwargs:
+            raise TypeError(
+                "a native host function takes no keyword arguments: pass the address of its data"
+            )
+        else:
+            _launch_foreign(reference, fn, args, mode)
+
+    def add_callback(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
+        """Enqueues `fn(error, *args, **kwargs)` as a callback (`cuStreamAddCallback`).
+
+        The driver calls it after a failure too. `error` is `None` or a `CudaError`. In all else it
+        is as `launch_host_func`, except that a stream that captures refuses it.
+        """
+        _launch_python(self._reference, fn, args, kwargs, _native.KIND_PYTHON_CALLBACK)

@@ -1,4 +1,4 @@
-"""What a stream does with memory by itself: waiting for a value, writing one, attaching managed memory; and its resources."""
+"""What a stream does with memory: it waits for a value, writes one, or attaches managed memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WAIT_32, _WRITE_32, _FLUSH, _WAIT_64, _WRITE_64, _BARRIER = range(1, 7)  # CUst
 
 @dataclass(frozen=True, slots=True)
 class WaitValue:
-    """For `Stream.batch_mem_op`: what `Stream.wait_value` does, with the same arguments."""
+    """An operation of `Stream.batch_mem_op`, which does what `Stream.wait_value` does."""
 
     pointer: int
     value: int
@@ -34,7 +34,7 @@ class WaitValue:
 
 @dataclass(frozen=True, slots=True)
 class WriteValue:
-    """For `Stream.batch_mem_op`: what `Stream.write_value` does, with the same arguments."""
+    """An operation of `Stream.batch_mem_op`, which does what `Stream.write_value` does."""
 
     pointer: int
     value: int
@@ -44,12 +44,12 @@ class WriteValue:
 
 @dataclass(frozen=True, slots=True)
 class FlushRemoteWrites:
-    """For `Stream.batch_mem_op`: makes remote writes that came before visible."""
+    """An operation of `Stream.batch_mem_op`. It makes earlier remote writes visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBarrier:
-    """For `Stream.batch_mem_op`: orders the memory operations before it and behind it."""
+    """An operation of `Stream.batch_mem_op`. It orders the operations before it and after it."""
 
     kind: MemoryBarrierType = MemoryBarrierType.SYS
 
@@ -60,13 +60,13 @@ class DevResource:
 
     kind: DevResourceType
     sm_count: int
-    """How many multiprocessors, for `DevResourceType.SM`; else 0."""
+    """How many multiprocessors, for `DevResourceType.SM`. Otherwise 0."""
     raw: Any
-    """The bindings' own structure, for the driver's other functions."""
+    """The bindings' own structure, which you can pass to other functions of the driver."""
 
 
 def _address(pointer: Any) -> int:
-    """An address, a `CUdeviceptr`, or whatever else becomes an int."""
+    """The address that an int, a `CUdeviceptr` or another object with `__int__` stands for."""
     if isinstance(pointer, bool) or not hasattr(pointer, "__int__") or isinstance(pointer, float):
         raise TypeError(f"an address is needed, not {type(pointer).__name__}")
     return _arguments.address(int(pointer))
@@ -78,32 +78,13 @@ def _check(value: Any, bits: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"the value is an int, not {type(value).__name__}")
     if not 0 <= value < 1 << bits:
-        raise ValueError(f"{value} is no unsigned number of {bits} bits")
-
-
-def _wait_value(stream: Reference, operation: WaitValue) -> None:
-    flags = int(_arguments.member(WaitValueFlags, operation.flags, "flags"))
-    _one(stream, f"cuStreamWaitValue{operation.bits}", operation, flags)
-
-
-def _write_value(stream: Reference, operation: WriteValue) -> None:
-    flags = int(_arguments.member(WriteValueFlags, operation.flags, "flags"))
-    _one(stream, f"cuStreamWriteValue{operation.bits}", operation, flags)
+        raise ValueError(f"{value} is not an unsigned number of {bits} bits")
 
 
 def _one(stream: Reference, name: str, operation: WaitValue | WriteValue, flags: int) -> None:
     _check(operation.value, operation.bits)
     pointer = _driver.bindings().CUdeviceptr(_address(operation.pointer))
     call_on(stream, name, pointer, operation.value, flags)
-
-
-def _batch(stream: Reference, operations: Iterable[Any]) -> None:
-    if not isinstance(operations, Iterable):
-        raise TypeError(f"operations are in a list or tuple, not one {type(operations).__name__}")
-    raw = [_as_driver_operation(operation) for operation in operations]
-    if not 0 < len(raw) <= _MOST_OPERATIONS:
-        raise ValueError(f"a batch has 1 to {_MOST_OPERATIONS} operations, not {len(raw)}")
-    call_on(stream, "cuStreamBatchMemOp", len(raw), raw, 0)
 
 
 def _as_driver_operation(operation: Any) -> Any:
@@ -134,49 +115,41 @@ def _as_driver_operation(operation: Any) -> Any:
         raw.memoryBarrier.flags = int(_arguments.member(MemoryBarrierType, operation.kind, "kind"))
     else:
         raise TypeError(
-            f"an operation is a WaitValue, WriteValue, FlushRemoteWrites or MemoryBarrier, not {operation!r}"
+            "an operation is a WaitValue, WriteValue, FlushRemoteWrites or MemoryBarrier, not "
+            f"{operation!r}"
         )
     return raw
 
 
-def _attach(stream: Reference, pointer: Any, length: int, flags: MemAttach) -> None:
-    size = _arguments.address(_arguments.integer("length", length))
-    who = int(_arguments.member(MemAttach, flags, "flags"))
-    address = _driver.bindings().CUdeviceptr(_address(pointer))
-    refuse_capture(stream, "cuStreamAttachMemAsync")
-    call_on(stream, "cuStreamAttachMemAsync", address, size, who)
-
-
-def _dev_resource(stream: Reference, kind: DevResourceType) -> DevResource:
-    kind = _arguments.member(DevResourceType, kind, "kind")
-    if not _driver.supports("cuStreamGetDevResource"):
-        raise _driver.too_old("cuStreamGetDevResource", stream.name)
-    refuse_capture(stream, "cuStreamGetDevResource")
-    raw = call_on(stream, "cuStreamGetDevResource", _driver.bindings().CUdevResourceType(int(kind)))
-    return DevResource(kind, int(raw.sm.smCount) if kind is DevResourceType.SM else 0, raw)
-
-
-class MemoryStream:
-    """What a `Stream` does with memory by itself; it inherits this from here."""
+class MemoryMethods:
+    """What a `Stream` does with memory. It inherits this from here."""
 
     _reference: Reference  # set by `Stream`
 
     def attach_mem_async(
         self, pointer: Any, length: int = 0, flags: MemAttach = MemAttach.SINGLE
     ) -> None:
-        """Says, in the stream's order, who may touch managed memory (`cuStreamAttachMemAsync`).
+        """Sets which streams may access managed memory (`cuStreamAttachMemAsync`).
+
+        It takes effect in the stream's order.
 
         Args:
-            pointer: The address of memory from `cuMemAllocManaged`; or of pageable memory, where the device can access that.
-            length: In bytes; for managed memory 0, which means all of it, or its whole size.
-            flags: Who may.
+            pointer: The address of memory from `cuMemAllocManaged`, or of pageable memory if the
+                device can access that.
+            length: In bytes. For managed memory it is 0, which means all of it, or its whole size.
+            flags: Which streams may access it.
 
         Raises:
             StreamClosedError: The stream is closed.
-            StreamCaptureError: The stream captures, which the driver cannot do with this; it was not touched.
-            CudaError: The driver refused, for example what is no managed memory.
+            StreamCaptureError: The stream captures, and the driver cannot capture this. The capture
+                goes on.
+            CudaError: The driver refused, for example because this is not managed memory.
         """
-        _attach(self._reference, pointer, length, flags)
+        size = _arguments.address(_arguments.integer("length", length))
+        who = int(_arguments.member(MemAttach, flags, "flags"))
+        address = _driver.bindings().CUdeviceptr(_address(pointer))
+        refuse_capture(self._reference, "cuStreamAttachMemAsync")
+        call_on(self._reference, "cuStreamAttachMemAsync", address, size, who)
 
     def wait_value(
         self,
@@ -186,24 +159,29 @@ class MemoryStream:
         *,
         bits: int = 32,
     ) -> None:
-        """Makes later work wait, on the GPU, until a number in memory is as wanted (`cuStreamWaitValue32` or `64`).
+        """Makes later work wait, on the GPU, until a number in memory has a value.
 
-        The driver does not see such an order between streams, and may deadlock on it where hardware queues are shared; a
-        pending wait holds one of them.
+        (`cuStreamWaitValue32`, `cuStreamWaitValue64`.)
+
+        The driver does not see that the stream depends on the stream that writes the number. So if
+        both share a hardware queue, they may deadlock. A pending wait holds one of the queues.
+        Prefer `wait_event` where you can.
 
         Args:
-            pointer: The number's address on the device; pinned host memory will do.
-            value: What it is compared with, unsigned.
-            flags: How.
+            pointer: The number's address on the device, or in pinned host memory.
+            value: The unsigned number with which it is compared.
+            flags: How it is compared.
             bits: 32 or 64.
 
         Raises:
-            TypeError: The address or the value is no int.
+            TypeError: The address or the value is not an int.
             ValueError: The value does not fit.
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
         """
-        _wait_value(self._reference, WaitValue(pointer, value, flags, bits))
+        kind = int(_arguments.member(WaitValueFlags, flags, "flags"))
+        operation = WaitValue(pointer, value, flags, bits)
+        _one(self._reference, f"cuStreamWaitValue{bits}", operation, kind)
 
     def write_value(
         self,
@@ -213,30 +191,49 @@ class MemoryStream:
         *,
         bits: int = 32,
     ) -> None:
-        """Writes a number to memory in the stream's order (`cuStreamWriteValue32` or `64`); arguments as of `wait_value`."""
-        _write_value(self._reference, WriteValue(pointer, value, flags, bits))
+        """Writes a number to memory in the stream's order (`cuStreamWriteValue32` or `64`).
+
+        The arguments and errors are those of `wait_value`.
+        """
+        kind = int(_arguments.member(WriteValueFlags, flags, "flags"))
+        operation = WriteValue(pointer, value, flags, bits)
+        _one(self._reference, f"cuStreamWriteValue{bits}", operation, kind)
 
     def batch_mem_op(self, operations: Iterable[Any]) -> None:
-        """Several operations on memory in one call, in their order (`cuStreamBatchMemOp`).
+        """Enqueues several operations on memory in one call, in their order (`cuStreamBatchMemOp`).
 
         Args:
-            operations: 1 to 255 of `WaitValue`, `WriteValue`, `FlushRemoteWrites` and `MemoryBarrier`.
+            operations: 1 to 255 of `WaitValue`, `WriteValue`, `FlushRemoteWrites` and
+                `MemoryBarrier`.
 
         Raises:
-            TypeError: Something else is among them.
-            ValueError: None, too many, or a value does not fit.
+            TypeError: One of them is something else.
+            ValueError: There are too few or too many, or a value does not fit.
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
         """
-        _batch(self._reference, operations)
+        if not isinstance(operations, Iterable):
+            raise TypeError(
+                f"operations are in a list or tuple, not one {type(operations).__name__}"
+            )
+        raw = [_as_driver_operation(operation) for operation in operations]
+        if not 0 < len(raw) <= _MOST_OPERATIONS:
+            raise ValueError(f"a batch has 1 to {_MOST_OPERATIONS} operations, not {len(raw)}")
+        call_on(self._reference, "cuStreamBatchMemOp", len(raw), raw, 0)
 
     def dev_resource(self, kind: DevResourceType = DevResourceType.SM) -> DevResource:
-        """Which resources of the device the stream may use (`cuStreamGetDevResource`).
+        """Returns which resources of the device the stream may use (`cuStreamGetDevResource`).
 
         Raises:
             StreamClosedError: The stream is closed.
-            StreamCaptureError: The stream captures; it was not touched.
+            StreamCaptureError: The stream captures. The capture goes on.
             NotSupportedError: The driver is older than CUDA 13.1.
-            CudaError: The driver refused; it tells of multiprocessors only.
+            CudaError: The driver refused. It knows multiprocessors only.
         """
-        return _dev_resource(self._reference, kind)
+        stream, name = self._reference, "cuStreamGetDevResource"
+        kind = _arguments.member(DevResourceType, kind, "kind")
+        if not _driver.supports(name):
+            raise _driver.too_old(name, stream.name)
+        refuse_capture(stream, name)
+        raw = call_on(stream, name, _driver.bindings().CUdevResourceType(int(kind)))
+        return DevResource(kind, int(raw.sm.smCount) if kind is DevResourceType.SM else 0, raw)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aiostream import _arguments, _process, service
+from aiostream import _arguments, _process, device, service
 from aiostream._statistics import statistics
 from aiostream.event import Event
 from aiostream.graph import ExecutableGraph
@@ -74,12 +74,13 @@ _undo: list[Callable[[], None]] = []
 def on_wait(hook: Hook, /) -> Callable[[], None]:
     """Has `hook(wait)` called at the end of each wait that begins from now on.
 
-    Waits are the awaitable methods of `Stream`, `Event` and `ExecutableGraph`, and `StreamPool.acquire`.
-    While there is no hook, a wait costs nothing more: the methods are replaced when the first hook comes, and
-    put back when the last one goes. A bound method that you took before is not timed.
+    Waits are the awaitable methods of `Stream`, `Event` and `ExecutableGraph`, and
+    `StreamPool.acquire`. While there is no hook, a wait costs nothing more: the methods are
+    replaced when the first hook comes, and put back when the last one goes. A bound method that
+    you took before is not timed.
 
-    Threads: `hook` is called in the thread of the loop in which the task waits, so it must not block. Its
-    exception goes to `sys.unraisablehook`.
+    Threads: `hook` is called in the thread of the loop in which the task waits, so it must not
+    block. Its exception goes to `sys.unraisablehook`.
 
     Returns:
         A function that ends this. You may call it again.
@@ -179,7 +180,7 @@ def _report(wait: Wait) -> None:
             _process.report_unraisable(error, hook)
 
 
-# ------------------------------------------------------------------------------------------------ Prometheus
+# ------------------------------------------------------------------------------ Prometheus
 
 
 class _Histogram:
@@ -193,12 +194,19 @@ class _Histogram:
 class Collector:
     """Counts and histograms of this process, for the registry of `prometheus_client`.
 
-    It exports how long waits take, by call and outcome; how many futures, waits and host functions are pending
-    and how they ended; how the stages of waiting were used; the streams of the pools that you name, and the
-    tasks that wait for one; handles that are open or leaked; and whether a context is lost.
+    Give it to `prometheus_client.REGISTRY.register`. It exports:
 
-    How late a task is resumed is not among them, because the library does not know when the GPU was done.
-    `python -m aiostream bench` measures that.
+    - how long waits take, by call and outcome,
+    - futures, waits and host functions that are pending, and how futures ended,
+    - how often each stage of waiting was used,
+    - the streams of the pools that you name, and the tasks that wait for one,
+    - handles that are open, and what has leaked,
+    - helper streams that are busy. If all 4 of a context stay busy, some waits for events that
+      were recorded again end late (see the design),
+    - whether a context is lost.
+
+    How late a task is resumed is not among them, because the library does not know when the GPU
+    was done. `python -m aiostream bench` measures that.
 
     Threads: any. A scrape never blocks, and calls the driver only for its `health()`.
 
@@ -213,7 +221,7 @@ class Collector:
     Example:
         >>> from aiostream.metrics import Collector
         >>> pool = aiostream.StreamPool(4)
-        >>> collector = Collector(pools={"model": pool})  # prometheus_client.REGISTRY.register(collector)
+        >>> collector = Collector(pools={"model": pool})
         >>> collector.close()
         >>> await pool.aclose()
     """
@@ -289,6 +297,9 @@ class Collector:
                 "future": now.futures.pending,
                 "wait": now.waits.pending,
                 "host_function": now.points.pending,
+            },
+            ("aiostream_busy_helper_streams", "Helper streams that wait for recorded events", ""): {
+                "": sum(made - idle for idle, made in device.helper_streams())
             },
             ("aiostream_open_handles", "Streams, events and graphs that are open", ""): {
                 "": now.handles.open

@@ -141,7 +141,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock):
         pool._init_fields(borrowed, max_waiting)
         return pool
 
-    # ------------------------------------------------------------------------ state
+    # ---------------------------------------------------------------------------------------- state
 
     @property
     def size(self) -> int:
@@ -182,7 +182,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock):
         closed = ", closed" if self._closed else ""
         return f"<aiostream.StreamPool of {self._size}: {counts}{closed}>"
 
-    # ------------------------------------------------------------------------ use
+    # ------------------------------------------------------------------------------------------ use
 
     def stream(self) -> _Lending:
         """Gives you a stream for an `async with` block. Equals `acquire` and `release`.
@@ -220,7 +220,9 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock):
         """
         bridge = self._enter()
         take_turn = bridge.checkpoint
-        if take_turn is not None:  # on trio, before anything is taken
+        if take_turn is not None:
+            # On trio. First, because it may raise a cancellation, and nothing is taken yet. Other
+            # tasks run meanwhile, and may close the pool.
             await take_turn()
             self._enter()
         elif self._idle and not self._waiters.futures:
@@ -271,6 +273,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock):
         slot = self._lent.get(id(stream))
         if slot is None or slot.lent is not stream:
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
+        # From here on the stream is in no list, until `_look_at` puts it into one. If a
+        # KeyboardInterrupt comes in between, the next `acquire` finds it.
         del self._lent[id(stream)]
         stream._handle.close()  # the handle is borrowed, so this destroys nothing
         slot.lent = slot.holder = stream._source = None
@@ -278,7 +282,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock):
         if self._busy.has_unwatched:
             self._look_again_soon()
 
-    # ------------------------------------------------------------------------ end
+    # ------------------------------------------------------------------------------------------ end
 
     def close(self) -> None:
         """Destroys the streams at once. Their work continues on the GPU.

@@ -28,7 +28,7 @@ ReturnWhen = Literal["ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION"]
 _SHORTEST_NAP = 0.0005
 _LONGEST_NAP = 0.02
 
-# ------------------------------------------------------------------------ several futures
+# ---------------------------------------------------------------------------------- several futures
 
 
 async def wait(
@@ -217,7 +217,7 @@ class _AsCompleted(AsyncIterator[F]):
             self._ended.waiter = None
 
 
-# ------------------------------------------------------------------------ the end of a server
+# ------------------------------------------------------------------------------ the end of a server
 
 
 async def drain(timeout: float | None = None) -> bool:
@@ -269,7 +269,7 @@ def _anything_pending() -> bool:
     )
 
 
-# ------------------------------------------------------------------------ lost contexts
+# ------------------------------------------------------------------------------------ lost contexts
 
 
 class _Listener:
@@ -277,19 +277,19 @@ class _Listener:
 
     def __init__(self, function: Callable[[ContextFailedError], object]) -> None:
         self._function = function
-        self._told: dict[int, object] = {}  # by code; any thread, single dict operations
+        self._notified: dict[int, object] = {}  # by code; any thread, single dict operations
 
-    def tell(self, error: ContextFailedError) -> None:
+    def notify(self, error: ContextFailedError) -> None:
         """Has the janitor call the function, once for each code. Any thread."""
         mark = object()
         # Two threads may meet the same code at once. `setdefault` lets one of them win.
-        if self._told.setdefault(error.code, mark) is mark:
+        if self._notified.setdefault(error.code, mark) is mark:
             own = _copy_of(error)
             _process.run_in_janitor(lambda: self._function(own))
 
     def forget(self) -> None:
-        """Has the next failure told again."""
-        self._told.clear()
+        """Makes the next failure notify the listener again."""
+        self._notified.clear()
 
 
 _listeners: list[_Listener] = []  # any thread, single list operations
@@ -349,18 +349,21 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
         listener, "on_context_failed", "have it call loop.call_soon_threadsafe"
     )
     _process.start()
-    _driver.tell_failures()
+    _driver.report_failures()
     registered = _Listener(listener)
+    # Listed before the known errors are read. If another thread notes an error in between, the
+    # listener gets it in both ways, and `notify` lets one of them through. In the other order the
+    # listener could miss it.
     _listeners.append(registered)
     _native.failures_watch(1)
     for error in list(_failures.values()):
-        registered.tell(error)
+        registered.notify(error)
 
     def end() -> None:
         try:
             _listeners.remove(registered)
         except ValueError:
-            return
+            return  # ended before; only one call counts down, also if two threads come at once
         _native.failures_watch(-1)
 
     return end
@@ -370,10 +373,11 @@ def _noticed(error: ContextFailedError) -> None:
     # Runs where the error is made, perhaps on the driver's thread. So it only has the janitor call
     # the listeners, because they may do anything.
     first = _copy_of(error)
+    # Several threads may meet the code at once. One of them wins, and notifies the listeners.
     if _failures.setdefault(error.code, first) is first:
         _process.run_in_janitor(lambda: _log_lost_context(first))
         for listener in list(_listeners):
-            listener.tell(first)
+            listener.notify(first)
 
 
 def _log_lost_context(error: ContextFailedError) -> None:
@@ -383,7 +387,7 @@ def _log_lost_context(error: ContextFailedError) -> None:
 
 # An assignment, and nothing is called: from the first failure on it is logged, also where the
 # application has registered no listener.
-_driver.notice_failures(_noticed)
+_driver.set_failure_listener(_noticed)
 
 
 def forget_failures() -> None:
@@ -499,6 +503,7 @@ def exit_on_context_failed(
 
     def end() -> None:
         with _exit_lock:
+            # A later call of exit_on_context_failed has its own request, which this must not end.
             if _exit_requests == [request]:
                 _exit_requests.clear()
                 _native.failures_watch(-1)

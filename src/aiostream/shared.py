@@ -1,4 +1,4 @@
-"""A stream that other libraries use too: what they call it, and how it is made their current one."""
+"""Streams that other libraries use too: as their objects, and as their current stream."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Self
 
-from aiostream import interop
+from aiostream import errors, interop
 from aiostream._reference import Reference, current_in_libraries, pinned
-from aiostream.errors import StreamClosedError
 
 __all__: list[str] = []
 
 
 def _library(name: str, package: str) -> ModuleType:
-    """Another library, which is imported now because somebody asks for its stream.
+    """Imports another library, because you ask for its stream.
 
     Raises:
         ImportError: It is not installed.
@@ -28,20 +27,21 @@ def _library(name: str, package: str) -> ModuleType:
         raise ImportError(f"{name} is not installed: pip install {package}") from problem
 
 
-class SharedStream:
-    """What a `Stream` does with torch, cupy, numba and cuda.core; it inherits this from here."""
+class SharingMethods:
+    """What a `Stream` does with torch, cupy, numba and cuda.core. It inherits this from here."""
 
     _reference: Reference  # set by `Stream`
 
     def core(self) -> Any:
-        """Gives a `cuda.core.Stream` on the same handle.
+        """Returns a `cuda.core.Stream` on the same handle. It keeps this stream alive.
 
-        From now on the stream is shared: `close()` *retires* it. The driver's stream is then not destroyed, because the other
-        library may use its handle for as long as it likes, also after everything that you can see is gone: torch, for example,
-        records an event on it when pinned memory is freed. A retired stream stays until the process ends. So share streams that
-        live long, those of a `StreamPool` for example, and not one for each request.
+        From now on the stream is shared, and `close()` *retires* it in place of destroying it. The
+        other library may use its handle for as long as it likes, even after everything that you can
+        see is gone. torch, for example, records an event on it when pinned memory is freed. A
+        retired stream stays until the process ends. So share streams that live long, such as those
+        of a `StreamPool`, and not one for each request.
 
-        On a borrowed or lent stream the owner is retired, too. The object keeps this one alive.
+        If the stream is borrowed, or lent by a pool, its owner is retired too.
 
         Raises:
             ImportError: cuda.core is not installed.
@@ -53,13 +53,14 @@ class SharedStream:
         return self._shared(module.Stream.from_handle)
 
     def torch(self) -> Any:
-        """Gives a `torch.cuda.ExternalStream` on the same handle. Retires the stream at its end, as `core()` says.
+        """Returns a `torch.cuda.ExternalStream` on the same handle.
 
-        From now on this stream is torch's current one in the functions that `enqueue_async` and `enqueue_in_thread` call, and in
-        a block of `as_current()`.
+        At its end this stream is retired, as `core()` says. From now on this stream is torch's
+        current one in the functions that `enqueue_async` and `enqueue_in_thread` call, and in a
+        block of `as_current()`.
 
-        Do not write `torch.cuda.ExternalStream(stream.handle)` yourself: torch uses the handle after the stream was destroyed,
-        and crashes the process.
+        Do not write `torch.cuda.ExternalStream(stream.handle)` yourself. torch would use the handle
+        after the stream was destroyed, which crashes the process.
 
         Raises:
             ImportError: torch is not installed.
@@ -75,16 +76,18 @@ class SharedStream:
         torch = _library("torch", "torch")
         device = torch.device("cuda", self._reference.context._device_ordinal())
         stream = self._shared(lambda handle: torch.cuda.ExternalStream(handle, device=device))
-        # Another object, because that one keeps this stream alive.
+        # Another object, because the one that is returned keeps this stream alive. If the stream
+        # kept that one alive, it would never be dropped.
         interop.use_torch_stream(
             self._reference, torch, torch.cuda.ExternalStream(stream.cuda_stream, device=device)
         )
         return stream
 
     def cupy(self) -> Any:
-        """Gives a `cupy.cuda.ExternalStream` on the same handle. Retires the stream at its end, as `core()` says.
+        """Returns a `cupy.cuda.ExternalStream` on the same handle.
 
-        From now on this stream is cupy's current one in the functions that `enqueue_async` and `enqueue_in_thread` call, and in a
+        At its end this stream is retired, as `core()` says. From now on this stream is cupy's
+        current one in the functions that `enqueue_async` and `enqueue_in_thread` call, and in a
         block of `as_current()`.
 
         Raises:
@@ -98,7 +101,9 @@ class SharedStream:
         return stream
 
     def numba(self) -> Any:
-        """Gives a stream of numba-cuda's on the same handle. Retires the stream at its end, as `core()` says.
+        """Returns a stream of numba-cuda on the same handle.
+
+        At its end this stream is retired, as `core()` says.
 
         Raises:
             ImportError: numba-cuda is not installed.
@@ -108,25 +113,26 @@ class SharedStream:
 
     @contextlib.contextmanager
     def as_current(self) -> Iterator[Self]:
-        """Makes the stream's context current for a `with` block, and the stream torch's or cupy's current one.
+        """Makes the stream the current one for a `with` block.
 
-        The latter if the stream was borrowed from that library, or given to it by `torch()` or `cupy()`. The end of the block
-        puts everything back.
+        Its context becomes the current context. If torch or cupy know the stream, it becomes their
+        current stream too: they know it if you have borrowed it from them, or called `torch()` or
+        `cupy()`. The end of the block puts everything back.
 
-        The block must not await, because all of this is the thread's: the other tasks would use the stream too. (And if blocks
-        of two tasks overlap, torch's current stream may stay the wrong one.) Enqueue in the block, and await behind it. Begin
-        and end the block in one thread.
+        Do not await in the block, because all of this belongs to the thread: the loop's other tasks
+        would use the stream too, and torch may keep the wrong stream. Enqueue in the block, and
+        await after it. Begin and end the block in one thread.
 
         Raises:
             StreamClosedError: The stream is closed.
             CudaError: The driver refused.
-            RuntimeError: There was an await in the block, at its end. An error of the block itself goes on in its place, with a
-                note.
+            RuntimeError: The block has awaited. The end of the block raises this. If the block
+                itself raises, you get that error with a note.
 
         Example:
             ::
 
-                stream.torch()
+                stream.torch()  # once: from now on torch knows the stream
                 with stream.as_current():
                     output = model(batch)
                 await stream.synchronize_async()
@@ -139,24 +145,26 @@ class SharedStream:
             current_in_libraries(reference),
         ):
             try:
+                # `into_raw` refuses while this is there. It must not wait for the end of the block,
+                # because it may be called in it.
                 held.append(mark)
                 yield self
             finally:
-                with contextlib.suppress(ValueError):  # an interrupt came before it was there
+                with contextlib.suppress(ValueError):  # an interrupt came before the append
                     held.remove(mark)
 
     def _shared(self, make: Callable[[int], Any]) -> Any:
         handle = self._reference.handle
+        # Pinned until it counts as shared, because a close in another thread would destroy the
+        # handle that the other library has just taken.
         with pinned(self._reference) as value:
-            stream = make(value)  # first, because it may fail
+            stream = make(value)  # before it counts as shared, because this may fail
             if not handle.share():
-                raise StreamClosedError(
-                    f"{self._reference.name} is closed: its handle was destroyed or given away"
-                )
+                raise errors.closed(self._reference.name)
         try:
             stream._aiostream = self
-        except AttributeError:  # cuda.core's take no attributes
-            # Not for torch's: 2.11 does not clear weak references to a stream, which then crash the
-            # interpreter at its end.
+        except AttributeError:  # cuda.core's streams take no attributes
+            # An attribute for torch's streams, because torch 2.11 does not clear weak references
+            # to a stream, and the interpreter then crashes at its end.
             weakref.finalize(stream, lambda _: None, self).atexit = False
         return stream

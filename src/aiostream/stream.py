@@ -1,25 +1,18 @@
-"""Stream: its life, its order, its waits."""
+"""Stream: its constructors, its properties, how it is closed, ordered and awaited."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+import sys
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from types import FunctionType, TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from aiostream import (
-    _arguments,
-    _arming,
-    _driver,
-    _native,
-    _process,
-    capture,
-    hostfunc,
-    interop,
-    waiting,
-)
+from aiostream import _arguments, _arming, _driver, _native, _process, capture, interop, waiting
+from aiostream._owned import Transferable
 from aiostream._reference import (
     LEGACY,
     PER_THREAD,
@@ -31,15 +24,16 @@ from aiostream._reference import (
     new_handle,
     pinned,
 )
-from aiostream.attributes import AttributedStream
-from aiostream.capture import CapturingStream
+from aiostream.attributes import AttributeMethods
+from aiostream.capture import CaptureMethods
 from aiostream.device import Context, Device, DeviceLike
-from aiostream.enums import HostFunctionSync, StreamFlags, WaitEventFlags, WaitStrategy
-from aiostream.errors import CudaError, StreamCaptureError, StreamClosedError
+from aiostream.enums import WaitEventFlags, WaitStrategy
+from aiostream.errors import CudaError, StreamCaptureError, StreamClosedError, closed
 from aiostream.event import Event
 from aiostream.futures import CompletionFuture
-from aiostream.memory import MemoryStream
-from aiostream.shared import SharedStream
+from aiostream.hostfunc import HostFunctionMethods
+from aiostream.memory import MemoryMethods
+from aiostream.shared import SharingMethods
 from aiostream.threads import ThreadStream
 
 __all__ = ["Stream"]
@@ -53,48 +47,68 @@ _NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENE
 
 
 class Stream(
-    CapturingStream,
-    AttributedStream,
-    MemoryStream,
-    SharedStream,
+    CaptureMethods,
+    AttributeMethods,
+    MemoryMethods,
+    HostFunctionMethods,
+    SharingMethods,
     ThreadStream,
-    _arguments.NotCopied,
+    Transferable,
     _arguments.AsyncBlock,
 ):
-    """A CUDA stream that coroutines can await.
+    """A CUDA stream that you can await.
 
-    Work is put on it by whoever launches it: torch, cupy, numba, cuda.core and the bindings take it as it is or by its handle
-    (`__cuda_stream__`, `int(stream)`). `async with` awaits its work and then destroys it; a stream that is dropped is destroyed
-    in the background, and its work and completions still finish.
+    You put work on it as on any stream. torch, cupy, numba, cuda.core and the bindings take it as
+    it is, or by its handle (`__cuda_stream__`, `int(stream)`). Then you await the work without
+    blocking the loop.
+
+    `async with` waits for the stream's work and then destroys it. If you drop a stream, it is
+    destroyed in the background, and its work and its futures still finish. In Python's development
+    mode (`-X dev`) you then get a `ResourceWarning`.
 
     Args:
-        device: Where to create it: a `Device` or its ordinal. By default in the calling thread's current context, else on
-            device 0.
-        priority: Lower numbers go first; clamped to `Device.stream_priority_range` as the driver does. By default 0.
-        non_blocking: Run beside the legacy default stream without the implicit synchronization with it.
-        wait: How `synchronize_async` waits on it, a `WaitStrategy` or its name; by default `default_wait()`.
+        device: Where to create it: a `Device` or its ordinal. By default in the calling thread's
+            current context, else on device 0.
+        priority: Lower numbers go first. The driver clamps it to `Device.stream_priority_range`. By
+            default 0.
+        non_blocking: Whether it runs concurrently with the legacy default stream, without their
+            implicit synchronization.
+        wait: How `synchronize_async` waits: a `WaitStrategy` or its name. By default
+            `default_wait()`.
 
-    Creating a stream may block while the GPU is busy: measured on an H200 (driver 580.159, CUDA 13.0), once a context has some 34
-    streams the driver makes another only when all work in flight is done. So make a server's streams before it serves.
+    Create the streams of a server before it serves, because creating one may block while the GPU is
+    busy. On an H200 (driver 580.159, CUDA 13.0), a context with some 34 streams got another one
+    only when all work in flight was done.
 
-    Threads: any method may be called from any thread; the right context is made current where the driver needs one, and put
-    back. Call the awaitable methods from a thread with a running event loop. Several loops in several threads may wait on
-    one stream.
+    Threads: you may call any method in any thread. The library makes the right context current
+    where the driver needs it, and puts the old one back. Call the awaitable methods in a thread
+    with a running event loop. Several loops in several threads may wait on one stream.
 
-    Open streams compare equal if they have the same handle in the same context, as a stream and what is borrowed from it do.
-    A closed stream equals only itself, because the driver gives its handle to a new stream. So a dict or set with streams as
-    keys never takes a new stream for a closed one. The hash never changes.
+    Open streams compare equal if they have the same handle in the same context, as a stream and
+    what is borrowed from it do. A closed stream equals only itself, because the driver gives its
+    handle to a new stream. The hash never changes. So you can use streams as keys of a dict, and it
+    never takes a new stream for a closed one.
 
-    A stream cannot be copied or pickled. Of a subclass, `borrow`, `from_raw`, `legacy`, `per_thread` and `to_borrowed` make
-    instances without calling its `__init__`.
+    You cannot copy or pickle a stream. In a subclass, `borrow`, `from_raw`, `legacy`, `per_thread`
+    and `to_borrowed` make instances without calling its `__init__`.
 
     Raises:
-        TypeError, ValueError: An argument is not of these.
+        TypeError: An argument has the wrong type.
+        ValueError: An argument is out of range, or there is no such strategy.
         NoDriverError: There is no CUDA driver.
         CudaError: The driver refused (`cuStreamCreateWithPriority`).
+
+    Example:
+        >>> async with aiostream.Stream() as stream:
+        ...     stream.launch_host_func(str)  # in place of kernels and copies
+        ...     await stream.synchronize_async()
+        ...     print(stream.query())
+        True
     """
 
     _instead = "to_borrowed() gives a second object on the same stream"
+    _or_else = ". To make it the current stream for a block, write `with stream.as_current():`"
+    _destructor = "cuStreamDestroy"
 
     def __init__(
         self,
@@ -124,22 +138,26 @@ class Stream(
         parent: _native.Handle | None = None,
         wait: WaitStrategy | None = None,
     ) -> None:
-        context._ensure_monitored()  # here, where a stream is made anyway, and not in the first wait
+        # Here and not in the first wait, because it may take as long as making a stream.
+        context._ensure_monitored()
         self._context = context
         self._owned = owned
-        self._constants: dict[
-            str, int
-        ] = {}  # of the driver's call; any thread, single dict operations
-        self._source = source  # the object from which the handle was borrowed
+        self._constants = {}
+        self._source = source
         self._name = name_of(value, context)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
-        # The last step that can fail: from here on the handle owns the stream, and before it
-        # whoever called does.
-        self._handle = new_handle(value, context, owned=owned, parent=parent)
-        self._reference = Reference(self._handle, context, self._name)
-        if source is not None:
-            interop.note_source(self._reference, source)
+        handle = new_handle(value, context, owned=owned, parent=parent)
+        try:
+            self._reference = Reference(handle, context, self._name)
+            if source is not None:
+                interop.note_source(self._reference, source)
+        except BaseException:
+            # The caller still owns the stream. It destroys the stream, or goes on using it.
+            handle.release()
+            raise
+        # Last, because from here on the finalizer of this object destroys the stream.
+        self._handle = handle
 
     @classmethod
     def _from_handle(
@@ -150,22 +168,24 @@ class Stream(
         stream._init_fields(value, context, owned=owned, source=source, parent=parent)
         return stream
 
-    # -------------------------------------------------------------------------------------------- other ways to get one
+    # --------------------------------------------------------------------------- other constructors
 
     @classmethod
     def borrow(cls, stream: Any, *, wait: WaitStrategy | str | None = None) -> Self:
-        """Gives a `Stream` on another library's stream, to await it here. It keeps that one alive and never destroys it.
+        """Returns a `Stream` on another library's stream, so that you can await it.
 
-        A stream of torch or cupy is their current one in the functions that `enqueue_async` and `enqueue_in_thread` call, and in
-        a block of `as_current()`.
+        It keeps that stream alive and never destroys it. If you borrow a stream of torch or cupy,
+        it is their current stream in the functions that `enqueue_async` and `enqueue_in_thread`
+        call, and in a block of `as_current()`.
 
         Args:
-            stream: An object with `__cuda_stream__`, a torch, cupy or numba stream, or a handle as an int.
-            wait: How it is waited for; by default as by a `Stream` that is given, else `default_wait()`.
+            stream: An object with `__cuda_stream__`, a torch, cupy or numba stream, or a handle as
+                an int.
+            wait: How to wait on it. By default as the given `Stream` does, else `default_wait()`.
 
         Raises:
             TypeError: It names no CUDA stream.
-            ValueError: The int is no handle. Or there is no such strategy.
+            ValueError: The int is not a handle. Or there is no such strategy.
             CudaError: The driver does not know the handle (`cuStreamGetCtx`).
 
         Example:
@@ -186,49 +206,57 @@ class Stream(
 
     @classmethod
     def from_raw(cls, handle: int, *, context: Context | None = None) -> Self:
-        """Takes over a handle, and with it the duty to destroy it; the reverse of `into_raw`.
+        """Takes over a `CUstream`, which this object then destroys. The reverse of `into_raw`.
 
         Args:
-            handle: A `CUstream` that nobody else will destroy.
-            context: Its context, if known; else the driver is asked.
+            handle: A `CUstream`. Nothing else may destroy it from now on.
+            context: Its context, if you know it. Otherwise the driver is asked.
 
         Raises:
-            TypeError: `handle` is not an int, or `context` not a `Context`.
-            ValueError: It is no handle, or one of the special handles 0, 1 and 2, which have no owner.
+            TypeError: `handle` is not an int, or `context` is not a `Context`.
+            ValueError: It is not a handle, or it is one of the special handles 0, 1 and 2, which
+                have no owner.
             CudaError: The driver does not know the handle (`cuStreamGetCtx`).
+
+        Example:
+            >>> handle = aiostream.Stream().into_raw()
+            >>> async with aiostream.Stream.from_raw(handle) as stream:
+            ...     print(stream.handle == handle)
+            True
         """
         value = interop.raw_handle(handle, "a CUDA stream")
         if value <= PER_THREAD:
             raise ValueError(
-                f"handle {value} is a special stream without an owner: use Stream.legacy(), per_thread() or borrow()"
+                f"handle {value} is a special stream without an owner: use Stream.legacy(), "
+                "per_thread() or borrow()"
             )
         if context is not None and not isinstance(context, Context):
             raise TypeError(
-                f"the context is an aiostream.Context, not {type(context).__name__}; Context.from_handle makes one"
+                f"the context is an aiostream.Context, not {type(context).__name__}; "
+                "Context.from_handle makes one"
             )
         return cls._from_handle(value, context or context_of(value), owned=True)
 
     @classmethod
     def legacy(cls, device: DeviceLike | None = None) -> Self:
-        """The legacy default stream of a device's context, which synchronizes with every blocking stream."""
+        """The legacy default stream of a device, with which every blocking stream synchronizes."""
         return cls._from_handle(LEGACY, current_or_default_context(device), owned=False)
 
     @classmethod
     def per_thread(cls, device: DeviceLike | None = None) -> Self:
-        """The per-thread default stream: in each call, that of the calling thread."""
+        """The per-thread default stream. Each call on it uses the stream of the calling thread."""
         return cls._from_handle(PER_THREAD, current_or_default_context(device), owned=False)
 
     def to_borrowed(self) -> Self:
-        """A second `Stream` on the same handle that does not own it. It waits as this one does.
+        """Returns a second `Stream` on the same handle, which does not own it.
 
-        It refuses, as this one does, once this one is closed.
+        It waits as this one does. If you close this one, the second one refuses too.
         """
         return self._borrowed_as(type(self))
 
     def _borrowed_as(self, kind: type[S]) -> S:
-        if not self._handle.is_open:
-            raise self._closed_error()
-        # A pool does this for each request, so nothing is looked up that is the same.
+        self._require_open()
+        # A pool does this for each request, so this copies what it can instead of looking it up.
         context, owner = self._context, self._handle
         borrowed = kind.__new__(kind)
         borrowed._context = context
@@ -245,22 +273,7 @@ class Stream(
         )
         return borrowed
 
-    # -------------------------------------------------------------------------------------------- what it is
-
-    @property
-    def handle(self) -> int:
-        """The driver's `CUstream`, as an int. It is the caller's care not to use it once the stream is closed.
-
-        Raises:
-            StreamClosedError: It is closed already.
-        """
-        self._require_open()
-        return self._handle.value
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed, or given away by `into_raw`."""
-        return not self._handle.is_open
+    # ----------------------------------------------------------------------------------- properties
 
     @property
     def context(self) -> Context:
@@ -269,35 +282,11 @@ class Stream(
 
     @property
     def device(self) -> Device:
-        """The device on which it lives; what `cuStreamGetDevice` tells, which would end a capture, asked of the context."""
-        return self._context.device
+        """The device on which it lives.
 
-    @property
-    def green_context(self) -> int | None:
-        """The handle of the green context in which it was created, a `CUgreenCtx`; else `None` (`cuStreamGetCtx_v2`).
-
-        Raises:
-            NotSupportedError: The driver is older than CUDA 12.5.
+        It is read from the context, because `cuStreamGetDevice` would end a capture.
         """
-        _, green = self._call("cuStreamGetCtx_v2")
-        return int(green) or None
-
-    @property
-    def flags(self) -> StreamFlags:
-        """How it was created (`cuStreamGetFlags`)."""
-        return StreamFlags(self._constant("cuStreamGetFlags"))
-
-    @property
-    def priority(self) -> int:
-        """Its priority, after clamping (`cuStreamGetPriority`)."""
-        return int(
-            self._call("cuStreamGetPriority")
-        )  # no constant: set_attribute changes it; and harmless under capture
-
-    @property
-    def id(self) -> int:
-        """A number that no other stream of this process ever has (`cuStreamGetId`)."""
-        return self._constant("cuStreamGetId")
+        return self._context.device
 
     @property
     def wait_strategy(self) -> WaitStrategy:
@@ -308,17 +297,13 @@ class Stream(
         """The protocol by which other libraries take this stream: `(0, handle)`."""
         return 0, self.handle
 
-    def __int__(self) -> int:
-        return self.handle
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
             return NotImplemented
         if self is other:
             return True
         mine, its = self._handle, other._handle
-        # The driver gives the handle of a destroyed stream to the next one, so a closed stream must
-        # not equal that.
+        # Only open ones, because the driver gives the handle of a destroyed stream to the next one.
         return (
             mine.value == its.value
             and mine.is_open
@@ -327,40 +312,40 @@ class Stream(
         )
 
     def __hash__(self) -> int:
-        return hash(
-            (self._handle.value, self._context)
-        )  # also once it is closed: a dict that has it must find it
+        # The same after a close, because a dict with the stream as a key must still find it.
+        return hash((self._handle.value, self._context))
 
-    def __repr__(self) -> str:
-        kind = "" if self._owned else " borrowed"
-        return f"<aiostream.Stream {self._handle.value:#x}{kind}{' closed' if self.closed else ''}>"
-
-    # -------------------------------------------------------------------------------------------- its ends
+    # -------------------------------------------------------------------------------------- closing
 
     def close(self) -> None:
-        """Destroys the stream at once; work in flight finishes, and its completions still arrive (`cuStreamDestroy`).
+        """Destroys the stream now (`cuStreamDestroy`). You may call this again.
 
-        A borrowed stream is only let go of, and one that was given to another library (`torch()` and its like) is retired: see
-        `core`. Calls in other threads finish first: the last of them destroys. May be called
-        again, and does nothing then.
+        Work in flight finishes, and its futures still settle. If other threads are in a call on the
+        stream, the last of these calls destroys it. A borrowed stream is only let go of. A stream
+        that you have given to another library (`torch()` and its like) is retired: see `core`.
 
         Raises:
-            CudaError: The driver refused; the stream is closed all the same.
+            CudaError: The driver refused. The stream is closed nevertheless.
         """
         if self._owned and self._handle.is_shared:
-            _end_capture(self._reference)
-        code = self._handle.close()
-        self._source = None
-        if self._owned:
-            capture.forget(self._reference)
-        _driver.raise_for(code, "cuStreamDestroy", self._name)
+            capture.end_shared(self._reference)
+        try:
+            super().close()
+        finally:
+            # After the close, because until then another thread may ask for the capture, which
+            # would note it again.
+            if self._owned:
+                capture.forget(self._reference)
 
     def shutdown(self) -> None:
-        """Blocks until the work is done, destroys the stream, and raises what went wrong. Not for a loop's thread.
+        """Blocks until the work is done, destroys the stream, and raises what went wrong.
+
+        Do not call it in the thread of an event loop: `aclose` is for that.
 
         Raises:
-            StreamCaptureError: The stream was capturing. It is closed, and the capture gives no graph.
-            CudaError: The work failed, else the destruction did. The stream is closed all the same.
+            StreamCaptureError: The stream was capturing. It is closed, and the capture gives no
+                graph.
+            CudaError: The work failed, or the driver refused. The stream is closed nevertheless.
         """
         try:
             self.synchronize()
@@ -372,15 +357,18 @@ class Stream(
         self.close()
 
     async def aclose(self) -> None:
-        """Waits for the work, then destroys the stream. May be called again.
+        """Waits for the work, then destroys the stream. You may call this again.
 
-        It does not wait for a thread that a cancelled `enqueue_in_thread` has left behind: `drain` does.
+        It does not wait for a thread that a cancelled `enqueue_in_thread` has left behind: `drain`
+        does.
 
-        Cancellation: destroys at once, and raises; the work goes on and its completions still arrive.
+        Cancellation: destroys the stream at once, and raises. The work goes on, and its futures
+            still settle.
 
         Raises:
-            StreamCaptureError: The stream was capturing. It is closed, and the capture gives no graph.
-            CudaError: The work failed. The stream is closed all the same.
+            StreamCaptureError: The stream was capturing. It is closed, and the capture gives no
+                graph.
+            CudaError: The work failed. The stream is closed nevertheless.
         """
         if self.closed:
             await waiting.checkpoint()
@@ -394,7 +382,7 @@ class Stream(
             raise
         self.close()
 
-    async def __aenter__(self) -> Stream:
+    async def __aenter__(self) -> Self:
         self._require_open()
         await waiting.checkpoint()
         return self
@@ -413,83 +401,110 @@ class Stream(
             # The body's own error says what went wrong first.
 
     def into_raw(self) -> int:
-        """Gives the handle away, and with it the duty to destroy it. Waits for the calls of other threads to finish.
+        """Gives the handle away, and returns it.
 
-        Ctrl-C ends the waiting, and the stream is yours as before.
+        From then on you have to destroy the stream, or to pass the handle to `from_raw`. It waits
+        until no other thread is in a call on the stream. Ctrl-C ends this waiting, and the stream
+        stays yours.
 
-        If the stream was given to another library too (`torch()` and its like), do not destroy it, nor give it to `from_raw`.
+        If you have given the stream to another library too (`torch()` and its like), do neither:
+        that library may use the handle for as long as it likes.
 
         Returns:
             The `CUstream`, as an int.
 
         Raises:
             StreamClosedError: It was closed before.
-            ValueError: It is borrowed, so there is nothing to give.
-            RuntimeError: A block of `as_current`, or a call of `enqueue_in_thread`, uses it. Or this thread does: the function
-                that `enqueue_async` calls has called this.
+            ValueError: It is borrowed, so it is not yours to give.
+            RuntimeError: A block of `as_current`, or a call of `enqueue_in_thread`, uses it. Or
+                this thread itself is in a call on it: the function that `enqueue_async` calls has
+                called this.
         """
-        if not self._owned:
-            raise ValueError(
-                "a borrowed stream's handle belongs to somebody else: read it with .handle"
-            )
-        if self._reference.common.held:
+        # Refused and not awaited, because this thread may be in the block. It would then wait
+        # for itself. A block that begins after this check pins the handle, and is awaited.
+        if self._owned and self._reference.common.held:
             raise RuntimeError(
-                f"{self._name} is in use, in a block of as_current() or by enqueue_in_thread: give it away after that"
+                f"{self._name} is in use, in a block of as_current() or by enqueue_in_thread: give "
+                "it away after that"
             )
-        if not self._handle.release():
-            raise self._closed_error()
-        return self._handle.value
+        return super().into_raw()
 
-    def __del__(self, run_in_janitor: Callable[..., None] = _process.run_in_janitor) -> None:
-        # A finalizer may run anywhere, also inside a host function: the janitor closes. Its
-        # function is bound here, because the interpreter's end empties modules before the last
-        # objects die.
-        handle = getattr(self, "_handle", None)
-        if handle is not None and self._owned and handle.is_open:
-            reference = self._reference
-            run_in_janitor((lambda: _retire(reference)) if handle.is_shared else handle.drop)
+    def _finalizer(
+        self,
+        handle: _native.Handle,
+        is_noted: Callable[[Reference], bool] = capture.is_noted,
+        retire: Callable[[Reference], None] = capture.retire,
+    ) -> Callable[[], Any]:
+        reference = self._reference
+        if handle.is_shared or is_noted(reference):
+            return lambda: retire(reference)
+        return handle.drop
 
-    # -------------------------------------------------------------------------------------------- its order
+    def _warn_dropped(
+        self,
+        warn: Callable[..., None] = warnings.warn,
+        is_development: bool = sys.flags.dev_mode,
+    ) -> None:
+        if is_development:
+            warn(f"{self!r} was dropped and not closed", ResourceWarning, source=self, stacklevel=3)
+
+    # ------------------------------------------------------------------------------------- ordering
 
     def wait_event(self, event: Any, flags: WaitEventFlags = WaitEventFlags.DEFAULT) -> None:
-        """Makes later work of this stream wait, on the GPU, for the point that `event` has recorded (`cuStreamWaitEvent`).
+        """Makes later work wait, on the GPU, for a recorded event (`cuStreamWaitEvent`).
 
-        Never blocks. An event of any device will do; one that was never recorded holds nothing up.
+        The call never blocks. The event may be of any device. If the event was never recorded, the
+        stream does not wait.
 
         Args:
-            event: An `Event`, or an event of cuda.core, torch or cupy, or a handle. To wait for a stream, record an event on it.
-            flags: `EXTERNAL` makes it, under capture, a node that waits for the event at each launch of the graph.
+            event: An `Event`, an event of cuda.core, torch or cupy, or a handle. To wait for a
+                stream, record an event on it.
+            flags: If the stream captures, `EXTERNAL` makes a node that waits for the event at each
+                launch of the graph.
 
         Raises:
-            TypeError: `event` names no CUDA event; a stream, for example.
-            ValueError: The int is no handle, or there are no such flags.
+            TypeError: `event` names no CUDA event. A stream, for example, is not an event.
+            ValueError: The int is not a handle, or there are no such flags.
             StreamClosedError: The stream or the event is closed.
             CudaError: The driver refused.
+
+        Example:
+            >>> async with aiostream.Stream() as copies, aiostream.Stream() as kernels:
+            ...     with aiostream.Event() as copied:
+            ...         copies.launch_host_func(str)  # in place of a copy
+            ...         copied.record(copies)
+            ...         kernels.wait_event(copied)
+            ...         await kernels.synchronize_async()
+            ...     print(copies.query())
+            True
         """
         bits = int(_arguments.member(WaitEventFlags, flags, "flags"))
+        # The event is pinned until the driver has returned, because another thread may close it.
+        # `pin` notes itself in the list, so that an interrupt right after it loses no pin.
         owner = event._handle if isinstance(event, Event) else None
         held: list[bool] = []
         try:
             if owner is not None and not owner.pin(held):
-                raise StreamClosedError(f"{event._name} is closed")
+                raise closed(event._name)
             handle = owner.value if owner is not None else interop.event_handle(event)
             if not handle and interop.is_unmade(event):
                 self._require_open()
                 return
-            self._call("cuStreamWaitEvent", _driver.bindings().CUevent(handle), bits)
+            call_on(self._reference, "cuStreamWaitEvent", _driver.bindings().CUevent(handle), bits)
         finally:
             if owner is not None and held:
                 owner.unpin()
 
     def query(self) -> bool:
-        """Whether all work is done (`cuStreamQuery`), without blocking.
+        """Whether all work is done (`cuStreamQuery`). It does not block.
 
-        It is checked first, under the driver's RELAXED mode, that the stream does not capture. The driver has no way to do
-        both at once: a capture that another thread begins on this very stream in the instant between is invalidated.
+        The library first checks, without harm to a capture, that the stream does not capture. The
+        driver cannot do both at once. If another thread begins a capture on this very stream in
+        between, the query invalidates that capture.
 
         Raises:
             StreamClosedError: The stream is closed.
-            StreamCaptureError: The stream captures; it was not touched.
+            StreamCaptureError: The stream captures. The capture goes on.
             CudaError: The context has failed.
         """
         code = _native.stream_query(self._handle)
@@ -499,11 +514,13 @@ class Stream(
         return True
 
     def synchronize(self) -> None:
-        """Blocks the calling thread until all work is done (`cuStreamSynchronize`). Not for a loop's thread.
+        """Blocks the thread until all work is done (`cuStreamSynchronize`).
+
+        Do not call it in the thread of an event loop: `synchronize_async` is for that.
 
         Raises:
             StreamClosedError: The stream is closed.
-            StreamCaptureError: The stream captures; it was not touched.
+            StreamCaptureError: The stream captures. The capture goes on.
             CudaError: The work failed.
         """
         _driver.raise_for(
@@ -511,11 +528,20 @@ class Stream(
         )
 
     @contextlib.contextmanager
-    def sync_scope(self) -> Iterator[Stream]:
-        """A `with` block that always synchronizes the stream on its way out; an error of the body wins.
+    def sync_scope(self) -> Iterator[Self]:
+        """A `with` block that always synchronizes the stream at its end.
 
-        Equals `try: ... finally: stream.synchronize()`, except that a failure to synchronize does not replace the body's
-        error. Blocks: not for a loop's thread.
+        Equals `try: ... finally: stream.synchronize()`. But if both the body and the
+        synchronization fail, you get the body's error. The end of the block blocks its thread, so
+        do not use it in the thread of an event loop.
+
+        Example:
+            >>> stream = aiostream.Stream()
+            >>> with stream.sync_scope():
+            ...     stream.launch_host_func(str)  # some work
+            >>> stream.query()
+            True
+            >>> stream.close()
         """
         try:
             yield self
@@ -525,79 +551,105 @@ class Stream(
             raise
         self.synchronize()
 
-    # -------------------------------------------------------------------------------------------- its waits
+    # ------------------------------------------------------------------------------------- awaiting
 
     def completion_future(self) -> CompletionFuture[None]:
-        """A future that settles in this loop when the GPU has passed the stream's present end (`cuLaunchHostFunc`).
+        """Returns a future that settles when the GPU has passed the stream's present end.
 
-        It is a point in the stream: later work waits for the host function, which costs the GPU some tens of microseconds and
-        one of the device's hardware queues while it is pending. `synchronize_async` is the cheaper wait.
+        It marks a point in the stream by a host function (`cuLaunchHostFunc`). Later work waits for
+        this function, which takes some tens of microseconds, and while it is pending it holds one
+        of the device's hardware queues. `synchronize_async` is the cheaper wait. If the stream is
+        full (1,022 launches on an H200), the call blocks its thread until there is room.
 
-        It may block the calling thread when the stream is full (1,022 launches on an H200), as every enqueue may.
+        Cancellation: of the future, or of the task that awaits it, stops the waiting. The GPU goes
+            on.
 
-        Cancellation: of the future, or of the task that awaits it: stops waiting, not the GPU.
-
-        Threads: in the thread of a running asyncio or trio loop, in which it settles.
+        Threads: call it in the thread of a running asyncio or trio loop. The future settles there.
 
         Returns:
-            A future of `None`; on asyncio the loop's own. If the context fails, it fails with that error.
+            A future of `None`, on asyncio the loop's own. If the context fails, the future fails
+            with that error.
 
         Raises:
-            RuntimeError: No loop runs here.
+            RuntimeError: No loop runs in this thread.
             StreamClosedError: The stream is closed.
-            StreamCaptureError: The stream captures; it was not touched.
+            StreamCaptureError: The stream captures. The capture goes on.
             CudaError: The driver refused.
+
+        Example:
+            >>> async with aiostream.Stream() as stream:
+            ...     stream.launch_host_func(str)  # some work
+            ...     future = stream.completion_future()
+            ...     stream.launch_host_func(str)  # later work, which the future does not wait for
+            ...     await future
         """
         return self._future(_native.KIND_HOST_FUNCTION)
 
     def checked_completion_future(self) -> CompletionFuture[None]:
-        """The same by stream callback, whose status the driver itself gives (`cuStreamAddCallback`).
+        """The same by a stream callback, which gets the driver's status (`cuStreamAddCallback`).
 
-        Everything that `completion_future` says holds here too. NVIDIA means to remove stream callbacks one day. A capture that
-        another thread begins on this very stream between the check and the enqueue is ended by the driver, as it ends any that
-        is given a callback.
+        All that `completion_future` says holds here too. NVIDIA plans to remove stream callbacks.
+        If another thread begins a capture on this very stream between the check and the call of the
+        driver, the driver ends that capture.
         """
         return self._future(_native.KIND_CALLBACK)
 
-    synchronize_async = waiting.synchronize_async
+    synchronize_async: ClassVar[Callable[[Stream], Coroutine[Any, Any, None]]] = (
+        waiting.synchronize_async
+    )
 
     def enqueue_async(
         self, fn: Callable[Concatenate[Stream, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> CompletionFuture[T]:
-        """Calls `fn(stream, *args, **kwargs)` now, which enqueues work, and returns a future of its result.
+        """Calls `fn(stream, *args, **kwargs)` now, and returns a future of its result.
 
-        The future settles when the GPU has passed what `fn` enqueued. Callable, arguments and result stay alive until then,
-        whatever becomes of the future, the task, the loop or this object. The library lets go of them in the turn of the loop
-        after that. If the driver can no longer prove that the GPU has passed, they stay alive for the life of the process, and
-        are counted as leaked.
+        `fn` enqueues work and returns. The future settles when the GPU has passed that work. Until
+        then the callable, its arguments and its result stay alive, even if you drop the future or
+        the stream, or the task is cancelled. The library drops them in the next turn of the loop.
+        If the driver can no longer prove that the GPU has passed, they stay alive for the life of
+        the process, and are counted as leaked.
 
-        `fn` runs with the stream's context current. How the future waits is the stream's `wait_strategy`: as
-        `synchronize_async`, by an event behind the work, which never blocks, or with `HOSTFUNC` by a host function. Futures of
-        one stream and one loop settle in the stream's order.
+        `fn` runs with the stream's context current. The future waits as the stream's
+        `wait_strategy` says: by an event behind the work, which never blocks, or with `HOSTFUNC` by
+        a host function. Futures of one stream and one loop settle in the stream's order.
 
-        Every refusal comes before `fn` runs, except for a failure of the context in the last millisecond. If `fn` raises, so does
-        this call, and its arguments are kept in the same way.
+        Every refusal comes before `fn` runs, except for a failure of the context in the last
+        millisecond. If `fn` raises, this call raises the same, and the arguments stay alive in the
+        same way.
 
-        Cancellation and threads: as `completion_future`.
+        Cancellation: of the future, or of the task that awaits it, stops the waiting. The GPU goes
+            on.
+
+        Threads: call it in the thread of a running asyncio or trio loop. The future settles there.
 
         Raises:
             TypeError: `fn` is not callable, or is a coroutine or generator function.
-            RuntimeError: No loop runs here.
+            RuntimeError: No loop runs in this thread.
             StreamClosedError: The stream is closed.
-            StreamCaptureError: The stream captures; or `fn` has left it capturing.
-            CudaError: The driver refused, or the context has failed. A failure of the last millisecond may be told by `fn`'s own
-                calls, or by the future.
+            StreamCaptureError: The stream captures. Or `fn` has left it capturing.
+            CudaError: The driver refused, or the context has failed. If it failed in the last
+                millisecond, the calls in `fn` or the future may report it instead.
+
+        Example:
+            >>> def scale(stream, numbers):
+            ...     stream.launch_host_func(str)  # in place of kernels
+            ...     return [2 * number for number in numbers]
+            >>> async with aiostream.Stream() as stream:
+            ...     await stream.enqueue_async(scale, [1, 2, 3])
+            [2, 4, 6]
         """
         if type(fn) is not FunctionType or fn.__code__.co_flags & _NOT_PLAIN or fn.__dict__:
             _arguments.plain_function(fn, "enqueue_async")
+        # Pinned until the event behind the work is recorded, because `fn` or another thread may
+        # close the stream, and the work would then have no completion.
         handle, held = self._handle, list[bool]()
         try:
             if not handle.pin(held):
-                raise self._closed_error()
+                raise closed(self._name)
             work = (fn, args, kwargs)
-            call = partial(
-                fn, self, *args, **kwargs
-            )  # no step of Python lies between fn's return and whoever keeps its result
+            # A partial, because no step of Python then lies between the return of `fn` and the
+            # native code that keeps its result: an interrupt there would lose it.
+            call = partial(fn, self, *args, **kwargs)
             if self._mode == waiting.BY_HOST_FUNCTION:
                 _arming.require_ready(self._reference)
                 return cast(
@@ -611,103 +663,19 @@ class Stream(
             if held:
                 handle.unpin()
 
-    def launch_host_func(
-        self,
-        fn: Callable[..., object],
-        /,
-        *args: Any,
-        sync_mode: HostFunctionSync | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Enqueues a function that the driver calls, on a thread of its own, when the GPU gets there (`cuLaunchHostFunc`).
-
-        A Python function runs with the GIL on the driver's thread: while it waits for the GIL and runs, this stream stands
-        still and no other host function of the context runs; a thread that keeps the GIL across a blocking CUDA call makes it a
-        deadlock. It must not call CUDA, nor wait for anything that does: the driver answers 800 there, also to `close()`. Prefer
-        `completion_future` and ordinary code. A ctypes function pointer is called without Python; the driver's one argument is
-        `args[0]`, an address or a ctypes object.
-
-        It is not called once the context has failed, nor once the interpreter is ending. An exception goes to
-        `sys.unraisablehook`, and the stream goes on. A thread of the library drops the library's references to the callable and
-        its arguments. If the function has run before this call returns, the last references may be the caller's.
-
-        On a capturing stream it becomes a node of the graph, and is called at each launch. Callable and arguments then live as
-        long as the graph, its clones and executables, and launches in flight.
-
-        It may block the calling thread when the stream is full.
-
-        Args:
-            fn: A callable, or a ctypes function pointer.
-            *args: What it is called with.
-            sync_mode: How the GPU waits for it; needs a driver of CUDA 13.2.
-            **kwargs: What else it is called with.
-
-        Raises:
-            TypeError: `fn` is not callable, or is a coroutine or generator function.
-            ValueError: There is no such `sync_mode`.
-            StreamClosedError: The stream is closed.
-            StreamCaptureError: Its capture was invalidated; or it is the legacy stream, while another one captures.
-            NotSupportedError: The driver is too old for `sync_mode`.
-            CudaError: The driver refused.
-        """
-        hostfunc.launch(self._handle, self._context, self._name, fn, args, kwargs, sync_mode)
-
-    def add_callback(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> None:
-        """Enqueues `fn(error, *args, **kwargs)`, which the driver calls also after a failure (`cuStreamAddCallback`).
-
-        `error` is `None` or a `CudaError`. Everything else is as `launch_host_func` says.
-        """
-        hostfunc.add_callback(self._handle, self._context, self._name, fn, args, kwargs)
-
-    # -------------------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------------ internals
 
     def _future(self, kind: int) -> CompletionFuture[None]:
         completion = _arming.arm_completion(self._handle, self._context, self._name, kind)
         return cast("CompletionFuture[None]", completion.future)
 
-    def _constant(self, name: str) -> int:
-        """A number that never changes. The driver is asked once, and not while the stream captures: that ends the capture."""
-        self._require_open()
-        known = self._constants.get(name)
-        if known is None:
-            _driver.raise_for(_native.capture_refusal(self._handle), name, self._name)
-            known = int(self._call(name))
-            if self._handle.value != PER_THREAD:  # in each thread another stream
-                self._constants[name] = known
-        return known
-
-    def _require_open(self) -> None:
-        if not self._handle.is_open:
-            raise self._closed_error()
-
-    def _closed_error(self) -> StreamClosedError:
-        return StreamClosedError(f"{self._name} is closed: its handle was destroyed or given away")
-
     def _closed_capturing(self, error: CudaError) -> CudaError:
         """In place of the error of a wait, which says that the capture goes on."""
-        hint = "The stream was capturing. It is closed now, and its capture gives no graph: end a capture before the stream"
+        hint = (
+            "The stream was capturing. It is closed now, and its capture gives no graph: end a "
+            "capture before you close its stream"
+        )
         return _driver.error(error.code, error.call, self._name, hint)
-
-    def _close_quietly(self) -> None:
-        """Closes when another error is on its way already."""
-        with contextlib.suppress(CudaError):
-            self.close()
 
     def _pinned(self) -> contextlib.AbstractContextManager[int]:
         return pinned(self._reference)
-
-    def _call(self, name: str, *args: Any) -> Any:
-        """Calls the driver through the bindings on this stream, pinned, in its context if it is a special one."""
-        return call_on(self._reference, name, *args)
-
-
-def _end_capture(reference: Reference) -> None:
-    """Before a shared stream is retired: nobody could end its capture any more, and no destruction does."""
-    if reference.context.health() == 0:  # a stream whose context was destroyed must not be touched
-        with contextlib.suppress(StreamClosedError):
-            capture.end_left(reference)
-
-
-def _retire(reference: Reference) -> None:
-    _end_capture(reference)
-    reference.handle.close()

@@ -16,7 +16,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 from aiostream import _driver, _kernels, _native, _turns, interop, service
@@ -63,7 +64,7 @@ def check(answer: tuple[Any, ...]) -> Any:
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-# ------------------------------------------------------------------------------------------------ kernels
+# ------------------------------------------------------------------------------ kernels
 
 
 def spin(stream: Any, seconds: float) -> None:
@@ -88,8 +89,8 @@ def spin(stream: Any, seconds: float) -> None:
 def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
     """Launches one of the few kernels that the library brings, on any library's stream.
 
-    They are `spin(u64 nanoseconds)`, `saxpy(f32 a, u64 x, u64 y, u32 n)`, `stamp(u64 pointer)`, which writes
-    the GPU's clock, and two that lose the context: `trap()` and `illegal_address()`.
+    They are `spin(u64 nanoseconds)`, `saxpy(f32 a, u64 x, u64 y, u32 n)`, `stamp(u64 pointer)`,
+    which writes the GPU's clock, and two that lose the context: `trap()` and `illegal_address()`.
 
     Args:
         stream: A `Stream`, or another library's stream.
@@ -105,19 +106,19 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
 
 
 def load_kernels(context: Context) -> None:
-    """Loads these kernels into a context now. At their first launch the driver may wait for all other work."""
+    """Loads these kernels now, because the driver may wait for all other work at a later load."""
     _kernels.load(context)
 
 
-# ------------------------------------------------------------------------------------------------ gates
+# ------------------------------------------------------------------------------ gates
 
 
 class Gate:
     """Holds streams on the GPU until you open it: use it in place of a sleep.
 
-    A held stream executes nothing that is enqueued later (`cuStreamWaitValue32` on pinned memory). It occupies
-    one of the device's hardware queues, 8 by default, so hold few streams. The end of a `with` block opens the
-    gate.
+    A held stream executes nothing that is enqueued later (`cuStreamWaitValue32` on pinned
+    memory). It occupies one of the device's hardware queues, 8 by default, so hold few streams.
+    The end of a `with` block opens the gate.
 
     Threads: any.
 
@@ -173,7 +174,7 @@ class Gate:
         self.open()
 
 
-def settle(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def settle(condition: Callable[..., bool], seconds: float = 10.0) -> bool:
     """Blocks until other threads have made `condition()` true.
 
     Returns:
@@ -187,7 +188,7 @@ def settle(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------------------ the ledger
+# ------------------------------------------------------------------------------ the ledger
 
 
 class LedgerError(AssertionError):
@@ -198,12 +199,13 @@ class LedgerError(AssertionError):
 def ledger(*, leaks: int = 0, seconds: float = 5.0) -> Iterator[None]:
     """A `with` block at whose end everything must have ended that it began.
 
-    That is: every stream, event and graph is closed, no future or wait is pending, no object is kept alive for
-    work whose end the driver cannot prove, and the counters of `statistics()` add up. Garbage is collected
-    before. If the block raises, nothing is checked.
+    That is: every stream, event and graph is closed, no future or wait is pending, no object is
+    kept alive for work whose end the driver cannot prove, and the counters of `statistics()` add
+    up. Garbage is collected before. If the block raises, nothing is checked.
 
     Args:
-        leaks: How many points the block leaves leaked. A context that fails leaks what was pending in it.
+        leaks: How many points the block leaves leaked. A context that fails leaks what was
+            pending in it.
         seconds: How long the library's threads have for what they are about to do.
 
     Raises:
@@ -241,7 +243,7 @@ def _left_since(before: Statistics, leaks: int) -> list[str]:
     return left
 
 
-# ------------------------------------------------------------------------------------------------ blocked loops
+# ------------------------------------------------------------------------------ blocked loops
 
 # What waits for the GPU in the thread that calls it: by module, each only if it is imported. The
 # first two are looked up in the module at each call, as `driver.cuStreamSynchronize(...)` is.
@@ -283,12 +285,13 @@ _outermost = threading.local()  # `busy` while a call that was noted calls anoth
 
 @contextlib.contextmanager
 def blocking_calls() -> Iterator[list[BlockingCall]]:
-    """A `with` block that collects the calls which block a loop: those that wait for the GPU in a loop's thread.
+    """Collects the calls in a `with` block that wait for the GPU in the thread of a running loop.
 
-    They are collected whether or not there was something to wait for, so that a test with little work finds
-    them too. Known are the synchronizing functions of `cuda.bindings.driver` and `cuda.bindings.runtime`, of
-    torch, and this library's `synchronize()`. Not seen are calls that native code makes by itself, as
-    `tensor.item()`, and functions that a module has imported by name.
+    They are collected whether or not there was something to wait for, so that a test with little
+    work finds them too. Known are the synchronizing functions of `cuda.bindings.driver` and
+    `cuda.bindings.runtime`, of torch, and this library's `synchronize()`. Not seen are calls that
+    native code makes by itself, as `tensor.item()`, and functions that a module has imported by
+    name.
 
     Threads: notes the calls of all threads. Do not nest such blocks in several threads.
 
@@ -325,8 +328,7 @@ def _replace(
             return original(*args, **kwargs)
         _outermost.busy = True
         try:
-            lines = traceback.format_list(traceback.extract_stack(sys._getframe(1), limit=6))
-            found.append(BlockingCall(called, "".join(lines)))
+            found.append(BlockingCall(called, _lines_of_program(sys._getframe(1))))
             return original(*args, **kwargs)
         finally:
             _outermost.busy = False
@@ -335,13 +337,25 @@ def _replace(
     undo.callback(setattr, owner, last, original)
 
 
-# ------------------------------------------------------------------------------------------------ faults
+_LOOPS = ("asyncio", "trio", "anyio", "uvloop")
+
+
+def _lines_of_program(frame: FrameType) -> str:
+    """The lines that led to a call, from the task's first one."""
+    stack = traceback.extract_stack(frame)
+    of_loops = [n for n, each in enumerate(stack) if Path(each.filename).parent.name in _LOOPS]
+    own = stack[of_loops[-1] + 1 if of_loops else 0 :]
+    return "".join(traceback.format_list(own or stack[-1:])).rstrip()
+
+
+# ------------------------------------------------------------------------------ faults
 
 
 class Faults:
     """Has the simulated driver fail on command, and undoes it at the end of a `with` block.
 
-    The block also finds out whether what you arranged has happened. A fault that never happened tests nothing.
+    The block also finds out whether what you arranged has happened. A fault that never happened
+    tests nothing.
 
     Raises:
         RuntimeError: The simulator is not this process's driver.
@@ -373,7 +387,7 @@ class Faults:
         self._simulator.fail(call, code, nth=nth)
 
     def lose_context(self, code: int = 700) -> None:
-        """Fails every context of the process now, as a kernel's illegal address does. `recover()` at the block's end heals it."""
+        """Fails every context of the process, as an illegal address does, until the block ends."""
         self._broken = True
         self._simulator.break_context(code)
 
@@ -401,11 +415,11 @@ class Faults:
 
 
 def recover() -> None:
-    """Makes the simulator's lost contexts healthy again, which no GPU can. All pending work is abandoned.
+    """Makes the simulator's lost contexts healthy again, which no GPU can. Drops pending work.
 
-    Afterwards the listeners of `on_context_failed` are called again for an error that a call or a wait meets.
-    `exit_on_context_failed` does not forget: it ends the process at once if a context was ever lost. Test it in a
-    process of its own.
+    Afterwards the listeners of `on_context_failed` are called again for an error that a call or a
+    wait meets. `exit_on_context_failed` does not forget: it ends the process at once if a context
+    was ever lost. Test it in a process of its own.
 
     Raises:
         RuntimeError: The simulator is not this process's driver.
@@ -417,6 +431,6 @@ def recover() -> None:
     _native.watcher_stop()
     simulator.recover()
     while _native.failure_take() is not None:
-        pass  # what the watcher has met and nobody was told of yet is over
+        pass  # what the watcher has met is over now, and must not be reported later
     service.forget_failures()
     _native.watcher_start()

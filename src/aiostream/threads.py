@@ -1,4 +1,4 @@
-"""Work that a worker thread enqueues, because the Python that launches it takes too long for the loop."""
+"""Work that a worker thread enqueues, because its Python takes too long for the loop."""
 
 from __future__ import annotations
 
@@ -7,17 +7,9 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Concatenate, Self, TypeVar
+from typing import Any, TypeVar
 
-from aiostream import (
-    _arguments,
-    _arming,
-    _driver,
-    _loops,
-    _native,
-    _points,
-    _process,
-)
+from aiostream import _arguments, _arming, _driver, _loops, _native, _points, _process
 from aiostream._completion import Completion, State, drop, leak, set_exception
 from aiostream._reference import PER_THREAD, Reference, call_with
 from aiostream.errors import CudaError
@@ -29,22 +21,24 @@ T = TypeVar("T")
 _UNKNOWN_ERROR = 999
 
 
-_lost_lock = threading.RLock()  # a signal handler may come to it in the thread that holds it
-# By limiter: calls whose loop was closed before they were over. Only a running loop may give their
-# tokens back.
-_lost: weakref.WeakKeyDictionary[Any, list[_ThreadCall]] = (
-    weakref.WeakKeyDictionary()
-)  # guarded by _lost_lock
+# Held while `_lost` changes. The janitor adds and loops remove, and a WeakKeyDictionary is written
+# in Python. Reentrant, because a signal handler may come here in the thread that holds it.
+_lost_lock = threading.RLock()
+# By limiter: calls whose loop was closed before they were over. They still have the limiter's
+# tokens, because a limiter takes a token back only in a running loop. The next call with that
+# limiter returns them. Without this, a limiter that outlives its loop would run out of tokens.
+_lost: weakref.WeakKeyDictionary[Any, list[_ThreadCall]] = weakref.WeakKeyDictionary()
 
 
 class _ThreadCall(Completion):
-    """A function that a worker thread calls, and what it enqueues. It is over when the GPU has passed that.
+    """A function that a worker thread calls, and the work that it enqueues.
 
-    An event behind the work says so to the loop, also if the task has gone. Until then what the function got and gave is kept
-    alive; and if the task has gone before the function returned, the limiter's token is taken.
+    It is over when the GPU has passed that work. An event behind the work says so to the loop, also
+    if the task has gone. Until then the arguments and the result are kept alive. If the task has
+    gone before the function has returned, the limiter's token stays taken.
 
-    `run` is the worker thread's, all else the loop's. Which of `run` and `cancel` comes first is decided by who takes the one
-    item of `unstarted`.
+    Threads: `run` is called in the worker thread, and the rest in the loop's. Each pops the one
+    item of `unstarted`, and one pop succeeds: so either `run` or `cancel` comes first.
     """
 
     __slots__ = ("limiter", "pins", "raised", "reference", "refusal", "reserved", "unstarted")
@@ -61,31 +55,38 @@ class _ThreadCall(Completion):
         self.reference = reference
         self.limiter = limiter
         self.unstarted = [True]
-        self.pins: list[bool] = []  # one item while it pins the stream
-        self.raised: BaseException | None = (
-            None  # by the function; written by the worker before the ticket is fired
-        )
-        self.refusal = 0  # of the event behind the work; likewise
+        # One item while it pins the stream. Popped once, by the worker or by `cancel`.
+        self.pins: list[bool] = []
+        # The next two are the worker's until it records the event or fires the ticket, and the
+        # loop's from then on. The ticket orders the two, so there is no lock.
+        self.raised: BaseException | None = None  # by the function
+        self.refusal = 0  # of the event behind the work
         self.reserved: _native.Reserved | None = None
 
     def begin(self) -> None:
-        """Takes what `run` needs. From now on that or `cancel` ends it, and the stream lives until then."""
+        """Takes what `run` needs. From now on `run` or `cancel` ends it, and the stream stays."""
         reference = self.reference
-        _arming.require_healthy(reference)  # again: the token may have taken long
-        # Left to the watcher in any case: only the loop's thread may use its timer.
+        # Again, because the task may have waited long for its token.
+        _arming.require_healthy(reference)
+        # With the watcher alone, because only the loop's thread may use the loop's timer, and the
+        # worker records the event.
         reserved = _wait_list(reference).reserve(_loops.current_bridge().queue, _native.WAIT_EVENT)
         if isinstance(reserved, int):
             _driver.raise_for(reserved, "cuEventCreate", reference.name)
             raise AssertionError("a reservation is refused with an error")
         self.reserved = reserved
-        del reserved  # an exception keeps this frame, and a reservation counts as a pending wait
+        # An exception keeps this frame, and a reservation counts as a pending wait.
+        del reserved
+        # The worker may begin after the stream's owner has closed it. The pin keeps the driver's
+        # stream until then, or the worker would use a destroyed handle.
         if not reference.handle.hold(self.pins):
             _driver.raise_for(_native.RESULT_CLOSED, "cuEventRecord", self.stream)
         reference.common.held.append(self)
+        # Before the worker begins, because the ticket may fire at any time after that.
         _points.registry[self.reserved.ticket] = self
         _native.set_state(self, State.PENDING, _native.FUTURES_CREATED)
 
-    # -------------------------------------------------------------------------------------------- in the worker thread
+    # ---------------------------------------------------------------------- in the worker thread
 
     def run(self) -> None:
         """Calls the function, and records the event behind what it has enqueued."""
@@ -96,24 +97,31 @@ class _ThreadCall(Completion):
         reserved = self.reserved
         assert reserved is not None
         results: list[Any] = []
+        # Before the call, so that the loop finds the result whatever comes in between. If the
+        # result died here, its memory could be freed while the GPU uses it.
         self.result = results
         try:
             refusal = call_with(self.reference, self.keepalive, results)
             _driver.raise_for(refusal, "cuCtxPushCurrent", self.stream)
-        except BaseException as error:  # for the task
+        except BaseException as error:
+            # For the task, which raises it when the GPU has passed what was enqueued before it.
             self.raised = error
         try:
             self.refusal, _ = reserved.record(self.reference.handle)
         finally:
             self._unpin()
+            # Without an event nothing would ever fire the ticket, and the task would hang.
             if not reserved.is_recorded:
                 self.refusal = self.refusal or _UNKNOWN_ERROR
                 reserved.fire(_UNKNOWN_ERROR)
 
-    # -------------------------------------------------------------------------------------------- in the loop's thread
+    # ---------------------------------------------------------------------- in the loop's thread
 
     def cancel(self) -> None:
-        """The task has gone. What was not begun is not called any more; what was goes on without it."""
+        """Ends the wait, because its task has gone.
+
+        A function that has not begun is not called. One that has begun goes on without the task.
+        """
         try:
             self.unstarted.pop()
         except IndexError:
@@ -127,7 +135,11 @@ class _ThreadCall(Completion):
         self.give_back()
 
     def complete(self, code: int, orphaned: bool) -> None:
-        """The GPU has passed what the function enqueued; or its context has failed, or no event could be recorded."""
+        """Settles the future.
+
+        The GPU has passed what the function has enqueued, or the context has failed, or there was
+        no event.
+        """
         if self.refusal:
             try:
                 _driver.raise_for(
@@ -139,31 +151,34 @@ class _ThreadCall(Completion):
             self._fail(self.error(code), orphaned)
         else:
             if orphaned or self.state is State.CANCELLED:
-                # Nobody asks for the error, whose frames hold what was on them.
+                # No task will raise the error. Its frames hold objects whose destructors may block,
+                # so it must not die in this thread.
                 raised, self.raised = self.raised, None
                 _process.release_in_thread(raised)
             super().complete(0, orphaned)
         self.reserved = None
-        if orphaned:  # in the janitor's thread
+        if orphaned:  # in the janitor's thread, where no loop runs
             self._lose_token()
         else:
             self.give_back()
 
     def give_back(self) -> None:
-        """Gives the limiter its token, once."""
+        """Gives the token back to the limiter, once."""
         if self.limiter is not None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # it was never taken; or the loop is closed; or an interrupt came, and it was done
+            # It raises if the token was never taken, if the loop is closed, or if an interrupt came
+            # after the token was given back and before the field was cleared.
+            with contextlib.suppress(RuntimeError):
                 self.limiter.release_on_behalf_of(self)
             self.limiter = None
 
-    # -------------------------------------------------------------------------------------------- in any thread
+    # ---------------------------------------------------------------------- in any thread
 
     def _unpin(self) -> None:
+        # The worker and `cancel` never both come here: see `unstarted`.
         if self.pins:
             self.pins.pop()
-            with contextlib.suppress(ValueError):  # an interrupt came before the mark
+            # It is not there if an interrupt came between the pin and the append.
+            with contextlib.suppress(ValueError):
                 self.reference.common.held.remove(self)
             self.reference.handle.let_go()
 
@@ -175,31 +190,32 @@ class _ThreadCall(Completion):
             elif future is not None and not future.done():
                 set_exception(future, error)
             self._end(State.DROPPED if orphaned else State.FAILED)
+        # Nothing proves that the GPU has passed the work.
         if self.keepalive is not None:
             leak((self.keepalive, self.result))
         self.keepalive = self.result = None
 
     def _lose_token(self) -> None:
-        limiter, self.limiter = self.limiter, None  # or the dict's value would keep its key alive
+        # Cleared, because the value of a WeakKeyDictionary that refers to its key keeps it alive.
+        limiter, self.limiter = self.limiter, None
         if limiter is not None:
-            with (
-                _lost_lock,
-                contextlib.suppress(TypeError),
-            ):  # a limiter of somebody's own may take no weak references
+            # A limiter of the application's own class may have no weak references.
+            with _lost_lock, contextlib.suppress(TypeError):
                 _lost.setdefault(limiter, []).append(self)
 
 
 def _give_back_lost(limiter: Any) -> None:
-    """A limiter that outlives its loop gets the tokens of the calls that died with that."""
+    # Called in a running loop, which alone may give tokens back.
     with _lost_lock:
         calls = _lost.pop(limiter, ()) if _lost else ()
     for call in calls:
-        with contextlib.suppress(RuntimeError):  # it had given its token back before
+        with contextlib.suppress(RuntimeError):  # the call had given its token back before
             limiter.release_on_behalf_of(call)
 
 
 def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
-    """Takes a token that is free. To await one would lose it: when cancelled, anyio before 4.16 releases another borrower's."""
+    # A free token is taken without an await, because an await can be cancelled after it has the
+    # token. anyio before 4.16 then releases another borrower's token.
     try:
         limiter.acquire_on_behalf_of_nowait(call)
     except Exception as error:
@@ -211,9 +227,9 @@ def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
 
 def _wait_list(reference: Reference) -> _native.WaitList:
     common, context_id = reference.common, reference.context._ensure_monitored()
-    if (
-        reference.handle.value == PER_THREAD
-    ):  # in each worker another stream, without an order among them
+    # The per-thread stream is another stream in each worker. In one wait list, only the oldest wait
+    # would be polled, and the others may end before it.
+    if reference.handle.value == PER_THREAD:
         return _native.WaitList(context_id, _native.History())
     if common.thread_waits is None:
         common.thread_waits = _native.WaitList(context_id, _native.History())
@@ -221,66 +237,69 @@ def _wait_list(reference: Reference) -> _native.WaitList:
 
 
 class ThreadStream:
-    """What a `Stream` does with worker threads; it inherits this from here."""
+    """The part of `Stream` that uses worker threads."""
 
     _reference: Reference  # set by `Stream`
 
     async def enqueue_in_thread(
         self,
-        fn: Callable[Concatenate[Self, ...], T],
+        fn: Callable[..., T],  # a lambda has no inferred type if its first parameter is given
         /,
         *args: Any,
         limiter: Any = None,
         **kwargs: Any,
     ) -> T:
-        """Calls `fn(stream, *args, **kwargs)` in a worker thread, and waits in the loop until its work is done.
+        """Calls `fn(stream, *args, **kwargs)` in a worker thread, and waits until its work is done.
 
-        For functions whose Python takes milliseconds, such as the forward of an eager model: the loop goes on meanwhile. `fn`
-        enqueues work and returns, as with `enqueue_async`, which is the cheaper call if `fn` is quick.
+        Use it for a function whose Python takes milliseconds, such as the forward of an eager
+        model. The loop runs other tasks meanwhile. As with `enqueue_async`, `fn` enqueues work and
+        returns. `enqueue_async` costs less if `fn` is quick.
 
-        The thread is one of anyio's. `fn` runs in it with the stream's context current, and with the stream current in torch or
-        cupy if they know it (see `torch()`). Other settings of a library that belong to a thread, as torch's `inference_mode` and
-        `autocast`, must be made in `fn`.
+        `fn` runs in one of anyio's threads. The stream's context is current there, and the stream
+        is torch's or cupy's current one if they know it (see `torch()`). Make other settings of a
+        thread in `fn`, such as torch's `inference_mode` and `autocast`.
 
-        The limiter's token is taken until `fn` has returned. Callable, arguments and result stay alive until the GPU has finished
-        what `fn` enqueued.
+        The limiter's token is taken until `fn` has returned. The function, its arguments and its
+        result stay alive until the GPU has finished what `fn` enqueued.
 
-        Cancellation: raises at once. If `fn` has begun, it goes on without its task. Until its work is done, the arguments stay
-        alive, a pool does not use the stream again, and `drain` waits; and if `fn` had not returned, the token stays taken. But a
-        stream of a pool is closed for `fn` when the task gives it back, as any stream after `close()`: its methods then raise a
-        `StreamClosedError` in `fn`. If `fn` has not begun, it is not called.
+        Cancellation: raises at once. If `fn` has not begun, it is not called. If it has begun, it
+        continues without your task. Until its work is done, the arguments stay alive, a pool does
+        not use the stream again, and `drain` waits. The token stays taken until `fn` has returned.
+        After you close the stream, or give it back to its pool, its methods raise a
+        `StreamClosedError` in `fn`.
 
-        Threads: in a task of a running asyncio or trio loop; always a checkpoint on trio.
+        Threads: call it in a task of a running asyncio or trio loop. On trio it is always a
+        checkpoint.
 
         Args:
             fn: A plain function that enqueues work.
-            *args: What it is called with, after the stream.
-            limiter: An `anyio.CapacityLimiter`, or trio's, that bounds the threads; by default anyio's own, of 40 threads. Use it
-                in one loop at a time.
-            **kwargs: What else it is called with.
+            *args: More arguments for `fn`, after the stream.
+            limiter: An `anyio.CapacityLimiter` or a trio one that bounds the number of threads. The
+                default is anyio's own, with 40 threads. Use a limiter in one loop at a time.
+            **kwargs: Keyword arguments for `fn`.
 
         Returns:
             What `fn` returned.
 
         Raises:
-            TypeError: `fn` is not callable, or is a coroutine or generator function; or `limiter` is no limiter.
+            TypeError: `fn` is not callable, or is a coroutine or generator function. Or `limiter`
+                is not a limiter.
             RuntimeError: No loop runs here.
-            StreamClosedError: The stream is closed.
-            StreamCaptureError: The stream captures; or `fn` has left it capturing.
+            StreamClosedError: You have closed the stream.
+            StreamCaptureError: The stream is capturing, or `fn` has left it capturing.
             CudaError: The driver refused, or the work has failed.
-            BaseException: What `fn` has raised, when the GPU has passed what it had enqueued.
+            BaseException: What `fn` raised. It is raised when the GPU has passed what `fn` had
+                enqueued before.
 
         Example:
-            ::
-
-                def forward(stream, batch):
-                    with torch.inference_mode():
-                        return model(batch)
-
-                async with pool.stream() as stream:
-                    output = await stream.enqueue_in_thread(forward, batch)
+            >>> def forward(stream, batch):
+            ...     # the slow Python that launches your kernels
+            ...     return batch * 2
+            >>> async with aiostream.Stream() as stream:
+            ...     await stream.enqueue_in_thread(forward, 21)
+            42
         """
-        import anyio.to_thread  # on first use: importing aiostream does not import anyio
+        import anyio.to_thread  # here, because importing aiostream must not import anyio
 
         _arguments.plain_function(fn, "enqueue_in_thread")
         reference = self._reference
@@ -296,8 +315,8 @@ class ThreadStream:
             if not _take_at_once(limiter, call):
                 await limiter.acquire_on_behalf_of(call)
             call.begin()
-            # The limiter was asked above: one that is given here gets its token back when the task
-            # is cancelled.
+            # With a limiter of its own, because the user's was asked above. anyio gives a token
+            # back when the task is cancelled, although the thread still runs.
             await anyio.to_thread.run_sync(
                 call.run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
             )
@@ -315,5 +334,7 @@ class ThreadStream:
             try:
                 raise raised
             finally:
-                del raised, call  # or its frames and the error hold each other
+                # The traceback refers to this frame. If the frame referred to the error, they would
+                # keep each other alive, and all that the frames hold.
+                del raised, call
         return results[0]

@@ -12,7 +12,7 @@ all answer in one form:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from aiostream import _arguments, _arming, _driver, _loops, _native, _points
@@ -93,7 +93,7 @@ async def in_thread(blocking: Callable[[], None]) -> None:
     await anyio.to_thread.run_sync(blocking, abandon_on_cancel=True)
 
 
-checkpoint = _loops.checkpoint
+checkpoint: Callable[[], Coroutine[Any, Any, None]] = _loops.checkpoint
 _current_bridge = _loops.current_bridge
 _yield_turn = _loops.yield_turn
 
@@ -115,7 +115,7 @@ class _Watched(Completion):
     def handed_back(self, wait: _native.Wait, orphaned: bool) -> None:
         """Gives the wait to its task, which polls it from now on, if it still waits.
 
-        If it does not, `wait` dies here and drops itself.
+        If it does not, `wait` dies here, and its record is dropped.
         """
         if (
             self.state is State.PENDING
@@ -231,7 +231,7 @@ async def synchronize_async(self: Awaitable) -> None:
                     _current_bridge().new_future(), reference
                 )
                 _native.set_state(watched, State.PENDING, _native.FUTURES_CREATED)
-                await watched.future  # type: ignore[misc]  # SettledFuture says what Completion needs; it can be awaited
+                await watched.future  # type: ignore[misc]
                 if watched.spinning is None:
                     return
                 # Handed back. The task polls before the next turn, because the end may have come.
@@ -336,7 +336,7 @@ async def wait_for(completion: Completion) -> None:
     future = completion.future
     try:
         if future is not None:
-            await future  # type: ignore[misc]  # SettledFuture says what Completion needs; both kinds can be awaited
+            await future  # type: ignore[misc]
     except BaseException:
         completion.cancel()
         raise

@@ -1,8 +1,10 @@
-/* A fake driver for waits: streams that come further at random times, events, helper streams, failures that pass.
+/* A fake driver for waits: streams that come further at random times, events, helper streams,
+ * failures that pass.
  *
- * Its state is in relaxed atomics and plain fields, and under no lock, on purpose: a lock here would put an order between the
- * threads that the library itself has to make, and ThreadSanitizer would see nothing. The fields of the library's own events are
- * plain, because only who has the wait may touch them. Users' events and all streams are shared by threads, as with the driver.
+ * Its state is in relaxed atomics and plain fields, and under no lock, on purpose: a lock here
+ * would put an order between the threads that the library itself has to make, and ThreadSanitizer
+ * would see nothing. The fields of the library's own events are plain, because only who has the
+ * wait may touch them. Users' events and all streams are shared by threads, as with the driver.
  */
 #ifndef AIOSTREAM_FAKE_GPU_H
 #define AIOSTREAM_FAKE_GPU_H
@@ -24,16 +26,19 @@ static const int64_t MICROSECOND = 1000, MILLISECOND = 1000000, SECOND = 1000000
 
 static void pause_for(int64_t time) { nanosleep(&(struct timespec){.tv_nsec = time}, NULL); }
 
-/* What a helper stream waits for: a user's event as it was then, and before that all earlier items. */
+/* What a helper stream waits for: a user's event as it was then, and before that all earlier
+ * items. */
 struct item {
     _Atomic uint64_t awaited;
     _Atomic(struct item *) previous;
     _Atomic bool over;
 };
 struct stream {
-    _Atomic uint64_t tail;         /* number of the last work that was enqueued, and when it is over: see `end_of` */
-    _Atomic int64_t done;          /* number of the last work that is over */
-    _Atomic int64_t periods[2];    /* ns; of a regular stream: its work takes these in turn; 0: it moves when `moving` moves it */
+    /* number of the last work that was enqueued, and when it is over: see `end_of` */
+    _Atomic uint64_t tail;
+    _Atomic int64_t done; /* number of the last work that is over */
+    /* ns; of a regular stream: its work takes these in turn; 0: it moves when `moving` moves it */
+    _Atomic int64_t periods[2];
     _Atomic int64_t *dues;         /* of a regular stream: when each work is over, in us; a ring */
     _Atomic(struct item *) behind; /* of a helper */
     _Atomic int context;
@@ -51,7 +56,7 @@ struct event {
     _Atomic bool captured;   /* a user's, by a capture: a query would end that */
     /* Of the library's: */
     struct position position;
-    struct item *behind; /* recorded on a helper */
+    struct item *behind;  /* recorded on a helper */
     bool recorded, taken; /* taken: by a capture */
 };
 static struct stream streams[CONTEXTS][STREAMS]; /* the users' */
@@ -59,14 +64,16 @@ static struct stream health[CONTEXTS];           /* the contexts' */
 static struct context *contexts[CONTEXTS];
 static _Atomic bool failed[CONTEXTS]; /* what the driver answers */
 static _Atomic bool hides_failure;    /* private streams do not show it yet */
-static _Atomic int64_t events_made, users_events_made, users_events_destroyed, helpers_alive, most_helpers;
+static _Atomic int64_t events_made, users_events_made, users_events_destroyed, helpers_alive,
+    most_helpers;
 static _Atomic bool unruly; /* refuses and delays now and then */
 static struct item items[ITEMS];
 static _Atomic int64_t item_count;
 
 static bool is_regular(struct stream *stream) { return relaxed_load(&stream->periods[0]) != 0; }
 
-/* In one word, so that works that are enqueued at once have the same order by number and by time. */
+/* In one word, so that works that are enqueued at once have the same order by number and by
+ * time. */
 enum { DUE_BITS = 36 };
 static int64_t first_time; /* us */
 static int64_t now_us(void) { return now_ns() / 1000 - first_time; }
@@ -79,39 +86,50 @@ static bool is_over(struct position position) {
     if (!stream || relaxed_load(&stream->done) >= position.number) return true;
     if (!stream->dues || !is_regular(stream)) return false;
     uint64_t tail = relaxed_load(&stream->tail);
-    if (number_of(tail) - position.number >= DUES) return true; /* its due is overwritten: it was long ago */
-    return now_us() >= (number_of(tail) == position.number ? due_of(tail) : relaxed_load(&stream->dues[position.number % DUES]));
+    /* its due is overwritten: it was long ago */
+    if (number_of(tail) - position.number >= DUES) return true;
+    return now_us() >= (number_of(tail) == position.number
+                            ? due_of(tail)
+                            : relaxed_load(&stream->dues[position.number % DUES]));
 }
 
 static uint64_t pack(struct position position) {
-    return (uint64_t)position.number << 8 | (uint64_t)position.stream->context << 4 | (uint64_t)position.stream->number;
+    return (uint64_t)position.number << 8 | (uint64_t)position.stream->context << 4 |
+           (uint64_t)position.stream->number;
 }
 static struct position unpack(uint64_t packed) { /* 0: never recorded */
-    return packed ? (struct position){&streams[packed >> 4 & 15][packed & 15], (int64_t)(packed >> 8)} : (struct position){0};
+    return packed
+               ? (struct position){&streams[packed >> 4 & 15][packed & 15], (int64_t)(packed >> 8)}
+               : (struct position){0};
 }
 
 static bool is_item_over(struct item *last) {
-    for (struct item *item = last; item && !relaxed_load(&item->over); item = relaxed_load(&item->previous))
+    for (struct item *item = last; item && !relaxed_load(&item->over);
+         item = relaxed_load(&item->previous))
         if (!is_over(unpack(relaxed_load(&item->awaited)))) return false;
     if (last) relaxed_store(&last->over, true);
     return true;
 }
 
 static struct position enqueue_work(struct stream *stream) {
-    bool is_short = relaxed_load(&unruly) && chance(12) == 0; /* than expected: a guard look sees it */
+    /* than expected: a guard look sees it */
+    bool is_short = relaxed_load(&unruly) && chance(12) == 0;
     uint64_t tail = relaxed_load(&stream->tail), next;
     do {
-        int64_t number = number_of(tail) + 1, period = relaxed_load(&stream->periods[number % 2]) / MICROSECOND;
+        int64_t number = number_of(tail) + 1,
+                period = relaxed_load(&stream->periods[number % 2]) / MICROSECOND;
         int64_t due = period ? now_us() + (is_short ? period / 6 : period) : 0;
         if (due < due_of(tail)) due = due_of(tail);
         next = (uint64_t)number << DUE_BITS | (uint64_t)due;
-    } while (!atomic_compare_exchange_weak_explicit(&stream->tail, &tail, next, memory_order_relaxed, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&stream->tail, &tail, next,
+                                                    memory_order_relaxed, memory_order_relaxed));
     if (stream->dues) relaxed_store(&stream->dues[number_of(next) % DUES], due_of(next));
     return (struct position){stream, number_of(next)};
 }
 
 enum { NO_CAPTURE = 1 << 30 };
-static _Thread_local int capture_checks, capture_begins = NO_CAPTURE; /* the check from which on the stream captures */
+/* the check from which on the stream captures */
+static _Thread_local int capture_checks, capture_begins = NO_CAPTURE;
 static _Thread_local bool was_taken;
 static _Thread_local int capture_mode;
 static _Thread_local int contexts_entered;
@@ -174,10 +192,13 @@ static int fake_event_record(void *object, void *target, unsigned flags) {
         if (!captured) relaxed_store(&event->packed, pack(enqueue_work(stream)));
         return 0;
     }
-    /* One that was recorded on a helper may be put back before its end, because no wait polls it any more. */
-    REQUIRE(!event->recorded || event->behind || is_over(event->position), "recorded again, but its stream had not come to it");
+    /* One that was recorded on a helper may be put back before its end, because no wait polls it
+     * any more. */
+    REQUIRE(!event->recorded || event->behind || is_over(event->position),
+            "recorded again, but its stream had not come to it");
     event->context = relaxed_load(&stream->context);
-    if (capture_begins <= 1) { /* it has begun, or does so now: the event is its until it is recorded again */
+    /* it has begun, or does so now: the event is its until it is recorded again */
+    if (capture_begins <= 1) {
         capture_begins = 0;
         was_taken = event->taken = true;
         event->recorded = false;
@@ -216,7 +237,8 @@ static int fake_event_query(void *object) {
     return is_item_over(event->behind) && is_over(event->position) ? 0 : CUDA_NOT_READY;
 }
 
-static _Thread_local int creations, refused_helpers; /* since the test's last call; how many waits of a helper to refuse */
+/* since the test's last call; how many waits of a helper to refuse */
+static _Thread_local int creations, refused_helpers;
 
 static int fake_stream_create(void **stream, unsigned flags) {
     REQUIRE(flags == 1 && contexts_entered == 1, "a helper without a context, or that blocks");
@@ -242,30 +264,39 @@ static int fake_stream_destroy(void *object) {
 static int fake_stream_wait_event(void *object, void *awaited, unsigned flags) {
     struct stream *helper = object;
     struct event *event = awaited;
-    REQUIRE(flags == 0 && event->users && helper->helper, "something else than a helper waits for a user's event");
+    REQUIRE(flags == 0 && event->users && helper->helper,
+            "something else than a helper waits for a user's event");
     REQUIRE(!relaxed_load(&event->captured), "a helper joins a capture");
     if (relaxed_load(&failed[event->context])) return ERROR_FAILED;
     if (refused_helpers && refused_helpers--) return ERROR_REFUSED;
     if (relaxed_load(&unruly) && chance(100) == 0) return ERROR_REFUSED;
     if (relaxed_load(&unruly) && chance(16) == 0) pause_for(chance(100000));
-    struct item *item = &items[relaxed_add(&item_count, 1) % ITEMS], *last = relaxed_load(&helper->behind);
+    struct item *item = &items[relaxed_add(&item_count, 1) % ITEMS],
+                *last = relaxed_load(&helper->behind);
     /* Helpers are shared only when there are as many as there may be. */
-    REQUIRE(is_item_over(last) || relaxed_load(&most_helpers) >= MOST_HELPERS, "a helper that still waits was taken");
+    REQUIRE(is_item_over(last) || relaxed_load(&most_helpers) >= MOST_HELPERS,
+            "a helper that still waits was taken");
     relaxed_store(&helper->context, event->context);
     relaxed_store(&item->over, false);
     relaxed_store(&item->awaited, relaxed_load(&event->packed));
     do relaxed_store(&item->previous, is_item_over(last) ? NULL : last);
-    while (!atomic_compare_exchange_weak_explicit(&helper->behind, &last, item, memory_order_relaxed, memory_order_relaxed));
+    while (!atomic_compare_exchange_weak_explicit(&helper->behind, &last, item,
+                                                  memory_order_relaxed, memory_order_relaxed));
     return 0;
 }
 
-static int fake_launch_host_func(void *stream, host_function call, void *data) { /* the test's own point: see fail_and_recover */
+/* the test's own point: see fail_and_recover */
+static int fake_launch_host_func(void *stream, host_function call, void *data) {
     (void)call, (void)data;
-    REQUIRE((struct stream *)stream >= health && (struct stream *)stream < health + CONTEXTS, "a host function for a wait");
+    REQUIRE((struct stream *)stream >= health && (struct stream *)stream < health + CONTEXTS,
+            "a host function for a wait");
     return 0;
 }
 
-static int fake_get_id(void *context, uint64_t *id) { *id = (uintptr_t)context; return 0; }
+static int fake_get_id(void *context, uint64_t *id) {
+    *id = (uintptr_t)context;
+    return 0;
+}
 static int fake_push(void *context) {
     (void)context;
     contexts_entered++;
@@ -278,10 +309,19 @@ static int fake_pop(void **context) {
 }
 
 static const struct driver_calls fake_driver = {
-    .stream_query = fake_stream_query, .stream_is_capturing = fake_is_capturing, .stream_destroy = fake_stream_destroy,
-    .exchange_capture_mode = fake_exchange_capture_mode, .event_query = fake_event_query, .event_record = fake_event_record,
-    .event_destroy = fake_event_destroy, .event_create = fake_event_create, .stream_create = fake_stream_create,
-    .stream_wait_event = fake_stream_wait_event, .launch_host_func = fake_launch_host_func, .ctx_push = fake_push, .ctx_get_id = fake_get_id,
+    .stream_query = fake_stream_query,
+    .stream_is_capturing = fake_is_capturing,
+    .stream_destroy = fake_stream_destroy,
+    .exchange_capture_mode = fake_exchange_capture_mode,
+    .event_query = fake_event_query,
+    .event_record = fake_event_record,
+    .event_destroy = fake_event_destroy,
+    .event_create = fake_event_create,
+    .stream_create = fake_stream_create,
+    .stream_wait_event = fake_stream_wait_event,
+    .launch_host_func = fake_launch_host_func,
+    .ctx_push = fake_push,
+    .ctx_get_id = fake_get_id,
     .ctx_pop = fake_pop,
 };
 
@@ -297,11 +337,14 @@ static void open_contexts(void) {
     static const int64_t periods[REGULAR][2] = {{300, 300}, {1200, 1200}, {400, 2500}}; /* us */
     for (int context = 0; context < CONTEXTS; context++) {
         health[context].context = context;
-        contexts[context] = context_register(&contexts[context], (uintptr_t)&contexts[context], &health[context], context, &is_taken);
+        contexts[context] = context_register(&contexts[context], (uintptr_t)&contexts[context],
+                                             &health[context], context, &is_taken);
         for (int i = 0; i < STREAMS; i++) {
             streams[context][i].context = context;
             streams[context][i].number = i;
-            if (i < REGULAR) set_periods(&streams[context][i], periods[i][0] * MICROSECOND, periods[i][1] * MICROSECOND);
+            if (i < REGULAR)
+                set_periods(&streams[context][i], periods[i][0] * MICROSECOND,
+                            periods[i][1] * MICROSECOND);
         }
     }
 }
@@ -312,7 +355,8 @@ static _Atomic bool stop_moving;
 static void *moving(void *unused) {
     (void)unused;
     int64_t next[CONTEXTS][STREAMS] = {{0}};
-    static const int64_t pauses[] = {20 * MICROSECOND, 200 * MICROSECOND, 2 * MILLISECOND, 12 * MILLISECOND};
+    static const int64_t pauses[] = {20 * MICROSECOND, 200 * MICROSECOND, 2 * MILLISECOND,
+                                     12 * MILLISECOND};
     seed_thread(21, 0);
     while (!atomic_load(&stop_moving)) {
         int64_t now = now_ns();
@@ -332,7 +376,8 @@ static void *moving(void *unused) {
 
 static void finish(struct stream *stream) { relaxed_store(&stream->done, end_of(stream)); }
 
-/* Abandons what is pending, as the simulator's recover() does. The watcher must be stopped: nothing in the library expects it. */
+/* Abandons what is pending, as the simulator's recover() does. The watcher must be stopped: nothing
+ * in the library expects it. */
 static void recover(int context) {
     for (int i = 0; i < STREAMS; i++) finish(&streams[context][i]);
     relaxed_store(&failed[context], false);

@@ -1,8 +1,10 @@
-/* Preloaded (LD_PRELOAD): counts what fails when a machine has no memory, descriptors or threads left, and fails the n-th call.
+/* Preloaded (LD_PRELOAD): counts the calls that fail if a machine has no memory, descriptors or
+ * threads left, and fails the n-th.
  *
- * Allocations count only if the library under test asked for them, so that Python is not hit. The rest counts whoever asks, because
- * Python's threads and the loops' descriptors are the library's too; but not what the simulated driver asks for. The address ranges
- * of the two are told with faulty_watch() and faulty_spare().
+ * Allocations count only if the library under test asked for them, so that Python is not hit. The
+ * other calls count from any library, because Python's threads and the loops' descriptors are the
+ * library's too. Those of the simulated driver do not count. faulty_watch() and faulty_spare() set
+ * the two libraries.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -16,21 +18,42 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum function { ALLOCATION, EVENTFD, EPOLL_CREATE1, EPOLL_CTL, TIMERFD_CREATE, PTHREAD_CREATE, FUNCTIONS };
+enum function {
+    ALLOCATION,
+    EVENTFD,
+    EPOLL_CREATE1,
+    EPOLL_CTL,
+    TIMERFD_CREATE,
+    PTHREAD_CREATE,
+    FUNCTIONS
+};
 
-static _Atomic long counts[FUNCTIONS], failing[FUNCTIONS]; /* which call fails, counted as `counts` does; 0: none. Any thread */
+/* which call fails, counted as `counts` does; 0: none. Any thread */
+static _Atomic long counts[FUNCTIONS], failing[FUNCTIONS];
 struct range { uintptr_t begin, end; };
 static struct range watched, spared; /* written before any fault is armed */
 
 EXPORT long faulty_count(int function) { return atomic_load(&counts[function]); }
 
-/* The n-th call from now on fails; 0: none does. Returns whether the one that was to fail before has come. */
+/* The n-th call from now on fails; 0: none does. Returns whether the one that was to fail before
+ * has come. */
 EXPORT int faulty_fail(int function, long nth) {
-    long before = atomic_exchange(&failing[function], nth > 0 ? atomic_load(&counts[function]) + nth : 0);
+    long before =
+        atomic_exchange(&failing[function], nth > 0 ? atomic_load(&counts[function]) + nth : 0);
     return before > 0 && atomic_load(&counts[function]) >= before;
 }
 
-struct search { const char *name; struct range *found; };
+/* The n-th call from now on fails, and all that follow, until the next of these two. */
+static _Atomic bool for_good[FUNCTIONS];
+EXPORT void faulty_fail_on(int function, long nth) {
+    atomic_store(&for_good[function], nth > 0);
+    faulty_fail(function, nth);
+}
+
+struct search {
+    const char *name;
+    struct range *found;
+};
 
 static int find_library(struct dl_phdr_info *info, size_t size, void *argument) {
     (void)size;
@@ -45,15 +68,23 @@ static int find_library(struct dl_phdr_info *info, size_t size, void *argument) 
     return 1;
 }
 
-/* From now on the allocations of the library of this name count; from now on nothing of the other one does. 0: it is not loaded. */
-EXPORT int faulty_watch(const char *name) { return dl_iterate_phdr(find_library, &(struct search){name, &watched}); }
-EXPORT int faulty_spare(const char *name) { return dl_iterate_phdr(find_library, &(struct search){name, &spared}); }
+/* From now on the allocations of the library of this name count; from now on nothing of the other
+ * one does. 0: it is not loaded. */
+EXPORT int faulty_watch(const char *name) {
+    return dl_iterate_phdr(find_library, &(struct search){name, &watched});
+}
+EXPORT int faulty_spare(const char *name) {
+    return dl_iterate_phdr(find_library, &(struct search){name, &spared});
+}
 
-static bool is_in(struct range range, void *caller) { return (uintptr_t)caller >= range.begin && (uintptr_t)caller < range.end; }
+static bool is_in(struct range range, void *caller) {
+    return (uintptr_t)caller >= range.begin && (uintptr_t)caller < range.end;
+}
 
 static bool fails(enum function function) {
     long number = atomic_fetch_add(&counts[function], 1) + 1;
-    return number == atomic_load(&failing[function]);
+    long first = atomic_load(&failing[function]);
+    return number == first || (atomic_load(&for_good[function]) && first > 0 && number > first);
 }
 
 static bool allocation_fails(void *caller) {
@@ -65,7 +96,9 @@ static bool allocation_fails(void *caller) {
 /* glibc's own names: dlsym() would allocate before the first allocation could be answered. */
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
 
-EXPORT void *malloc(size_t size) { return allocation_fails(__builtin_return_address(0)) ? NULL : __libc_malloc(size); }
+EXPORT void *malloc(size_t size) {
+    return allocation_fails(__builtin_return_address(0)) ? NULL : __libc_malloc(size);
+}
 EXPORT void *calloc(size_t count, size_t size) {
     return allocation_fails(__builtin_return_address(0)) ? NULL : __libc_calloc(count, size);
 }
@@ -84,16 +117,23 @@ static int refuse(int error) {
 
 extern int eventfd(unsigned, int), timerfd_create(int, int);
 
-EXPORT int eventfd(unsigned value, int flags) { return fails(EVENTFD) ? refuse(EMFILE) : REAL(eventfd)(value, flags); }
+EXPORT int eventfd(unsigned value, int flags) {
+    return fails(EVENTFD) ? refuse(EMFILE) : REAL(eventfd)(value, flags);
+}
 EXPORT int timerfd_create(int clock, int flags) {
     return fails(TIMERFD_CREATE) ? refuse(EMFILE) : REAL(timerfd_create)(clock, flags);
 }
-EXPORT int epoll_create1(int flags) { return fails(EPOLL_CREATE1) ? refuse(EMFILE) : REAL(epoll_create1)(flags); }
+EXPORT int epoll_create1(int flags) {
+    return fails(EPOLL_CREATE1) ? refuse(EMFILE) : REAL(epoll_create1)(flags);
+}
 EXPORT int epoll_ctl(int epoll, int operation, int descriptor, struct epoll_event *event) {
     if (operation == EPOLL_CTL_ADD && fails(EPOLL_CTL)) return refuse(ENOSPC);
     return REAL(epoll_ctl)(epoll, operation, descriptor, event);
 }
-EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*function)(void *), void *argument) {
+EXPORT int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*function)(void *), void *argument) {
     bool is_spared = is_in(spared, __builtin_return_address(0));
-    return !is_spared && fails(PTHREAD_CREATE) ? EAGAIN : REAL(pthread_create)(thread, attributes, function, argument);
+    return !is_spared && fails(PTHREAD_CREATE)
+               ? EAGAIN
+               : REAL(pthread_create)(thread, attributes, function, argument);
 }

@@ -1,4 +1,5 @@
-/* The files of the library with memory that interleavings.c has to know. Compiled, as the other files are, for explore.h. */
+/* The files of the library with memory that interleavings.c has to know. Compiled, as the other
+ * files are, for explore.h. */
 #include "contexts.c"
 #include "queues.c"
 
@@ -10,7 +11,8 @@ bool is_lag(const struct queue *queue, const void *address) {
 /* How many points are pending. Only the watcher reads that. */
 bool is_pending(const void *address) {
     const char *first = (const char *)contexts, *end = (const char *)(contexts + MAX_CONTEXTS);
-    return address == &pending_total || ((const char *)address >= first && (const char *)address < end);
+    return address == &pending_total ||
+           ((const char *)address >= first && (const char *)address < end);
 }
 
 const size_t queue_size = sizeof(struct queue);

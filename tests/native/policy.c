@@ -1,7 +1,9 @@
-/* The policy of waits in virtual time: what is learnt depends on when one looks. Run by test_native.py.
+/* The policy of waits in virtual time: what is learnt depends on when one looks. Run by
+ * test_native.py.
  *
- * One stream, one wait at a time, with assumed costs: sleeps end late, a wake-up of the loop takes its time. For each pattern
- * of work: how late the task runs again, against the bound of promise P16, and the CPU. Usage: policy [HISTORIES [SEED]].
+ * One stream, one wait at a time, with assumed costs: sleeps end late, a wake-up of the loop takes
+ * its time. For each pattern of work: how late the task runs again, against the bound of promise
+ * P16, and the CPU. Usage: policy [HISTORIES [SEED]].
  */
 #include "policy.h"
 
@@ -15,10 +17,15 @@
 static const int64_t US = 1000, MS = 1000000;
 enum { MOST = 4096 };
 
-static double uniform(double low, double high) { return low + (high - low) * (chance(1u << 30) / (double)(1u << 30)); }
-static double normal(void) { return sqrt(-2 * log(uniform(1e-12, 1))) * cos(6.283185307179586 * uniform(0, 1)); }
+static double uniform(double low, double high) {
+    return low + (high - low) * (chance(1u << 30) / (double)(1u << 30));
+}
+static double normal(void) {
+    return sqrt(-2 * log(uniform(1e-12, 1))) * cos(6.283185307179586 * uniform(0, 1));
+}
 
-/* How much too late a sleep ends. The bound leaves 150 us for the watcher's and the loop's; here they take less. */
+/* How much too late a sleep ends. The bound leaves 150 us for the watcher's and the loop's; here
+ * they take less. */
 static int64_t oversleep(int64_t slept) {
     if (slept < 12 * US) return 0;
     int64_t late = (int64_t)((slept < MS ? 20 : 35) * US * exp(0.3 * normal()));
@@ -39,7 +46,8 @@ struct run {
 /* When the task runs again, after a wait of the true length `length`; and what was learnt of it. */
 static int64_t one_wait(struct run *run, int64_t length) {
     struct prediction prediction = history_predict(&run->history);
-    struct load load = {.loop_lag_ns = run->turn, .alone = true, .timers_allowed = true, .lists = run->lists};
+    struct load load = {
+        .loop_lag_ns = run->turn, .alone = true, .timers_allowed = true, .lists = run->lists};
     int64_t age = 2 * US, not_before = 0, resumed = 0, handed_back = 0;
     bool with_watcher = false, left = false;
     int steps = 0;
@@ -55,7 +63,9 @@ static int64_t one_wait(struct run *run, int64_t length) {
             for (int polls = 0;; age += run->turn) {
                 run->looks++;
                 if (age >= length) {
-                    if (handed_back) history_learn_lead(&run->history, length, age == first_poll, length - first_poll);
+                    if (handed_back)
+                        history_learn_lead(&run->history, length, age == first_poll,
+                                           length - first_poll);
                     history_learn(&run->history, not_before, age);
                     resumed = age + 2 * US;
                     break;
@@ -69,8 +79,10 @@ static int64_t one_wait(struct run *run, int64_t length) {
         } else if (plan.stage == STAGE_TIMER) {
             int64_t timer = plan.at;
             REQUIRE(timer > age, "a timer in the past");
-            for (int64_t guard = policy_guard(&prediction, age, timer, &load); guard < timer; guard = policy_guard(&prediction, age, timer, &load)) {
-                age = guard + (int64_t)uniform(0, policy_pass_gap(run->lists, false, run->turn)) + oversleep(guard - age);
+            for (int64_t guard = policy_guard(&prediction, age, timer, &load); guard < timer;
+                 guard = policy_guard(&prediction, age, timer, &load)) {
+                age = guard + (int64_t)uniform(0, policy_pass_gap(run->lists, false, run->turn)) +
+                      oversleep(guard - age);
                 run->cpu += 6 * US, run->guards++;
                 if (age >= length) {
                     history_learn(&run->history, not_before, age);
@@ -102,7 +114,8 @@ static int64_t one_wait(struct run *run, int64_t length) {
             for (int polls = 0;; age += run->turn) {
                 run->looks++;
                 if (age >= length) {
-                    history_learn_lead(&run->history, plan.length, age == first_poll, length - first_poll);
+                    history_learn_lead(&run->history, plan.length, age == first_poll,
+                                       length - first_poll);
                     history_learn(&run->history, not_before, age);
                     resumed = age + 2 * US;
                     break;
@@ -116,8 +129,11 @@ static int64_t one_wait(struct run *run, int64_t length) {
             if (!with_watcher) run->cpu += 6 * US;
             with_watcher = true;
             int64_t at = plan.at > age ? plan.at : age;
-            REQUIRE(at <= policy_latest_look(age, run->lists) || at <= age + run->turn / 8, "the watcher looks after the latest look, at age %lld us", (long long)(age / US));
-            at += (int64_t)uniform(0, policy_pass_gap(run->lists, plan.exact, run->turn)); /* since the pass for another list */
+            REQUIRE(at <= policy_latest_look(age, run->lists) || at <= age + run->turn / 8,
+                    "the watcher looks after the latest look, at age %lld us",
+                    (long long)(age / US));
+            /* since the pass for another list */
+            at += (int64_t)uniform(0, policy_pass_gap(run->lists, plan.exact, run->turn));
             int64_t slept = at - age;
             age = at + oversleep(slept);
             run->cpu += slept < 12 * US ? slept + US / 2 : 6 * US;
@@ -141,7 +157,7 @@ static int64_t bound_of(int64_t length) {
     return 250 * US + share;
 }
 
-/* ------------------------------------------------------------------------------------------------ patterns */
+/* --- patterns --- */
 
 struct pattern {
     const char *name;
@@ -150,24 +166,66 @@ struct pattern {
     double most_p90, most_p99, most_cpu; /* us, us, percent of a core; 0: not asked */
 };
 
-static int64_t steady_1(int k) { (void)k; return MS; }
-static int64_t steady_5(int k) { (void)k; return (int64_t)(5 * MS * uniform(0.998, 1.002)); }
-static int64_t steady_300(int k) { (void)k; return (int64_t)(300 * US * uniform(0.99, 1.01)); }
-static int64_t steady_100(int k) { (void)k; return 100 * US; }
-static int64_t steady_20(int k) { (void)k; return 20 * US; }
-static int64_t steady_20ms(int k) { (void)k; return 20 * MS; }
-static int64_t steady_100ms(int k) { (void)k; return 100 * MS; }
+static int64_t steady_1(int k) {
+    (void)k;
+    return MS;
+}
+static int64_t steady_5(int k) {
+    (void)k;
+    return (int64_t)(5 * MS * uniform(0.998, 1.002));
+}
+static int64_t steady_300(int k) {
+    (void)k;
+    return (int64_t)(300 * US * uniform(0.99, 1.01));
+}
+static int64_t steady_100(int k) {
+    (void)k;
+    return 100 * US;
+}
+static int64_t steady_20(int k) {
+    (void)k;
+    return 20 * US;
+}
+static int64_t steady_20ms(int k) {
+    (void)k;
+    return 20 * MS;
+}
+static int64_t steady_100ms(int k) {
+    (void)k;
+    return 100 * MS;
+}
 static int64_t shorter(int k) { return k < 64 ? 8 * MS : MS; }
-static int64_t within_10(int k) { (void)k; return (int64_t)(5 * MS * uniform(0.9, 1.1)); }
+static int64_t within_10(int k) {
+    (void)k;
+    return (int64_t)(5 * MS * uniform(0.9, 1.1));
+}
 static int64_t alternating(int k) { return k % 2 ? 400 * US : 9 * MS; }
-static int64_t bimodal(int k) { (void)k; return uniform(0, 1) < 0.5 ? 400 * US : 9 * MS; }
+static int64_t bimodal(int k) {
+    (void)k;
+    return uniform(0, 1) < 0.5 ? 400 * US : 9 * MS;
+}
 static int64_t eight_eight_one(int k) { return k < 64 || k % 3 ? 8 * MS : MS; }
-static int64_t log_uniform(int k) { (void)k; return (int64_t)pow(10, uniform(4.7, 7.7)); }
+static int64_t log_uniform(int k) {
+    (void)k;
+    return (int64_t)pow(10, uniform(4.7, 7.7));
+}
 static int64_t prefill(int k) { return k % 13 ? 2 * MS : 30 * MS; }
 static int64_t drifting(int k) { return (int64_t)(MS * (1 + 0.02 * (k % 150))); }
-static int64_t heavy_tail(int k) { (void)k; double l = 0.3 * MS * pow(uniform(1e-6, 1), -1 / 1.2); return l > 30 * MS ? 30 * MS : (int64_t)l; }
-static int64_t log_normal(int k) { (void)k; double l = 2 * MS * exp(normal()); return l < 200 * US ? 200 * US : l > 20 * MS ? 20 * MS : (int64_t)l; }
-static int64_t three(int k) { (void)k; double u = uniform(0, 1); return u < 0.4 ? 700 * US : u < 0.8 ? 3 * MS : 12 * MS; }
+static int64_t heavy_tail(int k) {
+    (void)k;
+    double l = 0.3 * MS * pow(uniform(1e-6, 1), -1 / 1.2);
+    return l > 30 * MS ? 30 * MS : (int64_t)l;
+}
+static int64_t log_normal(int k) {
+    (void)k;
+    double l = 2 * MS * exp(normal());
+    return l < 200 * US ? 200 * US : l > 20 * MS ? 20 * MS : (int64_t)l;
+}
+static int64_t three(int k) {
+    (void)k;
+    double u = uniform(0, 1);
+    return u < 0.4 ? 700 * US : u < 0.8 ? 3 * MS : 12 * MS;
+}
 
 static const struct pattern patterns[] = {
     {"steady 20 us", 2000, steady_20, 20, 60, 0},
@@ -197,8 +255,9 @@ static int ascending(const void *a, const void *b) {
 
 static void each_pattern(enum wait_mode mode, int lists) {
     static double late[MOST], sorted[MOST];
-    printf("%5s, %3d wait list%c %9s %7s %7s %7s %7s us %6s %% %9s\n", mode == WAIT_AUTO ? "auto" : "event", lists, lists > 1 ? 's' : ' ', "",
-           "p50", "p90", "p99", "max", "CPU", "of bound");
+    printf("%5s, %3d wait list%c %9s %7s %7s %7s %7s us %6s %% %9s\n",
+           mode == WAIT_AUTO ? "auto" : "event", lists, lists > 1 ? 's' : ' ', "", "p50", "p90",
+           "p99", "max", "CPU", "of bound");
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
         const struct pattern *pattern = &patterns[i];
         static struct run run;
@@ -212,30 +271,37 @@ static void each_pattern(enum wait_mode mode, int lists) {
         }
         memcpy(sorted, late, sizeof late);
         qsort(sorted, pattern->count, sizeof *sorted, ascending);
-        double p50 = sorted[pattern->count / 2], p90 = sorted[pattern->count * 9 / 10], p99 = sorted[pattern->count * 99 / 100];
+        double p50 = sorted[pattern->count / 2], p90 = sorted[pattern->count * 9 / 10],
+               p99 = sorted[pattern->count * 99 / 100];
         double cpu = 100 * run.cpu / run.total;
-        printf("%-28s %7.0f %7.0f %7.0f %7.0f    %6.1f   %9.2f\n", pattern->name, p50, p90, p99, sorted[pattern->count - 1], cpu, worst);
+        printf("%-28s %7.0f %7.0f %7.0f %7.0f    %6.1f   %9.2f\n", pattern->name, p50, p90, p99,
+               sorted[pattern->count - 1], cpu, worst);
         REQUIRE(worst <= 1, "%s: later than the bound", pattern->name);
         if (mode != WAIT_AUTO || lists > 1) continue;
-        REQUIRE(!pattern->most_p90 || p90 <= pattern->most_p90, "%s: p90 is %.0f us", pattern->name, p90);
-        REQUIRE(!pattern->most_p99 || p99 <= pattern->most_p99, "%s: p99 is %.0f us", pattern->name, p99);
-        REQUIRE(!pattern->most_cpu || cpu <= pattern->most_cpu, "%s: %.1f %% of a core", pattern->name, cpu);
+        REQUIRE(!pattern->most_p90 || p90 <= pattern->most_p90, "%s: p90 is %.0f us", pattern->name,
+                p90);
+        REQUIRE(!pattern->most_p99 || p99 <= pattern->most_p99, "%s: p99 is %.0f us", pattern->name,
+                p99);
+        REQUIRE(!pattern->most_cpu || cpu <= pattern->most_cpu, "%s: %.1f %% of a core",
+                pattern->name, cpu);
     }
 }
 
-/* Histories that nobody thought of: up to five kinds of work, mixed, drifting, in blocks. */
+/* Random histories: up to five kinds of work, mixed, drifting, in blocks. */
 static void random_histories(int count) {
     double worst = 0;
     int64_t waits = 0;
     for (int number = 0; number < count; number++) {
         static struct run run;
         static const int lists[] = {1, 1, 1, 3, 8, 20, 64, 128, 256};
-        run = (struct run){.mode = number % 4 ? WAIT_AUTO : WAIT_EVENT, .turn = (int64_t)uniform(4 * US, 12 * US)};
+        run = (struct run){.mode = number % 4 ? WAIT_AUTO : WAIT_EVENT,
+                           .turn = (int64_t)uniform(4 * US, 12 * US)};
         run.lists = lists[number % 9];
         int kinds = 1 + (int)uniform(0, 5);
         double length[5], noise[5], drift[5];
         for (int i = 0; i < kinds; i++) {
-            length[i] = pow(10, uniform(4, 7.9)), noise[i] = uniform(0, 1) < 0.5 ? 0 : pow(10, uniform(-4, -0.3));
+            length[i] = pow(10, uniform(4, 7.9)),
+            noise[i] = uniform(0, 1) < 0.5 ? 0 : pow(10, uniform(-4, -0.3));
             drift[i] = uniform(0, 1) < 0.7 ? 1 : uniform(0.97, 1.03);
         }
         int block = uniform(0, 1) < 0.4 ? 1 : (int)uniform(1, 60), kind = 0;
@@ -247,14 +313,17 @@ static void random_histories(int count) {
             int64_t true_length = (int64_t)(length[kind] * (1 + noise[kind] * uniform(-1, 1)));
             double share = (double)one_wait(&run, true_length) / bound_of(true_length);
             if (share > worst) worst = share;
-            REQUIRE(share <= 1, "history %d, wait %d of %lld us: %.2f of the bound", number, k, (long long)(true_length / US), share);
+            REQUIRE(share <= 1, "history %d, wait %d of %lld us: %.2f of the bound", number, k,
+                    (long long)(true_length / US), share);
         }
     }
-    printf("%d random histories, %lld waits: at most %.2f of the bound\n", count, (long long)waits, worst);
+    printf("%d random histories, %lld waits: at most %.2f of the bound\n", count, (long long)waits,
+           worst);
 }
 
-/* Streams whose work has become short, in a loop that is busy with it: each look comes a turn late, so no true length is seen. The
- * task polls all the same, instead of leaving each wait to a watcher that the loop is too busy to hear ("64 x empty"). */
+/* Streams whose work has become short, in a loop that is busy with it. Each look comes a turn late,
+ * so no true length is seen. The task must still poll, and not leave each wait to a watcher that
+ * the loop is too busy to hear ("64 x empty"). */
 static void short_work_in_a_busy_loop(void) {
     enum { WAITS = 100, MOST_LEFT = 4 };
     static struct run run;
@@ -264,20 +333,24 @@ static void short_work_in_a_busy_loop(void) {
     run.left = 0;
     for (int k = 0; k < WAITS; k++) one_wait(&run, 10 * US);
     printf("10 us in a busy loop, after 5 ms: %d of %d waits left to others\n", run.left, WAITS);
-    REQUIRE(run.left <= MOST_LEFT, "%d of %d short waits were left to timer or watcher", run.left, WAITS);
+    REQUIRE(run.left <= MOST_LEFT, "%d of %d short waits were left to timer or watcher", run.left,
+            WAITS);
     run.left = 0;
     for (int k = 0; k < WAITS; k++) one_wait(&run, 5 * MS); /* and back */
-    REQUIRE(run.left >= WAITS - MOST_LEFT, "only %d of %d long waits were left to timer or watcher", run.left, WAITS);
+    REQUIRE(run.left >= WAITS - MOST_LEFT, "only %d of %d long waits were left to timer or watcher",
+            run.left, WAITS);
 }
 
-/* A loop that comes back each 4 ms hears of an end so late anyway: then the watcher looks seldom, and the other waits pay less. */
+/* A loop that comes back each 4 ms hears of an end so late anyway: then the watcher looks seldom,
+ * and the other waits pay less. */
 static void long_work_in_a_busy_loop(void) {
     enum { WAITS = 200, LISTS = 128, MOST_LOOKS = 9 };
     static struct run run;
     for (int busy = 0; busy < 2; busy++) {
         run = (struct run){.mode = WAIT_EVENT, .turn = busy ? 4 * MS : 8 * US, .lists = LISTS};
         for (int k = 0; k < WAITS; k++) one_wait(&run, log_normal(k));
-        printf("log-normal, 128 wait lists, a turn of %lld us: %.1f looks for each wait\n", (long long)(run.turn / US), (double)run.looks / WAITS);
+        printf("log-normal, 128 wait lists, a turn of %lld us: %.1f looks for each wait\n",
+               (long long)(run.turn / US), (double)run.looks / WAITS);
     }
     REQUIRE(run.looks <= MOST_LOOKS * WAITS, "%d looks", run.looks);
 }
@@ -287,8 +360,10 @@ static void latest_look(int lists) {
     for (int64_t age = 0; age < 1000 * MS; age += age / 1000 + 100) {
         int64_t next = policy_latest_look(age, lists), pass = policy_pass_gap(lists, false, 0);
         REQUIRE(next > age, "no progress at age %lld", (long long)age);
-        /* An end right after this look is seen at the next: with 120 us for waking watcher and loop that is in time. */
-        REQUIRE(next + pass - age + 120 * US <= bound_of(age) || next <= 150 * US, "too late at age %lld", (long long)age);
+        /* An end right after this look is seen at the next: with 120 us for waking watcher and loop
+         * that is in time. */
+        REQUIRE(next + pass - age + 120 * US <= bound_of(age) || next <= 150 * US,
+                "too late at age %lld", (long long)age);
     }
 }
 

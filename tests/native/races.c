@@ -1,11 +1,13 @@
-/* Races of points and queues that need one thread to lose its processor at one place: each is played by hand, in one thread. */
+/* Races of points and queues that need one thread to lose its processor at one place: each is
+ * played by hand, in one thread. */
 #include <stdatomic.h>
 
 /* Called before the head of a queue is taken whole: there the watcher loses its processor. */
 static void before_exchange(const void *object);
 #undef atomic_exchange
-#define atomic_exchange(object, desired) \
-    (before_exchange((const void *)(object)), atomic_exchange_explicit(object, desired, memory_order_seq_cst))
+#define atomic_exchange(object, desired)                                                           \
+    (before_exchange((const void *)(object)),                                                      \
+     atomic_exchange_explicit(object, desired, memory_order_seq_cst))
 
 #include "queues.c"
 #define table_lock points_table_lock
@@ -13,12 +15,12 @@ static void before_exchange(const void *object);
 
 #include <stdio.h>
 
-#define REQUIRE(condition, ...) \
-    do { \
-        if (condition) break; \
-        fprintf(stderr, __VA_ARGS__); \
-        fprintf(stderr, "\n"); \
-        exit(1); \
+#define REQUIRE(condition, ...)                                                                    \
+    do {                                                                                           \
+        if (condition) break;                                                                      \
+        fprintf(stderr, __VA_ARGS__);                                                              \
+        fprintf(stderr, "\n");                                                                     \
+        exit(1);                                                                                   \
     } while (0)
 
 static void *given;
@@ -67,12 +69,14 @@ static uint64_t failed, completed;
 static void *failed_data;
 static bool preempted;
 
-/* What the other threads do while the watcher has pushed a failed point, has read that its queue is closed, and stands still. */
+/* What the other threads do while the watcher has pushed a failed point, has read that its queue is
+ * closed, and stands still. */
 static void others_go_on(void) {
     push_to_orphans(closing); /* the closing thread */
     REQUIRE(is_delivered(orphans, failed), "the janitor gets the failed point");
-    queue_unref(closing);                     /* the owner's reference */
-    callback(NULL, 709, failed_data);         /* the driver comes late, and gives the point's reference back */
+    queue_unref(closing); /* the owner's reference */
+    /* the driver comes late, and gives the point's reference back */
+    callback(NULL, 709, failed_data);
     is_delivered(orphans, failed);
     reopened = queue_open(); /* another loop's */
     completed = point_reserve(reopened, healthy, KIND_HOST_FUNCTION);
@@ -95,7 +99,8 @@ static void test_failing_a_point_of_a_queue_that_is_closed_and_opened_again(void
     preempted = true;
     points_fail(failing, 709);
     REQUIRE(reopened && !preempted, "the watcher was not preempted");
-    REQUIRE(is_delivered(reopened, completed), "the loop that has opened a queue meanwhile lost a completion");
+    REQUIRE(is_delivered(reopened, completed),
+            "the loop that has opened a queue meanwhile lost a completion");
     closing = NULL;
     queue_close(reopened);
 }
@@ -117,7 +122,8 @@ static void test_a_slot_that_was_used_as_often_as_a_ticket_can_say(void) {
 }
 
 int main(void) {
-    driver = (struct driver_calls){.launch_host_func = fake_launch, .stream_add_callback = fake_add_callback,
+    driver = (struct driver_calls){.launch_host_func = fake_launch,
+                                   .stream_add_callback = fake_add_callback,
                                    .stream_is_capturing = fake_is_capturing};
     bool is_taken;
     orphans = queue_orphans();

@@ -15,7 +15,7 @@
 static void broken(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    fflush(stdout); /* what went well before tells where it broke */
+    fflush(stdout); /* what went well before shows where it broke */
     fprintf(stderr, "broken: ");
     vfprintf(stderr, format, arguments);
     fprintf(stderr, "\n");
@@ -23,9 +23,9 @@ static void broken(const char *format, ...) {
     _Exit(1);
 }
 
-#define REQUIRE(condition, ...) \
-    do { \
-        if (!(condition)) broken(__VA_ARGS__); \
+#define REQUIRE(condition, ...)                                                                    \
+    do {                                                                                           \
+        if (!(condition)) broken(__VA_ARGS__);                                                     \
     } while (0)
 
 static _Thread_local uint64_t random_state = 88172645463325252ull;

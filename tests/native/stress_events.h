@@ -2,32 +2,40 @@
 #ifndef AIOSTREAM_STRESS_EVENTS_H
 #define AIOSTREAM_STRESS_EVENTS_H
 
-/* A wait is for what its event had recorded. A later record must not prolong it, nor end it, and close() destroys the event only
- * when no wait polls it. */
+/* A wait is for what its event had recorded. A later record must not prolong it, nor end it, and
+ * close() destroys the event only when no wait polls it. */
 static void recorded_again(struct queue *queue) {
     enum { SHARING = 3 };
     for (int round = 0; round < 6; round++) {
         struct users_event *event = open_event(0);
         uint64_t first[SHARING];
         REQUIRE(record_event(event, still) == 0, "a record was refused");
-        for (int i = 0; i < SHARING; i++) first[i] = begin_for_event(event, histories[0], queue, WAIT_EVENT).ticket;
+        for (int i = 0; i < SHARING; i++)
+            first[i] = begin_for_event(event, histories[0], queue, WAIT_EVENT).ticket;
         struct wait *dropped_wait = begin_for_event(event, histories[0], queue, WAIT_SPIN).spinning;
         refused_helpers = round % 2; /* a record that was refused changes nothing */
-        if (refused_helpers) REQUIRE(record_event(event, other) == ERROR_REFUSED, "the refusal is not passed on");
+        if (refused_helpers)
+            REQUIRE(record_event(event, other) == ERROR_REFUSED, "the refusal is not passed on");
         REQUIRE(record_event(event, other) == 0, "a record was refused");
         uint64_t second = begin_for_event(event, histories[0], queue, WAIT_EVENT).ticket;
         if (round % 3) wait_drop(dropped_wait);
         close_event(event);
         finish(round < 3 ? still : other);
         for (int i = 0; round < 3 && i < SHARING; i++)
-            REQUIRE(await_ticket(queue, first[i], 5 * SECOND, "a later record has prolonged a wait") == 0, "it failed");
-        if (round >= 3) REQUIRE(await_ticket(queue, second, 5 * SECOND, "a wait does not end") == 0, "it failed");
-        for (int i = 0; round >= 3 && i < SHARING; i++) REQUIRE(point_is_live(first[i]), "a later record has ended a wait");
+            REQUIRE(await_ticket(queue, first[i], 5 * SECOND,
+                                 "a later record has prolonged a wait") == 0,
+                    "it failed");
+        if (round >= 3)
+            REQUIRE(await_ticket(queue, second, 5 * SECOND, "a wait does not end") == 0,
+                    "it failed");
+        for (int i = 0; round >= 3 && i < SHARING; i++)
+            REQUIRE(point_is_live(first[i]), "a later record has ended a wait");
         if (round < 3) REQUIRE(point_is_live(second), "an earlier record has ended a wait");
         finish(still);
         finish(other);
         await_ticket(queue, second, 5 * SECOND, "a wait does not end");
-        for (int i = 0; i < SHARING; i++) await_ticket(queue, first[i], 5 * SECOND, "a wait does not end");
+        for (int i = 0; i < SHARING; i++)
+            await_ticket(queue, first[i], 5 * SECOND, "a wait does not end");
         if (round % 3 == 0) see_through((struct wait_result){.spinning = dropped_wait}, queue);
         await_true(events_are_destroyed, "a closed event is not destroyed");
         require_nothing_left();
@@ -71,19 +79,22 @@ static void end_meanwhile(struct wait *wait, struct queue *queue) {
     require_nothing_left();
 }
 
-/* A poll has chosen the user's event; another thread records it on an idle stream, or into a capture, before the query. */
+/* A poll has chosen the user's event; another thread records it on an idle stream, or into a
+ * capture, before the query. */
 static void recorded_during_a_poll(struct queue *queue) {
     struct wait_result result;
     for (int i = 0; i < 2; i++) {
         struct wait *wait = begin_meanwhile(queue);
         before_query = i ? capture_meanwhile : record_meanwhile;
-        REQUIRE(!poll_once(wait, queue, &result), "a record during a poll has ended the wait with %d", result.refusal);
+        REQUIRE(!poll_once(wait, queue, &result),
+                "a record during a poll has ended the wait with %d", result.refusal);
         end_meanwhile(wait, queue);
     }
     printf("poll: a record during a poll does not end the wait\n");
 }
 
-/* Two threads record one event: each of them must find the waits for what it had recorded before. */
+/* Two threads record one event: each of them must find the waits for what it had recorded
+ * before. */
 static void recorded_twice_at_once(struct queue *queue) {
     for (int i = 0; i < 2; i++) {
         struct wait *wait = begin_meanwhile(queue);
@@ -95,8 +106,8 @@ static void recorded_twice_at_once(struct queue *queue) {
     printf("twice: two records at once do not end a wait\n");
 }
 
-/* More events are recorded again than there may be helpers. Then the helpers are shared, also those that a dropped wait left
- * before they were idle. */
+/* More events are recorded again than there may be helpers. Then the helpers are shared, also those
+ * that a dropped wait left before they were idle. */
 static void share_helpers(struct queue *queue) {
     enum { MANY = 2 * MOST_HELPERS + 6 };
     struct users_event *events[MANY];
@@ -107,13 +118,17 @@ static void share_helpers(struct queue *queue) {
         REQUIRE(record_event(events[i], still) == 0, "a record was refused");
         waits[i] = begin_for_event(events[i], histories[0], queue, WAIT_SPIN).spinning;
         if (i == 2 * MOST_HELPERS)
-            for (int j = 0; j < MOST_HELPERS; j++) wait_drop(waits[j]); /* each helper has one other user */
+            for (int j = 0; j < MOST_HELPERS; j++)
+                wait_drop(waits[j]); /* each helper has one other user */
         REQUIRE(record_event(events[i], other) == 0, "a record was refused");
         finish(other);
-        REQUIRE(helpers_made(contexts[0]) <= MOST_HELPERS, "there are %d helpers", helpers_made(contexts[0]));
+        REQUIRE(helpers_made(contexts[0]) <= MOST_HELPERS, "there are %d helpers",
+                helpers_made(contexts[0]));
     }
-    REQUIRE(helpers_made(contexts[0]) == MOST_HELPERS, "there are only %d helpers", helpers_made(contexts[0]));
-    for (int i = MOST_HELPERS; i < MANY; i++) REQUIRE(!poll_once(waits[i], queue, &result), "a later record has ended a wait");
+    REQUIRE(helpers_made(contexts[0]) == MOST_HELPERS, "there are only %d helpers",
+            helpers_made(contexts[0]));
+    for (int i = MOST_HELPERS; i < MANY; i++)
+        REQUIRE(!poll_once(waits[i], queue, &result), "a later record has ended a wait");
     finish(still);
     for (int i = 0; i < MANY; i++) {
         if (i >= MOST_HELPERS) see_through((struct wait_result){.spinning = waits[i]}, queue);
@@ -132,7 +147,8 @@ static struct wait *together_wait;
 static void *second_beginner(void *argument) {
     struct queue *queue = queue_open();
     for (int round = 1; round <= *(int *)argument; round++) {
-        while (atomic_load(&together_round) < round) {}
+        while (atomic_load(&together_round) < round) {
+        }
         together_wait = begin_for_event(together_event, histories[0], queue, WAIT_SPIN).spinning;
         atomic_store(&together_begun, round);
     }
@@ -151,14 +167,19 @@ static void begin_together(void) {
         REQUIRE(record_event(together_event, still) == 0, "a record was refused");
         atomic_store(&together_round, round);
         for (int i = (int)chance(200); i > 0; i--) atomic_load(&together_round);
-        struct wait *wait = begin_for_event(together_event, histories[0], queue, WAIT_SPIN).spinning;
-        while (atomic_load(&together_begun) < round) {}
+        struct wait *wait =
+            begin_for_event(together_event, histories[0], queue, WAIT_SPIN).spinning;
+        while (atomic_load(&together_begun) < round) {
+        }
         REQUIRE(record_event(together_event, other) == 0, "a record was refused");
         finish(other);
-        bool ended_early = poll_once(wait, queue, &result) || poll_once(together_wait, queue, &result);
-        REQUIRE(!ended_early, "round %d: one of two waits that began at once was not known to the record", round);
+        bool ended_early =
+            poll_once(wait, queue, &result) || poll_once(together_wait, queue, &result);
+        REQUIRE(!ended_early,
+                "round %d: one of two waits that began at once was not known to the record", round);
         finish(still);
-        REQUIRE(poll_once(wait, queue, &result) && poll_once(together_wait, queue, &result), "a wait does not end");
+        REQUIRE(poll_once(wait, queue, &result) && poll_once(together_wait, queue, &result),
+                "a wait does not end");
     }
     pthread_join(thread, NULL);
     close_event(together_event);

@@ -1,4 +1,5 @@
-/* The tasks of the stress of waits, their loops, the users' events for which they wait, and contexts that fail. */
+/* The tasks of the stress of waits, their loops, the users' events for which they wait, and
+ * contexts that fail. */
 #ifndef AIOSTREAM_STRESS_TASKS_H
 #define AIOSTREAM_STRESS_TASKS_H
 
@@ -7,10 +8,12 @@
 #include <poll.h>
 
 enum { TASKS = 12, LOOPS = 3, SLOTS = 1 << 16, EVENTS = 4, USERS_EVENTS = 1 << 15 };
-static const int64_t FORGOTTEN_NS = 5000000000; /* a wait that is over for so long is looked at by nothing any more */
+/* a wait that is over for so long is looked at by nothing any more */
+static const int64_t FORGOTTEN_NS = 5000000000;
 
 static _Atomic bool stop_tasks, stop_janitor;
-static _Atomic bool few_tasks; /* one in each loop, on regular streams: the conditions under which waits are handed back */
+/* one in each loop, on regular streams: the conditions under which waits are handed back */
+static _Atomic bool few_tasks;
 
 enum task_state { IDLE, SPINNING, WATCHED };
 struct task {
@@ -24,10 +27,10 @@ struct task {
     struct wait *record;  /* of a future; another's once the ticket was fired */
     bool taken;           /* a task that awaits the future polls it */
     bool may_be_captured; /* it began while its event was, or was being, recorded into a capture */
-    int returned; /* how often it was handed back */
-    int64_t over_since; /* when its loop saw its target reached */
+    int returned;         /* how often it was handed back */
+    int64_t over_since;   /* when its loop saw its target reached */
 };
-/* By slot; written by the loop that began the wait, read by whoever is delivered its ticket. */
+/* By slot. Written by the loop that began the wait, read by the thread that gets its ticket. */
 static struct {
     uint64_t ticket;
     int context;
@@ -41,9 +44,11 @@ struct loop {
     bool polls_futures; /* it must not sleep */
     struct task tasks[TASKS];
 };
-static _Atomic int64_t begun_count, delivered, orphaned, handed_back, repeated, dropped, ended, failures, captured;
+static _Atomic int64_t begun_count, delivered, orphaned, handed_back, repeated, dropped, ended,
+    failures, captured;
 static _Atomic int64_t outstanding[CONTEXTS];
-static _Atomic int64_t futures_begun, futures_taken, futures_near, events_awaited, events_recorded, records_refused, events_closed;
+static _Atomic int64_t futures_begun, futures_taken, futures_near, events_awaited, events_recorded,
+    records_refused, events_closed;
 
 static struct shared_history *histories[2];
 static struct wait_list *wait_lists[CONTEXTS][STREAMS];
@@ -53,7 +58,7 @@ static void await_wake(struct queue *queue, const char *who) {
     REQUIRE(poll(&descriptor, 1, 20000) == 1, "%s was not woken within 20 s", who);
 }
 
-/* ------------------------------------------------------------------------------------------------ users' events */
+/* --- users' events --- */
 
 struct users_event {
     struct handle *handle;
@@ -91,7 +96,9 @@ static int record_event_into(struct users_event *event, struct stream *stream, b
     return status;
 }
 
-static int record_event(struct users_event *event, struct stream *stream) { return record_event_into(event, stream, false); }
+static int record_event(struct users_event *event, struct stream *stream) {
+    return record_event_into(event, stream, false);
+}
 
 static void disturb_event(void) {
     _Atomic(struct users_event *) *slot = &current_events[chance(EVENTS)];
@@ -107,14 +114,18 @@ static void disturb_event(void) {
         relaxed_add(&events_closed, 1);
         return;
     }
-    int status = record_event_into(event, &streams[event->context][chance(STREAMS)], chance(20) == 0);
-    bool refused = status == ERROR_REFUSED || status == ERROR_FAILED || status == RESULT_CLOSED || status == ERROR_CAPTURED;
+    int status =
+        record_event_into(event, &streams[event->context][chance(STREAMS)], chance(20) == 0);
+    bool refused = status == ERROR_REFUSED || status == ERROR_FAILED || status == RESULT_CLOSED ||
+                   status == ERROR_CAPTURED;
     REQUIRE(status == 0 || refused, "an event was recorded with %d", status);
     relaxed_add(status ? &records_refused : &events_recorded, 1);
 }
 
-/* The target is known only if no record overlaps with this call in time: else it may be either record. */
-static bool begin_event(struct queue *queue, enum wait_mode mode, struct task *task, struct wait_result *result) {
+/* The target is known only if no record overlaps with this call in time: else it may be either
+ * record. */
+static bool begin_event(struct queue *queue, enum wait_mode mode, struct task *task,
+                        struct wait_result *result) {
     struct users_event *event = atomic_load(&current_events[chance(EVENTS)]);
     if (!handle_pin(event->handle)) return false;
     int64_t finished = relaxed_load(&event->finished), started = relaxed_load(&event->started);
@@ -122,21 +133,23 @@ static bool begin_event(struct queue *queue, enum wait_mode mode, struct task *t
     *task = (struct task){.context = event->context};
     relaxed_add(&outstanding[task->context], 1);
     wait_begin_event(contexts[event->context], histories[1], event->handle, queue, mode, result);
-    if (started == finished && relaxed_load(&event->started) == started) task->target = unpack(packed);
+    if (started == finished && relaxed_load(&event->started) == started)
+        task->target = unpack(packed);
     task->may_be_captured = task->target.stream == NULL || (!result->ticket && !result->spinning);
     handle_unpin(event->handle);
     relaxed_add(&events_awaited, 1);
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------ tasks and their loops */
+/* --- tasks and their loops --- */
 
 static void task_ends(struct task *task, int64_t status) {
     if (status == 0) {
         REQUIRE(is_over(task->target), "a wait ended before its stream was there");
         relaxed_add(&ended, 1);
     } else {
-        bool refused = status == ERROR_REFUSED || status == RESULT_CAPTURING || status == RESULT_CLOSED;
+        bool refused =
+            status == ERROR_REFUSED || status == RESULT_CAPTURING || status == RESULT_CLOSED;
         refused |= status == ERROR_CAPTURED && task->may_be_captured;
         REQUIRE(refused || status == ERROR_FAILED, "a wait ended with %lld", (long long)status);
         relaxed_add(&failures, 1);
@@ -148,7 +161,8 @@ static void task_ends(struct task *task, int64_t status) {
 static struct task *taken(uint64_t ticket, int *context) {
     uint32_t index = ticket & 0xffffff;
     REQUIRE(index < SLOTS, "slot %u: more slots than waits in flight", index);
-    REQUIRE(tickets[index].ticket == ticket, "ticket %llx was fired twice, or is no task's", (unsigned long long)ticket);
+    REQUIRE(tickets[index].ticket == ticket, "ticket %llx was fired twice, or is no task's",
+            (unsigned long long)ticket);
     tickets[index].ticket = 0;
     *context = tickets[index].context;
     relaxed_add(&delivered, 1);
@@ -168,7 +182,8 @@ static bool emit(void *unused, uint64_t ticket, int64_t status, bool complete) {
     if (chance(100) == 0) return false; /* as a drain that runs out of memory does */
     struct task *task = taken(ticket, &context);
     REQUIRE(complete, "a watched ticket failed without being passed");
-    REQUIRE(task->state == WATCHED && task->ticket == ticket, "a task was delivered a ticket that is not its own");
+    REQUIRE(task->state == WATCHED && task->ticket == ticket,
+            "a task was delivered a ticket that is not its own");
     struct wait *wait = wait_handed_back(status);
     if (!wait) {
         task_ends(task, status);
@@ -204,7 +219,8 @@ static void *janitor(void *argument) {
     seed_thread(3, 3);
     for (;;) {
         await_wake(orphans, "the janitor");
-        while (!queue_drain(orphans, emit_orphan, NULL)) {}
+        while (!queue_drain(orphans, emit_orphan, NULL)) {
+        }
         if (atomic_load(&stop_janitor)) return NULL;
     }
 }
@@ -222,8 +238,8 @@ static void note_begun(struct task *task, const struct wait_result *result) {
 }
 
 /* As enqueue_async does: everything is reserved before the work is enqueued. */
-static void begin_future(struct loop *loop, struct wait_list *list, struct stream *stream, enum wait_mode mode, struct task *task,
-                         struct wait_result *result) {
+static void begin_future(struct loop *loop, struct wait_list *list, struct stream *stream,
+                         enum wait_mode mode, struct task *task, struct wait_result *result) {
     struct wait *wait;
     *result = (struct wait_result){0};
     result->refusal = wait_reserve(list, loop->queue, mode, &wait);
@@ -240,11 +256,13 @@ static void begin_future(struct loop *loop, struct wait_list *list, struct strea
     relaxed_add(&futures_begun, 1);
 }
 
-static void begin_stream(struct loop *loop, enum wait_mode mode, bool few, struct task *task, struct wait_result *result) {
+static void begin_stream(struct loop *loop, enum wait_mode mode, bool few, struct task *task,
+                         struct wait_result *result) {
     int context = (int)chance(CONTEXTS), number = (int)chance(few ? REGULAR : STREAMS);
     struct stream *stream = &streams[context][number];
     bool own_list = !few && chance(6) == 0; /* it ends with its last wait */
-    struct wait_list *list = own_list ? wait_list_new(contexts[context], histories[0]) : wait_lists[context][number];
+    struct wait_list *list =
+        own_list ? wait_list_new(contexts[context], histories[0]) : wait_lists[context][number];
     if (chance(3) == 0) enqueue_work(stream);
     *task = (struct task){.context = context, .target = {stream, end_of(stream)}};
     capture_checks = 0;
@@ -256,7 +274,8 @@ static void begin_stream(struct loop *loop, enum wait_mode mode, bool few, struc
     capture_begins = NO_CAPTURE;
     if (own_list) wait_list_unref(list);
     if (!was_taken) return;
-    REQUIRE(result->refusal == RESULT_CAPTURING, "a capture has taken the event, and nothing noticed");
+    REQUIRE(result->refusal == RESULT_CAPTURING,
+            "a capture has taken the event, and nothing noticed");
     relaxed_add(&captured, 1);
 }
 
@@ -295,7 +314,8 @@ static void drop_taken(struct task *task) {
     task->taken = false;
 }
 
-/* A task that awaits a future takes its wait when its loop polls it, and polls it until it is over, or expired. */
+/* A task that awaits a future takes its wait when its loop polls it, and polls it until it is over,
+ * or expired. */
 static void await_future(struct loop *loop, struct task *task) {
     if (!task->taken) {
         task->taken = chance(2) && wait_take_future(task->record, task->ticket);
@@ -303,7 +323,8 @@ static void await_future(struct loop *loop, struct task *task) {
     } else if (chance(60) == 0) {
         drop_taken(task);
     } else {
-        REQUIRE(wait_is_taken(task->record, task->ticket), "somebody else has a wait that its task polls");
+        REQUIRE(wait_is_taken(task->record, task->ticket),
+                "another loop has a wait that its task polls");
         struct wait_result result = {.spinning = task->record};
         int mode = relaxed_enter();
         bool over = wait_poll(task->record, loop->queue, &result);
@@ -316,14 +337,16 @@ static void await_future(struct loop *loop, struct task *task) {
 static void leave(struct task *task) {
     drop_taken(task);
     if (task->state == SPINNING) drop(task, task->wait);
-    else if (task->state == WATCHED) task->cancelled = true; /* it stays registered until its ticket is delivered */
+    else if (task->state == WATCHED)
+        task->cancelled = true; /* it stays registered until its ticket is delivered */
 }
 
 /* Whatever wakes its loop: a wait that is over must not be known to its task alone. */
 static void require_not_forgotten(struct task *task) {
     if (!task->target.stream || !is_over(task->target)) return;
     if (!task->over_since) task->over_since = now_ns();
-    REQUIRE(now_ns() - task->over_since < FORGOTTEN_NS, "a wait that is over is looked at by nothing any more");
+    REQUIRE(now_ns() - task->over_since < FORGOTTEN_NS,
+            "a wait that is over is looked at by nothing any more");
 }
 
 /* As the drain of a loop's queue does. */
@@ -351,7 +374,8 @@ static void turn(struct loop *loop, bool may_begin) {
         watched += task->state == WATCHED;
     }
     if (chance(10) == 0) disturb_event();
-    if (watched && !spinning && !loop->polls_futures && chance(2)) await_wake(loop->queue, "a loop");
+    if (watched && !spinning && !loop->polls_futures && chance(2))
+        await_wake(loop->queue, "a loop");
     do loop->polls_futures = run_due(loop->queue);
     while (!queue_drain(loop->queue, emit, NULL));
     while (waits_next_near(loop->queue)) relaxed_add(&futures_near, 1);
@@ -370,7 +394,8 @@ static void *loop(void *argument) {
     while (!atomic_load(&stop_tasks)) {
         turn(self, true);
         if (chance(500)) continue;
-        /* The loop is closed with its tasks in all stages. Those that poll drop their waits; the others are the janitor's. */
+        /* The loop is closed with its tasks in all stages. Those that poll drop their waits; the
+         * others are the janitor's. */
         close_queue(self->queue);
         for (int i = 0; i < TASKS; i++) {
             if (self->tasks[i].state == SPINNING) leave(&self->tasks[i]);
@@ -390,7 +415,7 @@ static void *loop(void *argument) {
     return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------ failing contexts */
+/* --- failing contexts --- */
 
 static bool emit_canary(void *argument, uint64_t ticket, int64_t status, bool complete) {
     (void)ticket, (void)complete;
@@ -398,8 +423,9 @@ static bool emit_canary(void *argument, uint64_t ticket, int64_t status, bool co
     return true;
 }
 
-/* Fails a context and has it come back, which no GPU does: everything that the failure concerned must have been settled by then.
- * The watcher fails its waits before its points, so a point that has failed says that this has happened. */
+/* Fails a context and has it come back, which no GPU does: everything that the failure concerned
+ * must have been settled by then. The watcher fails its waits before its points, so a point that
+ * has failed says that this has happened. */
 static void fail_and_recover(int context) {
     struct queue *queue = queue_open();
     int64_t failure = 0;
@@ -420,7 +446,8 @@ static void fail_and_recover(int context) {
     recover(context);
     REQUIRE(watcher_start() == 0, "the watcher did not start again");
     point_fire(canary, STATUS_UNKNOWN);
-    while (!queue_drain(queue, emit_canary, &failure)) {}
+    while (!queue_drain(queue, emit_canary, &failure)) {
+    }
     queue_close(queue);
 }
 

@@ -1,8 +1,9 @@
-/* Drives the waits with a fake driver: tasks in several threads begin, poll, drop, are handed back and go on, while streams move,
- * loops close, contexts fail, and users' events are recorded again and closed. Built with ThreadSanitizer and with
- * AddressSanitizer by test_native.py.
+/* Drives the waits with a fake driver: tasks in several threads begin, poll, drop, are handed back
+ * and go on, while streams move, loops close, contexts fail, and users' events are recorded again
+ * and closed. Built with ThreadSanitizer and with AddressSanitizer by test_native.py.
  *
- * Usage: stress_waits SECONDS SEED. Ends with code 0 and one line per part, or with the first promise that was broken.
+ * Usage: stress_waits SECONDS SEED. Ends with code 0 and one line per part, or with the first
+ * promise that was broken.
  */
 #include "stress_tasks.h"
 
@@ -14,9 +15,11 @@ static void python_dispatch(uint64_t ticket, int status) {
     broken("host function %llx, %d: none was armed", (unsigned long long)ticket, status);
 }
 
-static struct stream *const still = &streams[0][STREAMS - 1], *const other = &streams[0][STREAMS - 2]; /* moved by the parts */
+/* moved by the parts */
+static struct stream *const still = &streams[0][STREAMS - 1], *const other =
+                                                                  &streams[0][STREAMS - 2];
 
-/* ------------------------------------------------------------------------------------------------ single waits */
+/* --- single waits --- */
 
 static int64_t last_status;
 static uint64_t awaited;
@@ -38,23 +41,26 @@ static bool take_ticket(struct queue *queue, uint64_t ticket) {
     return !awaited;
 }
 
-static int64_t await_ticket(struct queue *queue, uint64_t ticket, int64_t patience, const char *what) {
+static int64_t await_ticket(struct queue *queue, uint64_t ticket, int64_t patience,
+                            const char *what) {
     int64_t deadline = now_ns() + patience;
     while (!take_ticket(queue, ticket)) REQUIRE(now_ns() < deadline, "%s", what);
     return last_status;
 }
 
-static struct wait_result begin_one(struct wait_list *list, struct stream *stream, struct queue *queue, enum wait_mode mode) {
+static struct wait_result begin_one(struct wait_list *list, struct stream *stream,
+                                    struct queue *queue, enum wait_mode mode) {
     struct wait_result result;
     int before = relaxed_enter();
     wait_begin(list, stream, queue, mode, &result);
     relaxed_leave(before);
     REQUIRE(result.refusal == 0, "refused with %d", result.refusal);
-    return result; /* neither a ticket nor a wait: a regular stream was ready, because this thread was slow */
+    /* neither a ticket nor a wait: a regular stream was ready, because this thread was slow */
+    return result;
 }
 
-static struct wait_result begin_for_event(struct users_event *event, struct shared_history *history, struct queue *queue,
-                                          enum wait_mode mode) {
+static struct wait_result begin_for_event(struct users_event *event, struct shared_history *history,
+                                          struct queue *queue, enum wait_mode mode) {
     struct wait_result result;
     int before = relaxed_enter();
     REQUIRE(handle_pin(event->handle), "the event is closed");
@@ -99,10 +105,12 @@ static int see_through(struct wait_result result, struct queue *queue) {
     }
 }
 
-static int64_t references(const void *counted) { return atomic_load((_Atomic int64_t *)counted); } /* its first field */
+/* its first field */
+static int64_t references(const void *counted) { return atomic_load((_Atomic int64_t *)counted); }
 
 static void await_true(bool (*is_true)(void), const char *what) {
-    for (int64_t deadline = now_ns() + 5 * SECOND; !is_true(); pause_for(200000)) REQUIRE(now_ns() < deadline, "%s", what);
+    for (int64_t deadline = now_ns() + 5 * SECOND; !is_true(); pause_for(200000))
+        REQUIRE(now_ns() < deadline, "%s", what);
 }
 static bool none_is_active(void) { return atomic_load(&active_count) == 0 && !waits_are_new(); }
 static bool helpers_are_idle(void) {
@@ -110,7 +118,9 @@ static bool helpers_are_idle(void) {
         if (helper_count(contexts[i]) != helpers_made(contexts[i])) return false;
     return true;
 }
-static bool events_are_destroyed(void) { return atomic_load(&users_events_made) == atomic_load(&users_events_destroyed); }
+static bool events_are_destroyed(void) {
+    return atomic_load(&users_events_made) == atomic_load(&users_events_destroyed);
+}
 
 /* After each part. */
 static void require_nothing_left(void) {
@@ -121,7 +131,8 @@ static void require_nothing_left(void) {
 }
 
 static void free_list(struct wait_list *list) {
-    REQUIRE(references(list) == 1, "a wait list has %lld references too many", (long long)references(list) - 1);
+    REQUIRE(references(list) == 1, "a wait list has %lld references too many",
+            (long long)references(list) - 1);
     wait_list_unref(list);
 }
 
@@ -131,9 +142,10 @@ static void close_event(struct users_event *event) {
     relaxed_leave(before);
 }
 
-/* ------------------------------------------------------------------------------------------------ order */
+/* --- order --- */
 
-/* The list's clock says in which order the waits of a stream end, whatever the order in which the watcher gets them. */
+/* The list's clock says in which order the waits of a stream end, whatever the order in which the
+ * watcher gets them. */
 static void order(struct queue *queue) {
     struct wait_list *list = wait_list_new(contexts[0], histories[0]);
     enqueue_work(still);
@@ -144,7 +156,9 @@ static void order(struct queue *queue) {
     uint64_t ticket = spin_out(first, queue);
     pause_for(5000000);
     relaxed_store(&still->done, position);
-    REQUIRE(await_ticket(queue, ticket, 5 * SECOND, "a wait is held up by later ones of its stream") == 0, "it failed");
+    REQUIRE(await_ticket(queue, ticket, 5 * SECOND,
+                         "a wait is held up by later ones of its stream") == 0,
+            "it failed");
     REQUIRE(point_is_live(second) && point_is_live(third), "a later wait ended first");
     finish(still);
     await_ticket(queue, third, 5 * SECOND, "the last wait does not end");
@@ -172,7 +186,8 @@ static void overlap(struct queue *queue) {
     during_record = record_within;
     uint64_t around = begin_one(shared_list, still, queue, WAIT_EVENT).ticket;
     relaxed_store(&still->done, position_within);
-    await_ticket(queue, recorded_within, 5 * SECOND, "a wait is held up by one that was recorded at the same time");
+    await_ticket(queue, recorded_within, 5 * SECOND,
+                 "a wait is held up by one that was recorded at the same time");
     REQUIRE(point_is_live(around), "it ended too early");
     finish(still);
     await_ticket(queue, around, 5 * SECOND, "it does not end");
@@ -181,7 +196,7 @@ static void overlap(struct queue *queue) {
     printf("overlap: waits that were recorded at once do not hold each other up\n");
 }
 
-/* ------------------------------------------------------------------------------------------------ in time */
+/* --- in time --- */
 
 static int by_size(const void *left, const void *right) {
     int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
@@ -209,13 +224,16 @@ static void wake(struct queue *queue) {
         delays[i] = now_ns() - began;
     }
     int64_t delay = median(delays);
-    REQUIRE(delay < 4 * MILLISECOND, "the watcher is not woken: half of the waits took %lld us", (long long)(delay / 1000));
+    REQUIRE(delay < 4 * MILLISECOND, "the watcher is not woken: half of the waits took %lld us",
+            (long long)(delay / 1000));
     require_nothing_left();
     free_list(list);
-    printf("wake: a sleeping watcher sees the end of a new wait after %lld us\n", (long long)(delay / 1000));
+    printf("wake: a sleeping watcher sees the end of a new wait after %lld us\n",
+           (long long)(delay / 1000));
 }
 
-static int see_work_through(struct wait_list *list, struct stream *stream, int64_t length, struct queue *queue) {
+static int see_work_through(struct wait_list *list, struct stream *stream, int64_t length,
+                            struct queue *queue) {
     set_periods(stream, length, length);
     enqueue_work(stream);
     return see_through(begin_one(list, stream, queue, WAIT_AUTO), queue);
@@ -224,7 +242,8 @@ static int see_work_through(struct wait_list *list, struct stream *stream, int64
 /* As if the latest waits had been so long: on a busy machine they would not be. */
 static void teach(struct shared_history *shared, int64_t length) {
     pthread_mutex_lock(&shared->lock);
-    for (int i = 0; i < 8; i++) history_learn(&shared->history, length - 5 * MICROSECOND, length + 5 * MICROSECOND);
+    for (int i = 0; i < 8; i++)
+        history_learn(&shared->history, length - 5 * MICROSECOND, length + 5 * MICROSECOND);
     pthread_mutex_unlock(&shared->lock);
 }
 
@@ -245,23 +264,28 @@ static void guard(void) {
     }
     bool met = counters[WAITS_BY_TIMER] > by_timer && by_guard > 0;
     REQUIRE(met, "no guard look ended a wait that a timer had");
-    REQUIRE(least < 5 * MILLISECOND, "work of 1 ms after work of 9 ms was noticed after %lld us", (long long)(least / 1000));
+    REQUIRE(least < 5 * MILLISECOND, "work of 1 ms after work of 9 ms was noticed after %lld us",
+            (long long)(least / 1000));
     require_nothing_left();
     free_list(list);
     REQUIRE(references(history) == 1, "a history has references left");
     shared_history_unref(history);
-    printf("guard: work of 1 ms after work of 9 ms was noticed after %lld us\n", (long long)(least / 1000));
+    printf("guard: work of 1 ms after work of 9 ms was noticed after %lld us\n",
+           (long long)(least / 1000));
 }
 
-/* Two lengths in turn, on two lists of one history: a long wait is handed back at each of the two. */
+/* Two lengths in turn, on two lists of one history: a long wait is handed back at each of the
+ * two. */
 static void alternate(struct queue *queue) {
     static struct stream regular[2];
     struct shared_history *history = shared_history_new();
-    struct wait_list *lists[] = {wait_list_new(contexts[0], history), wait_list_new(contexts[0], history)};
+    struct wait_list *lists[] = {wait_list_new(contexts[0], history),
+                                 wait_list_new(contexts[0], history)};
     int most = 0;
     for (int i = 0; i < 80; i++) {
         teach(history, i % 2 ? 400 * MICROSECOND : 5 * MILLISECOND);
-        int hand_backs = see_work_through(lists[i / 2 % 2], &regular[i / 2 % 2], i % 2 ? 5 * MILLISECOND : 400 * MICROSECOND, queue);
+        int hand_backs = see_work_through(lists[i / 2 % 2], &regular[i / 2 % 2],
+                                          i % 2 ? 5 * MILLISECOND : 400 * MICROSECOND, queue);
         if (hand_backs > most) most = hand_backs;
     }
     REQUIRE(most >= 2, "no wait was handed back twice");
@@ -271,9 +295,10 @@ static void alternate(struct queue *queue) {
     printf("alternate: a wait was handed back %d times\n", most);
 }
 
-/* ------------------------------------------------------------------------------------------------ waits without a task */
+/* --- waits without a task --- */
 
-/* A loop that closes leaves the waits in its timer to the watcher, and their ends to the orphans' queue. */
+/* A loop that closes leaves the waits in its timer to the watcher, and their ends to the orphans'
+ * queue. */
 static void close_loop(struct queue *orphans) {
     static struct stream regular;
     struct queue *queue = queue_open();
@@ -288,7 +313,8 @@ static void close_loop(struct queue *orphans) {
         if (!ticket) continue;
         if (i % 2) pause_for(chance(8000000)); /* with and without a guard look before */
         close_queue(queue);
-        struct wait *wait = wait_handed_back(await_ticket(orphans, ticket, 5 * SECOND, "a closed loop's wait does not end"));
+        struct wait *wait = wait_handed_back(
+            await_ticket(orphans, ticket, 5 * SECOND, "a closed loop's wait does not end"));
         if (wait) wait_drop(wait);
         queue = queue_open();
         require_nothing_left();
@@ -300,15 +326,16 @@ static void close_loop(struct queue *orphans) {
     printf("close: waits in the timer of a loop that was closed end as orphans\n");
 }
 
-/* A dropped wait stays listed until its event is complete, ever more seldom looked at. That must not hold up a wait behind it, and
- * the dropped one is handed back to no task. */
+/* A dropped wait stays listed until its event is complete, ever more seldom looked at. That must
+ * not hold up a wait behind it, and the dropped one is handed back to no task. */
 static void behind_a_dropped(struct queue *queue) {
     struct wait_list *list = wait_list_new(contexts[0], histories[0]);
     int64_t delays[TRIALS];
     for (int i = -6; i < TRIALS; i++) { /* the first few are young */
         enqueue_work(still);
         wait_drop(begin_one(list, still, queue, WAIT_SPIN).spinning);
-        if (i >= 0) pause_for((50 + chance(50)) * MILLISECOND); /* so old that it is looked at each 6 to 12 ms */
+        /* so old that it is looked at each 6 to 12 ms */
+        if (i >= 0) pause_for((50 + chance(50)) * MILLISECOND);
         uint64_t ticket = begin_one(list, still, queue, WAIT_EVENT).ticket;
         pause_for(chance(2000000));
         finish(still);
@@ -318,15 +345,18 @@ static void behind_a_dropped(struct queue *queue) {
         await_true(none_is_active, "a dropped wait does not come back");
     }
     int64_t delay = median(delays);
-    REQUIRE(delay < 2 * MILLISECOND, "half of the waits behind a dropped one took %lld us", (long long)(delay / 1000));
+    REQUIRE(delay < 2 * MILLISECOND, "half of the waits behind a dropped one took %lld us",
+            (long long)(delay / 1000));
     require_nothing_left();
     free_list(list);
-    printf("behind: the end of a wait behind a dropped one is seen after %lld us\n", (long long)(delay / 1000));
+    printf("behind: the end of a wait behind a dropped one is seen after %lld us\n",
+           (long long)(delay / 1000));
 }
 
 /* Begins waits until a new event has to be made: as many as there are records in the pools. */
 static int64_t take_all(int context, struct queue *queue) {
-    static struct stream ours[CONTEXTS]; /* nothing else moves them: a wait must find something to wait for */
+    /* nothing else moves them: a wait must find something to wait for */
+    static struct stream ours[CONTEXTS];
     struct stream *stream = &ours[context];
     stream->context = context;
     struct wait_list *list = wait_list_new(contexts[context], histories[0]);
@@ -340,7 +370,8 @@ static int64_t take_all(int context, struct queue *queue) {
     finish(stream);
     for (int64_t i = 0; i < taken; i++) {
         struct wait_result result;
-        REQUIRE(poll_once(waits[i], queue, &result) && result.refusal == 0, "it is over, and was not seen");
+        REQUIRE(poll_once(waits[i], queue, &result) && result.refusal == 0,
+                "it is over, and was not seen");
     }
     free_list(list);
     free(waits);
@@ -366,7 +397,8 @@ static void dropped_to_a_parked_watcher(struct queue *queue) {
     enqueue_work(still);
     wait_drop(begin_one(list, still, queue, WAIT_SPIN).spinning);
     finish(still);
-    for (int64_t more = 1; take_all(0, queue) < records + more; more++) { /* each poll makes one more */
+    /* each poll makes one more */
+    for (int64_t more = 1; take_all(0, queue) < records + more; more++) {
         REQUIRE(now_ns() < deadline, "the record of a dropped wait does not come back");
         pause_for(1000000);
     }
@@ -376,8 +408,8 @@ static void dropped_to_a_parked_watcher(struct queue *queue) {
     printf("dropped: a parked watcher takes a dropped wait back, and parks again\n");
 }
 
-/* The watcher comes so late that the waits that were left to it are over, or their tasks poll them again. A wait for an event owns
- * its list alone. */
+/* The watcher comes so late that the waits that were left to it are over, or their tasks poll them
+ * again. A wait for an event owns its list alone. */
 static void late_watcher(void) {
     struct stream *regular = &streams[0][0];
     struct shared_history *history = shared_history_new();
@@ -391,7 +423,9 @@ static void late_watcher(void) {
         REQUIRE(record_event(event, regular) == 0, "a record was refused");
         watcher_stop();
         uint64_t ticket = spin_out(begin_for_event(event, history, queue, WAIT_AUTO), queue);
-        for (int64_t end = now_ns() + 10 * MILLISECOND; ticket && now_ns() < end;) take_ticket(queue, ticket); /* by its timer */
+        /* by its timer */
+        for (int64_t end = now_ns() + 10 * MILLISECOND; ticket && now_ns() < end;)
+            take_ticket(queue, ticket);
         struct wait *wait = ticket && !point_is_live(ticket) ? wait_handed_back(last_status) : NULL;
         if (wait && i % 3 == 0) wait_drop(wait);
         else if (wait) see_through((struct wait_result){.spinning = wait}, queue);
@@ -410,10 +444,10 @@ static void late_watcher(void) {
     printf("late: a watcher that comes late finds what was left to it\n");
 }
 
-/* ------------------------------------------------------------------------------------------------ events */
+/* --- events --- */
 #include "stress_events.h"
 
-/* ------------------------------------------------------------------------------------------------ all at once */
+/* --- all at once --- */
 
 static pthread_t gpu;
 
@@ -423,7 +457,9 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
     atomic_store(&unruly, true);
     atomic_store(&most_helpers, helpers_alive);
     for (int context = 0; context < CONTEXTS; context++)
-        for (int i = 0; i < STREAMS; i++) wait_lists[context][i] = wait_list_new(contexts[context], histories[i < REGULAR ? 1 : 0]);
+        for (int i = 0; i < STREAMS; i++)
+            wait_lists[context][i] =
+                wait_list_new(contexts[context], histories[i < REGULAR ? 1 : 0]);
     for (int i = 0; i < EVENTS; i++) atomic_store(&current_events[i], open_event(i % CONTEXTS));
     pthread_create(&gpu, NULL, moving, NULL);
     pthread_create(&janitor_thread, NULL, janitor, orphans);
@@ -441,7 +477,8 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
     for (int i = 0; i < LOOPS; i++) pthread_join(loops[i].thread, NULL);
     int64_t deadline = now_ns() + 20 * SECOND;
     while (atomic_load(&outstanding[0]) + atomic_load(&outstanding[1]) > 0) {
-        REQUIRE(now_ns() < deadline, "%lld and %lld waits never ended", (long long)outstanding[0], (long long)outstanding[1]);
+        REQUIRE(now_ns() < deadline, "%lld and %lld waits never ended", (long long)outstanding[0],
+                (long long)outstanding[1]);
         pause_for(1000000);
     }
     atomic_store(&stop_janitor, true);
@@ -450,17 +487,19 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
     /* The GPU goes on until all records are back: see require_all_back. */
     atomic_store(&unruly, false);
     REQUIRE(points_pending() == 0, "%lld points are pending", (long long)points_pending());
-    REQUIRE(counters[POINTS_ARMED] == counters[POINTS_FIRED], "%lld were armed, %lld fired", (long long)counters[POINTS_ARMED],
-            (long long)counters[POINTS_FIRED]);
+    REQUIRE(counters[POINTS_ARMED] == counters[POINTS_FIRED], "%lld were armed, %lld fired",
+            (long long)counters[POINTS_ARMED], (long long)counters[POINTS_FIRED]);
     REQUIRE(counters[POINTS_LEAKED] == 0 && counters[POINTS_STALE] == 0, "leaked or stale");
     for (int i = 0; i < SLOTS; i++)
-        REQUIRE(tickets[i].ticket == 0, "ticket %llx never fired", (unsigned long long)tickets[i].ticket);
+        REQUIRE(tickets[i].ticket == 0, "ticket %llx never fired",
+                (unsigned long long)tickets[i].ticket);
 }
 
 static void require_all_back(struct queue *queue) {
     int64_t deadline = now_ns() + 20 * SECOND, known = 0, taken = 0;
     do {
-        REQUIRE(now_ns() < deadline, "of %lld records only %lld are back", (long long)known, (long long)taken);
+        REQUIRE(now_ns() < deadline, "of %lld records only %lld are back", (long long)known,
+                (long long)taken);
         pause_for(5000000);
         known = atomic_load(&events_made);
         taken = take_all(0, queue) + take_all(1, queue);
@@ -470,8 +509,10 @@ static void require_all_back(struct queue *queue) {
     for (int i = 0; i < EVENTS; i++) close_event(atomic_load(&current_events[i]));
     await_true(events_are_destroyed, "a closed event is not destroyed");
     for (int64_t i = 0; i < USERS_EVENTS && i < users_event_count; i++) {
-        int64_t refs = atomic_load((_Atomic int64_t *)users_events[i].handle + 1); /* its second field */
-        REQUIRE(refs == 1 && *handle_attachment(users_events[i].handle) == NULL, "an event's handle has references left");
+        /* its second field */
+        int64_t refs = atomic_load((_Atomic int64_t *)users_events[i].handle + 1);
+        REQUIRE(refs == 1 && *handle_attachment(users_events[i].handle) == NULL,
+                "an event's handle has references left");
         handle_unref(users_events[i].handle);
     }
     for (int context = 0; context < CONTEXTS; context++)
@@ -480,20 +521,24 @@ static void require_all_back(struct queue *queue) {
         REQUIRE(references(histories[i]) == 1, "a history has references left");
         shared_history_unref(histories[i]);
     }
-    printf("back: %lld records, %d and %d helpers, %lld events\n", (long long)known, helpers_made(contexts[0]),
-           helpers_made(contexts[1]), (long long)users_events_made);
+    printf("back: %lld records, %d and %d helpers, %lld events\n", (long long)known,
+           helpers_made(contexts[0]), helpers_made(contexts[1]), (long long)users_events_made);
 }
 
 static void report(void) {
-    printf("waits: %lld begun, %lld ended, %lld refused or failed, %lld dropped, %lld orphaned, %lld captured; %lld handed back, "
+    printf("waits: %lld begun, %lld ended, %lld refused or failed, %lld dropped, %lld orphaned, "
+           "%lld captured; %lld handed back, "
            "%lld of them again; %lld by timer, %lld watched\n",
-           (long long)begun_count, (long long)ended, (long long)failures, (long long)dropped, (long long)orphaned,
-           (long long)captured, (long long)handed_back, (long long)repeated, (long long)counters[WAITS_BY_TIMER],
-           (long long)counters[WAITS_WATCHED]);
-    printf("events: %lld futures, %lld taken by tasks, %lld near; %lld awaited, %lld recorded, %lld refused, %lld closed; %lld stood in for; %lld helpers at most\n",
-           (long long)futures_begun, (long long)futures_taken, (long long)futures_near, (long long)events_awaited, (long long)events_recorded, (long long)records_refused, (long long)events_closed,
-           (long long)item_count, (long long)most_helpers);
-    bool met = ended > 0 && failures > 0 && dropped > 0 && orphaned > 0 && captured > 0 && repeated > 0 && events_closed > 0;
+           (long long)begun_count, (long long)ended, (long long)failures, (long long)dropped,
+           (long long)orphaned, (long long)captured, (long long)handed_back, (long long)repeated,
+           (long long)counters[WAITS_BY_TIMER], (long long)counters[WAITS_WATCHED]);
+    printf("events: %lld futures, %lld taken by tasks, %lld near; %lld awaited, %lld recorded, "
+           "%lld refused, %lld closed; %lld stood in for; %lld helpers at most\n",
+           (long long)futures_begun, (long long)futures_taken, (long long)futures_near,
+           (long long)events_awaited, (long long)events_recorded, (long long)records_refused,
+           (long long)events_closed, (long long)item_count, (long long)most_helpers);
+    bool met = ended > 0 && failures > 0 && dropped > 0 && orphaned > 0 && captured > 0 &&
+               repeated > 0 && events_closed > 0;
     met &= counters[WAITS_BY_TIMER] > 20 && counters[WAITS_HANDED_BACK] > 20 && item_count > 100;
     met &= futures_taken > 20 && futures_near > 5;
     REQUIRE(met, "the run was too short to meet everything");

@@ -1,8 +1,9 @@
 """Questions to a CUDA driver. docs/driver.md has an H200's answers.
 
-On a GPU: `python tests/simulator/questions.py`. On the simulator: the same with AIOSTREAM_SIMULATOR=1. The difference of the two outputs is what the
-simulator does otherwise. Words behind it choose questions by their names. Each question is a process of its own, because some of them end it;
-AT_ONCE (8) of them run at a time, for some 20 s.
+On a GPU: `python tests/simulator/questions.py`. On the simulator: the same with
+AIOSTREAM_SIMULATOR=1. What differs between the two outputs is what the simulator does otherwise.
+Words after the command choose questions by their names. Each question is a process of its own,
+because some of them end it. AT_ONCE (8) of them run at a time, for some 20 s.
 """
 
 # ruff: noqa: E501  (programs, kept on one line where they say one thing)

@@ -1,4 +1,6 @@
-"""What the simulator's tests share: the bindings made short, gates, kernels, native and Python host functions."""
+"""What the simulator's tests share: the bindings made short, gates, kernels, native and Python host
+functions.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cuda.bindings.driver as cu
+import cuda.bindings.driver
 
+cu: Any = cuda.bindings.driver
 ROOT = Path(__file__).parents[2]
 PTX = (
     b".version 8.0\n.target sm_90\n.address_size 64\n"
@@ -59,7 +62,7 @@ def raw(name: str, version: int, *types: Any, gil: bool = False) -> Callable[...
     return make(ctypes.c_int, *types)(address(name, version))
 
 
-def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+def until(condition: Callable[..., Any], seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -96,15 +99,16 @@ class Kernels:
     def launch(self, name: str, stream: Any, *arguments: Any) -> tuple[Any, ...]:
         values = tuple(argument.value for argument in arguments)
         types = tuple(type(argument) for argument in arguments)
-        return cu.cuLaunchKernel(
+        result: tuple[Any, ...] = cu.cuLaunchKernel(
             self.function(name), 1, 1, 1, 1, 1, 1, 0, stream, (values, types), 0
         )
+        return result
 
     def spin(self, stream: Any, seconds: float) -> None:
         ok(self.launch("spin", stream, ctypes.c_uint64(int(seconds * 1e9))))
 
 
-def host(stream: Any, function: Callable[[], Any]) -> None:
+def host(stream: Any, function: Callable[..., Any]) -> None:
     """Enqueues a Python host function by the driver's own address."""
     native = HOST(lambda _: function())
     keep.append(native)

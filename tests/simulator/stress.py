@@ -1,8 +1,10 @@
-"""Many threads at once against the simulator, through ctypes alone: what the sanitizer builds run (see sanitize.sh).
+"""Many threads at once against the simulator, through ctypes alone: what the sanitizer builds run
+(see sanitize.sh).
 
-Every thread makes streams and events, enqueues kernels, copies, host functions, callbacks and gates, waits across threads'
-streams, captures, launches graphs, frees and destroys, while another thread breaks the driver in the middle of a fill, recovers
-it and frees what was being filled. Nothing is asserted but that all ends, and that what graphs held is destroyed.
+Every thread makes streams and events, enqueues kernels, copies, host functions, callbacks and
+gates, waits across threads' streams, captures, launches graphs, frees and destroys, while another
+thread breaks the driver in the middle of a fill, recovers it and frees what was being filled.
+Nothing is asserted but that all ends, and that what graphs held is destroyed.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def main(seconds: float, threads: int) -> None:
     def fly(
         dice: random.Random, streams: list[HANDLE], events: list[HANDLE], memory: HANDLE
     ) -> None:
-        """A fork and join captured, with a thing that its graph holds, launched here and there, updated, dropped in any order."""
+        """A fork and join captured, with a thing that its graph holds, launched here and there,
+        updated, dropped in any order.
+        """
         graph, clone, executable, thing, node, scratch = (HANDLE() for _ in range(6))
         driver.cuStreamBeginCapture_v2(streams[0], 2)
         driver.cuLaunchHostFunc(streams[0], host, None)
@@ -209,7 +213,8 @@ def main(seconds: float, threads: int) -> None:
     assert things[0] <= things[1], things  # one may have been made, and not been given to its graph
     launches = simulator.calls("cuLaunchKernel"), simulator.calls("cuGraphLaunch")
     print(
-        f"stress: {fired[0]} host functions, {fired[1]} callbacks, {launches} launches of kernels and graphs, {things[1]} things"
+        f"stress: {fired[0]} host functions, {fired[1]} callbacks, {launches} launches of kernels "
+        f"and graphs, {things[1]} things"
     )
 
 

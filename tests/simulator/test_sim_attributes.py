@@ -1,11 +1,14 @@
-"""The attributes of streams and kernel nodes; memory operations in batches; what streams tell of contexts."""
+"""The attributes of streams and kernel nodes; memory operations in batches; what streams tell of
+contexts.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import pytest
-from simdriver import code, cu, ok, raw, run_python
+from simdriver import Gate, Kernels, code, cu, ok, raw, run_python
 
 from aiostream import simulator
 
@@ -18,18 +21,18 @@ DOMAIN_MAP = ID.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP
 DOMAIN = ID.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN
 
 
-def get(stream, which):
+def get(stream: Any, which: Any) -> Any:
     return ok(cu.cuStreamGetAttribute(stream, which))
 
 
-def put(stream, which, **fields) -> int:
+def put(stream: Any, which: Any, **fields: Any) -> int:
     value = cu.CUstreamAttrValue()
     for name, content in fields.items():
         setattr(value, name, content)
     return code(cu.cuStreamSetAttribute(stream, which, value))
 
 
-def window(**fields):
+def window(**fields: Any) -> Any:
     made = cu.CUaccessPolicyWindow()
     made.hitProp = cu.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
     made.missProp = cu.CUaccessProperty.CU_ACCESS_PROPERTY_STREAMING
@@ -38,13 +41,13 @@ def window(**fields):
     return made
 
 
-def domains(default, remote):
+def domains(default: Any, remote: Any) -> Any:
     made = cu.CUlaunchMemSyncDomainMap()
     made.default_, made.remote = default, remote
     return made
 
 
-def test_what_a_stream_begins_with():
+def test_what_a_stream_begins_with() -> None:
     stream = ok(cu.cuStreamCreateWithPriority(1, -2))
     assert int(get(stream, WINDOW).accessPolicyWindow.num_bytes) == 0
     told = ctypes.c_int()  # by address: no policy of the bindings is -1
@@ -57,7 +60,7 @@ def test_what_a_stream_begins_with():
     assert (told.default_, told.remote) == (0, 1)
 
 
-def test_what_is_set_is_told_and_copied(stream):
+def test_what_is_set_is_told_and_copied(stream: Any) -> None:
     memory, other = ok(cu.cuMemAlloc(4096)), ok(cu.cuStreamCreate(1))
     assert (
         put(
@@ -88,7 +91,7 @@ def test_what_is_set_is_told_and_copied(stream):
         assert (map_told.default_, map_told.remote) == (2, 3)
 
 
-def test_values_are_checked(stream):
+def test_values_are_checked(stream: Any) -> None:
     set_raw = raw("cuStreamSetAttribute", 11000, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
     most = ok(
         cu.cuDeviceGetAttribute(
@@ -122,7 +125,7 @@ def test_values_are_checked(stream):
     assert int(get(stream, PRIORITY).priority) == -5, "clamped"
 
 
-def test_copies_stay_in_a_context(stream):
+def test_copies_stay_in_a_context(stream: Any) -> None:
     ok(cu.cuCtxPushCurrent(ok(cu.cuDevicePrimaryCtxRetain(1))))
     other = ok(cu.cuStreamCreate(1))
     assert code(cu.cuStreamCopyAttributes(other, stream)) == 1
@@ -130,7 +133,7 @@ def test_copies_stay_in_a_context(stream):
     ok(cu.cuDevicePrimaryCtxRelease(1))
 
 
-def test_of_kernel_nodes(stream, kernels):
+def test_of_kernel_nodes(stream: Any, kernels: Kernels) -> None:
     ok(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode(2)))
     for _ in range(2):
         ok(kernels.launch("empty", stream))
@@ -150,7 +153,7 @@ def test_of_kernel_nodes(stream, kernels):
 # --- memory operations in batches ---
 
 
-def operation(kind, address=0, value=0, flags=0):
+def operation(kind: Any, address: int = 0, value: int = 0, flags: int = 0) -> Any:
     made = cu.CUstreamBatchMemOpParams()
     made.operation = kind
     if kind == KIND.CU_STREAM_MEM_OP_BARRIER:
@@ -166,11 +169,11 @@ def operation(kind, address=0, value=0, flags=0):
 KIND = cu.CUstreamBatchMemOpType
 
 
-def batch(stream, *operations) -> int:
+def batch(stream: Any, *operations: Any) -> int:
     return code(cu.cuStreamBatchMemOp(stream, len(operations), list(operations), 0))
 
 
-def test_a_batch_keeps_its_order(stream, gate):
+def test_a_batch_keeps_its_order(stream: Any, gate: Gate) -> None:
     words = (ctypes.c_uint64 * 4).from_address(gate.address + 16)
     words[:] = [0] * 4
     operations = [
@@ -197,7 +200,7 @@ def test_a_batch_keeps_its_order(stream, gate):
     assert words[:2] == [7 << 40, 9]
 
 
-def test_batches_that_are_refused_do_nothing(stream, gate):
+def test_batches_that_are_refused_do_nothing(stream: Any, gate: Gate) -> None:
     write = operation(KIND.CU_STREAM_MEM_OP_WRITE_VALUE_32, gate.address + 16, 9)
     word = ctypes.c_uint32.from_address(gate.address + 16)
     word.value = 0
@@ -232,14 +235,14 @@ def test_batches_that_are_refused_do_nothing(stream, gate):
 # --- contexts, memory, sync modes ---
 
 
-def test_ordinary_streams_have_no_green_context(stream):
+def test_ordinary_streams_have_no_green_context(stream: Any) -> None:
     for handle in (stream, cu.CUstream(1), cu.CUstream(2)):
         assert int(ok(cu.cuStreamGetGreenCtx(handle))) == 0
     context, green = ok(cu.cuStreamGetCtx_v2(stream))
     assert (int(context), int(green)) == (int(ok(cu.cuCtxGetCurrent())), 0)
 
 
-def test_managed_memory_is_attached_in_stream_order(stream):
+def test_managed_memory_is_attached_in_stream_order(stream: Any) -> None:
     memory = ok(cu.cuMemAllocManaged(256, 1))
     for flags in (1, 2, 4):
         ok(cu.cuStreamAttachMemAsync(stream, memory, 0, flags))
@@ -260,7 +263,7 @@ def test_managed_memory_is_attached_in_stream_order(stream):
     ok(cu.cuMemFree(memory))
 
 
-def test_host_functions_with_a_sync_mode_came_with_cuda_13_2():
+def test_host_functions_with_a_sync_mode_came_with_cuda_13_2() -> None:
     program = """
         from aiostream import simulator
         simulator.install(driver_version=13020)
@@ -280,14 +283,14 @@ def test_host_functions_with_a_sync_mode_came_with_cuda_13_2():
     assert ran.stdout.strip() == "[1, 1]", ran.stderr
 
 
-def test_what_is_still_lacking_names_itself():
+def test_what_is_still_lacking_names_itself() -> None:
     graph = ok(cu.cuGraphCreate(0))
     assert code(cu.cuGraphConditionalHandleCreate(graph, ok(cu.cuCtxGetCurrent()), 0, 0)) == 801
     assert simulator.unsupported_calls()["cuGraphConditionalHandleCreate"] >= 1
 
 
 @pytest.mark.parametrize("mode", [cu.CUstreamCaptureMode(n) for n in range(3)])
-def test_attributes_leave_a_capture_alone(stream, mode):
+def test_attributes_leave_a_capture_alone(stream: Any, mode: Any) -> None:
     ok(cu.cuStreamBeginCapture(stream, mode))
     get(stream, PRIORITY)
     assert put(stream, PRIORITY, priority=-1) == 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from simdriver import callback, code, cu, host, in_thread, ok, raw, run_python
+from simdriver import Gate, Kernels, callback, code, cu, host, in_thread, ok, raw, run_python
 
 from aiostream import simulator
 
@@ -16,27 +18,27 @@ GLOBAL, THREAD_LOCAL, RELAXED = (cu.CUstreamCaptureMode(n) for n in range(3))
 MODES = [GLOBAL, THREAD_LOCAL, RELAXED]
 
 
-def begin(stream, mode=GLOBAL):
+def begin(stream: Any, mode: Any = GLOBAL) -> None:
     ok(cu.cuStreamBeginCapture(stream, mode))
 
 
-def end(stream) -> int:
+def end(stream: Any) -> int:
     answer, graph = cu.cuStreamEndCapture(stream)
     if int(answer) == 0:
         ok(cu.cuGraphDestroy(graph))
     return int(answer)
 
 
-def status(stream) -> int:
+def status(stream: Any) -> int:
     return int(ok(cu.cuStreamIsCapturing(stream)))
 
 
-def nodes(graph) -> list[int]:
+def nodes(graph: Any) -> list[int]:
     found, count = ok(cu.cuGraphGetNodes(graph, 64))
     return [int(ok(cu.cuGraphNodeGetType(node))) for node in found[:count]]
 
 
-def test_work_is_collected_and_not_done(stream, kernels):
+def test_work_is_collected_and_not_done(stream: Any, kernels: Kernels) -> None:
     fired, memory, other = [], ok(cu.cuMemAlloc(64)), ok(cu.cuStreamCreate(1))
     event = ok(cu.cuEventCreate(0))
     begin(stream)
@@ -61,7 +63,7 @@ def test_work_is_collected_and_not_done(stream, kernels):
     ok(cu.cuMemFree(memory))
 
 
-def test_capture_information(stream):
+def test_capture_information(stream: Any) -> None:
     assert int(ok(cu.cuStreamGetCaptureInfo(stream))[0]) == 0
     begin(stream, RELAXED)
     host(stream, lambda: None)
@@ -74,7 +76,7 @@ def test_capture_information(stream):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", ["query", "synchronize", "callback"])
-def test_what_invalidates_it_in_every_mode(stream, mode, call):
+def test_what_invalidates_it_in_every_mode(stream: Any, mode: Any, call: Any) -> None:
     begin(stream, mode)
     if call == "callback":
         assert callback(stream, lambda _: None) == 900
@@ -90,7 +92,7 @@ def test_what_invalidates_it_in_every_mode(stream, mode, call):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", ["event", "stream", "alloc", "instantiate"])
-def test_unsafe_calls_of_another_thread(stream, mode, call):
+def test_unsafe_calls_of_another_thread(stream: Any, mode: Any, call: Any) -> None:
     context, other, event = (
         ok(cu.cuCtxGetCurrent()),
         ok(cu.cuStreamCreate(1)),
@@ -98,7 +100,7 @@ def test_unsafe_calls_of_another_thread(stream, mode, call):
     )
     graph = ok(cu.cuGraphCreate(0))
 
-    def ask(thread_mode) -> int:
+    def ask(thread_mode: Any) -> int:
         ok(cu.cuCtxSetCurrent(context))
         ok(cu.cuThreadExchangeStreamCaptureMode(thread_mode))
         if call == "alloc":
@@ -118,7 +120,7 @@ def test_unsafe_calls_of_another_thread(stream, mode, call):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("thread_mode", MODES)
-def test_unsafe_calls_of_the_capturing_thread(stream, mode, thread_mode):
+def test_unsafe_calls_of_the_capturing_thread(stream: Any, mode: Any, thread_mode: Any) -> None:
     event, other = ok(cu.cuEventCreate(0)), ok(cu.cuStreamCreate(1))
     allowed = mode == RELAXED or thread_mode == RELAXED
     begin(stream, mode)
@@ -130,7 +132,7 @@ def test_unsafe_calls_of_the_capturing_thread(stream, mode, thread_mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_records_and_host_functions_elsewhere_are_allowed(stream, mode):
+def test_records_and_host_functions_elsewhere_are_allowed(stream: Any, mode: Any) -> None:
     context, other, event, fired = (
         ok(cu.cuCtxGetCurrent()),
         ok(cu.cuStreamCreate(1)),
@@ -152,7 +154,7 @@ def test_records_and_host_functions_elsewhere_are_allowed(stream, mode):
     assert fired == [1, 1]
 
 
-def test_work_from_before_fires_during_the_capture(stream, gate):
+def test_work_from_before_fires_during_the_capture(stream: Any, gate: Gate) -> None:
     fired, event = threading.Event(), ok(cu.cuEventCreate(0))
     gate.hold(stream)
     host(stream, fired.set)
@@ -167,7 +169,7 @@ def test_work_from_before_fires_during_the_capture(stream, gate):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", [cu.cuStreamGetFlags, cu.cuStreamGetId])
-def test_even_these_questions_end_it_on_an_h200(stream, mode, call):
+def test_even_these_questions_end_it_on_an_h200(stream: Any, mode: Any, call: Any) -> None:
     begin(stream, mode)
     ok(cu.cuStreamGetPriority(stream))
     ok(cu.cuStreamGetCtx(stream))
@@ -175,7 +177,7 @@ def test_even_these_questions_end_it_on_an_h200(stream, mode, call):
     assert end(stream) == 901
 
 
-def test_the_legacy_stream_while_a_blocking_stream_captures():
+def test_the_legacy_stream_while_a_blocking_stream_captures() -> None:
     blocking = ok(cu.cuStreamCreate(0))
     begin(blocking, RELAXED)
     assert code(cu.cuStreamIsCapturing(cu.CUstream(0))) == 906
@@ -188,7 +190,7 @@ def test_the_legacy_stream_while_a_blocking_stream_captures():
     ok(cu.cuStreamDestroy(blocking))
 
 
-def test_it_ends_where_and_by_whom_it_began(stream):
+def test_it_ends_where_and_by_whom_it_began(stream: Any) -> None:
     assert code(cu.cuStreamEndCapture(stream)) == 401
     begin(stream, GLOBAL)
     assert code(cu.cuStreamBeginCapture(stream, GLOBAL)) == 401
@@ -201,7 +203,7 @@ def test_it_ends_where_and_by_whom_it_began(stream):
     assert in_thread(lambda: end(stream)) == 0
 
 
-def test_an_unjoined_stream(stream, kernels):
+def test_an_unjoined_stream(stream: Any, kernels: Kernels) -> None:
     other, event = ok(cu.cuStreamCreate(1)), ok(cu.cuEventCreate(0))
     begin(stream, RELAXED)
     ok(cu.cuEventRecord(event, stream))
@@ -215,7 +217,7 @@ def test_an_unjoined_stream(stream, kernels):
     assert end(stream) == 904
 
 
-def test_dependencies_across_the_border(stream, gate):
+def test_dependencies_across_the_border(stream: Any, gate: Gate) -> None:
     outside, event = ok(cu.cuStreamCreate(1)), ok(cu.cuEventCreate(0))
     ok(cu.cuEventRecord(event, outside))
     begin(stream, RELAXED)
@@ -233,7 +235,9 @@ ASK = [cu.cuEventQuery, cu.cuEventSynchronize, lambda event: cu.cuEventElapsedTi
 
 
 @pytest.mark.parametrize("first", ASK)
-def test_to_ask_a_captured_event_ends_the_capture(stream, kernels, first):
+def test_to_ask_a_captured_event_ends_the_capture(
+    stream: Any, kernels: Kernels, first: Any
+) -> None:
     event = ok(cu.cuEventCreate(0))
     begin(stream, RELAXED)
     ok(kernels.launch("empty", stream))
@@ -252,7 +256,7 @@ def test_to_ask_a_captured_event_ends_the_capture(stream, kernels, first):
     ok(cu.cuEventSynchronize(event))
 
 
-def test_an_event_of_an_ended_capture_is_nothing_to_wait_for(stream, kernels):
+def test_an_event_of_an_ended_capture_is_nothing_to_wait_for(stream: Any, kernels: Kernels) -> None:
     event = ok(cu.cuEventCreate(0))
     begin(stream, RELAXED)
     ok(kernels.launch("empty", stream))
@@ -265,8 +269,10 @@ def test_an_event_of_an_ended_capture_is_nothing_to_wait_for(stream, kernels):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_executables_during_a_capture(stream, mode):
-    """To make and to destroy them is potentially unsafe; to launch and upload them elsewhere is not."""
+def test_executables_during_a_capture(stream: Any, mode: Any) -> None:
+    """To make and to destroy them is potentially unsafe; to launch and upload them elsewhere is
+    not.
+    """
     graph, other = ok(cu.cuGraphCreate(0)), ok(cu.cuStreamCreate(1))
     executable = ok(cu.cuGraphInstantiate(graph, 0))
     begin(stream, mode)
@@ -275,10 +281,11 @@ def test_executables_during_a_capture(stream, mode):
     assert status(stream) == 1
     assert end(stream) == 0
     answer = 0 if mode == RELAXED else 900
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: cu.cuGraphInstantiate(graph, 0),
         lambda: cu.cuGraphExecDestroy(executable),
-    ):
+    ]
+    for call in calls:
         begin(stream, mode)
         assert code(call()) == answer
         assert status(stream) == (2 if answer else 1)
@@ -288,7 +295,7 @@ def test_executables_during_a_capture(stream, mode):
     assert end(stream) == 0
 
 
-def test_destroying_the_stream_ends_the_capture(kernels):
+def test_destroying_the_stream_ends_the_capture(kernels: Kernels) -> None:
     stream = ok(cu.cuStreamCreate(1))
     begin(stream, GLOBAL)
     ok(kernels.launch("empty", stream))
@@ -299,7 +306,7 @@ def test_destroying_the_stream_ends_the_capture(kernels):
     assert simulator.pending_work() == 0
 
 
-def test_a_stream_that_has_been_joined_may_be_destroyed(stream, kernels):
+def test_a_stream_that_has_been_joined_may_be_destroyed(stream: Any, kernels: Kernels) -> None:
     event = ok(cu.cuEventCreate(0))
     for joined in (True, False):
         other = ok(cu.cuStreamCreate(1))
@@ -318,18 +325,18 @@ def test_a_stream_that_has_been_joined_may_be_destroyed(stream, kernels):
 # --- into a graph that exists ---
 
 
-def begin_to(stream, graph, *before, mode=RELAXED) -> int:
+def begin_to(stream: Any, graph: Any, *before: Any, mode: Any = RELAXED) -> int:
     return code(
         cu.cuStreamBeginCaptureToGraph(stream, graph, list(before), None, len(before), mode)
     )
 
 
-def dependencies(stream) -> list[int]:
+def dependencies(stream: Any) -> list[int]:
     info = ok(cu.cuStreamGetCaptureInfo(stream))
     return [int(node) for node in info[3][: info[-1]]]
 
 
-def change(stream, flags, *nodes) -> int:
+def change(stream: Any, flags: Any, *nodes: Any) -> int:
     call = raw("cuStreamUpdateCaptureDependencies", 11030, ADDRESS, ADDRESS, SIZE, UINT)
     return call(
         int(stream),
@@ -339,18 +346,18 @@ def change(stream, flags, *nodes) -> int:
     )
 
 
-def before(node) -> list[int]:
+def before(node: Any) -> list[int]:
     answer = ok(cu.cuGraphNodeGetDependencies(node, 16))
     return [int(each) for each in answer[0][: answer[-1]]]
 
 
-def all_nodes(graph) -> list:
+def all_nodes(graph: Any) -> list[Any]:
     found, count = ok(cu.cuGraphGetNodes(graph, 64))
     return list(found[:count])
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_capture_into_a_graph_gives_that_graph_back(stream, mode):
+def test_capture_into_a_graph_gives_that_graph_back(stream: Any, mode: Any) -> None:
     fired, graph = [], ok(cu.cuGraphCreate(0))
     first = ok(cu.cuGraphAddEmptyNode(graph, [], 0))
     assert begin_to(stream, graph, first, mode=mode) == 0
@@ -371,7 +378,7 @@ def test_capture_into_a_graph_gives_that_graph_back(stream, mode):
     assert fired == [1]
 
 
-def test_a_capture_that_fails_takes_its_graph_with_it(stream):
+def test_a_capture_that_fails_takes_its_graph_with_it(stream: Any) -> None:
     graph = ok(cu.cuGraphCreate(0))
     assert begin_to(stream, graph) == 0
     host(stream, lambda: None)
@@ -385,7 +392,7 @@ def test_a_capture_that_fails_takes_its_graph_with_it(stream):
     assert code(cu.cuGraphDestroy(graph)) == 1
 
 
-def test_what_cannot_be_captured_into(stream):
+def test_what_cannot_be_captured_into(stream: Any) -> None:
     graph, other, second = (
         ok(cu.cuGraphCreate(0)),
         ok(cu.cuGraphCreate(0)),
@@ -401,7 +408,7 @@ def test_what_cannot_be_captured_into(stream):
     assert int(ok(cu.cuStreamEndCapture(stream))) == int(graph)
 
 
-def test_capture_into_a_child_graph_keeps_its_parents(stream):
+def test_capture_into_a_child_graph_keeps_its_parents(stream: Any) -> None:
     outer, other = ok(cu.cuGraphCreate(0)), ok(cu.cuStreamCreate(1))
     child = ok(cu.cuGraphAddChildGraphNode(outer, [], 0, ok(cu.cuGraphCreate(0))))
     inner = ok(cu.cuGraphChildGraphNodeGetGraph(child))
@@ -428,7 +435,7 @@ def test_capture_into_a_child_graph_keeps_its_parents(stream):
 # --- changing what comes before the next node ---
 
 
-def test_dependencies_can_be_added_and_set(stream):
+def test_dependencies_can_be_added_and_set(stream: Any) -> None:
     begin(stream, RELAXED)
     host(stream, lambda: None)
     (first,) = dependencies(stream)
@@ -452,7 +459,7 @@ def test_dependencies_can_be_added_and_set(stream):
     assert change(stream, ADD, extra) == 401
 
 
-def test_what_another_stream_left_may_be_set_aside(stream, kernels):
+def test_what_another_stream_left_may_be_set_aside(stream: Any, kernels: Kernels) -> None:
     other, event = ok(cu.cuStreamCreate(1)), ok(cu.cuEventCreate(0))
     begin(stream, RELAXED)
     ok(cu.cuEventRecord(event, stream))
@@ -462,7 +469,7 @@ def test_what_another_stream_left_may_be_set_aside(stream, kernels):
     assert end(stream) == 0
 
 
-def test_edge_data_of_dependencies(stream, kernels):
+def test_edge_data_of_dependencies(stream: Any, kernels: Kernels) -> None:
     begin(stream, RELAXED)
     ok(kernels.launch("empty", stream))
     (first,) = dependencies(stream)
@@ -484,7 +491,7 @@ def test_edge_data_of_dependencies(stream, kernels):
 # --- what else becomes a node ---
 
 
-def test_external_events_become_nodes(stream, gate):
+def test_external_events_become_nodes(stream: Any, gate: Gate) -> None:
     event, outside, order = ok(cu.cuEventCreate(0)), ok(cu.cuStreamCreate(1)), []
     assert code(cu.cuEventRecordWithFlags(event, stream, 1)) == 401, "outside of a capture"
     assert code(cu.cuStreamWaitEvent(stream, event, 1)) == 401
@@ -507,7 +514,7 @@ def test_external_events_become_nodes(stream, gate):
     assert order == ["outside", "graph"]
 
 
-def test_memory_operations_become_nodes(stream, gate):
+def test_memory_operations_become_nodes(stream: Any, gate: Gate) -> None:
     word = ctypes.c_uint32.from_address(gate.address + 8)
     word.value = 0
     begin(stream, RELAXED)
@@ -524,7 +531,7 @@ def test_memory_operations_become_nodes(stream, gate):
 
 
 @pytest.mark.parametrize("call", [cu.cuGraphLaunch, cu.cuGraphUpload])
-def test_an_executable_cannot_be_launched_into_a_capture(stream, call):
+def test_an_executable_cannot_be_launched_into_a_capture(stream: Any, call: Any) -> None:
     executable = ok(cu.cuGraphInstantiate(ok(cu.cuGraphCreate(0)), 0))
     begin(stream, RELAXED)
     assert code(call(executable, stream)) == 900
@@ -532,7 +539,7 @@ def test_an_executable_cannot_be_launched_into_a_capture(stream, call):
     assert end(stream) == 901
 
 
-def test_captured_kernels_have_their_streams_priority(kernels):
+def test_captured_kernels_have_their_streams_priority(kernels: Kernels) -> None:
     stream = ok(cu.cuStreamCreateWithPriority(1, -3))
     begin(stream, RELAXED)
     ok(kernels.launch("empty", stream))
@@ -541,8 +548,10 @@ def test_captured_kernels_have_their_streams_priority(kernels):
     assert int(ok(cu.cuGraphKernelNodeGetAttribute(all_nodes(graph)[0], priority)).priority) == -3
 
 
-def test_a_captured_fork_and_join_replays_as_one(stream, kernels):
-    """As a capture is used: two streams, an event there and an event back, and the graph launched in place of both."""
+def test_a_captured_fork_and_join_replays_as_one(stream: Any, kernels: Kernels) -> None:
+    """As a capture is used: two streams, an event there and an event back, and the graph launched
+    in place of both.
+    """
     order, other = [], ok(cu.cuStreamCreate(1))
     there, back = ok(cu.cuEventCreate(0)), ok(cu.cuEventCreate(0))
     begin(stream, THREAD_LOCAL)
@@ -614,7 +623,7 @@ RECAPTURE = """
 """
 
 
-def test_recapturing_came_with_cuda_13_3():
+def test_recapturing_came_with_cuda_13_3() -> None:
     ran = run_python(RECAPTURE)
     assert ran.stdout.strip() == "fine", ran.stderr
     before_it = run_python(

@@ -1,4 +1,6 @@
-"""What tests do to the driver: options, faults by call, seeds, adversaries, counters, look-ups by name and version."""
+"""What tests do to the driver: options, faults by call, seeds, adversaries, counters, look-ups by
+name and version.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import importlib.util
 import re
 import threading
 import time
+from typing import Any
 
 import pytest
 from simdriver import ROOT, Gate, address, callback, code, cu, host, ok, raw, run_python, until
@@ -32,11 +35,11 @@ from aiostream import simulator
         ("cuNonsense", 12000, 500),
     ],
 )
-def test_functions_are_found_by_name_and_version(name, version, status):
+def test_functions_are_found_by_name_and_version(name: Any, version: Any, status: Any) -> None:
     assert code(cu.cuGetProcAddress(name.encode(), version, 0)) == status
 
 
-def test_one_name_several_versions():
+def test_one_name_several_versions() -> None:
     for name, versions in {
         "cuStreamGetCtx": (9020, 12050),
         "cuStreamGetCaptureInfo": (10010, 11030, 12030),
@@ -57,15 +60,19 @@ def test_one_name_several_versions():
 
 def known_functions() -> list[tuple[str, str, int, str, str]]:
     """The rows of the simulator's table: CALL or LACK, name, version, symbol, per-thread form."""
-    table = (ROOT / "src/aiostream/simulator/functions.h").read_text()
+    folder = ROOT / "src/aiostream/simulator"
+    table = "".join((folder / name).read_text() for name in ("functions.h", "lacking.h"))
     rows = re.findall(
-        r"^(CALL|AGAIN|LACK|LACK_AGAIN)\((\w+), (\d+), (\w+), (\w+)\)$", table, re.MULTILINE
+        r"^(CALL|AGAIN|LACK|LACK_AGAIN)\((\w+),\s+(\d+),\s+(\w+),\s+(\w+)[,)]", table, re.MULTILINE
     )
     assert len(rows) > 500
-    return [(kind, name, int(version), symbol, form) for kind, name, version, symbol, form in rows]
+    return [
+        (kind, name, int(version), symbol, "ptsz" if form == "own" else form)
+        for kind, name, version, symbol, form in rows
+    ]
 
 
-def test_every_function_is_a_symbol_too():
+def test_every_function_is_a_symbol_too() -> None:
     library = ctypes.CDLL("libcuda.so.1")
     for _, name, version, symbol, form in known_functions():
         exported = ctypes.cast(library[symbol], ctypes.c_void_p).value
@@ -79,8 +86,10 @@ def test_every_function_is_a_symbol_too():
             assert address(name, version, 2) == per_thread, symbol
 
 
-def test_the_page_lists_every_function():
+def test_the_page_lists_every_function() -> None:
     spec = importlib.util.spec_from_file_location("make_simulator", ROOT / "docs/make_simulator.py")
+    assert spec is not None
+    assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     assert script.PAGE.read_text() == script.page(), "run python docs/make_simulator.py"
@@ -88,7 +97,7 @@ def test_the_page_lists_every_function():
     assert sorted(listed) == sorted({name for _, name, _, _, _ in known_functions()})
 
 
-def test_what_is_lacking_answers_by_its_symbol(driver):
+def test_what_is_lacking_answers_by_its_symbol(driver: None) -> None:
     # NVRTC finds this one by dlsym and does not check what it got: without the symbol it crashes.
     library, before = (
         ctypes.CDLL("libcuda.so.1"),
@@ -101,14 +110,15 @@ def test_what_is_lacking_answers_by_its_symbol(driver):
     assert library.cuGetExportTable(ctypes.byref(table), ctypes.create_string_buffer(16)) == 3
 
 
-def test_nvrtc_compiles_beside_the_simulator():
+def test_nvrtc_compiles_beside_the_simulator() -> None:
     program = """
         from aiostream import simulator
         simulator.install()
         from cuda.bindings import nvrtc
         try: nvrtc.nvrtcVersion()
         except RuntimeError: print("no NVRTC"); raise SystemExit
-        made = nvrtc.nvrtcCreateProgram(b'extern "C" __global__ void k(int *p) { *p = 1; }', b"k.cu", 0, None, None)[1]
+        made = nvrtc.nvrtcCreateProgram(b'extern "C" __global__ void k(int *p) { *p = 1; }',
+            b"k.cu", 0, None, None)[1]
         print(int(nvrtc.nvrtcCompileProgram(made, 0, None)[0]))
     """
     done = run_python(program, seconds=60)
@@ -117,7 +127,7 @@ def test_nvrtc_compiles_beside_the_simulator():
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
-def test_why_a_function_was_not_found():
+def test_why_a_function_was_not_found() -> None:
     look_up = raw(
         "cuGetProcAddress",
         12000,
@@ -135,12 +145,12 @@ def test_why_a_function_was_not_found():
     assert ask(b"cuStreamQuery", 12000) == (0, 0)
     assert pointer.value
     assert ask(b"cuLaunchHostFunc", 9000) == (0, 2)
-    assert pointer.value is None
+    assert not pointer.value
     assert ask(b"cuNonsense", 12000) == (500, 1)
     assert ask(b"cuLaunchHostFunc", 13020)[0] == 1
 
 
-def test_stream_0_is_the_threads_own_for_the_per_thread_forms(gate):
+def test_stream_0_is_the_threads_own_for_the_per_thread_forms(gate: Gate) -> None:
     query = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address("cuStreamQuery", 12000, 2))
     gate.hold(cu.CUstream(2))
     assert query(0) == 600
@@ -151,7 +161,7 @@ def test_stream_0_is_the_threads_own_for_the_per_thread_forms(gate):
     assert query(0) == 0
 
 
-def test_another_driver_version():
+def test_another_driver_version() -> None:
     program = """
         from aiostream import simulator
         simulator.install(driver_version=12040)
@@ -171,7 +181,7 @@ def test_another_driver_version():
     assert done.stdout == "not found\n", done.stderr
 
 
-def test_what_is_lacking_names_itself():
+def test_what_is_lacking_names_itself() -> None:
     before = simulator.unsupported_calls().get("cuGraphConditionalHandleCreate", 0)
     graph = ok(cu.cuGraphCreate(0))
     assert code(cu.cuGraphConditionalHandleCreate(graph, ok(cu.cuCtxGetCurrent()), 0, 0)) == 801
@@ -179,7 +189,7 @@ def test_what_is_lacking_names_itself():
     assert simulator.calls("cuGraphConditionalHandleCreate") == before + 1
 
 
-def test_every_code_has_a_name():
+def test_every_code_has_a_name() -> None:
     for known in cu.CUresult:
         assert ok(cu.cuGetErrorName(known)) == known.name.encode()
         assert ok(cu.cuGetErrorString(known))
@@ -189,7 +199,7 @@ def test_every_code_has_a_name():
     assert name.value is None
 
 
-def test_device_attributes():
+def test_device_attributes() -> None:
     names = cu.CUdevice_attribute
     assert ok(cu.cuDeviceGetName(32, 0)).split(b"\0")[0].strip() == b"aiostream simulator"
     assert ok(cu.cuDeviceGetCount()) == 2
@@ -205,11 +215,11 @@ def test_device_attributes():
         names.CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: 0,
     }.items():
         assert ok(cu.cuDeviceGetAttribute(attribute, 0)) == value
-    value, ask = (
+    found, ask = (
         ctypes.c_int(),
         raw("cuDeviceGetAttribute", 2000, ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
     )
-    assert [ask(ctypes.addressof(value), attribute, 0) for attribute in (0, 1, 147, 148)] == [
+    assert [ask(ctypes.addressof(found), attribute, 0) for attribute in (0, 1, 147, 148)] == [
         1,
         0,
         0,
@@ -217,7 +227,7 @@ def test_device_attributes():
     ]
 
 
-def test_a_context_has_one_way_of_scheduling():
+def test_a_context_has_one_way_of_scheduling() -> None:
     make = raw("cuCtxCreate", 3020, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
     made, answers = ctypes.c_void_p(), []
     for flags in (0, 1, 2, 3, 4, 5, 6, 7, 8, 128, 255, 256):
@@ -230,7 +240,7 @@ def test_a_context_has_one_way_of_scheduling():
 # --- faults by call, counters
 
 
-def test_the_nth_call_fails_once():
+def test_the_nth_call_fails_once() -> None:
     simulator.fail("cuEventCreate", 2, nth=2)
     simulator.fail("cuEventDestroy_v2", 999)
     event = ok(cu.cuEventCreate(0))
@@ -243,7 +253,7 @@ def test_the_nth_call_fails_once():
     ok(cu.cuEventCreate(0))
 
 
-def test_a_failed_call_has_done_nothing(stream):
+def test_a_failed_call_has_done_nothing(stream: Any) -> None:
     fired = []
     simulator.fail("cuLaunchHostFunc", 719)
     with pytest.raises(AssertionError):
@@ -253,12 +263,12 @@ def test_a_failed_call_has_done_nothing(stream):
 
 
 @pytest.mark.parametrize(("name", "nth"), [("cuNonsense", 1), ("cuEventCreate", 0)])
-def test_faults_that_cannot_happen(name, nth):
+def test_faults_that_cannot_happen(name: Any, nth: int) -> None:
     with pytest.raises(ValueError, match=r"no driver function|counts from 1"):
         simulator.fail(name, 2, nth=nth)
 
 
-def test_calls_are_counted(stream):
+def test_calls_are_counted(stream: Any) -> None:
     before = simulator.calls("cuStreamQuery")
     for _ in range(5):
         cu.cuStreamQuery(stream)
@@ -285,7 +295,7 @@ def order_with(seed: int | None) -> list[int]:
     return order
 
 
-def test_a_seed_reproduces_an_order():
+def test_a_seed_reproduces_an_order() -> None:
     assert order_with(None) == order_with(None) == list(range(6))
     orders = {seed: order_with(seed) for seed in range(8)}
     assert len({tuple(order) for order in orders.values()}) > 4
@@ -296,7 +306,7 @@ def test_a_seed_reproduces_an_order():
 # --- adversaries
 
 
-def test_shuffled_callbacks_keep_each_streams_order():
+def test_shuffled_callbacks_keep_each_streams_order() -> None:
     simulator.seed(3)
     with simulator.adversary(shuffle_callbacks=True):
         gate, order = Gate(), []
@@ -313,7 +323,7 @@ def test_shuffled_callbacks_keep_each_streams_order():
     assert order != sorted(order, key=lambda item: (item[1], item[0]))
 
 
-def test_enqueues_that_block(stream):
+def test_enqueues_that_block(stream: Any) -> None:
     def enqueue() -> float:
         start = time.monotonic()
         host(stream, lambda: None)
@@ -328,7 +338,7 @@ def test_enqueues_that_block(stream):
     ok(cu.cuStreamSynchronize(stream))
 
 
-def test_the_drivers_lock(stream):
+def test_the_drivers_lock(stream: Any) -> None:
     started, release, answers = threading.Event(), threading.Event(), []
     with simulator.adversary(driver_lock=True):
         host(stream, lambda: (started.set(), release.wait(10)))
@@ -343,7 +353,7 @@ def test_the_drivers_lock(stream):
     ok(cu.cuStreamSynchronize(stream))
 
 
-def test_a_gil_kept_across_a_call_deadlocks_with_the_drivers_lock():
+def test_a_gil_kept_across_a_call_deadlocks_with_the_drivers_lock() -> None:
     program = """
         from aiostream import simulator
         simulator.install()
@@ -366,7 +376,7 @@ def test_a_gil_kept_across_a_call_deadlocks_with_the_drivers_lock():
     assert b"returned" not in (caught.value.stdout or b"")
 
 
-def test_adversaries_are_put_back(stream):
+def test_adversaries_are_put_back(stream: Any) -> None:
     simulator.adversary(late_faults=0.5)
     with simulator.adversary(blocking_enqueue=True), simulator.adversary():
         pass
@@ -375,8 +385,8 @@ def test_adversaries_are_put_back(stream):
     assert internals.adversary_in_force() == (False, 0.0, False, 0.0, False)
 
 
-def test_recovering_without_a_fault_fails_what_is_pending(stream, gate):
-    statuses = []
+def test_recovering_without_a_fault_fails_what_is_pending(stream: Any, gate: Gate) -> None:
+    statuses: list[int] = []
     gate.hold(stream)
     callback(stream, statuses.append)
     simulator.recover()
@@ -385,7 +395,7 @@ def test_recovering_without_a_fault_fails_what_is_pending(stream, gate):
     assert code(cu.cuStreamQuery(stream)) == 0
 
 
-def test_no_recovery_inside_a_host_function(stream):
+def test_no_recovery_inside_a_host_function(stream: Any) -> None:
     seen = []
 
     def recover() -> None:

@@ -1,9 +1,13 @@
-"""NVIDIA's own cuda.core on the simulator: whether it behaves as a driver, judged by code that was written for one."""
+"""NVIDIA's own cuda.core on the simulator: whether it behaves as a driver, judged by code that was
+written for one.
+"""
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from simdriver import PTX, Gate, cu, host, ok, until
@@ -18,28 +22,28 @@ if not hasattr(core, "Device"):
 
 
 @pytest.fixture
-def device(driver):
+def device(driver: None) -> Any:
     device = core.Device(0)
     device.set_current()
     return device
 
 
 @pytest.fixture
-def stream(device):
+def stream(device: Any) -> Iterator[Any]:
     stream = device.create_stream()
     yield stream
     stream.close()
 
 
 @pytest.fixture
-def kernel(device):
+def kernel(device: Any) -> Any:
     return core.ObjectCode.from_ptx(PTX[:-1]).get_kernel("empty")
 
 
 ONE = {"grid": 1, "block": 1}
 
 
-def test_devices(device):
+def test_devices(device: Any) -> None:
     assert device.name == "aiostream simulator"
     assert tuple(device.compute_capability) == (9, 0)
     assert int(device.context.handle) == int(ok(cu.cuCtxGetCurrent()))
@@ -52,7 +56,7 @@ def test_devices(device):
 
 @pytest.mark.parametrize("nonblocking", [True, False])
 @pytest.mark.parametrize("priority", [None, 0, -3])
-def test_streams_are_as_they_were_asked_for(device, nonblocking, priority):
+def test_streams_are_as_they_were_asked_for(device: Any, nonblocking: Any, priority: Any) -> None:
     stream = device.create_stream(
         options=core.StreamOptions(nonblocking=nonblocking, priority=priority)
     )
@@ -65,7 +69,7 @@ def test_streams_are_as_they_were_asked_for(device, nonblocking, priority):
     stream.close()
 
 
-def test_a_handle_becomes_a_stream_that_is_not_owned(stream):
+def test_a_handle_becomes_a_stream_that_is_not_owned(stream: Any) -> None:
     borrowed = core.Stream.from_handle(int(stream.handle))
     assert borrowed == stream
     borrowed.sync()
@@ -73,7 +77,7 @@ def test_a_handle_becomes_a_stream_that_is_not_owned(stream):
     stream.sync()
 
 
-def test_events_and_waits(stream, device):
+def test_events_and_waits(stream: Any, device: Any) -> None:
     gate, order, other = Gate(), [], device.create_stream()
     gate.hold(stream.handle)
     host(stream.handle, lambda: order.append("first"))
@@ -91,7 +95,7 @@ def test_events_and_waits(stream, device):
     other.close()
 
 
-def test_time_between_events(stream, device):
+def test_time_between_events(stream: Any, device: Any) -> None:
     timed = core.EventOptions(timing_enabled=True)
     start = stream.record(options=timed)
     ends = threading.Event()
@@ -103,7 +107,7 @@ def test_time_between_events(stream, device):
     assert end.device.device_id == 0
 
 
-def test_streams_of_two_devices(stream):
+def test_streams_of_two_devices(stream: Any) -> None:
     second = core.Device(1)
     second.set_current()
     there = second.create_stream()
@@ -116,7 +120,7 @@ def test_streams_of_two_devices(stream):
     core.Device(0).set_current()
 
 
-def test_launches_and_memory(stream, device, kernel):
+def test_launches_and_memory(stream: Any, device: Any, kernel: Any) -> None:
     for _ in range(10):
         core.launch(stream, core.LaunchConfig(**ONE), kernel)
     buffer = device.allocate(1024, stream=stream)
@@ -125,7 +129,7 @@ def test_launches_and_memory(stream, device, kernel):
     stream.sync()
 
 
-def build(device, kernel, call):
+def build(device: Any, kernel: Any, call: Any) -> Any:
     """Two branches between a callback and another, as a capture."""
     builder = device.create_graph_builder().begin_building()
     core.launch(builder, core.LaunchConfig(**ONE), kernel)
@@ -138,8 +142,10 @@ def build(device, kernel, call):
     return builder.end_building()
 
 
-def test_a_graph_builder_captures_forks_joins_and_callbacks(stream, device, kernel):
-    order = []
+def test_a_graph_builder_captures_forks_joins_and_callbacks(
+    stream: Any, device: Any, kernel: Any
+) -> None:
+    order: list[str] = []
     built = build(device, kernel, order.append)
     graph = built.complete()
     graph.upload(stream)
@@ -147,7 +153,7 @@ def test_a_graph_builder_captures_forks_joins_and_callbacks(stream, device, kern
         graph.launch(stream)
     stream.sync()
     assert order == ["fork", "right", "join"] * 20
-    again = []
+    again: list[str] = []
     graph.update(build(device, kernel, again.append))
     graph.launch(stream)
     stream.sync()
@@ -155,7 +161,7 @@ def test_a_graph_builder_captures_forks_joins_and_callbacks(stream, device, kern
     assert len(order) == 60
 
 
-def test_a_graph_by_its_nodes(stream, device, kernel):
+def test_a_graph_by_its_nodes(stream: Any, device: Any, kernel: Any) -> None:
     pytest.importorskip("cuda.core.graph", reason="this cuda.core builds no graphs by nodes")
     from cuda.core.graph import GraphDefinition
 
@@ -181,9 +187,10 @@ def test_a_graph_by_its_nodes(stream, device, kernel):
         graph.update(GraphDefinition())
 
 
-def test_what_a_callback_holds_goes_with_the_graph(stream, device):
-    """cuda.core gives its graphs user objects that hold the callables; their destructors leave the letting go to the main thread,
-    which therefore must not sleep here."""
+def test_what_a_callback_holds_goes_with_the_graph(stream: Any, device: Any) -> None:
+    """cuda.core gives its graphs user objects that hold the callables; their destructors leave the
+    letting go to the main thread, which therefore must not sleep here.
+    """
 
     class Word:
         pass
@@ -202,3 +209,8 @@ def test_what_a_callback_holds_goes_with_the_graph(stream, device):
     del graph, builder
     until(gone.is_set)
     until(lambda: simulator.pending_work() == 0)
+
+
+def test_launches_in_clusters(stream: Any, kernel: Any) -> None:
+    core.launch(stream, core.LaunchConfig(grid=4, cluster=2, block=1), kernel)
+    stream.sync()

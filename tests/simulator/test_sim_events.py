@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from typing import Any
 
 import pytest
-from simdriver import Gate, code, cu, host, ok
+from simdriver import Gate, Kernels, code, cu, host, ok
 
 
-def test_an_event_never_recorded_is_done(stream):
+def test_an_event_never_recorded_is_done(stream: Any) -> None:
     event = ok(cu.cuEventCreate(0))
     assert code(cu.cuEventQuery(event)) == 0
     ok(cu.cuEventSynchronize(event))
@@ -17,13 +18,15 @@ def test_an_event_never_recorded_is_done(stream):
     ok(cu.cuStreamSynchronize(stream))
 
 
-def test_events_between_processes():
+def test_events_between_processes() -> None:
     assert code(cu.cuEventCreate(4)) == 1, "they have no time"
     assert code(cu.cuEventCreate(4 | 2)) == 801
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_a_wait_of_the_legacy_stream_is_a_barrier_if_its_event_was_recorded(gate, recorded):
+def test_a_wait_of_the_legacy_stream_is_a_barrier_if_its_event_was_recorded(
+    gate: Gate, recorded: Any
+) -> None:
     """So on an H200, although the event is complete and holds up nothing."""
     first, second, order = ok(cu.cuStreamCreate(0)), ok(cu.cuStreamCreate(0)), []
     event = ok(cu.cuEventCreate(0))
@@ -43,7 +46,7 @@ def test_a_wait_of_the_legacy_stream_is_a_barrier_if_its_event_was_recorded(gate
     assert order == (["first", "second"] if recorded else ["second", "first"])
 
 
-def test_recording_again_overwrites_and_waits_bind_at_the_call(stream):
+def test_recording_again_overwrites_and_waits_bind_at_the_call(stream: Any) -> None:
     first, second, order = Gate(), Gate(), []
     other, waiting = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(1))
     event = ok(cu.cuEventCreate(0))
@@ -62,7 +65,7 @@ def test_recording_again_overwrites_and_waits_bind_at_the_call(stream):
     assert code(cu.cuEventQuery(event)) == 0
 
 
-def test_a_wait_outlives_the_event(stream, gate):
+def test_a_wait_outlives_the_event(stream: Any, gate: Gate) -> None:
     other, event, order = ok(cu.cuStreamCreate(1)), ok(cu.cuEventCreate(0)), []
     gate.hold(stream)
     ok(cu.cuEventRecord(event, stream))
@@ -75,7 +78,7 @@ def test_a_wait_outlives_the_event(stream, gate):
     assert order == [1]
 
 
-def test_elapsed_time(stream, kernels):
+def test_elapsed_time(stream: Any, kernels: Kernels) -> None:
     start, end, untimed = ok(cu.cuEventCreate(0)), ok(cu.cuEventCreate(0)), ok(cu.cuEventCreate(2))
     assert code(cu.cuEventElapsedTime(start, end)) == 400
     ok(cu.cuEventRecord(start, stream))
@@ -93,7 +96,7 @@ def test_elapsed_time(stream, kernels):
     ("flags", "value", "before", "after"),
     [(0, 5, 4, 5), (0, 5, 0xFFFFFFFF, 6), (1, 5, 6, 5), (2, 4, 3, 12), (3, 0xFFFFFFF0, 0xF, 0xE)],
 )
-def test_the_four_conditions(stream, flags, value, before, after):
+def test_the_four_conditions(stream: Any, flags: Any, value: Any, before: Any, after: Any) -> None:
     gate = Gate()
     gate.word.value = before
     ok(cu.cuStreamWaitValue32(stream, gate.address, value, flags))
@@ -105,7 +108,7 @@ def test_the_four_conditions(stream, flags, value, before, after):
     ok(cu.cuStreamSynchronize(stream))
 
 
-def test_64_bits_and_device_memory(stream):
+def test_64_bits_and_device_memory(stream: Any) -> None:
     memory = ok(cu.cuMemAlloc(64))
     ok(cu.cuMemsetD8(memory, 0, 64))
     other = ok(cu.cuStreamCreate(1))
@@ -118,7 +121,7 @@ def test_64_bits_and_device_memory(stream):
     ok(cu.cuMemFree(memory))
 
 
-def test_synchronizing_threads_wake_as_their_point_passes(stream):
+def test_synchronizing_threads_wake_as_their_point_passes(stream: Any) -> None:
     context, gates, done = ok(cu.cuCtxGetCurrent()), [Gate() for _ in range(3)], []
     threads = []
     for number, gate in enumerate(gates):
@@ -141,7 +144,7 @@ def test_synchronizing_threads_wake_as_their_point_passes(stream):
         assert done == list(range(number + 1))
 
 
-def test_stamps_grow(stream, kernels):
+def test_stamps_grow(stream: Any, kernels: Kernels) -> None:
     memory = ok(cu.cuMemAlloc(32))
     for index in range(4):
         ok(kernels.launch("stamp", stream, ctypes.c_uint64(int(memory) + 8 * index)))

@@ -5,20 +5,24 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from typing import Any
 
 import pytest
-from simdriver import HOST, Kernels, callback, code, cu, host, keep, ok, until
+from simdriver import HOST, Gate, Kernels, callback, code, cu, host, keep, ok, until
 
 from aiostream import simulator
 
 
 @pytest.mark.parametrize(("kernel", "status"), [("trap", 719), ("illegal_address", 700)])
-def test_a_fault_takes_the_whole_process(stream, kernels, gate, kernel, status):
+def test_a_fault_takes_the_whole_process(
+    stream: Any, kernels: Kernels, gate: Gate, kernel: Any, status: Any
+) -> None:
     second = ok(cu.cuDevicePrimaryCtxRetain(1))
     ok(cu.cuCtxPushCurrent(second))
     elsewhere, event = ok(cu.cuStreamCreate(1)), ok(cu.cuEventCreate(0))
     ok(cu.cuCtxPopCurrent())
-    fired, statuses = [], []
+    fired: list[Any] = []
+    statuses: list[Any] = []
     ok(kernels.launch("empty", stream))
     host(stream, lambda: fired.append("before"))
     ok(cu.cuStreamSynchronize(stream))
@@ -30,8 +34,10 @@ def test_a_fault_takes_the_whole_process(stream, kernels, gate, kernel, status):
     assert code(cu.cuStreamSynchronize(stream)) == status
     until(lambda: statuses)
     answers = {
-        code(cu.cuStreamQuery(stream)), code(cu.cuStreamQuery(elsewhere)), code(cu.cuEventQuery(event)),
-        code(cu.cuStreamCreate(1)), code(cu.cuStreamDestroy(stream)), code(cu.cuEventRecord(event, elsewhere)),
+        code(cu.cuStreamQuery(stream)), code(cu.cuStreamQuery(elsewhere)),
+        code(cu.cuEventQuery(event)),
+        code(cu.cuStreamCreate(1)), code(cu.cuStreamDestroy(stream)),
+        code(cu.cuEventRecord(event, elsewhere)),
         code(cu.cuMemAlloc(64)), code(cu.cuCtxSynchronize()), callback(stream, statuses.append),
         code(kernels.launch("empty", stream)), code(cu.cuDevicePrimaryCtxReset(0)),
     }  # fmt: skip
@@ -50,13 +56,13 @@ def test_a_fault_takes_the_whole_process(stream, kernels, gate, kernel, status):
     ok(cu.cuDevicePrimaryCtxRelease(1))
 
 
-def test_every_waiter_is_told(stream, gate):
+def test_every_waiter_is_told(stream: Any, gate: Gate) -> None:
     context, codes = ok(cu.cuCtxGetCurrent()), []
     event = ok(cu.cuEventCreate(0))
     gate.hold(stream)
     ok(cu.cuEventRecord(event, stream))
 
-    def wait(call, *args) -> None:
+    def wait(call: Any, *args: Any) -> None:
         ok(cu.cuCtxSetCurrent(context))
         codes.append(code(call(*args)))
 
@@ -77,9 +83,10 @@ def test_every_waiter_is_told(stream, gate):
     assert codes == [700] * 3
 
 
-def test_pending_work_on_other_streams(gate):
+def test_pending_work_on_other_streams(gate: Gate) -> None:
     first, second = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(0))
-    fired, statuses = [], []
+    fired: list[Any] = []
+    statuses: list[Any] = []
     for each in (first, second):
         gate.hold(each)
         host(each, lambda: fired.append(1))
@@ -96,7 +103,7 @@ def test_pending_work_on_other_streams(gate):
     assert fired == ["again"]
 
 
-def test_bad_pointers_are_illegal_addresses(stream, kernels):
+def test_bad_pointers_are_illegal_addresses(stream: Any, kernels: Kernels) -> None:
     ok(
         kernels.launch(
             "fill32", stream, ctypes.c_uint64(64), ctypes.c_uint32(1), ctypes.c_uint32(1)
@@ -105,7 +112,7 @@ def test_bad_pointers_are_illegal_addresses(stream, kernels):
     assert code(cu.cuStreamSynchronize(stream)) == 700
 
 
-def test_late_faults(stream, kernels):
+def test_late_faults(stream: Any, kernels: Kernels) -> None:
     other = ok(cu.cuStreamCreate(1))
     with simulator.adversary(late_faults=0.1):
         ok(kernels.launch("trap", stream))
@@ -119,7 +126,7 @@ def test_late_faults(stream, kernels):
         assert code(cu.cuStreamQuery(other)) == 719
 
 
-def test_fire_after_fault(stream, gate):
+def test_fire_after_fault(stream: Any, gate: Gate) -> None:
     fired = []
     with simulator.adversary(fire_after_fault=True):
         gate.hold(stream)
@@ -130,7 +137,7 @@ def test_fire_after_fault(stream, gate):
     assert fired == [1]
 
 
-def test_a_launch_that_blocks_is_told_too(stream, kernels, gate):
+def test_a_launch_that_blocks_is_told_too(stream: Any, kernels: Kernels, gate: Gate) -> None:
     context, codes = ok(cu.cuCtxGetCurrent()), []
     gate.hold(stream)
     for _ in range(1022):
@@ -166,9 +173,13 @@ def hold_the_engine(kernels: Kernels, stream: cu.CUstream) -> threading.Event:
     return release
 
 
-def test_nothing_is_let_go_before_the_running_kernel_ends(stream, kernels):
-    """Until then the engine may be writing to what would be let go of: freed memory, or a blocked caller's own."""
-    context, codes, statuses = ok(cu.cuCtxGetCurrent()), [], []
+def test_nothing_is_let_go_before_the_running_kernel_ends(stream: Any, kernels: Kernels) -> None:
+    """Until then the engine may be writing to what would be let go of: freed memory, or a blocked
+    caller's own.
+    """
+    context = ok(cu.cuCtxGetCurrent())
+    codes: list[Any] = []
+    statuses: list[Any] = []
     release = hold_the_engine(kernels, stream)
     callback(stream, statuses.append)
 
@@ -200,7 +211,7 @@ def test_nothing_is_let_go_before_the_running_kernel_ends(stream, kernels):
     ok(cu.cuStreamSynchronize(stream))
 
 
-def test_a_kernel_that_breaks_the_driver(stream, kernels):
+def test_a_kernel_that_breaks_the_driver(stream: Any, kernels: Kernels) -> None:
     """It cannot be waited for by itself."""
     told = []
 

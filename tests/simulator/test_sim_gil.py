@@ -1,8 +1,11 @@
-"""The GIL and the bindings' own host functions: one call, three ways, one of them safe (docs/driver.md)."""
+"""The GIL and the bindings' own host functions: one call, three ways, one of them safe
+(docs/driver.md).
+"""
 
 from __future__ import annotations
 
 import subprocess
+from typing import Any
 
 import pytest
 from simdriver import run_python
@@ -27,24 +30,25 @@ RAW = "raw('cuLaunchHostFunc', 10000, *[ctypes.c_void_p] * 3)(int(stream), free,
 BINDINGS = "ok(cu.cuLaunchHostFunc(stream, cu.CUhostFn(free), 0))"
 CALLBACK = (
     "native = CALLBACK(lambda *_: None); "
-    "ok(cu.cuStreamAddCallback(stream, cu.CUstreamCallback(ctypes.cast(native, ctypes.c_void_p).value), 0, 0))"
+    "ok(cu.cuStreamAddCallback(stream, "
+    "cu.CUstreamCallback(ctypes.cast(native, ctypes.c_void_p).value), 0, 0))"
 )
 PYTHON = "host(stream, lambda: None)"
 
 
 @pytest.mark.parametrize("enqueue", [RAW, BINDINGS, CALLBACK, PYTHON])
-def test_all_return_when_the_gil_is_released(enqueue):
+def test_all_return_when_the_gil_is_released(enqueue: Any) -> None:
     done = run_python(PROGRAM.format(gil=False, enqueue=enqueue), seconds=10)
     assert done.stdout == "calling\nreturned\n", done.stderr
 
 
-def test_a_native_function_by_its_address_returns_with_the_gil_kept():
+def test_a_native_function_by_its_address_returns_with_the_gil_kept() -> None:
     done = run_python(PROGRAM.format(gil=True, enqueue=RAW), seconds=10)
     assert done.stdout == "calling\nreturned\n", done.stderr
 
 
 @pytest.mark.parametrize("enqueue", [CALLBACK, PYTHON])
-def test_a_function_that_wants_the_gil_hangs_with_the_gil_kept(enqueue):
+def test_a_function_that_wants_the_gil_hangs_with_the_gil_kept(enqueue: Any) -> None:
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         run_python(PROGRAM.format(gil=True, enqueue=enqueue), seconds=1.5)
     assert caught.value.stdout == b"calling\n"

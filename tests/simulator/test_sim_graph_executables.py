@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from typing import Any
 
 import pytest
-from simdriver import HOST, code, cu, in_thread, keep, ok, raw, run_python, until
+from simdriver import HOST, Gate, Kernels, code, cu, in_thread, keep, ok, raw, run_python, until
 from simgraphs import ADDRESS, Nodes, copy_params, fill_params, host_params, kernel_params, listed
 
 from aiostream import simulator
@@ -15,7 +16,7 @@ from aiostream import simulator
 @pytest.mark.parametrize(
     ("flags", "answer"), [(0, 0), (1, 0), (8, 0), (9, 0), (2, 1), (4, 0), (5, 1), (16, 1)]
 )
-def test_instantiation_flags(build, flags, answer):
+def test_instantiation_flags(build: Nodes, flags: Any, answer: Any) -> None:
     status, executable = cu.cuGraphInstantiate(build.graph, flags)
     assert int(status) == answer
     if answer == 0:
@@ -24,7 +25,7 @@ def test_instantiation_flags(build, flags, answer):
         )
 
 
-def test_what_no_kernel_could_launch_is_refused(build, kernels):
+def test_what_no_kernel_could_launch_is_refused(build: Nodes, kernels: Kernels) -> None:
     build.kernel(kernels.function("empty"))
     ok(cu.cuGraphInstantiate(build.graph, 4))
     node = build.host(lambda: None)
@@ -35,7 +36,7 @@ def test_what_no_kernel_could_launch_is_refused(build, kernels):
     assert int(params.hErrNode_out) == int(node)
 
 
-def test_instantiation_with_an_upload(build, stream):
+def test_instantiation_with_an_upload(build: Nodes, stream: Any) -> None:
     params = cu.CUDA_GRAPH_INSTANTIATE_PARAMS()
     params.flags, params.hUploadStream = 2 | 1, stream
     executable = ok(cu.cuGraphInstantiateWithParams(build.graph, params))
@@ -49,7 +50,7 @@ class UpdateInfo(ctypes.Structure):
     _fields_ = [("result", ctypes.c_int), ("node", ADDRESS), ("from_node", ADDRESS)]
 
 
-def updated(executable, graph):
+def updated(executable: Any, graph: Any) -> Any:
     """By address: the bindings keep back what a refused update says of itself."""
     info = UpdateInfo()
     answer = raw("cuGraphExecUpdate", 12000, ADDRESS, ADDRESS, ADDRESS)(
@@ -58,7 +59,7 @@ def updated(executable, graph):
     return answer, info.result, info.node or 0, info.from_node or 0
 
 
-def test_an_update_takes_new_parameters(build, stream, gate):
+def test_an_update_takes_new_parameters(build: Nodes, stream: Any, gate: Gate) -> None:
     order, other = [], Nodes()
     build.host(lambda: order.append("old"), build.empty())
     other.host(lambda: order.append("new"), other.empty())
@@ -72,7 +73,7 @@ def test_an_update_takes_new_parameters(build, stream, gate):
     assert order == ["old", "new"], "what is in flight keeps its parameters"
 
 
-def test_updates_that_are_refused(build, stream, kernels):
+def test_updates_that_are_refused(build: Nodes, stream: Any, kernels: Kernels) -> None:
     order, memory, host_memory = [], ok(cu.cuMemAlloc(64)), ok(cu.cuMemHostAlloc(64, 0))
     build.host(lambda: order.append(1), build.fill(memory, 1, 8))
     executable = build.instantiate()
@@ -101,7 +102,7 @@ def test_updates_that_are_refused(build, stream, kernels):
     assert order == [1], "all or nothing"
 
 
-def test_an_update_reaches_into_child_graphs(build, stream):
+def test_an_update_reaches_into_child_graphs(build: Nodes, stream: Any) -> None:
     order = []
     graphs = []
     for word in ("old", "new"):
@@ -124,7 +125,7 @@ def test_an_update_reaches_into_child_graphs(build, stream):
     assert order == ["new", "third"]
 
 
-def test_single_nodes_of_an_executable(build, stream, kernels):
+def test_single_nodes_of_an_executable(build: Nodes, stream: Any, kernels: Kernels) -> None:
     memory = ok(cu.cuMemHostAlloc(256, 0))
     words, fired = (ctypes.c_uint32 * 64).from_address(int(memory)), []
     words[32] = 0
@@ -170,10 +171,12 @@ def test_single_nodes_of_an_executable(build, stream, kernels):
     assert words[16] == 2
     told = ok(cu.cuGraphKernelNodeGetParams(kernel))
     pointers = (ctypes.c_void_p * 3).from_address(int(told.kernelParams))
-    assert ctypes.c_uint32.from_address(pointers[1]).value == 9, "the graph's own node is as it was"
+    assert ctypes.c_uint32.from_address(pointers[1] or 0).value == 9, (
+        "the graph's own node is as it was"
+    )
 
 
-def test_a_kernel_of_another_context_is_no_update(build, kernels):
+def test_a_kernel_of_another_context_is_no_update(build: Nodes, kernels: Kernels) -> None:
     build.kernel(kernels.function("empty"))
     executable = build.instantiate()
     ok(cu.cuCtxPushCurrent(ok(cu.cuDevicePrimaryCtxRetain(1))))
@@ -185,7 +188,7 @@ def test_a_kernel_of_another_context_is_no_update(build, kernels):
     ok(cu.cuDevicePrimaryCtxRelease(1))
 
 
-def test_nodes_of_two_devices(build, stream, kernels):
+def test_nodes_of_two_devices(build: Nodes, stream: Any, kernels: Kernels) -> None:
     """A graph's work runs where its nodes say; its launch waits for all of it."""
     fired = []
     context = ok(cu.cuDevicePrimaryCtxRetain(1))
@@ -203,7 +206,7 @@ def test_nodes_of_two_devices(build, stream, kernels):
     ok(cu.cuDevicePrimaryCtxRelease(1))
 
 
-def test_a_wide_graph_of_fences(build, stream):
+def test_a_wide_graph_of_fences(build: Nodes, stream: Any) -> None:
     """Many forks and joins in a row: the hidden streams are used again and go away."""
     count, node = [], build.empty()
     for _ in range(30):
@@ -216,9 +219,13 @@ def test_a_wide_graph_of_fences(build, stream):
     until(lambda: simulator.pending_work() == 0)
 
 
-def test_launches_of_many_threads(build):
-    """One executable, eight threads, streams of their own: each launch runs whole, and none beside another."""
-    running, wrong, total = [], [], []
+def test_launches_of_many_threads(build: Nodes) -> None:
+    """One executable, eight threads, streams of their own: each launch runs whole, and none beside
+    another.
+    """
+    running: list[int] = []
+    wrong: list[int] = []
+    total: list[int] = []
 
     def enter() -> None:
         if running:
@@ -245,8 +252,9 @@ def test_launches_of_many_threads(build):
     assert (len(total), wrong) == (400, [])
 
 
-def test_host_nodes_may_not_call_cuda(build, stream):
+def test_host_nodes_may_not_call_cuda(build: Nodes, stream: Any) -> None:
     answers = []
+    executable: Any = None
     build.host(
         lambda: answers.append(
             (code(cu.cuGraphCreate(0)), code(cu.cuGraphLaunch(executable, stream)))
@@ -258,7 +266,7 @@ def test_host_nodes_may_not_call_cuda(build, stream):
     assert answers == [(800, 800)]
 
 
-def test_unknown_graphs_nodes_and_executables_are_refused(stream):
+def test_unknown_graphs_nodes_and_executables_are_refused(stream: Any) -> None:
     nothing = 0xDEAD0000
     assert code(cu.cuGraphDestroy(cu.CUgraph(nothing))) == 1
     assert code(cu.cuGraphClone(cu.CUgraph(nothing))) == 1
@@ -269,7 +277,7 @@ def test_unknown_graphs_nodes_and_executables_are_refused(stream):
     assert in_thread(lambda: code(cu.cuGraphDestroyNode(cu.CUgraphNode(nothing)))) == 400
 
 
-def test_identities_came_with_cuda_13_1():
+def test_identities_came_with_cuda_13_1() -> None:
     program = """
         from aiostream import simulator
         simulator.install(driver_version={version})
@@ -281,15 +289,18 @@ def test_identities_came_with_cuda_13_1():
         print(int(found[0]))
         if int(found[0]) == 0:
             ask = raw("cuGraphGetId", 13010, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint))
-            first, second, id = ok(cu.cuGraphCreate(0)), ok(cu.cuGraphCreate(0)), (ctypes.c_uint * 2)()
+            first, second = ok(cu.cuGraphCreate(0)), ok(cu.cuGraphCreate(0))
+            id = (ctypes.c_uint * 2)()
             assert ask(int(first), ctypes.cast(id, ctypes.POINTER(ctypes.c_uint))) == 0
             where = ctypes.cast(ctypes.addressof(id) + 4, ctypes.POINTER(ctypes.c_uint))
             assert ask(int(second), where) == 0 and id[0] != id[1]
             node, local = ok(cu.cuGraphAddEmptyNode(first, [], 0)), ctypes.c_uint(9)
-            tell = raw("cuGraphNodeGetLocalId", 13010, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint))
+            tell = raw("cuGraphNodeGetLocalId", 13010, ctypes.c_void_p,
+                ctypes.POINTER(ctypes.c_uint))
             assert tell(int(node), ctypes.byref(local)) == 0 and local.value == 0
             graph = ctypes.c_void_p()
-            contains = raw("cuGraphNodeGetContainingGraph", 13010, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
+            contains = raw("cuGraphNodeGetContainingGraph", 13010, ctypes.c_void_p,
+                ctypes.POINTER(ctypes.c_void_p))
             assert contains(int(node), ctypes.byref(graph)) == 0 and graph.value == int(first)
     """
     for version, answer in ((13000, "500"), (13010, "0")):

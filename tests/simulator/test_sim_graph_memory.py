@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import pytest
 from simdriver import code, cu, ok
@@ -23,14 +24,14 @@ def used() -> int:
 
 
 def unused() -> int:
-    return ok(cu.cuMemGetInfo())[0]
+    return int(ok(cu.cuMemGetInfo())[0])
 
 
 @pytest.fixture
-def captured(stream):
+def captured(stream: Any) -> Any:
     """A graph that allocates and fills, and what it allocates; it frees it if asked for."""
 
-    def capture(*, frees: bool):
+    def capture(*, frees: bool) -> Any:
         ok(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode(2)))
         memory = ok(cu.cuMemAllocAsync(MIB, stream))
         ok(cu.cuMemsetD8Async(memory, 7, MIB, stream))
@@ -41,12 +42,12 @@ def captured(stream):
     return capture
 
 
-def types(graph) -> list[int]:
+def types(graph: Any) -> list[int]:
     nodes, count = ok(cu.cuGraphGetNodes(graph, 8))
     return [int(ok(cu.cuGraphNodeGetType(node))) for node in nodes[:count]]
 
 
-def test_what_a_graph_frees_itself(captured, stream):
+def test_what_a_graph_frees_itself(captured: Any, stream: Any) -> None:
     before = unused()
     graph, memory = captured(frees=True)
     assert types(graph) == [10, 2, 11]
@@ -64,7 +65,7 @@ def test_what_a_graph_frees_itself(captured, stream):
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_what_the_program_frees(captured, stream, at_once):
+def test_what_the_program_frees(captured: Any, stream: Any, at_once: Any) -> None:
     before = unused()
     graph, memory = captured(frees=False)
     executable = ok(cu.cuGraphInstantiate(graph, 0))
@@ -83,7 +84,7 @@ def test_what_the_program_frees(captured, stream, at_once):
     assert (used(), unused()) == (0, before)
 
 
-def test_freed_by_the_next_launch(captured, stream):
+def test_freed_by_the_next_launch(captured: Any, stream: Any) -> None:
     graph, memory = captured(frees=False)
     executable = ok(cu.cuGraphInstantiate(graph, 1))  # AUTO_FREE_ON_LAUNCH
     for _ in range(3):
@@ -95,7 +96,7 @@ def test_freed_by_the_next_launch(captured, stream):
     assert used() == 0
 
 
-def test_freed_by_another_graph(captured, stream):
+def test_freed_by_another_graph(captured: Any, stream: Any) -> None:
     graph, memory = captured(frees=False)
     freeing = ok(cu.cuGraphCreate(0))
     node = ok(cu.cuGraphAddMemFreeNode(freeing, [], 0, memory))
@@ -113,7 +114,7 @@ def test_freed_by_another_graph(captured, stream):
     assert used() == 0
 
 
-def test_nodes_that_are_added(stream):
+def test_nodes_that_are_added(stream: Any) -> None:
     graph, params = ok(cu.cuGraphCreate(0)), cu.CUDA_MEM_ALLOC_NODE_PARAMS()
     params.poolProps.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     params.poolProps.location.type, params.poolProps.location.id = (
@@ -139,7 +140,7 @@ def test_nodes_that_are_added(stream):
     assert used() == 0
 
 
-def test_what_cannot_be_done_with_a_graph_that_allocates(captured):
+def test_what_cannot_be_done_with_a_graph_that_allocates(captured: Any) -> None:
     graph, _ = captured(frees=True)
     assert code(cu.cuGraphClone(graph)) == 801
     nodes, _ = ok(cu.cuGraphGetNodes(graph, 3))
@@ -154,7 +155,7 @@ def test_what_cannot_be_done_with_a_graph_that_allocates(captured):
     assert used() == 0
 
 
-def test_a_capture_frees_no_other_memory(stream):
+def test_a_capture_frees_no_other_memory(stream: Any) -> None:
     memory = ok(cu.cuMemAllocAsync(64, stream))
     ok(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode(2)))
     assert code(cu.cuMemFreeAsync(memory, stream)) == 1
@@ -162,7 +163,7 @@ def test_a_capture_frees_no_other_memory(stream):
     ok(cu.cuMemFree(memory))
 
 
-def test_the_high_water_mark():
+def test_the_high_water_mark() -> None:
     high = cu.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_HIGH
     assert int(ok(cu.cuDeviceGetGraphMemAttribute(0, high))) >= 0
     ok(cu.cuDeviceSetGraphMemAttribute(0, high, cu.cuuint64_t(0)))
@@ -171,7 +172,7 @@ def test_the_high_water_mark():
     assert code(cu.cuDeviceGetGraphMemAttribute(9, high)) == code(cu.cuDeviceGraphMemTrim(9)) == 101
 
 
-def test_memory_is_kept_until_it_is_trimmed(captured):
+def test_memory_is_kept_until_it_is_trimmed(captured: Any) -> None:
     attribute = cu.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT
     before = used()
     ok(cu.cuGraphDestroy(captured(frees=True)[0]))

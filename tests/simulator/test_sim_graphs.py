@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from pathlib import Path
+from typing import Any
 
-from simdriver import HOST, Gate, code, cu, host, keep, ok, raw, until
+from simdriver import HOST, Gate, Kernels, code, cu, host, keep, ok, raw, until
 from simgraphs import (
     ADDRESS,
     CHILD,
@@ -35,7 +37,9 @@ from aiostream import simulator
 # --- replay ---
 
 
-def test_a_captured_host_node_is_replayed_as_often_as_it_is_launched(stream, kernels):
+def test_a_captured_host_node_is_replayed_as_often_as_it_is_launched(
+    stream: Any, kernels: Kernels
+) -> None:
     fired = []
     ok(cu.cuStreamBeginCapture(stream, RELAXED))
     ok(kernels.launch("empty", stream))
@@ -57,7 +61,7 @@ def test_a_captured_host_node_is_replayed_as_often_as_it_is_launched(stream, ker
     assert code(cu.cuGraphLaunch(executable, stream)) == 1
 
 
-def test_nodes_run_after_what_they_depend_on(build, stream):
+def test_nodes_run_after_what_they_depend_on(build: Nodes, stream: Any) -> None:
     order = []
     last = build.host(lambda: order.append("d"))
     first = build.host(lambda: order.append("a"))
@@ -74,7 +78,7 @@ def test_nodes_run_after_what_they_depend_on(build, stream):
         assert sorted(order) == ["a", "b", "c", "d"]
 
 
-def test_a_launch_keeps_its_place_in_the_stream(build, stream, gate):
+def test_a_launch_keeps_its_place_in_the_stream(build: Nodes, stream: Any, gate: Gate) -> None:
     order = []
     build.host(lambda: order.append("graph"), build.empty())
     executable = build.instantiate()
@@ -89,7 +93,7 @@ def test_a_launch_keeps_its_place_in_the_stream(build, stream, gate):
     assert order == ["before", "graph", "after"]
 
 
-def test_branches_do_not_wait_for_each_other(build, stream):
+def test_branches_do_not_wait_for_each_other(build: Nodes, stream: Any) -> None:
     """One branch is held by a word that only the other branch's end lets the program write."""
     gates, passed = [Gate(), Gate()], threading.Event()
     for gate in gates:
@@ -110,7 +114,7 @@ def test_branches_do_not_wait_for_each_other(build, stream):
     assert held
 
 
-def wait_params(context, address):
+def wait_params(context: Any, address: Any) -> Any:
     word = cu.CUstreamBatchMemOpParams()
     word.operation = cu.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
     word.waitValue.operation = word.operation
@@ -122,7 +126,7 @@ def wait_params(context, address):
     return params
 
 
-def test_an_executable_runs_one_launch_at_a_time(build, stream, gate):
+def test_an_executable_runs_one_launch_at_a_time(build: Nodes, stream: Any, gate: Gate) -> None:
     running, most, other = [], [], ok(cu.cuStreamCreate(1))
     start = build.host(lambda: running.append(1))
     middle = ok(
@@ -143,7 +147,7 @@ def test_an_executable_runs_one_launch_at_a_time(build, stream, gate):
     assert most == [1, 1]
 
 
-def test_an_executable_destroyed_in_flight_finishes(build, stream, gate):
+def test_an_executable_destroyed_in_flight_finishes(build: Nodes, stream: Any, gate: Gate) -> None:
     order = []
     first = build.host(lambda: order.append(1))
     build.host(lambda: order.append(2), first)
@@ -158,7 +162,7 @@ def test_an_executable_destroyed_in_flight_finishes(build, stream, gate):
     assert order == [1, 2, 1, 2]
 
 
-def test_the_stream_may_go_with_a_launch_in_flight(build, gate):
+def test_the_stream_may_go_with_a_launch_in_flight(build: Nodes, gate: Gate) -> None:
     stream, fired = ok(cu.cuStreamCreate(1)), threading.Event()
     build.host(fired.set, build.empty(), build.empty())
     gate.hold(stream)
@@ -168,7 +172,9 @@ def test_the_stream_may_go_with_a_launch_in_flight(build, gate):
     assert fired.wait(10)
 
 
-def test_a_launch_counts_as_one_towards_the_depth_of_a_stream(build, stream, kernels, gate):
+def test_a_launch_counts_as_one_towards_the_depth_of_a_stream(
+    build: Nodes, stream: Any, kernels: Kernels, gate: Gate
+) -> None:
     node = build.kernel(kernels.function("empty"))
     for _ in range(9):
         node = build.kernel(kernels.function("empty"), node)
@@ -189,7 +195,9 @@ def test_a_launch_counts_as_one_towards_the_depth_of_a_stream(build, stream, ker
     ok(cu.cuStreamSynchronize(stream))
 
 
-def test_a_fault_in_a_graph_drops_its_host_nodes(build, stream, kernels):
+def test_a_fault_in_a_graph_drops_its_host_nodes(
+    build: Nodes, stream: Any, kernels: Kernels
+) -> None:
     fired = []
     trap = build.kernel(kernels.function("trap"))
     build.host(lambda: fired.append(1), trap)
@@ -202,7 +210,7 @@ def test_a_fault_in_a_graph_drops_its_host_nodes(build, stream, kernels):
     ok(cu.cuGraphExecDestroy(executable))
 
 
-def test_memory_that_went_is_an_illegal_address(build, stream):
+def test_memory_that_went_is_an_illegal_address(build: Nodes, stream: Any) -> None:
     memory = ok(cu.cuMemAlloc(64))
     build.fill(memory, 1, 64)
     executable = build.instantiate()
@@ -212,7 +220,7 @@ def test_memory_that_went_is_an_illegal_address(build, stream):
     simulator.recover()
 
 
-def test_on_the_legacy_and_the_per_thread_stream(build):
+def test_on_the_legacy_and_the_per_thread_stream(build: Nodes) -> None:
     fired = []
     build.host(lambda: fired.append(1), build.empty(), build.empty())
     executable = build.instantiate()
@@ -227,7 +235,7 @@ def test_on_the_legacy_and_the_per_thread_stream(build):
 # --- the kinds of nodes ---
 
 
-def test_every_kind_of_node_does_its_work(build, stream, kernels):
+def test_every_kind_of_node_does_its_work(build: Nodes, stream: Any, kernels: Kernels) -> None:
     memory = ok(cu.cuMemHostAlloc(4096, 0))
     words = (ctypes.c_uint32 * 64).from_address(int(memory))
     event, order = ok(cu.cuEventCreate(2)), []
@@ -258,7 +266,7 @@ def test_every_kind_of_node_does_its_work(build, stream, kernels):
     ok(cu.cuStreamSynchronize(stream))
 
 
-def test_copies_and_fills_of_more_dimensions(build, stream):
+def test_copies_and_fills_of_more_dimensions(build: Nodes, stream: Any) -> None:
     memory = ok(cu.cuMemHostAlloc(4096, 0))
     data = (ctypes.c_uint8 * 4096).from_address(int(memory))
     data[:] = [0] * 4096
@@ -274,7 +282,7 @@ def test_copies_and_fills_of_more_dimensions(build, stream):
     assert list(data[1024:1048]) == ([5] * 4 + [0] * 4) * 3
 
 
-def test_the_parameters_of_nodes(build, kernels):
+def test_the_parameters_of_nodes(build: Nodes, kernels: Kernels) -> None:
     memory = ok(cu.cuMemAlloc(256))
     filled, copied = build.fill(memory, 3, 8, width=2), build.copy(int(memory) + 128, memory, 32)
     arguments = (ctypes.c_uint64(int(memory)), ctypes.c_uint32(9), ctypes.c_uint32(16))
@@ -297,7 +305,7 @@ def test_the_parameters_of_nodes(build, kernels):
     told = ok(cu.cuGraphKernelNodeGetParams(kernel))
     assert int(told.func) == int(kernels.function("fill32"))
     pointers = (ctypes.c_void_p * 3).from_address(int(told.kernelParams))
-    assert ctypes.c_uint32.from_address(pointers[1]).value == 9
+    assert ctypes.c_uint32.from_address(pointers[1] or 0).value == 9
     other = HOST(lambda _: None)
     keep.append(other)
     ok(cu.cuGraphHostNodeSetParams(hosted, host_params(other)))
@@ -311,7 +319,7 @@ def test_the_parameters_of_nodes(build, kernels):
     )
 
 
-def test_nodes_of_any_type_by_one_call(build, stream, gate):
+def test_nodes_of_any_type_by_one_call(build: Nodes, stream: Any, gate: Gate) -> None:
     fired = []
     native = HOST(lambda _: fired.append(1))
     keep.append(native)
@@ -332,7 +340,7 @@ def test_nodes_of_any_type_by_one_call(build, stream, gate):
 # --- editing ---
 
 
-def test_edges(build):
+def test_edges(build: Nodes) -> None:
     a, b, c = build.empty(), build.empty(), build.empty()
     assert change_edges(cu.cuGraphAddDependencies, build.graph, (a, b), (b, c)) == 0
     assert edges(build.graph) == [(int(a), int(b)), (int(b), int(c))]
@@ -354,7 +362,7 @@ def test_edges(build):
     assert code(cu.cuGraphAddEmptyNode(build.graph, [a, a], 2)) == 1, "no node twice"
 
 
-def test_a_cycle_shows_at_instantiation(build):
+def test_a_cycle_shows_at_instantiation(build: Nodes) -> None:
     a = build.empty()
     b = build.empty(a)
     assert change_edges(cu.cuGraphAddDependencies, build.graph, (b, a)) == 0
@@ -368,13 +376,16 @@ def test_a_cycle_shows_at_instantiation(build):
     assert int(params.result_out) == 0
 
 
-def test_edge_data(build, kernels):
+def test_edge_data(build: Nodes, kernels: Kernels) -> None:
     function = kernels.function("empty")
     a, b, host_node = build.kernel(function), build.kernel(function), build.host(lambda: None)
     add = raw("cuGraphAddDependencies", 12030, ADDRESS, ADDRESS, ADDRESS, ADDRESS, SIZE)
     get = raw("cuGraphGetEdges", 12030, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ctypes.POINTER(SIZE))
     old_get = raw("cuGraphGetEdges", 10000, ADDRESS, ADDRESS, ADDRESS, ctypes.POINTER(SIZE))
-    one = lambda node: (ADDRESS * 1)(int(node))  # noqa: E731
+
+    def one(node: Any) -> ctypes.Array[Any]:
+        return (ADDRESS * 1)(int(node))
+
     programmatic = (ctypes.c_ubyte * 8)(1, 0, 1)
     graph = int(build.graph)
     assert add(graph, one(host_node), one(b), programmatic, 1) == 1
@@ -409,7 +420,7 @@ def test_edge_data(build, kernels):
         assert add(graph, one(a), one(b), (ctypes.c_ubyte * 8)(port, 0, kind), 1) == answer
 
 
-def test_a_clone_is_on_its_own(build, stream):
+def test_a_clone_is_on_its_own(build: Nodes, stream: Any) -> None:
     order = []
     node = build.host(lambda: order.append("old"))
     inner = Nodes()
@@ -437,7 +448,7 @@ def test_a_clone_is_on_its_own(build, stream):
     assert types(clone) == [HOST_NODE, CHILD]
 
 
-def test_a_drawing(build, tmp_path, kernels):
+def test_a_drawing(build: Nodes, tmp_path: Path, kernels: Kernels) -> None:
     arguments = [ctypes.c_float(1), ctypes.c_uint64(0), ctypes.c_uint64(0), ctypes.c_uint32(0)]
     build.kernel(kernels.function("saxpy"), build.empty(), arguments=arguments)
     ok(cu.cuGraphDebugDotPrint(build.graph, str(tmp_path / "graph.dot").encode(), 0))

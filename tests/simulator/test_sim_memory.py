@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from typing import Any
 
 import pytest
-from simdriver import code, cu, in_thread, ok
+from simdriver import Gate, Kernels, code, cu, in_thread, ok
 
 from aiostream import simulator
 
 
-def test_copies_really_copy(stream, kernels):
+def test_copies_really_copy(stream: Any, kernels: Kernels) -> None:
     x, y = ok(cu.cuMemAlloc(400)), ok(cu.cuMemAlloc(400))
     source = struct.pack("100f", *range(100))
     ok(cu.cuMemcpyHtoD(x, source, 400))
@@ -33,7 +34,7 @@ def test_copies_really_copy(stream, kernels):
     ok(cu.cuMemFreeHost(pinned))
 
 
-def test_fills_of_three_widths(stream):
+def test_fills_of_three_widths(stream: Any) -> None:
     memory, out = ok(cu.cuMemAlloc(16)), bytearray(16)
     ok(cu.cuMemsetD32Async(memory, 0x01020304, 4, stream))
     ok(cu.cuMemsetD16Async(memory, 0xABCD, 2, stream))
@@ -46,7 +47,7 @@ def test_fills_of_three_widths(stream):
     ok(cu.cuMemFree(memory))
 
 
-def test_copies_keep_the_streams_order(stream, gate):
+def test_copies_keep_the_streams_order(stream: Any, gate: Gate) -> None:
     memory = ok(cu.cuMemAlloc(8))
     pinned = int(ok(cu.cuMemHostAlloc(8, 0)))
     word = ctypes.c_uint64.from_address(pinned)
@@ -61,7 +62,7 @@ def test_copies_keep_the_streams_order(stream, gate):
     ok(cu.cuMemFree(memory))
 
 
-def test_pageable_memory(stream, gate):
+def test_pageable_memory(stream: Any, gate: Gate) -> None:
     memory, source, out = ok(cu.cuMemAlloc(8)), bytearray(b"12345678"), bytearray(8)
     context, done = ok(cu.cuCtxGetCurrent()), threading.Event()
     gate.hold(stream)
@@ -83,7 +84,7 @@ def test_pageable_memory(stream, gate):
     ok(cu.cuMemFree(memory))
 
 
-def test_memory_runs_out():
+def test_memory_runs_out() -> None:
     unused, total = ok(cu.cuMemGetInfo())
     assert total == 1 << 30
     assert code(cu.cuMemAlloc(total + 1)) == 2
@@ -95,7 +96,7 @@ def test_memory_runs_out():
     assert code(cu.cuMemAlloc(0)) == 1
 
 
-def test_freeing():
+def test_freeing() -> None:
     memory = ok(cu.cuMemAlloc(64))
     assert code(cu.cuMemFree(int(memory) + 8)) == 1
     assert code(cu.cuMemFreeHost(int(memory))) == 1
@@ -104,7 +105,7 @@ def test_freeing():
     ok(cu.cuMemFree(0))
 
 
-def test_freeing_waits_for_the_work(stream, gate):
+def test_freeing_waits_for_the_work(stream: Any, gate: Gate) -> None:
     memory, context, freed = ok(cu.cuMemAlloc(64)), ok(cu.cuCtxGetCurrent()), threading.Event()
     gate.hold(stream)
 
@@ -121,7 +122,7 @@ def test_freeing_waits_for_the_work(stream, gate):
     thread.join()
 
 
-def test_stream_ordered_allocation(stream, gate):
+def test_stream_ordered_allocation(stream: Any, gate: Gate) -> None:
     pool = ok(cu.cuDeviceGetDefaultMemPool(0))  # cuda.core lets it keep all that was ever reserved
     ok(
         cu.cuMemPoolSetAttribute(
@@ -140,7 +141,7 @@ def test_stream_ordered_allocation(stream, gate):
     assert ok(cu.cuMemGetInfo())[0] == before
 
 
-def test_pointers_say_what_they_are():
+def test_pointers_say_what_they_are() -> None:
     kinds = cu.CUpointer_attribute
     memory, pinned = ok(cu.cuMemAlloc(64)), int(ok(cu.cuMemHostAlloc(64, 0)))
     assert int(ok(cu.cuPointerGetAttribute(kinds.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory))) == 2
@@ -154,7 +155,7 @@ def test_pointers_say_what_they_are():
     ok(cu.cuMemFreeHost(pinned))
 
 
-def test_registered_memory():
+def test_registered_memory() -> None:
     buffer = (ctypes.c_char * 4096)()
     there = ctypes.addressof(buffer)
     ok(cu.cuMemHostRegister(there, 4096, 0))
@@ -165,7 +166,7 @@ def test_registered_memory():
     assert code(cu.cuMemHostUnregister(there)) == 713
 
 
-def test_whole_pages_round_memory_of_the_heap_can_be_registered():
+def test_whole_pages_round_memory_of_the_heap_can_be_registered() -> None:
     kept = []
     for _ in range(100):
         buffer = ctypes.create_string_buffer(16)
@@ -180,7 +181,7 @@ def test_whole_pages_round_memory_of_the_heap_can_be_registered():
         ok(cu.cuMemFreeHost(memory))
 
 
-def test_managed_memory(stream):
+def test_managed_memory(stream: Any) -> None:
     memory = ok(cu.cuMemAllocManaged(64, 1))
     ok(cu.cuStreamAttachMemAsync(stream, memory, 0, 4))
     ok(cu.cuMemsetD8Async(memory, 9, 64, stream))
@@ -189,7 +190,7 @@ def test_managed_memory(stream):
     ok(cu.cuMemFree(memory))
 
 
-def test_kernels_are_known_by_name(stream, kernels):
+def test_kernels_are_known_by_name(stream: Any, kernels: Kernels) -> None:
     ran = []
     native = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_void_p))(
         lambda parameters: ran.append(
@@ -214,7 +215,7 @@ def test_kernels_are_known_by_name(stream, kernels):
     assert code(cu.cuModuleLoadData(b"nonsense\0")) == 200
 
 
-def test_the_extra_buffer(stream, kernels):
+def test_the_extra_buffer(stream: Any, kernels: Kernels) -> None:
     memory = ok(cu.cuMemAlloc(16))
     ok(cu.cuMemsetD32(memory, 0, 4))
     buffer = ctypes.create_string_buffer(struct.pack("QII", int(memory), 42, 3))
@@ -243,7 +244,7 @@ def test_the_extra_buffer(stream, kernels):
     ok(cu.cuMemFree(memory))
 
 
-def test_libraries(stream):
+def test_libraries(stream: Any) -> None:
     from simdriver import PTX
 
     library = ok(cu.cuLibraryLoadData(PTX, [], [], 0, [], [], 0))
@@ -261,5 +262,5 @@ def test_libraries(stream):
     assert code(cu.cuLibraryUnload(library)) == 400
 
 
-def test_a_launch_needs_a_context(stream, kernels):
+def test_a_launch_needs_a_context(stream: Any, kernels: Kernels) -> None:
     assert in_thread(lambda: code(kernels.launch("empty", stream))) == 201

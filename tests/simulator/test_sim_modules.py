@@ -1,12 +1,15 @@
-"""PTX text, what is asked of kernels and set, occupancy, global variables, kernels that a PTX text declares."""
+"""PTX text, what is asked of kernels and set, occupancy, global variables, kernels that a PTX text
+declares.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import time
+from typing import Any
 
 import pytest
-from simdriver import code, cu, in_thread, keep, ok, raw, run_python
+from simdriver import Kernels, code, cu, in_thread, keep, ok, raw, run_python
 
 from aiostream import simulator
 
@@ -53,7 +56,7 @@ def load(text: str) -> int:
 
 
 @pytest.fixture
-def empty(kernels):
+def empty(kernels: Kernels) -> Any:
     return kernels.function("empty")
 
 
@@ -85,23 +88,24 @@ def empty(kernels):
         (HEAD.replace("7.0", "9.0") + ".visible .entry empty(){ret;}", 0),
     ],
 )
-def test_texts_that_load_and_texts_that_do_not(text, answer):
+def test_texts_that_load_and_texts_that_do_not(text: Any, answer: Any) -> None:
     assert load(text) == answer
 
 
-def test_ptx_of_the_version_that_is_played():
+def test_ptx_of_the_version_that_is_played() -> None:
     program = """
         from aiostream import simulator
         simulator.install(driver_version=12060)
         from simdriver import *
         ok(cu.cuInit(0)); ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
         for version in (b"8.5", b"8.6"):
-            print(code(cu.cuModuleLoadData(b".version " + version + b"\\n.target sm_70\\n.entry empty(){ret;}\\0")))
+            text = b".version " + version + b"\\n.target sm_70\\n.entry empty(){ret;}\\0"
+            print(code(cu.cuModuleLoadData(text)))
     """
     assert run_python(program).stdout == "0\n222\n"
 
 
-def test_kernels_of_a_text_become_known_and_do_nothing(stream):
+def test_kernels_of_a_text_become_known_and_do_nothing(stream: Any) -> None:
     assert simulator.register_ptx(COMPILED) == ["the_kernel", "other"]
     assert simulator.register_ptx(COMPILED.encode() + b"\0") == [], "they are known now"
     module = ok(cu.cuModuleLoadData(COMPILED.encode() + b"\0"))
@@ -119,7 +123,7 @@ def test_kernels_of_a_text_become_known_and_do_nothing(stream):
     )
     argument = (ctypes.c_char * 24)()
     values = (1.0, 0, ctypes.addressof(argument), 3)
-    storage = [ctypes.c_float(1.0), ctypes.c_uint64(0), argument, ctypes.c_uint8(3)]
+    storage: list[Any] = [ctypes.c_float(1.0), ctypes.c_uint64(0), argument, ctypes.c_uint8(3)]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(each) for each in storage))
     ok(cu.cuLaunchKernel(kernel, 1, 1, 1, 128, 1, 1, 0, stream, ctypes.addressof(pointers), 0))
     ok(
@@ -132,7 +136,7 @@ def test_kernels_of_a_text_become_known_and_do_nothing(stream):
         simulator.register_ptx(".entry strange(.param .tensor x)")
 
 
-def test_a_kernel_with_a_body_stays_as_it_is(stream):
+def test_a_kernel_with_a_body_stays_as_it_is(stream: Any) -> None:
     ran = []
     native = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: ran.append(1))
     keep.append(native)
@@ -151,7 +155,7 @@ def test_a_kernel_with_a_body_stays_as_it_is(stream):
     assert ran == [1]
 
 
-def test_global_variables():
+def test_global_variables() -> None:
     module = ok(cu.cuModuleLoadData(COMPILED.encode() + b"\0"))
     counter, size = ok(cu.cuModuleGetGlobal(module, b"sim_counter"))
     assert (size, ctypes.c_uint32.from_address(int(counter)).value) == (4, 7)
@@ -177,7 +181,7 @@ def test_global_variables():
 # --- kernels and functions
 
 
-def test_shared_memory_has_its_bound(stream, empty):
+def test_shared_memory_has_its_bound(stream: Any, empty: Any) -> None:
     def launch(shared: int) -> int:
         return code(cu.cuLaunchKernel(empty, 1, 1, 1, 1, 1, 1, shared, stream, 0, 0))
 
@@ -198,7 +202,7 @@ def test_shared_memory_has_its_bound(stream, empty):
     ok(cu.cuStreamSynchronize(stream))
 
 
-def test_attributes_of_kernels(empty):
+def test_attributes_of_kernels(empty: Any) -> None:
     for attribute in ATTRIBUTE:
         if int(attribute) <= 15:  # what CUDA 13.0 knows
             assert (attribute, code(cu.cuFuncGetAttribute(attribute, empty))) == (attribute, 0)
@@ -219,20 +223,20 @@ def test_attributes_of_kernels(empty):
     ok(cu.cuKernelSetCacheConfig(kernel, cu.CUfunc_cache.CU_FUNC_CACHE_PREFER_L1, 0))
 
 
-def test_names_of_nothing():
+def test_names_of_nothing() -> None:
     assert code(cu.cuFuncGetName(cu.CUfunction(0))) == 1
     assert code(cu.cuKernelGetName(cu.CUkernel(0))) == 1
 
 
-def test_the_parameters_of_a_librarys_kernel_need_a_context(kernels):
+def test_the_parameters_of_a_librarys_kernel_need_a_context(kernels: Kernels) -> None:
     kernel = cu.CUkernel(int(kernels.function("spin")))
     assert ok(cu.cuKernelGetParamInfo(kernel, 0)) == (0, 8)
     assert in_thread(lambda: code(cu.cuKernelGetParamInfo(kernel, 0))) == 201
 
 
-def test_occupancy(empty):
+def test_occupancy(empty: Any) -> None:
     def blocks(size: int, shared: int) -> int:
-        return ok(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(empty, size, shared))
+        return int(ok(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(empty, size, shared)))
 
     assert blocks(1024, 0) == 2, "2,048 threads"
     assert blocks(100, 0) == 16, "whole warps"
@@ -252,7 +256,7 @@ def test_occupancy(empty):
     assert code(cu.cuOccupancyAvailableDynamicSMemPerBlock(empty, 33, 128)) == 1
 
 
-def test_what_a_block_of_a_size_needs_may_call_the_driver(empty):
+def test_what_a_block_of_a_size_needs_may_call_the_driver(empty: Any) -> None:
     sizes = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(
         lambda threads: code(cu.cuCtxSynchronize()) + threads * 200
     )
@@ -281,13 +285,13 @@ def test_what_a_block_of_a_size_needs_may_call_the_driver(empty):
     )
 
 
-def test_profilers_are_not_missed():
+def test_profilers_are_not_missed() -> None:
     ok(cu.cuProfilerStart())
     ok(cu.cuProfilerStop())
     assert in_thread(lambda: code(cu.cuProfilerStart())) == 201
 
 
-def test_launches_that_block():
+def test_launches_that_block() -> None:
     program = """
         from aiostream import simulator
         simulator.install()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from simdriver import code, cu, ok
+from simdriver import Gate, code, cu, ok
 
 ATTRIBUTE = cu.CUmemPool_attribute
 MIB = 1 << 20
 
 
-def location(device: int):
+def location(device: int) -> Any:
     made = cu.CUmemLocation()
     made.type, made.id = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, device
     return made
 
 
-def properties(device: int = 0, **fields):
+def properties(device: int = 0, **fields: Any) -> Any:
     made = cu.CUmemPoolProps()
     made.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     made.location = location(device)
@@ -26,11 +28,11 @@ def properties(device: int = 0, **fields):
     return made
 
 
-def get(pool, name: str) -> int:
+def get(pool: Any, name: str) -> int:
     return int(ok(cu.cuMemPoolGetAttribute(pool, getattr(ATTRIBUTE, f"CU_MEMPOOL_ATTR_{name}"))))
 
 
-def put(pool, name: str, value: int) -> int:
+def put(pool: Any, name: str, value: int) -> int:
     attribute = getattr(ATTRIBUTE, f"CU_MEMPOOL_ATTR_{name}")
     return code(
         cu.cuMemPoolSetAttribute(
@@ -40,10 +42,10 @@ def put(pool, name: str, value: int) -> int:
 
 
 def unused() -> int:
-    return ok(cu.cuMemGetInfo())[0]
+    return int(ok(cu.cuMemGetInfo())[0])
 
 
-def pool_of(memory) -> int:
+def pool_of(memory: Any) -> int:
     return int(
         ok(
             cu.cuPointerGetAttribute(
@@ -54,13 +56,13 @@ def pool_of(memory) -> int:
 
 
 @pytest.fixture
-def pool(driver):
+def pool(driver: None) -> Iterator[Any]:
     made = ok(cu.cuMemPoolCreate(properties()))
     yield made
     cu.cuMemPoolDestroy(made)
 
 
-def test_a_pool_counts_what_is_allocated_of_it(pool, stream):
+def test_a_pool_counts_what_is_allocated_of_it(pool: Any, stream: Any) -> None:
     before = unused()
     first = ok(cu.cuMemAllocFromPoolAsync(MIB, pool, stream))
     second = ok(cu.cuMemAllocFromPoolAsync(2 * MIB, pool, stream))
@@ -82,7 +84,7 @@ def test_a_pool_counts_what_is_allocated_of_it(pool, stream):
     assert (get(pool, "USED_MEM_CURRENT"), unused()) == (0, before)
 
 
-def test_memory_is_freed_in_stream_order(pool, stream, gate):
+def test_memory_is_freed_in_stream_order(pool: Any, stream: Any, gate: Gate) -> None:
     memory = ok(cu.cuMemAllocFromPoolAsync(MIB, pool, stream))
     gate.hold(stream)
     ok(cu.cuMemFreeAsync(memory, stream))
@@ -92,7 +94,7 @@ def test_memory_is_freed_in_stream_order(pool, stream, gate):
     assert get(pool, "USED_MEM_CURRENT") == 0
 
 
-def test_the_threshold_keeps_memory_reserved(pool, stream):
+def test_the_threshold_keeps_memory_reserved(pool: Any, stream: Any) -> None:
     before = unused()
     assert put(pool, "RELEASE_THRESHOLD", 4 * MIB) == 0
     ok(cu.cuMemFree(ok(cu.cuMemAllocFromPoolAsync(6 * MIB, pool, stream))))
@@ -108,7 +110,7 @@ def test_the_threshold_keeps_memory_reserved(pool, stream):
     assert unused() == before
 
 
-def test_a_pool_has_an_end(stream):
+def test_a_pool_has_an_end(stream: Any) -> None:
     small = ok(cu.cuMemPoolCreate(properties(maxSize=MIB)))
     memory = ok(cu.cuMemAllocFromPoolAsync(MIB, small, stream))
     assert code(cu.cuMemAllocFromPoolAsync(1, small, stream)) == 2
@@ -120,7 +122,7 @@ def test_a_pool_has_an_end(stream):
     ok(cu.cuMemPoolDestroy(small))
 
 
-def test_destroyed_with_memory_out(pool, stream):
+def test_destroyed_with_memory_out(pool: Any, stream: Any) -> None:
     before = unused()
     memory = ok(cu.cuMemAllocFromPoolAsync(MIB, pool, stream))
     ok(cu.cuMemPoolDestroy(pool))
@@ -131,7 +133,7 @@ def test_destroyed_with_memory_out(pool, stream):
     assert unused() == before
 
 
-def test_the_pools_of_a_device(pool, stream):
+def test_the_pools_of_a_device(pool: Any, stream: Any) -> None:
     default = ok(cu.cuDeviceGetDefaultMemPool(0))
     assert (
         int(ok(cu.cuDeviceGetMemPool(0)))
@@ -157,7 +159,7 @@ def test_the_pools_of_a_device(pool, stream):
         ok(cu.cuMemFree(each))
 
 
-def test_memory_of_another_devices_pool(stream):
+def test_memory_of_another_devices_pool(stream: Any) -> None:
     own, other, access = (
         ok(cu.cuMemAlloc(64)),
         ok(cu.cuMemPoolCreate(properties(1))),
@@ -191,7 +193,7 @@ def test_memory_of_another_devices_pool(stream):
     ok(cu.cuDevicePrimaryCtxRelease(1))
 
 
-def test_access(pool):
+def test_access(pool: Any) -> None:
     place, desc = location(1), cu.CUmemAccessDesc()
     both = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     assert int(ok(cu.cuMemPoolGetAccess(pool, location(0)))) == 3
@@ -209,7 +211,7 @@ def test_access(pool):
     )
 
 
-def test_reuse_is_kept(pool):
+def test_reuse_is_kept(pool: Any) -> None:
     for name in ("FOLLOW_EVENT_DEPENDENCIES", "ALLOW_OPPORTUNISTIC", "ALLOW_INTERNAL_DEPENDENCIES"):
         assert get(pool, f"REUSE_{name}") == 1
         assert put(pool, f"REUSE_{name}", 0) == 0
@@ -219,7 +221,9 @@ def test_reuse_is_kept(pool):
 @pytest.mark.parametrize(
     ("allocation", "place", "memory_type"), [(1, 2, 1), (1, 3, 1), (2, 1, 2), (2, 2, 2)]
 )
-def test_memory_of_the_host_and_managed_memory(stream, allocation, place, memory_type):
+def test_memory_of_the_host_and_managed_memory(
+    stream: Any, allocation: Any, place: Any, memory_type: Any
+) -> None:
     where, kind, before = location(0), cu.CUmemAllocationType(allocation), unused()
     where.type = cu.CUmemLocationType(place)
     own = ok(cu.cuMemPoolCreate(properties(allocType=kind, location=where)))
@@ -247,7 +251,7 @@ def test_memory_of_the_host_and_managed_memory(stream, allocation, place, memory
     assert int(ok(cu.cuMemGetMemPool(where, kind))) == int(default)
 
 
-def test_pools_that_are_refused():
+def test_pools_that_are_refused() -> None:
     kind, handles = cu.CUmemAllocationType, cu.CUmemAllocationHandleType
     assert code(cu.cuMemPoolCreate(properties(allocType=kind.CU_MEM_ALLOCATION_TYPE_INVALID))) == 1
     assert code(cu.cuMemPoolCreate(properties(9))) == 1

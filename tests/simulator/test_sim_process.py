@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simdriver import ROOT, run_python
@@ -20,7 +21,7 @@ SETUP = """
 """
 
 
-def test_installing_twice():
+def test_installing_twice() -> None:
     program = """
         from aiostream import simulator
         assert not simulator.installed()
@@ -37,7 +38,7 @@ def test_installing_twice():
     assert "already installed, with other options: devices=3" in done.stdout
 
 
-def test_options_from_the_environment():
+def test_options_from_the_environment() -> None:
     program = """
         from aiostream import simulator
         simulator.install()
@@ -48,7 +49,7 @@ def test_options_from_the_environment():
     assert done.stdout == "4\n", done.stderr
 
 
-def test_a_driver_that_is_already_there(tmp_path: Path):
+def test_a_driver_that_is_already_there(tmp_path: Path) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler to make another libcuda.so.1 with")
@@ -66,7 +67,7 @@ def test_a_driver_that_is_already_there(tmp_path: Path):
     assert f"another CUDA driver, {other}" in done.stdout, done.stderr
 
 
-def test_a_library_that_was_not_built(tmp_path: Path):
+def test_a_library_that_was_not_built(tmp_path: Path) -> None:
     shutil.copy(ROOT / "src/aiostream/simulator/__init__.py", tmp_path / "lonely.py")
     done = run_python(
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import lonely; lonely.install()"
@@ -74,12 +75,13 @@ def test_a_library_that_was_not_built(tmp_path: Path):
     assert "Build the package" in done.stderr
 
 
-def test_before_cuinit():
+def test_before_cuinit() -> None:
     program = """
         from aiostream import simulator
         simulator.install()
         from simdriver import *
-        print(code(cu.cuDeviceGetCount()), code(cu.cuStreamCreate(0)), code(cu.cuDriverGetVersion()))
+        print(code(cu.cuDeviceGetCount()), code(cu.cuStreamCreate(0)),
+            code(cu.cuDriverGetVersion()))
     """
     assert run_python(program).stdout == "3 3 0\n"
 
@@ -97,13 +99,13 @@ def test_before_cuinit():
         "ok(kernels.launch('trap', stream)); callback(stream, lambda _: None)",
     ],
 )
-def test_the_process_ends_with_work_pending(pending):
+def test_the_process_ends_with_work_pending(pending: Any) -> None:
     done = run_python(SETUP + f"    {pending}\n    print('end', flush=True)\n", seconds=10)
     assert done.stdout.startswith("end")
     assert done.returncode == 0, done.stderr
 
 
-def test_a_forked_child_does_not_hang():
+def test_a_forked_child_does_not_hang() -> None:
     program = (
         SETUP
         + """
@@ -113,9 +115,11 @@ def test_a_forked_child_does_not_hang():
     kernels.spin(stream, 0.2); host(stream, lambda: None); ok(cu.cuEventRecord(event, stream))
     child = os.fork()
     if child == 0:
-        asked = [cu.cuStreamQuery(stream), cu.cuStreamSynchronize(stream), cu.cuEventQuery(event), cu.cuDriverGetVersion(),
+        asked = [cu.cuStreamQuery(stream), cu.cuStreamSynchronize(stream), cu.cuEventQuery(event),
+            cu.cuDriverGetVersion(),
                  cu.cuGetErrorName(cu.CUresult(1)),
-                 cu.cuInit(0), cu.cuDeviceGetCount(), cu.cuMemAlloc(64), cu.cuCtxGetCurrent(), cu.cuStreamCreate(1),
+                 cu.cuInit(0), cu.cuDeviceGetCount(), cu.cuMemAlloc(64), cu.cuCtxGetCurrent(),
+                 cu.cuStreamCreate(1),
                  cu.cuCtxSynchronize(), cu.cuDevicePrimaryCtxRetain(0)]
         simulator.pending_work()
         os._exit(0 if [code(each) for each in asked] == [0] * 5 + [3] * 7 else 1)
@@ -156,7 +160,7 @@ def test_a_forked_child_does_not_hang():
         ("none", "100 []"),
     ],
 )
-def test_visible_devices(visible, answer):
+def test_visible_devices(visible: Any, answer: Any) -> None:
     """CUDA_VISIBLE_DEVICES is read at cuInit, hides devices and gives them another order."""
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     program = f"""
@@ -185,16 +189,19 @@ def test_visible_devices(visible, answer):
 
 @pytest.mark.timeout(2 * LIMIT)
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
-def test_under_a_sanitizer(sanitizer):
-    """Builds the library with it and lets many threads loose; skipped only where the sanitizer's runtime is missing."""
+def test_under_a_sanitizer(sanitizer: str) -> None:
+    """Builds the library with it and lets many threads loose; skipped only where the sanitizer's
+    runtime is missing.
+    """
     script = Path(__file__).with_name("sanitize.sh")
     import sys
 
-    command = ["sh", script, sanitizer, sys.executable, str(chosen_seconds(3))]
+    command = ["sh", str(script), sanitizer, sys.executable, str(chosen_seconds(3))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     if done.returncode == 77:
         pytest.skip(
-            f"gcc, or its {sanitizer} sanitizer's runtime, is not installed here: {done.stdout.strip()}"
+            f"gcc, or its {sanitizer} sanitizer's runtime, is not installed here: "
+            f"{done.stdout.strip()}"
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stress:" in done.stdout

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import time
+from typing import Any
 
 import pytest
-from simdriver import Gate, address, code, cu, host, ok, raw, run_python, until
+from simdriver import Gate, Kernels, address, code, cu, host, ok, raw, run_python, until
 
 from aiostream import simulator
 
@@ -41,15 +42,17 @@ THROUGHPUT = """
     ],
 )
 def test_completions_per_second_of_128_streams(
-    behind, blocking_sync, rounds, connections, least, most
-):
-    """On the H200: 1,600; 6,350 with 32 connections; 23,250 with events, 1,590 with blocking-sync ones."""
+    behind: Any, blocking_sync: Any, rounds: Any, connections: Any, least: Any, most: Any
+) -> None:
+    """On the H200: 1,600; 6,350 with 32 connections; 23,250 with events, 1,590 with blocking-sync
+    ones.
+    """
     program = THROUGHPUT.format(behind=behind, blocking_sync=blocking_sync, rounds=rounds)
     done = run_python(program, CUDA_DEVICE_MAX_CONNECTIONS=connections)
     assert least < float(done.stdout) < most, done.stderr
 
 
-def test_without_hardware_queues():
+def test_without_hardware_queues() -> None:
     program = THROUGHPUT.format(
         behind="enqueue(int(stream), free, None)", blocking_sync=False, rounds=40
     )
@@ -57,7 +60,7 @@ def test_without_hardware_queues():
     assert float(done.stdout) > 6_500, done.stderr
 
 
-def test_a_few_gates_hold_up_nobody():
+def test_a_few_gates_hold_up_nobody() -> None:
     gate, fired = Gate(), []
     held = [ok(cu.cuStreamCreate(1)) for _ in range(7)]
     for stream in held:
@@ -74,7 +77,7 @@ def test_a_few_gates_hold_up_nobody():
         ok(cu.cuStreamDestroy(stream))
 
 
-def test_eight_gates_hold_up_their_neighbours(kernels):
+def test_eight_gates_hold_up_their_neighbours(kernels: Kernels) -> None:
     gate = Gate()
     before = [ok(cu.cuStreamCreate(1)) for _ in range(2)]
     for stream in before:
@@ -96,8 +99,10 @@ def test_eight_gates_hold_up_their_neighbours(kernels):
         ok(cu.cuStreamDestroy(stream))
 
 
-def test_work_behind_events_and_host_functions_never_deadlocks():
-    """Chains across 40 streams, each waiting for the one before it and each with a host function."""
+def test_work_behind_events_and_host_functions_never_deadlocks() -> None:
+    """Chains across 40 streams, each waiting for the one before it and each with a host
+    function.
+    """
     enqueue = raw("cuLaunchHostFunc", 10000, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     free = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
     streams = [ok(cu.cuStreamCreate(1)) for _ in range(40)]

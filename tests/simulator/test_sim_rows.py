@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from simdriver import code, cu, ok
+from simdriver import Gate, code, cu, ok
 
 from aiostream import simulator
 
@@ -14,7 +16,7 @@ HOST, DEVICE = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE
 
 
 @pytest.fixture
-def rows(driver):
+def rows(driver: None) -> Iterator[Any]:
     """4 rows of 64 bytes, and their pitch."""
     memory, pitch = ok(cu.cuMemAllocPitch(64, 4, 4))
     assert pitch == 512
@@ -23,14 +25,14 @@ def rows(driver):
     ok(cu.cuMemFree(memory))
 
 
-def copy(**fields):
+def copy(**fields: Any) -> Any:
     made = cu.CUDA_MEMCPY2D()
     for name, value in fields.items():
         setattr(made, name, value)
     return made
 
 
-def upload(memory, source, width=16, height=2, **fields):
+def upload(memory: Any, source: Any, width: int = 16, height: int = 2, **fields: Any) -> Any:
     return copy(
         srcMemoryType=HOST, srcHost=ctypes.addressof(source), srcPitch=width,
         dstMemoryType=DEVICE, dstDevice=memory[0], dstPitch=memory[1],
@@ -38,7 +40,7 @@ def upload(memory, source, width=16, height=2, **fields):
     )  # fmt: skip
 
 
-def download(memory, target, width=16, height=2, **fields):
+def download(memory: Any, target: Any, width: int = 16, height: int = 2, **fields: Any) -> Any:
     return copy(
         srcMemoryType=DEVICE, srcDevice=memory[0], srcPitch=memory[1],
         dstMemoryType=HOST, dstHost=ctypes.addressof(target), dstPitch=width,
@@ -46,7 +48,7 @@ def download(memory, target, width=16, height=2, **fields):
     )  # fmt: skip
 
 
-def test_rows_there_and_back(rows):
+def test_rows_there_and_back(rows: Any) -> None:
     source, target = (
         ctypes.create_string_buffer(b"0123456789abcdefABCDEFGHIJKLMNOP", 32),
         ctypes.create_string_buffer(32),
@@ -59,7 +61,7 @@ def test_rows_there_and_back(rows):
     assert ctypes.string_at(rows[0], rows[1]) == bytes(rows[1]), "the row above is untouched"
 
 
-def test_in_stream_order_and_pageable_memory(rows, stream, gate):
+def test_in_stream_order_and_pageable_memory(rows: Any, stream: Any, gate: Gate) -> None:
     source, target = ctypes.create_string_buffer(b"x" * 32, 32), ctypes.create_string_buffer(32)
     context, done = ok(cu.cuCtxGetCurrent()), threading.Event()
     gate.hold(stream)
@@ -83,12 +85,13 @@ def test_in_stream_order_and_pageable_memory(rows, stream, gate):
     assert target.raw == b"x" * 32
 
 
-def test_under_capture_rows_are_one_node(rows, stream):
+def test_under_capture_rows_are_one_node(rows: Any, stream: Any) -> None:
     ok(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode(2)))
     ok(cu.cuMemsetD2D8Async(rows[0], rows[1], 5, 16, 2, stream))
     ok(cu.cuMemcpy2DAsync(copy(
         srcMemoryType=DEVICE, srcDevice=rows[0], srcPitch=rows[1],
-        dstMemoryType=DEVICE, dstDevice=rows[0], dstPitch=rows[1], dstY=2, WidthInBytes=16, Height=2,
+        dstMemoryType=DEVICE, dstDevice=rows[0], dstPitch=rows[1], dstY=2, WidthInBytes=16,
+        Height=2,
     ), stream))  # fmt: skip
     graph = ok(cu.cuStreamEndCapture(stream))
     nodes = ok(cu.cuGraphGetNodes(graph, 4))
@@ -99,7 +102,7 @@ def test_under_capture_rows_are_one_node(rows, stream):
         assert ctypes.string_at(rows[0] + row * rows[1], 17) == b"\5" * 16 + b"\0"
 
 
-def test_fills_of_three_widths(rows, stream):
+def test_fills_of_three_widths(rows: Any, stream: Any) -> None:
     memory, pitch = rows
     ok(cu.cuMemsetD2D32(memory, pitch, 0x01020304, 2, 2))
     ok(cu.cuMemsetD2D16Async(memory + pitch, pitch, 0xABCD, 1, 1, stream))
@@ -114,7 +117,7 @@ def test_fills_of_three_widths(rows, stream):
     ok(cu.cuMemsetD2D8(memory, pitch, 1, 0, 5))
 
 
-def test_rows_that_are_refused(rows):
+def test_rows_that_are_refused(rows: Any) -> None:
     source = ctypes.create_string_buffer(64)
     assert code(cu.cuMemcpy2D(upload(rows, source, dstY=3))) == 1, "beyond the memory"
     assert code(cu.cuMemcpy2D(copy(WidthInBytes=4, Height=1))) == 1, "of no memory"
@@ -131,7 +134,7 @@ def test_rows_that_are_refused(rows):
     assert code(cu.cuMemAllocPitch(64, 1 << 60, 4)) in (1, 2)
 
 
-def test_three_dimensions(rows):
+def test_three_dimensions(rows: Any) -> None:
     memory, pitch = rows
     source = ctypes.create_string_buffer(bytes(range(32)), 32)
     volume = cu.CUDA_MEMCPY3D()
@@ -153,12 +156,12 @@ def test_three_dimensions(rows):
         assert ctypes.string_at(memory + row * pitch, 8) == source.raw[row * 8 : row * 8 + 8]
 
 
-def test_a_fault_is_injected_by_name(rows):
+def test_a_fault_is_injected_by_name(rows: Any) -> None:
     simulator.fail("cuMemsetD2D8", 2)
     assert code(cu.cuMemsetD2D8(rows[0], rows[1], 1, 1, 1)) == 2
 
 
-def test_peers():
+def test_peers() -> None:
     first, second = ok(cu.cuCtxGetCurrent()), ok(cu.cuDevicePrimaryCtxRetain(1))
     attribute = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED
     assert (

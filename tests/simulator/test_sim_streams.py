@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from typing import Any
 
 import pytest
-from simdriver import Gate, callback, code, cu, host, in_thread, ok, run_python, until
+from simdriver import Gate, Kernels, callback, code, cu, host, in_thread, ok, run_python, until
 
 from aiostream import simulator
 
 
-def test_a_stream_is_a_queue(stream, kernels, gate):
+def test_a_stream_is_a_queue(stream: Any, kernels: Kernels, gate: Gate) -> None:
     order = []
     gate.hold(stream)
     host(stream, lambda: order.append(1))
@@ -27,7 +28,7 @@ def test_a_stream_is_a_queue(stream, kernels, gate):
     assert code(cu.cuStreamQuery(stream)) == 0
 
 
-def test_kernels_take_their_time_and_overlap(kernels):
+def test_kernels_take_their_time_and_overlap(kernels: Kernels) -> None:
     streams = [ok(cu.cuStreamCreate(1)) for _ in range(6)]
     start = time.monotonic()
     for each in streams:
@@ -39,7 +40,7 @@ def test_kernels_take_their_time_and_overlap(kernels):
         ok(cu.cuStreamDestroy(each))
 
 
-def test_a_host_function_blocks_later_work_of_its_stream_only(stream):
+def test_a_host_function_blocks_later_work_of_its_stream_only(stream: Any) -> None:
     started, release, order = threading.Event(), threading.Event(), []
     host(stream, lambda: (started.set(), release.wait(10), order.append("host")))
     event, other = ok(cu.cuEventCreate(0)), ok(cu.cuStreamCreate(1))
@@ -54,8 +55,8 @@ def test_a_host_function_blocks_later_work_of_its_stream_only(stream):
     assert order == ["host"]
 
 
-def test_one_thread_per_context_runs_host_functions():
-    seen = {0: set(), 1: set()}
+def test_one_thread_per_context_runs_host_functions() -> None:
+    seen: dict[int, set[int]] = {0: set(), 1: set()}
     contexts = [ok(cu.cuDevicePrimaryCtxRetain(device)) for device in (0, 1)]
     for device, context in enumerate(contexts):
         ok(cu.cuCtxPushCurrent(context))
@@ -70,7 +71,7 @@ def test_one_thread_per_context_runs_host_functions():
         ok(cu.cuDevicePrimaryCtxRelease(device))
 
 
-def test_calls_inside_a_host_function(stream):
+def test_calls_inside_a_host_function(stream: Any) -> None:
     answers = {}
 
     def ask() -> None:
@@ -94,7 +95,7 @@ def test_calls_inside_a_host_function(stream):
     }
 
 
-def test_the_handle_may_go_before_the_work(kernels, gate):
+def test_the_handle_may_go_before_the_work(kernels: Kernels, gate: Gate) -> None:
     stream, fired = ok(cu.cuStreamCreate(1)), []
     gate.hold(stream)
     host(stream, lambda: fired.append(1))
@@ -105,10 +106,11 @@ def test_the_handle_may_go_before_the_work(kernels, gate):
     until(lambda: fired and simulator.pending_work() == 0)
 
 
-def test_a_reset_waits_for_the_work_and_forgets_the_rest():
+def test_a_reset_waits_for_the_work_and_forgets_the_rest() -> None:
     context = ok(cu.cuDevicePrimaryCtxRetain(1))
     ok(cu.cuCtxPushCurrent(context))
-    stream, fired = ok(cu.cuStreamCreate(1)), []
+    stream = ok(cu.cuStreamCreate(1))
+    fired: list[Any] = []
     event = ok(cu.cuEventCreate(0))
     started, release = threading.Event(), threading.Event()
     host(stream, lambda: (started.set(), release.wait(10), fired.append("host")))
@@ -126,7 +128,7 @@ def test_a_reset_waits_for_the_work_and_forgets_the_rest():
 
 
 @pytest.mark.parametrize("handle", [0xDEAD0000, 3, 2**64 - 1])
-def test_unknown_handles_are_refused(handle):
+def test_unknown_handles_are_refused(handle: Any) -> None:
     assert code(cu.cuStreamQuery(cu.CUstream(handle))) == 400
     assert code(cu.cuStreamDestroy(cu.CUstream(handle))) == 400
     assert code(cu.cuEventQuery(cu.CUevent(handle))) == 400
@@ -134,7 +136,7 @@ def test_unknown_handles_are_refused(handle):
     assert code(cu.cuModuleUnload(cu.CUmodule(handle))) == 400
 
 
-def test_an_event_is_not_a_stream(stream):
+def test_an_event_is_not_a_stream(stream: Any) -> None:
     event = ok(cu.cuEventCreate(0))
     assert code(cu.cuStreamQuery(cu.CUstream(int(event)))) == 400
     assert code(cu.cuEventQuery(cu.CUevent(int(stream)))) == 400
@@ -142,7 +144,7 @@ def test_an_event_is_not_a_stream(stream):
     assert code(cu.cuEventDestroy(event)) == 400
 
 
-def test_what_a_stream_says_of_itself():
+def test_what_a_stream_says_of_itself() -> None:
     least, greatest = ok(cu.cuCtxGetStreamPriorityRange())
     assert (least, greatest) == (0, -5)
     context = ok(cu.cuCtxGetCurrent())
@@ -156,7 +158,7 @@ def test_what_a_stream_says_of_itself():
     assert code(cu.cuStreamCreate(2)) == 1
 
 
-def test_ids_are_never_used_again():
+def test_ids_are_never_used_again() -> None:
     ids = []
     for _ in range(50):
         stream = ok(cu.cuStreamCreate(0))
@@ -168,7 +170,7 @@ def test_ids_are_never_used_again():
 # --- the legacy stream and its relations
 
 
-def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it(gate):
+def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it(gate: Gate) -> None:
     blocking, free, order = ok(cu.cuStreamCreate(0)), ok(cu.cuStreamCreate(1)), []
     gate.hold(blocking)
     host(cu.CUstream(1), lambda: order.append("legacy"))
@@ -186,7 +188,7 @@ def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it(gate):
         ok(cu.cuStreamDestroy(each))
 
 
-def test_synchronizing_the_legacy_stream_covers_the_blocking_ones(kernels):
+def test_synchronizing_the_legacy_stream_covers_the_blocking_ones(kernels: Kernels) -> None:
     blocking = ok(cu.cuStreamCreate(0))
     kernels.spin(blocking, 0.05)
     ok(cu.cuStreamSynchronize(cu.CUstream(0)))
@@ -194,7 +196,7 @@ def test_synchronizing_the_legacy_stream_covers_the_blocking_ones(kernels):
     ok(cu.cuStreamDestroy(blocking))
 
 
-def test_each_thread_has_a_default_stream_of_its_own(gate):
+def test_each_thread_has_a_default_stream_of_its_own(gate: Gate) -> None:
     context = ok(cu.cuCtxGetCurrent())
     mine = ok(cu.cuStreamGetId(cu.CUstream(2)))
     assert mine == ok(cu.cuStreamGetId(cu.CUstream(2)))
@@ -202,7 +204,7 @@ def test_each_thread_has_a_default_stream_of_its_own(gate):
     def other() -> int:
         ok(cu.cuCtxSetCurrent(context))
         ok(cu.cuStreamSynchronize(cu.CUstream(2)))  # not held by the gate
-        return ok(cu.cuStreamGetId(cu.CUstream(2)))
+        return int(ok(cu.cuStreamGetId(cu.CUstream(2))))
 
     gate.hold(cu.CUstream(2))
     assert in_thread(other) not in (mine, ok(cu.cuStreamGetId(cu.CUstream(1))))
@@ -214,7 +216,7 @@ def test_each_thread_has_a_default_stream_of_its_own(gate):
 # --- contexts
 
 
-def test_without_a_current_context(stream):
+def test_without_a_current_context(stream: Any) -> None:
     event = ok(cu.cuEventCreate(0))
     fired = []
 
@@ -237,12 +239,13 @@ def test_without_a_current_context(stream):
 
     assert in_thread(bare) == {
         "query": 0, "record": 0, "event query": True, "synchronize": 0,
-        "create": 201, "stream": 201, "alloc": 201, "legacy": 201, "special 1": 201, "special 2": 201,
+        "create": 201, "stream": 201, "alloc": 201, "legacy": 201, "special 1": 201,
+        "special 2": 201,
     }  # fmt: skip
     assert fired == [1]
 
 
-def test_a_stream_of_another_context(stream, kernels):
+def test_a_stream_of_another_context(stream: Any, kernels: Kernels) -> None:
     context = ok(cu.cuDevicePrimaryCtxRetain(1))
     event = ok(cu.cuEventCreate(0))
     ok(cu.cuCtxPushCurrent(context))
@@ -262,7 +265,7 @@ def test_a_stream_of_another_context(stream, kernels):
     ok(cu.cuDevicePrimaryCtxRelease(1))
 
 
-def test_module_loading_waits_for_a_host_function(stream):
+def test_module_loading_waits_for_a_host_function(stream: Any) -> None:
     started, release = threading.Event(), threading.Event()
     host(stream, lambda: (started.set(), release.wait(10)))
     assert started.wait(10)
@@ -287,7 +290,9 @@ def test_module_loading_waits_for_a_host_function(stream):
 
 
 @pytest.mark.parametrize("what", ["launch", "host function", "callback", "write"])
-def test_a_stream_1022_launches_deep_blocks(stream, kernels, gate, what):
+def test_a_stream_1022_launches_deep_blocks(
+    stream: Any, kernels: Kernels, gate: Gate, what: Any
+) -> None:
     gate.hold(stream)
     for _ in range(1022):
         ok(kernels.launch("empty", stream))
@@ -321,7 +326,7 @@ def test_a_stream_1022_launches_deep_blocks(stream, kernels, gate, what):
     ok(cu.cuStreamDestroy(other))
 
 
-def test_thousands_of_host_functions_queue_without_blocking(stream, gate):
+def test_thousands_of_host_functions_queue_without_blocking(stream: Any, gate: Gate) -> None:
     gate.hold(stream)
     libc = ctypes.CDLL(None)
     enqueue = __import__("simdriver").raw(
@@ -337,9 +342,11 @@ def test_thousands_of_host_functions_queue_without_blocking(stream, gate):
     ok(cu.cuStreamSynchronize(stream))
 
 
-def test_idle_costs_nothing():
-    """In a process of its own: the suite's has other threads. The least of several periods, for a busy machine charges its own to
-    whoever runs there."""
+def test_idle_costs_nothing() -> None:
+    """In a process of its own: the suite's has other threads.
+
+    The least of several periods, for a busy machine charges its own to whoever runs there.
+    """
     program = """
         from aiostream import simulator
         simulator.install()

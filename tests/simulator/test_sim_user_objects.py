@@ -1,12 +1,15 @@
-"""User objects: destroyed once, after the last of graph, clone, executable and launch has let go, and in which thread."""
+"""User objects: destroyed once, after the last of graph, clone, executable and launch has let go,
+and in which thread.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from typing import Any
 
 import pytest
-from simdriver import HOST, code, cu, host, keep, ok, until
+from simdriver import HOST, Gate, code, cu, host, keep, ok, until
 
 from aiostream import simulator
 
@@ -17,7 +20,7 @@ MOVE = int(cu.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE)
 class Thing:
     """A user object that counts its destructions."""
 
-    def __init__(self, count=1, destroy=None) -> None:
+    def __init__(self, count: int = 1, destroy: Any = None) -> None:
         self.destroyed: list[int] = []
         native = HOST(
             lambda _: (
@@ -29,7 +32,7 @@ class Thing:
         address = ctypes.cast(native, ctypes.c_void_p).value
         self.handle = ok(cu.cuUserObjectCreate(0, cu.CUhostFn(address), count, 1))
 
-    def give_to(self, graph) -> None:
+    def give_to(self, graph: Any) -> None:
         ok(cu.cuGraphRetainUserObject(graph, self.handle, 1, MOVE))
 
     def alive(self) -> bool:
@@ -42,11 +45,11 @@ class Thing:
 
 
 @pytest.fixture
-def graph(driver):
+def graph(driver: None) -> Any:
     return ok(cu.cuGraphCreate(0))
 
 
-def test_it_dies_with_its_last_reference():
+def test_it_dies_with_its_last_reference() -> None:
     thing = Thing(2)
     ok(cu.cuUserObjectRetain(thing.handle, 3))
     ok(cu.cuUserObjectRelease(thing.handle, 4))
@@ -56,7 +59,7 @@ def test_it_dies_with_its_last_reference():
     assert code(cu.cuUserObjectRelease(thing.handle, 1)) == 400
 
 
-def test_the_call_that_lets_go_of_the_last_reference_destroys_it(stream):
+def test_the_call_that_lets_go_of_the_last_reference_destroys_it(stream: Any) -> None:
     things, graphs = [Thing() for _ in range(4)], [ok(cu.cuGraphCreate(0)) for _ in range(3)]
     for graph, thing in zip(graphs, things[1:], strict=True):
         thing.give_to(graph)
@@ -74,7 +77,9 @@ def test_the_call_that_lets_go_of_the_last_reference_destroys_it(stream):
     )
 
 
-def test_a_thread_of_its_own_destroys_what_a_launch_in_flight_held_last(stream, gate):
+def test_a_thread_of_its_own_destroys_what_a_launch_in_flight_held_last(
+    stream: Any, gate: Gate
+) -> None:
     host_threads, thing, graph = [], Thing(), ok(cu.cuGraphCreate(0))
     thing.give_to(graph)
     executable = ok(cu.cuGraphInstantiate(graph, 0))
@@ -90,7 +95,7 @@ def test_a_thread_of_its_own_destroys_what_a_launch_in_flight_held_last(stream, 
     assert thing.destroyed[0] not in (threading.get_native_id(), *host_threads)
 
 
-def test_recovery_destroys_what_a_lost_capture_held(stream):
+def test_recovery_destroys_what_a_lost_capture_held(stream: Any) -> None:
     thing = Thing()
     ok(cu.cuStreamBeginCapture(stream, RELAXED))
     host(stream, lambda: None)
@@ -100,7 +105,7 @@ def test_recovery_destroys_what_a_lost_capture_held(stream):
     assert thing.dies()
 
 
-def test_destructors_may_not_call_cuda():
+def test_destructors_may_not_call_cuda() -> None:
     answers = []
     thing = Thing(destroy=lambda: answers.append(code(cu.cuEventCreate(0))))
     ok(cu.cuUserObjectRelease(thing.handle, 1))
@@ -108,7 +113,7 @@ def test_destructors_may_not_call_cuda():
     assert answers == [800]
 
 
-def test_what_cannot_be(graph):
+def test_what_cannot_be(graph: Any) -> None:
     thing = Thing(2)
     function = cu.CUhostFn(1)
     assert code(cu.cuUserObjectCreate(0, function, 1, 0)) == 1
@@ -127,7 +132,7 @@ def test_what_cannot_be(graph):
     assert thing.dies()
 
 
-def test_a_graph_holds_what_it_retained(graph):
+def test_a_graph_holds_what_it_retained(graph: Any) -> None:
     kept, moved = Thing(), Thing()
     ok(cu.cuGraphRetainUserObject(graph, kept.handle, 2, 0))
     moved.give_to(graph)
@@ -140,7 +145,7 @@ def test_a_graph_holds_what_it_retained(graph):
 
 
 @pytest.mark.parametrize("last", ["graph", "clone", "executable", "flight"])
-def test_destroyed_once_after_the_last_of_all(stream, gate, last):
+def test_destroyed_once_after_the_last_of_all(stream: Any, gate: Gate, last: Any) -> None:
     thing = Thing()
     ok(cu.cuStreamBeginCapture(stream, RELAXED))
     host(stream, lambda: None)
@@ -169,7 +174,7 @@ def test_destroyed_once_after_the_last_of_all(stream, gate, last):
     assert thing.dies()
 
 
-def test_a_child_graph_holds_its_own(graph, stream):
+def test_a_child_graph_holds_its_own(graph: Any, stream: Any) -> None:
     thing, inner = Thing(), ok(cu.cuGraphCreate(0))
     thing.give_to(inner)
     child = ok(cu.cuGraphAddChildGraphNode(graph, [], 0, inner))
@@ -184,7 +189,7 @@ def test_a_child_graph_holds_its_own(graph, stream):
     assert thing.dies()
 
 
-def test_an_update_changes_what_an_executable_holds(stream, gate):
+def test_an_update_changes_what_an_executable_holds(stream: Any, gate: Gate) -> None:
     old, new, both = Thing(), Thing(), Thing()
     graphs = [ok(cu.cuGraphCreate(0)) for _ in range(2)]
     for graph, thing in zip(graphs, (old, new), strict=True):
@@ -208,7 +213,7 @@ def test_an_update_changes_what_an_executable_holds(stream, gate):
     assert both.dies()
 
 
-def test_a_fault_lets_go_of_launches_in_flight(graph, stream, gate):
+def test_a_fault_lets_go_of_launches_in_flight(graph: Any, stream: Any, gate: Gate) -> None:
     thing = Thing()
     thing.give_to(graph)
     executable = ok(cu.cuGraphInstantiate(graph, 0))
@@ -222,8 +227,10 @@ def test_a_fault_lets_go_of_launches_in_flight(graph, stream, gate):
     simulator.recover()
 
 
-def test_a_fault_does_not_take_from_a_host_node_what_it_still_uses(graph, stream):
-    """A host node that was running when the context broke runs to its end, and what it was given lives that long."""
+def test_a_fault_does_not_take_from_a_host_node_what_it_still_uses(graph: Any, stream: Any) -> None:
+    """A host node that was running when the context broke runs to its end, and what it was given
+    lives that long.
+    """
     thing, started, release, alive = Thing(), threading.Event(), threading.Event(), []
     native = HOST(lambda _: (started.set(), release.wait(10), alive.append(not thing.destroyed)))
     keep.append(native)

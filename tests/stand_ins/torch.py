@@ -1,9 +1,12 @@
-"""A stand-in for torch, as far as the benchmark and `examples/torch_server.py` use it, for machines without torch or a GPU.
+"""A stand-in for torch, for machines without torch or a GPU.
 
-Tensors are 4-byte floats in the driver's memory. An operation on the GPU launches one short kernel on the current stream and
-returns its input, so a model's result is its input, and arrives only when the stream has done its work. A copy into fewer
-columns takes the first ones of each row. Current streams,
-copies, events, captures and the memory that belongs to a stream are as torch has them.
+It has what the benchmark and `examples/torch_server.py` use.
+
+Tensors are 4-byte floats in the driver's memory. An operation on the GPU launches one short
+kernel on the current stream and returns its input, so a model's result is its input, and arrives
+only when the stream has done its work. A copy into fewer columns takes the first ones of each
+row. Current streams, copies, events, captures and the memory that belongs to a stream are as
+torch has them.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any
 from cuda.bindings import driver
 
 import aiostream
-from aiostream.bench import spinning
+from benchmarks import lanes
 
 __version__ = "0.stand-in"
 bfloat16 = "bfloat16"
@@ -40,7 +43,7 @@ class _Device:
     def __init__(self) -> None:
         self.context = aiostream.Device(0).primary_context
         with self.context.as_current():
-            self.function = spinning.load(driver)
+            self.kernels = lanes.load()
         self.given_back: dict[tuple[int, int], list[Any]] = {}
 
 
@@ -63,7 +66,7 @@ def _device() -> _Device:
     return _thread.device
 
 
-# ------------------------------------------------------------------------------------------------ torch.cuda
+# --------------------------------------------------------------------------------------- torch.cuda
 
 
 class Stream:
@@ -73,7 +76,7 @@ class Stream:
         device = _device()
         self.cuda_stream = int(_call("cuStreamCreate", 1)) if handle is None else handle
         self._cu_stream = driver.CUstream(self.cuda_stream)
-        self.lane = spinning.Lane(SimpleNamespace(handle=self.cuda_stream), driver, device.function)
+        self.lane = lanes.Lane(SimpleNamespace(handle=self.cuda_stream), device.kernels)
 
     def synchronize(self) -> None:
         _call("cuStreamSynchronize", self._cu_stream)
@@ -183,20 +186,23 @@ cuda = SimpleNamespace(
 )
 
 
-# ------------------------------------------------------------------------------------------------ tensors
+# ------------------------------------------------------------------------------------------ tensors
 
 
 class Memory:
-    """A block of the driver's memory. On the GPU it goes back to those of the stream on which it was allocated."""
+    """A block of the driver's memory.
+
+    On the GPU it goes back to those of the stream on which it was allocated.
+    """
 
     def __init__(self, count: int, on_gpu: bool) -> None:
         device = _device()
+        self.key: tuple[int, int] | None = None
         if on_gpu:
             self.key = (_current_stream().cuda_stream, count)
             free = device.given_back.setdefault(self.key, [])
             self.address = free.pop() if free else int(_call("cuMemAlloc", count * _SIZE))
         else:
-            self.key = None
             self.address = int(_call("cuMemHostAlloc", count * _SIZE, 0))
 
     def __del__(self) -> None:
@@ -309,7 +315,7 @@ manual_seed: Callable[[int], None] = _random.seed
 inference_mode = contextlib.nullcontext
 
 
-# ------------------------------------------------------------------------------------------------ torch.nn
+# ----------------------------------------------------------------------------------------- torch.nn
 
 
 class Layer:

@@ -183,7 +183,7 @@ class AsyncioFuture(asyncio.Future[Any]):
     Threads: the loop's thread only.
     """
 
-    # The maker sets these, because a constructor of ours would take longer than asyncio's.
+    # The maker sets these, because a constructor in Python would take longer than asyncio's.
     __slots__ = ("point", "polled", "waiter")
 
     point: EventCompletion | None  # None: an awaiting task leaves the polling to others
@@ -201,7 +201,7 @@ class AsyncioFuture(asyncio.Future[Any]):
         woken = False
         try:
             while not self.done():
-                # Whoever takes the wait polls it: this task, or the loop in its drains. The native
+                # The wait has one poller: this task, or the loop in its drains. The native
                 # part gives it to one of them, so that the ticket fires once.
                 polled = self.polled = point.reserved.take(woken)
                 if polled is not None:

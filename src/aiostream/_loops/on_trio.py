@@ -152,7 +152,7 @@ async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> N
 
 
 class TrioFuture(OwnFuture):
-    """asyncio's future for trio. It settles once, and tasks of its run await it any number of times.
+    """asyncio's future for trio. It settles once, and any task of its run can await it.
 
     Cancellation: if an `await` is cancelled, only that await ends. The future goes on for the other
     tasks. `cancel()` ends the future, and every `await` of it raises
@@ -227,7 +227,7 @@ class TrioFuture(OwnFuture):
 
     def _drop(self) -> None:
         # Called by the janitor. The run has ended, and its tasks with it. So no task waits, and
-        # callbacks are not called, because they belong into the run's thread.
+        # callbacks are not called, because only the run's thread may call them.
         if not self.done():
             self._message = "the run of trio to which the future belonged has ended"
             self._state = "cancelled"
@@ -320,7 +320,7 @@ class TrioFuture(OwnFuture):
             )
         point = self.point
         while not self.done():
-            # Whoever takes the wait polls it: this task, or the run in its drains. The native part
+            # The wait has one poller: this task, or the run in its drains. The native part
             # gives it to one of them, so that the ticket fires once.
             polled = point.reserved.take(True) if point is not None else None
             if polled is not None:
@@ -408,5 +408,5 @@ def _run_callback(
     try:
         context.run(callback, future)
     except BaseException as error:
-        # SystemExit too. If it left a callback, trio would end the whole run with an internal error.
+        # SystemExit too. If it left a callback, trio would end the run with an internal error.
         _process.report_unraisable(error, callback)

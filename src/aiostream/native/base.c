@@ -1,4 +1,5 @@
-/* The driver's table, the counters, the clock, and the one question that every enqueue asks: does this stream capture? */
+/* The driver's table, the counters, the clock, and the question that every enqueue asks: does this
+ * stream capture? */
 #include "base.h"
 
 #include <signal.h>
@@ -34,14 +35,16 @@ const char *failed_call(int status) {
     return call;
 }
 
-/* The process's signals are for its own threads: a thread of ours would take from it what it waits for by sigwait or signalfd, and
- * would die of one that all others block. Those that a fault raises stay, because they are this thread's. */
+/* A thread of the library takes no signals, because it would take them from a thread of the program
+ * that waits in sigwait or on a signalfd, and it would die of a signal that all others block. The
+ * signals of faults stay open, because they are meant for the thread itself. */
 int thread_start(pthread_t *thread, void *(*run)(void *)) {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
     sigset_t blocked, before;
     sigfillset(&blocked);
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&blocked, faults[i]);
-    pthread_sigmask(SIG_SETMASK, &blocked, &before); /* a thread begins with the mask of its maker */
+    /* a new thread has the mask of the thread that makes it */
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
     int error = pthread_create(thread, NULL, run, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error;
@@ -58,9 +61,11 @@ void wait_briefly(pthread_cond_t *condition, pthread_mutex_t *mutex) {
 int capture_refusal(void *stream) {
     int capturing = 0;
     int status = driver.stream_is_capturing(stream, &capturing);
-    if (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST) return -status; /* 906: the legacy stream */
+    /* 906: the legacy stream */
+    if (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST) return -status;
     if (status != CUDA_SUCCESS) return failed_in("cuStreamIsCapturing", status);
-    return capturing ? RESULT_CAPTURING - (capturing - 1) : 0; /* 1 active: -900; 2 invalidated: -901 */
+    /* 1, active: -900. 2, invalidated: -901. */
+    return capturing ? RESULT_CAPTURING - (capturing - 1) : 0;
 }
 
 uint64_t context_identity(void *context) {
@@ -73,5 +78,6 @@ bool context_is_gone(void *context, uint64_t identity) {
     if (!context || !identity) return false;
     int status = driver.ctx_get_id(context, &now);
     if (status == CUDA_SUCCESS) return now != identity;
-    return status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE || status == CUDA_CONTEXT_IS_DESTROYED;
+    return status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE ||
+           status == CUDA_CONTEXT_IS_DESTROYED;
 }

@@ -1,8 +1,9 @@
 /* The registry of contexts, and their health.
  *
- * After a sticky error no host function ever runs, so a waiter that only its host function could wake would hang for ever.
- * The fault shows at the same moment on every stream of the process, also on an idle one that nobody else knows; so the watcher
- * queries a private stream of ours per context, and never a user's, which might be capturing or destroyed.
+ * After a sticky error no host function ever runs. So a waiter that only its host function could
+ * wake would hang. The fault shows at the same moment on every stream of the process, on idle ones
+ * too. So the watcher queries one private stream for each context. It never queries a user's
+ * stream, because that might be capturing or destroyed.
  */
 #include "contexts.h"
 
@@ -17,12 +18,16 @@ struct context {
     uint64_t identity; /* see context_is_gone */
     int device;
     _Atomic int64_t healthy_at; /* when its health was last read and was good; any thread */
-    _Atomic int gone; /* what the private stream answered when the context was destroyed: it is not queried again; any thread */
-    _Atomic int64_t pending; /* points armed and neither fired nor failed; any thread */
+    /* What the private stream answered when the context was destroyed. From then on it is not
+     * queried. Any thread. */
+    _Atomic int gone;
+    /* points that are armed and have neither fired nor failed; any thread */
+    _Atomic int64_t pending;
     int index;
 };
 
-/* A query of an idle stream takes 1.4 us of a GPU's driver, and a request of a server some 50. */
+/* One query of an idle stream takes 1.4 us of a GPU's driver. A request of a server would make some
+ * 50. */
 static const int64_t FRESH_NS = 1000000;
 
 static struct context contexts[MAX_CONTEXTS];
@@ -37,7 +42,8 @@ static struct context *find(uint64_t identity) { /* context_lock held */
     return NULL;
 }
 
-struct context *context_register(void *handle, uint64_t identity, void *private_stream, int device, bool *is_taken) {
+struct context *context_register(void *handle, uint64_t identity, void *private_stream, int device,
+                                 bool *is_taken) {
     pthread_mutex_lock(&context_lock);
     struct context *context = find(identity);
     int number = context_count;
@@ -58,9 +64,12 @@ struct context *context_register(void *handle, uint64_t identity, void *private_
 int context_index(const struct context *context) { return context->index; }
 int context_device(const struct context *context) { return context->device; }
 void *context_handle(const struct context *context) { return context->handle; }
-struct context *context_at(int index) { return index < 0 || index >= context_count ? NULL : &contexts[index]; }
+struct context *context_at(int index) {
+    return index < 0 || index >= context_count ? NULL : &contexts[index];
+}
 
-/* Add, then read `parked`; the watcher sets `parked`, then reads the total: one of the two sees the other. */
+/* This thread adds, then reads `parked`. The watcher sets `parked`, then reads the total. So one of
+ * the two sees the other. */
 void context_add_pending(struct context *context) {
     atomic_fetch_add(&context->pending, 1);
     atomic_fetch_add(&pending_total, 1);
@@ -75,18 +84,23 @@ void context_drop_pending(struct context *context) {
 int context_health(struct context *context) {
     int gone = atomic_load(&context->gone);
     if (gone) return gone;
-    int64_t before = now_ns(); /* the answer says nothing of what comes after it */
+    /* taken before the query, because the answer says nothing of what comes after it */
+    int64_t before = now_ns();
     int status = CUDA_CONTEXT_IS_DESTROYED;
     if (!context_is_gone(context->handle, context->identity)) {
         int mode = relaxed_enter();
         status = failure_noted(driver.stream_query(context->stream), "cuStreamQuery");
         relaxed_leave(mode);
     }
-    /* NOT_READY cannot come from an idle stream unless the driver is being slow; 9xx speak of somebody's capture. */
-    if (status == CUDA_NOT_READY || (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST)) status = CUDA_SUCCESS;
+    /* An idle stream does not answer NOT_READY, unless the driver is slow. 9xx speak of a capture
+     * of another thread. Neither is an error of the context. */
+    if (status == CUDA_NOT_READY || (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST))
+        status = CUDA_SUCCESS;
     if (status == CUDA_SUCCESS) atomic_store(&context->healthy_at, before);
-    else if (status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE || status == CUDA_CONTEXT_IS_DESTROYED) {
-        atomic_store(&context->gone, status); /* the private stream went with its context */
+    else if (status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE ||
+             status == CUDA_CONTEXT_IS_DESTROYED) {
+        /* the private stream was destroyed with its context */
+        atomic_store(&context->gone, status);
         failure_note(CUDA_CONTEXT_IS_DESTROYED, "cuStreamQuery");
     }
     return status;
@@ -94,7 +108,9 @@ int context_health(struct context *context) {
 
 int context_answer(const struct context *context, int status) {
     bool invalid = status == CUDA_INVALID_HANDLE || status == CUDA_INVALID_CONTEXT;
-    return invalid && context_is_gone(context->handle, context->identity) ? CUDA_CONTEXT_IS_DESTROYED : status;
+    return invalid && context_is_gone(context->handle, context->identity)
+               ? CUDA_CONTEXT_IS_DESTROYED
+               : status;
 }
 
 int context_recent_health(struct context *context) {
@@ -102,5 +118,7 @@ int context_recent_health(struct context *context) {
     return fresh ? CUDA_SUCCESS : context_health(context);
 }
 
-bool context_has_pending(const struct context *context) { return atomic_load(&((struct context *)context)->pending) > 0; }
+bool context_has_pending(const struct context *context) {
+    return atomic_load(&((struct context *)context)->pending) > 0;
+}
 int64_t contexts_pending(void) { return atomic_load(&pending_total); }

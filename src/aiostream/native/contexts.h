@@ -1,4 +1,5 @@
-/* CUDA contexts as the watcher monitors them: a private idle stream each, whose state is the context's health. */
+/* CUDA contexts as the watcher monitors them. Each has a private idle stream, whose state is the
+ * context's health. */
 #ifndef AIOSTREAM_CONTEXTS_H
 #define AIOSTREAM_CONTEXTS_H
 
@@ -7,8 +8,9 @@
 struct context;
 enum { MAX_CONTEXTS = 4096 };
 
-/* The context with that id, which takes the private stream if it was not known. NULL: there are too many. */
-struct context *context_register(void *handle, uint64_t identity, void *private_stream, int device, bool *is_taken);
+/* The context with that id. If it is new, it takes the private stream. NULL: there are too many. */
+struct context *context_register(void *handle, uint64_t identity, void *private_stream, int device,
+                                 bool *is_taken);
 void *context_handle(const struct context *);
 int context_device(const struct context *);
 int context_index(const struct context *);
@@ -18,8 +20,10 @@ void context_drop_pending(struct context *);
 bool context_has_pending(const struct context *);
 int64_t contexts_pending(void);
 int context_health(struct context *); /* 0, or the context's error */
-/* What a call in the context has answered; CUDA_CONTEXT_IS_DESTROYED if the handle is invalid because the context was destroyed. */
+/* The code that a call in the context has answered. It becomes CUDA_CONTEXT_IS_DESTROYED if the
+ * handle is invalid because the context was destroyed. */
 int context_answer(const struct context *, int status);
-int context_recent_health(struct context *); /* the same, but it may have been good up to 1 ms ago */
+/* the same, but the answer may be 1 ms old if it was good */
+int context_recent_health(struct context *);
 
 #endif

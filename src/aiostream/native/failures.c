@@ -1,7 +1,8 @@
 /* Fatal codes, and the end of the process. See failures.h.
  *
- * After such a code every CUDA call of the process fails, so a server would answer errors from then on. The end needs no GIL and no
- * Python, because Python may be blocked in a call that never returns.
+ * After such a code every CUDA call of the process fails, so a server would answer errors from then
+ * on. The end needs no GIL and no Python, because Python may be blocked in a call that never
+ * returns.
  */
 #include "failures.h"
 
@@ -12,25 +13,38 @@
 #include <unistd.h>
 
 const struct fatal_code fatal_codes[] = {
-    {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},   {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE"}, {226, "CUDA_ERROR_CONTAINED"},
-    {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},     {702, "CUDA_ERROR_LAUNCH_TIMEOUT"},       {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
-    {710, "CUDA_ERROR_ASSERT"},              {714, "CUDA_ERROR_HARDWARE_STACK_ERROR"}, {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION"},
-    {716, "CUDA_ERROR_MISALIGNED_ADDRESS"},  {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE"}, {718, "CUDA_ERROR_INVALID_PC"},
-    {719, "CUDA_ERROR_LAUNCH_FAILED"},       {721, "CUDA_ERROR_TENSOR_MEMORY_LEAK"},   {810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"},
+    {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
+    {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE"},
+    {226, "CUDA_ERROR_CONTAINED"},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+    {702, "CUDA_ERROR_LAUNCH_TIMEOUT"},
+    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
+    {710, "CUDA_ERROR_ASSERT"},
+    {714, "CUDA_ERROR_HARDWARE_STACK_ERROR"},
+    {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION"},
+    {716, "CUDA_ERROR_MISALIGNED_ADDRESS"},
+    {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE"},
+    {718, "CUDA_ERROR_INVALID_PC"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED"},
+    {721, "CUDA_ERROR_TENSOR_MEMORY_LEAK"},
+    {810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"},
     {911, "CUDA_ERROR_EXTERNAL_DEVICE"},
     {0, NULL},
 };
 
-static pthread_mutex_t failure_lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf; guards all of these, but the last two */
-static char calls[MAX_FATAL_CODES][48];                          /* by the place in the table: what first answered it; "": not met */
-static uint32_t untold;                                          /* a bit for each that failure_take has yet to give */
+/* a leaf; it guards all of these but the last two */
+static pthread_mutex_t failure_lock = PTHREAD_MUTEX_INITIALIZER;
+/* the call that first answered a code, by the code's place in the table; "": not met */
+static char calls[MAX_FATAL_CODES][48];
+/* a bit for each code that failure_take has yet to give */
+static uint32_t unreported;
 static struct {
-    pid_t process; /* that asked for it, and not one that it has forked; 0: nobody has */
+    pid_t process; /* The process that asked for it. A process that it forks has not. 0: none. */
     int status, signal;
     int64_t grace_ns;
 } ending;
 static bool has_begun_to_end;
-static void (*_Atomic told)(void);
+static void (*_Atomic failure_listener)(void);
 static _Atomic int watching;
 
 static int place_of(int code) {
@@ -40,22 +54,27 @@ static int place_of(int code) {
 }
 
 bool failure_is_fatal(int code) { return place_of(code) >= 0; }
-bool failure_is_of_process(int code) { return code != CUDA_CONTEXT_IS_DESTROYED && place_of(code) >= 0; }
+bool failure_is_of_process(int code) {
+    return code != CUDA_CONTEXT_IS_DESTROYED && place_of(code) >= 0;
+}
 
-/* ------------------------------------------------------------------------------------------------ the end */
+/* --- the end --- */
 
-static const int64_t LINE_NS = 300000000; /* for the line on stderr */
-static int64_t grace_left_ns; /* written before its thread is made */
+static const int64_t LINE_NS = 300000000; /* so long the process waits for stderr */
+static int64_t grace_left_ns;             /* written before its thread is made */
 static int final_status;
 
 static void *end_after_grace(void *unused) {
     (void)unused;
-    struct timespec left = {.tv_sec = grace_left_ns / 1000000000, .tv_nsec = grace_left_ns % 1000000000};
-    while (nanosleep(&left, &left) < 0) {}
+    struct timespec left = {.tv_sec = grace_left_ns / 1000000000,
+                            .tv_nsec = grace_left_ns % 1000000000};
+    while (nanosleep(&left, &left) < 0) {
+    }
     _exit(final_status);
 }
 
-/* A thread of its own, because every other thread of the process may hang in the driver, or wait for one that does. */
+/* It needs a thread of its own, because every other thread of the process may hang in the driver,
+ * or wait for one that hangs. */
 static bool begin_grace(int64_t grace_ns, int status) {
     grace_left_ns = grace_ns;
     final_status = status;
@@ -69,22 +88,27 @@ static void say(int place, const char *call, int status, int64_t grace_ns) {
     char line[320], when[48] = "now";
     if (grace_ns) snprintf(when, sizeof when, "in %.3g s at the latest", (double)grace_ns / 1e9);
     int length = snprintf(line, sizeof line,
-                          "aiostream: %s reported %s (%d): the CUDA context is lost. Process %ld ends %s, with exit code %d "
+                          "aiostream: %s reported %s (%d): the CUDA context is lost. Process %ld "
+                          "ends %s, with exit code %d "
                           "(exit_on_context_failed).\n",
-                          call, fatal_codes[place].name, fatal_codes[place].code, (long)getpid(), when, status);
+                          call, fatal_codes[place].name, fatal_codes[place].code, (long)getpid(),
+                          when, status);
     if (length >= (int)sizeof line) length = sizeof line - 1;
-    /* The process must also end when stderr is a full pipe that no process reads. */
+    /* The process must also end if stderr is a full pipe that no process reads. */
     struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
-    if (poll(&out, 1, 100) != 1 || out.revents != POLLOUT) return; /* POLLERR: it is closed, and SIGPIPE might come */
+    /* POLLERR: the pipe is closed, and a write might raise SIGPIPE */
+    if (poll(&out, 1, 100) != 1 || out.revents != POLLOUT) return;
     ssize_t ignored = write(STDERR_FILENO, line, (size_t)length);
     (void)ignored;
 }
 
-/* Under failure_lock, so that nobody else learns of the failure before this process ends; it returns only for a grace period. */
+/* Called under failure_lock, so that no other thread learns of the failure before the process ends.
+ * It returns only for a grace period. */
 static void end_process(int place) {
     if (!ending.process || ending.process != getpid() || has_begun_to_end) return;
     has_begun_to_end = true;
-    /* First the thread that ends it in any case: the line is written to whatever stderr is. */
+    /* First the thread that ends the process in any case, because the write of the line may
+     * block. */
     bool ends = begin_grace(ending.grace_ns ? ending.grace_ns : LINE_NS, ending.status);
     say(place, calls[place], ending.status, ending.grace_ns);
     if (!ending.grace_ns || !ends) _exit(ending.status);
@@ -108,7 +132,7 @@ void exit_disarm(void) {
     pthread_mutex_unlock(&failure_lock);
 }
 
-/* ------------------------------------------------------------------------------------------------ codes */
+/* --- codes --- */
 
 void failure_note(int code, const char *call) {
     int place = place_of(code);
@@ -116,10 +140,10 @@ void failure_note(int code, const char *call) {
     pthread_mutex_lock(&failure_lock);
     bool first = !calls[place][0];
     if (first) snprintf(calls[place], sizeof calls[place], "%s", call);
-    if (first) untold |= 1u << place;
+    if (first) unreported |= 1u << place;
     if (failure_is_of_process(code)) end_process(place);
     pthread_mutex_unlock(&failure_lock);
-    void (*listener)(void) = atomic_load(&told);
+    void (*listener)(void) = atomic_load(&failure_listener);
     if (first && listener) listener();
 }
 
@@ -127,8 +151,8 @@ int failure_take(const char **call) {
     int code = 0;
     pthread_mutex_lock(&failure_lock);
     for (int i = 0; fatal_codes[i].code && !code; i++) {
-        if (!(untold & 1u << i)) continue;
-        untold &= ~(1u << i);
+        if (!(unreported & 1u << i)) continue;
+        unreported &= ~(1u << i);
         code = fatal_codes[i].code;
         *call = calls[i];
     }
@@ -136,6 +160,6 @@ int failure_take(const char **call) {
     return code;
 }
 
-void failures_tell(void (*listener)(void)) { atomic_store(&told, listener); }
+void failures_set_listener(void (*listener)(void)) { atomic_store(&failure_listener, listener); }
 void failures_watch(int more) { atomic_fetch_add(&watching, more); }
 bool failures_watched(void) { return atomic_load(&watching) > 0; }

@@ -1,5 +1,6 @@
-/* Fatal codes: the driver's answers after which the context is lost. The one table of them, which of them were met, and the end
- * of the process, if somebody has asked for that. */
+/* Fatal codes: the driver's answers after which the context is lost. Here are the table of them,
+ * which of them the process has met, and the end of the process, if the program has asked for
+ * it. */
 #ifndef AIOSTREAM_FAILURES_H
 #define AIOSTREAM_FAILURES_H
 
@@ -12,25 +13,31 @@ struct fatal_code {
 };
 extern const struct fatal_code fatal_codes[]; /* ends with a code of 0 */
 
-/* A driver call, or work, has failed with this code. If it is fatal, the process ends here, if that was asked for; else whoever
- * waits for that is told. Called wherever a code first appears, before anybody else learns of it. Any thread, without the GIL. */
+/* Call this wherever a code of a driver call or of work first appears, before any other code sees
+ * it. If the code is fatal, the process ends here, or the listener is called, as the program has
+ * asked for. Any thread, without the GIL. */
 void failure_note(int code, const char *call);
-static inline int failure_noted(int code, const char *call) { /* the code itself */
+static inline int failure_noted(int code, const char *call) { /* returns the code itself */
     if (code != CUDA_SUCCESS && code != CUDA_NOT_READY) failure_note(code, call);
     return code;
 }
 bool failure_is_fatal(int code);
-bool failure_is_of_process(int code); /* fatal, and not 709, which says that one context was destroyed */
-/* The next code that was met for the first time, and the call that answered it; 0: none. By one thread. */
+/* fatal, but not 709, which says that one context was destroyed */
+bool failure_is_of_process(int code);
+/* The next code that the process has met for the first time, and the call that answered it. 0:
+ * none. One thread calls this. */
 int failure_take(const char **call);
-void failures_tell(void (*listener)(void)); /* called once for each code, in the thread that met it */
+/* Sets the function that is called once for each code, in the thread that met it. */
+void failures_set_listener(void (*listener)(void));
 
-/* How many there are who want to know of failures while nothing is pending: then the watcher looks now and then. */
+/* How many want to know of failures while nothing is pending. If any does, the watcher reads the
+ * health now and then. */
 void failures_watch(int more);
 bool failures_watched(void);
 
-/* The process ends at the first fatal code (but 709: only that one context was destroyed), or at once if one was met before. With a
- * grace period it first gets a signal (0: none), and everybody is told. */
+/* Arms the end of the process at the first fatal code, or at once if it has met one already. 709
+ * does not count, because only one context was destroyed. With a grace period, the process first
+ * gets a signal (0: none), and the listener is called. */
 void exit_arm(int status, int64_t grace_ns, int signal);
 void exit_disarm(void);
 

@@ -1,21 +1,26 @@
-/* The waits of futures. What enqueue_async keeps alive hangs on their ticket, so that is one for all their life.
+/* The waits of futures. What enqueue_async keeps alive belongs to their ticket, so a future's wait
+ * has one ticket for all its life.
  *
- * When the end of one is near, the loop itself polls it, natively, once in each of its turns: the drain of its queue does that,
- * and asks for another turn while any is left. A task that awaits the future takes the wait from the loop and polls it as its own,
- * because it then goes on in the very turn in which it sees the end. Otherwise a timer of the loop or the watcher has it, as any
- * wait.
+ * When the end of such a wait is near, the loop itself polls it, natively, once in each of its
+ * turns: the drain of its queue does that, and asks for another turn while any is left. A task that
+ * awaits the future takes the wait from the loop and polls it as its own, because it then continues
+ * in the same turn in which it sees the end. At other times a timer of the loop or the watcher has
+ * the wait, as it has any wait.
  */
 #include "wait_record.h"
 
 #include <pthread.h>
 
-/* The call for the next turn may be lost: a KeyboardInterrupt takes it, or the loop is closed. Then the timer brings the next drain,
- * or has the dispatcher find out that the loop is closed. */
+/* The call for the next turn may be lost, because a KeyboardInterrupt takes it or the loop is
+ * closed. Then the timer brings the next drain, or the dispatcher finds that the loop is closed. */
 static const int64_t SECOND_SOURCE_NS = 20000000;
 
-static void drain_again(struct queue *queue) { timer_wake_by(queue_timer(queue), now_ns() + SECOND_SOURCE_NS); }
+static void drain_again(struct queue *queue) {
+    timer_wake_by(queue_timer(queue), now_ns() + SECOND_SOURCE_NS);
+}
 
-int wait_reserve(struct wait_list *list, struct queue *queue, enum wait_mode mode, struct wait **reserved) {
+int wait_reserve(struct wait_list *list, struct queue *queue, enum wait_mode mode,
+                 struct wait **reserved) {
     int status = wait_start(list, queue, mode, reserved);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *reserved;
@@ -55,7 +60,7 @@ int wait_record_future(struct wait *wait, void *stream, enum stage *stage) {
     return CUDA_SUCCESS;
 }
 
-/* ------------------------------------------------------------------------------------------------ the loop's list */
+/* --- the loop's list --- */
 
 static void append(struct polled_waits *polled, struct wait *wait) {
     wait->next_polled = NULL;
@@ -66,17 +71,18 @@ static void append(struct polled_waits *polled, struct wait *wait) {
     atomic_store(&wait->polled_by_loop, true);
 }
 
-/* Before anything else is done with the wait: whoever has it next may recycle it, and then the field is another loop's. */
+/* This comes before anything else is done with the wait, because its next holder may recycle it.
+ * Then the field is another loop's. */
 static void removed(struct polled_waits *polled, struct wait *wait) {
     atomic_store(&wait->polled_by_loop, false);
     if (wait->near) polled->near--;
     wait->near = false;
 }
 
-/* ------------------------------------------------------------------------------------------------ polling by a task */
+/* --- polling by a task --- */
 
-/* A task of a closed loop is never resumed, so whoever closes the loop's queue leaves to the watcher what its tasks poll. The task
- * may be dropped at that time, in any thread. */
+/* A task of a closed loop is never resumed. So the thread that closes the loop's queue leaves to
+ * the watcher what its tasks poll. At the same time another thread may drop the task. */
 static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void take(struct wait *wait) {
@@ -92,21 +98,25 @@ static void take(struct wait *wait) {
 }
 
 bool wait_take_future(struct wait *wait, uint64_t ticket) {
-    /* Asked twice: in between the record may have become another loop's, which polls it, but never with the same ticket. */
-    if (atomic_load(&wait->ticket) != ticket || !atomic_load(&wait->polled_by_loop) || atomic_load(&wait->ticket) != ticket) return false;
+    /* Read twice, because in between the record may have become another loop's, which polls it, but
+     * never with the same ticket. */
+    if (atomic_load(&wait->ticket) != ticket || !atomic_load(&wait->polled_by_loop) ||
+        atomic_load(&wait->ticket) != ticket)
+        return false;
     struct polled_waits *polled = queue_polled_waits(wait->queue);
     if (wait->previous_polled) wait->previous_polled->next_polled = wait->next_polled;
     else polled->first = wait->next_polled;
     if (wait->next_polled) wait->next_polled->previous_polled = wait->previous_polled;
     else polled->last = wait->previous_polled;
     removed(polled, wait);
-    wait->first_poll_due = true; /* how early the loop has to wake is learnt from the task's first poll, which comes a turn later */
+    /* the lead is learnt from the task's first poll, which comes a turn later */
+    wait->first_poll_due = true;
     wait->first_poll = 0;
     take(wait);
     return true;
 }
 
-/* With the same ticket it is the same wait, because a taken one keeps its ticket. */
+/* With the same ticket it is the same wait, because a taken wait keeps its ticket. */
 static bool is_taken(const struct wait *wait, uint64_t ticket) { /* lock held */
     return atomic_load(&wait->ticket) == ticket && wait->taken;
 }
@@ -140,7 +150,7 @@ void wait_drop_future(struct wait *wait, uint64_t ticket) {
 }
 
 bool wait_task_polls_on(struct wait *wait, uint64_t *ticket) {
-    untake(wait); /* first: whoever has it next may recycle it */
+    untake(wait); /* first, because its next holder may recycle it */
     if (wait_polls_on(wait, wait->polled, ticket) != STAGE_TASK) return false;
     take(wait);
     return true;
@@ -149,7 +159,8 @@ bool wait_task_polls_on(struct wait *wait, uint64_t *ticket) {
 void wait_end_future(struct wait *wait, int status) {
     struct queue *queue = wait->queue;
     untake(wait);
-    queue_suppress_wakeup(queue); /* the task drains the queue, or has its loop do that in the next turn */
+    /* the task drains the queue, or has its loop do that in the next turn */
+    queue_suppress_wakeup(queue);
     wait_end_in_loop(wait, status);
     drain_again(queue);
 }
@@ -162,8 +173,9 @@ static struct wait *take_back(struct queue *queue) {
     return wait;
 }
 
-/* Second source: a task that polls does so in each turn. One that does not is a coroutine that somebody steps by hand, or has dropped
- * into a cycle; others may await the future too. */
+/* A second source. A task that polls does so in each turn. If it does not, a program steps the
+ * coroutine by hand, or the coroutine is in a dropped reference cycle. Other tasks may await the
+ * future too. */
 static void take_back_forgotten(struct queue *queue) {
     struct polled_waits *polled = queue_polled_waits(queue);
     int64_t now = now_ns();
@@ -183,7 +195,7 @@ static void take_back_forgotten(struct queue *queue) {
     if (left) drain_again(queue);
 }
 
-/* ------------------------------------------------------------------------------------------------ polling by the loop */
+/* --- polling by the loop --- */
 
 void wait_poll_future(struct wait *wait) {
     struct polled_waits *polled = queue_polled_waits(wait->queue);
@@ -194,14 +206,18 @@ void wait_poll_future(struct wait *wait) {
     drain_again(wait->queue);
 }
 
-/* Whether the loop polls on; if not, the wait is over, or another's. */
+/* Whether the loop polls on. If not, the wait is over, or another holder's. */
 static bool poll_on(struct wait *wait, struct queue *queue) {
     int status;
     uint64_t ticket;
     switch (wait_look(wait, queue, &status)) {
-    case LOOK_OVER: wait_end_in_loop(wait, status); return false;
-    case LOOK_EXPIRED: return wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK;
-    default: return true;
+    case LOOK_OVER:
+        wait_end_in_loop(wait, status);
+        return false;
+    case LOOK_EXPIRED:
+        return wait_polls_on(wait, wait->polled, &ticket) == STAGE_TASK;
+    default:
+        return true;
     }
 }
 
@@ -238,7 +254,7 @@ bool waits_poll_futures(struct queue *queue) {
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------ the loop is closed */
+/* --- the loop is closed --- */
 
 void waits_leave_futures(struct queue *queue) {
     struct polled_waits *polled = queue_polled_waits(queue);

@@ -1,8 +1,9 @@
 /* Handles: who may still use a stream, an event or a graph.
  *
- * Each call pins the handle for as long as the driver may use it. close() refuses new uses, and whoever is the last user
- * destroys the driver's object; release() (into_raw) refuses new uses and waits for the last one. All in one word, so that a
- * KeyboardInterrupt cannot come between the count and the call.
+ * Each call pins the handle for as long as the driver may use it. close() refuses new uses, and the
+ * last user destroys the driver's object. release() (into_raw) refuses new uses and waits for the
+ * last one. One word holds all of this, because a KeyboardInterrupt must not come between the count
+ * and the call.
  */
 #include "handles.h"
 
@@ -11,32 +12,43 @@
 
 #include "failures.h"
 
-static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull << 33, DESTROYED = 1ull << 34,
-                      AWAITED = 1ull << 35, SHARED = 1ull << 36; /* another library has it: it is never destroyed */
+static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull << 33,
+                      DESTROYED = 1ull << 34,
+                      /* another library has it, so the library never destroys it */
+    AWAITED = 1ull << 35, SHARED = 1ull << 36;
 
 struct handle {
-    _Atomic uint64_t word; /* number of uses, and the bits above; any thread */
-    _Atomic int64_t refs;  /* of this record: the Python object, and snapshots.c */
-    void *attachment;      /* see handle_attachment */
-    void *value;           /* the rest is written by handle_new and then constant */
+    _Atomic uint64_t word; /* the number of uses, and the bits above; any thread */
+    /* references to this record: the Python object's, and those of snapshots.c */
+    _Atomic int64_t refs;
+    void *attachment; /* see handle_attachment */
+    void *value;      /* handle_new writes the rest, which is constant from then on */
     void *context;
-    uint64_t identity;     /* of the context; see context_is_gone */
-    struct handle *parent; /* a borrowed stream of ours pins its owner's handle too; kept alive by module.c */
+    uint64_t identity; /* of the context; see context_is_gone */
+    /* A stream that is borrowed from this library pins its owner's handle too. module_handles.c
+     * keeps that alive. */
+    struct handle *parent;
     enum handle_kind kind;
     bool owned;
-    bool needs_context; /* the legacy and per-thread streams are the *current* context's */
+    bool needs_context; /* the legacy and per-thread streams belong to the *current* context */
 };
 
 static pthread_mutex_t release_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t unused = PTHREAD_COND_INITIALIZER;
 
-struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned, bool needs_context,
-                          struct handle *parent) {
+struct handle *handle_new(enum handle_kind kind, void *value, void *context, bool owned,
+                          bool needs_context, struct handle *parent) {
     struct handle *handle = calloc(1, sizeof *handle);
     if (!handle) return NULL;
     uint64_t identity = parent ? parent->identity : context ? context_identity(context) : 0;
-    *handle = (struct handle){.refs = 1, .value = value, .context = context, .parent = parent, .kind = kind, .owned = owned,
-                              .needs_context = needs_context, .identity = identity};
+    *handle = (struct handle){.refs = 1,
+                              .value = value,
+                              .context = context,
+                              .parent = parent,
+                              .kind = kind,
+                              .owned = owned,
+                              .needs_context = needs_context,
+                              .identity = identity};
     if (owned) {
         atomic_fetch_add(&counters[HANDLES_CREATED], 1);
         atomic_fetch_add(&counters[HANDLES_OPEN], 1);
@@ -55,7 +67,8 @@ void *handle_value(const struct handle *handle) { return handle->value; }
 void *handle_context(const struct handle *handle) { return handle->context; }
 
 bool handle_is_open(const struct handle *handle) {
-    if (atomic_load(&((struct handle *)handle)->word) & (CLOSING | RELEASED | DESTROYED)) return false;
+    if (atomic_load(&((struct handle *)handle)->word) & (CLOSING | RELEASED | DESTROYED))
+        return false;
     return !handle->parent || handle_is_open(handle->parent);
 }
 
@@ -66,7 +79,9 @@ static void leave(bool entered) {
     if (entered) driver.ctx_pop(&popped);
 }
 
-bool handle_is_gone(const struct handle *handle) { return context_is_gone(handle->context, handle->identity); }
+bool handle_is_gone(const struct handle *handle) {
+    return context_is_gone(handle->context, handle->identity);
+}
 
 int handle_enter_context(const struct handle *handle, bool *entered) {
     *entered = false;
@@ -79,14 +94,19 @@ int handle_enter_context(const struct handle *handle, bool *entered) {
 
 void handle_leave_context(bool entered) { leave(entered); }
 
-static const char *const DESTRUCTORS[] = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy", "cuGraphExecDestroy"};
+static const char *const DESTRUCTORS[] = {"cuStreamDestroy", "cuEventDestroy", "cuGraphDestroy",
+                                          "cuGraphExecDestroy"};
 
 static int call_destructor(struct handle *handle) {
     switch (handle->kind) {
-    case HANDLE_STREAM: return driver.stream_destroy(handle->value);
-    case HANDLE_EVENT: return driver.event_destroy(handle->value);
-    case HANDLE_GRAPH: return driver.graph_destroy(handle->value);
-    default: return driver.graph_exec_destroy(handle->value);
+    case HANDLE_STREAM:
+        return driver.stream_destroy(handle->value);
+    case HANDLE_EVENT:
+        return driver.event_destroy(handle->value);
+    case HANDLE_GRAPH:
+        return driver.graph_destroy(handle->value);
+    default:
+        return driver.graph_exec_destroy(handle->value);
     }
 }
 
@@ -98,27 +118,30 @@ static int destroy(struct handle *handle, bool shared) {
         return CUDA_SUCCESS;
     }
     int status = CUDA_SUCCESS;
-    if (!handle_is_gone(handle)) { /* else it went with its context */
+    if (!handle_is_gone(handle)) { /* otherwise the object went with its context */
         bool entered = enter(handle->context);
-        int mode = relaxed_enter(); /* an executable graph gives memory back, which would end another thread's capture */
+        /* RELAXED, because destroying an executable graph gives memory back, which would end
+         * another thread's capture */
+        int mode = relaxed_enter();
         status = failure_noted(call_destructor(handle), DESTRUCTORS[handle->kind]);
         relaxed_leave(mode);
         leave(entered);
     }
-    /* After a fatal code it went with its context. */
+    /* After a fatal code the object went with its context. */
     bool is_left = status != CUDA_SUCCESS && !failure_is_fatal(status);
     atomic_fetch_add(&counters[is_left ? HANDLES_LEAKED : HANDLES_DESTROYED], 1);
     atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------ refusals */
+/* --- refusals --- */
 
 enum { HANDLE_KINDS = HANDLE_GRAPH_EXEC + 1 };
-static _Atomic int refusals[HANDLE_KINDS]; /* the latest of each kind that handle_take_refusal has yet to give; any thread */
-static void (*_Atomic told)(void);
+/* the latest refusal of each kind that handle_take_refusal has yet to give; any thread */
+static _Atomic int refusals[HANDLE_KINDS];
+static void (*_Atomic refusal_listener)(void);
 
-void handles_tell(void (*listener)(void)) { atomic_store(&told, listener); }
+void handles_set_listener(void (*listener)(void)) { atomic_store(&refusal_listener, listener); }
 
 const char *handle_destructor(enum handle_kind kind) { return DESTRUCTORS[kind]; }
 
@@ -132,21 +155,28 @@ int handle_take_refusal(enum handle_kind *kind) {
 }
 
 static void note_refusal(const struct handle *handle, int status) {
-    void (*listener)(void) = atomic_load(&told);
+    void (*listener)(void) = atomic_load(&refusal_listener);
     if (status == CUDA_SUCCESS || failure_is_fatal(status)) return;
     atomic_store(&refusals[handle->kind], status);
     if (listener) listener();
 }
 
-/* One thread wins the right to destroy: the one that turns "closing, no uses" into "destroyed". */
+/* The thread that turns "closing, no uses" into "destroyed" destroys the object. No other one
+ * can. */
 static int destroy_if_last(struct handle *handle) {
-    uint64_t shared = atomic_load(&handle->word) & SHARED, word = CLOSING | shared; /* a closed one is shared no more */
-    return atomic_compare_exchange_strong(&handle->word, &word, DESTROYED) ? destroy(handle, shared) : CUDA_SUCCESS;
+    /* a closed handle is shared no more */
+    uint64_t shared = atomic_load(&handle->word) & SHARED, word = CLOSING | shared;
+    return atomic_compare_exchange_strong(&handle->word, &word, DESTROYED) ? destroy(handle, shared)
+                                                                           : CUDA_SUCCESS;
 }
 
-bool handle_is_used(const struct handle *handle) { return atomic_load(&((struct handle *)handle)->word) & USES; }
+bool handle_is_used(const struct handle *handle) {
+    return atomic_load(&((struct handle *)handle)->word) & USES;
+}
 
-bool handle_is_shared(const struct handle *handle) { return atomic_load(&((struct handle *)handle)->word) & SHARED; }
+bool handle_is_shared(const struct handle *handle) {
+    return atomic_load(&((struct handle *)handle)->word) & SHARED;
+}
 
 bool handle_share(struct handle *handle) {
     uint64_t word = atomic_load(&handle->word);
@@ -196,7 +226,7 @@ int handle_close(struct handle *handle) {
 
 void handle_drop(struct handle *handle) { note_refusal(handle, handle_close(handle)); }
 
-/* Also one that was closed before, with the destruction left to its last user. */
+/* This includes a handle that was closed before and left to its last user. */
 void handle_mark_destroyed(struct handle *handle) {
     uint64_t word = atomic_load(&handle->word);
     do
@@ -229,11 +259,14 @@ void handle_release_end(struct handle *handle) {
     atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
 }
 
-void handle_release_cancel(struct handle *handle) { atomic_fetch_and(&handle->word, ~(RELEASED | AWAITED)); }
+void handle_release_cancel(struct handle *handle) {
+    atomic_fetch_and(&handle->word, ~(RELEASED | AWAITED));
+}
 
 bool handle_release(struct handle *handle) {
     if (!handle_release_begin(handle)) return false;
-    while (!handle_release_await(handle)) {}
+    while (!handle_release_await(handle)) {
+    }
     handle_release_end(handle);
     return true;
 }

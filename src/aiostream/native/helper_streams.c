@@ -1,6 +1,6 @@
-/* The helper streams of each context: at most MAX_HELPERS, made together and kept for good, since making a stream may block until
- * the GPU is idle. When all are in use, they are shared: then an event may be noticed only after another one that was recorded
- * before. */
+/* The helper streams of each context. There are at most MAX_HELPERS, made together and kept for
+ * good, because making a stream may block until the GPU is idle. When all are in use, waits share
+ * them. Then an event may be noticed only after another one that was recorded before it. */
 #include "helper_streams.h"
 
 #include <pthread.h>
@@ -10,7 +10,9 @@ enum { MAX_HELPERS = 4 };
 struct helper {
     void *stream;
     int users;
-    int left, passed; /* times that a user left it before it was idle; how many of these it is known to have passed */
+    /* how often a user left it before it was idle, and how many of these it is known to have
+     * passed */
+    int left, passed;
 };
 
 static struct {
@@ -20,11 +22,12 @@ static struct {
 static pthread_mutex_t helper_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int create(struct context *context, void **stream) {
-    int mode = relaxed_enter(); /* making a stream must not end a capture */
+    int mode = relaxed_enter(); /* RELAXED, because making a stream must not end a capture */
     int status = failed_in("cuCtxPushCurrent", driver.ctx_push(context_handle(context)));
     if (status == CUDA_SUCCESS) {
         void *popped;
-        status = failed_in("cuStreamCreate", driver.stream_create(stream, 1 /* CU_STREAM_NON_BLOCKING */));
+        status = failed_in("cuStreamCreate",
+                           driver.stream_create(stream, 1 /* CU_STREAM_NON_BLOCKING */));
         driver.ctx_pop(&popped);
     }
     relaxed_leave(mode);
@@ -51,14 +54,14 @@ int helpers_make(struct context *context) {
         void *stream;
         int status = create(context, &stream);
         if (status != CUDA_SUCCESS) return status;
-        if (!add(context, stream)) destroy(stream); /* another thread made as many meanwhile */
+        if (!add(context, stream)) destroy(stream); /* another thread has made as many since then */
     }
     return CUDA_SUCCESS;
 }
 
 static bool is_left(const struct helper *helper) { return helper->left != helper->passed; }
 
-/* A copy of one that may be busy with what nobody waits for any more. */
+/* A copy of one that may be busy with work for which no task waits any more. */
 static bool find_left(struct context *context, unsigned asked, int *index, struct helper *copy) {
     bool found = false;
     pthread_mutex_lock(&helper_lock);
@@ -80,18 +83,20 @@ static void look_at_left(struct context *context) {
         relaxed_leave(mode);
         if (!idle) continue;
         pthread_mutex_lock(&helper_lock);
-        helpers[context_index(context)].all[i].passed = copy.left; /* it may have been left once more since */
+        /* it may have been left once more since then */
+        helpers[context_index(context)].all[i].passed = copy.left;
         pthread_mutex_unlock(&helper_lock);
     }
 }
 
-/* Whether it serves a new user better: idle ones first, and those that will be idle again. */
+/* Whether it serves a new user better: idle ones first, then those that will be idle again. */
 static bool is_better(const struct helper *one, const struct helper *other) {
     return is_left(one) != is_left(other) ? !is_left(one) : one->users < other->users;
 }
 
 int helper_take(struct context *context, void **stream) {
-    int status = helpers_make(context); /* nothing is left to make, unless the driver refused it before */
+    /* nothing is left to make, unless the driver refused it before */
+    int status = helpers_make(context);
     if (helpers_made(context) == 0) return status;
     look_at_left(context);
     struct helper *found = NULL;
@@ -117,7 +122,8 @@ void helper_put(struct context *context, void *stream, bool idle) {
 int helper_count(struct context *context) {
     int idle = 0;
     pthread_mutex_lock(&helper_lock);
-    for (int i = 0; i < helpers[context_index(context)].count; i++) idle += helpers[context_index(context)].all[i].users == 0;
+    for (int i = 0; i < helpers[context_index(context)].count; i++)
+        idle += helpers[context_index(context)].all[i].users == 0;
     pthread_mutex_unlock(&helper_lock);
     return idle;
 }

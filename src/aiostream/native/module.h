@@ -7,21 +7,29 @@
 #include "handles.h"
 #include "points.h"
 
-bool is_child(void);        /* of a fork, where the driver may not be called */
+bool is_child(void);        /* of a fork, in which the driver may not be called */
 bool refuse_in_child(void); /* the same, with an exception set */
 bool refuse_at_exit(void);  /* the exit gate is closed; with an exception set */
 struct handle *as_handle(PyObject *);
 struct queue *as_queue(int index);
 struct context *as_context(int index);
-bool append_number(PyObject *list, PyObject *number); /* takes the number; false: with an exception set */
+/* appends the number and releases it; false: with an exception set */
+bool append_number(PyObject *list, PyObject *number);
 
-/* One driver call on a pinned handle, without the GIL, in its context, under RELAXED. */
+/* Pins a handle, and makes one driver call on it, without the GIL, in its context, under
+ * RELAXED. */
 typedef int (*handle_operation)(struct handle *, void *argument);
 int operate(struct handle *, handle_operation, void *argument);
-int operate_pinned_as_is(struct handle *, handle_operation, void *argument); /* likewise, and the caller has pinned it */
-int operate_as_is(struct handle *, handle_operation, void *argument); /* in the thread's own capture mode */
+/* The same, if the caller has pinned the handle. */
+int operate_pinned(struct handle *, handle_operation, void *argument);
+/* The caller has pinned it, and the call is made in the thread's own capture mode. */
+int operate_pinned_as_is(struct handle *, handle_operation, void *argument);
+/* As operate, in the thread's own capture mode. */
+int operate_as_is(struct handle *, handle_operation, void *argument);
 
-int add_wait_types(PyObject *module); /* also their functions; -1: an exception is set */
+/* Each adds types or functions to the module. -1: an exception is set. */
+int add_handle_type(PyObject *module);
+int add_wait_types(PyObject *module);
 int add_failure_functions(PyObject *module);
 int add_process_functions(PyObject *module);
 extern PyMethodDef graph_functions[];

@@ -4,7 +4,8 @@
 #include "failures.h"
 #include "waker.h"
 
-/* refusal_take(): (call, code) of a destruction that the driver has refused and that no caller was told of, or None. */
+/* refusal_take(): (call, code) of a destruction that the driver has refused and for which no caller
+ * got the error, or None. */
 static PyObject *native_refusal_take(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
     enum handle_kind kind;
@@ -28,7 +29,7 @@ static PyObject *native_failure_note(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* failure_take(): (code, call) of one that was met for the first time, or None. */
+/* failure_take(): (code, call) of a code that the process has met for the first time, or None. */
 static PyObject *native_failure_take(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
     const char *call;
@@ -51,14 +52,15 @@ static PyObject *native_exit_arm(PyObject *self, PyObject *args) {
     (void)self;
     int status, signal;
     long long grace_ns;
-    if (!PyArg_ParseTuple(args, "iLi", &status, &grace_ns, &signal) || refuse_in_child()) return NULL;
+    if (!PyArg_ParseTuple(args, "iLi", &status, &grace_ns, &signal) || refuse_in_child())
+        return NULL;
     exit_arm(status, grace_ns, signal);
     Py_RETURN_NONE;
 }
 
 static PyObject *native_exit_disarm(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
-    if (!is_child()) exit_disarm(); /* in a child the lock may be held for ever */
+    if (!is_child()) exit_disarm(); /* in a child the lock may be held without an end */
     Py_RETURN_NONE;
 }
 
@@ -78,7 +80,8 @@ static PyObject *native_context_is_gone(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long context, identity;
     if (!PyArg_ParseTuple(args, "KK", &context, &identity)) return NULL;
-    return PyBool_FromLong(driver.ctx_get_id && context_is_gone((void *)(uintptr_t)context, identity));
+    return PyBool_FromLong(driver.ctx_get_id &&
+                           context_is_gone((void *)(uintptr_t)context, identity));
 }
 
 static PyObject *native_failed_call(PyObject *self, PyObject *status) {
@@ -91,21 +94,29 @@ static PyObject *native_failed_call(PyObject *self, PyObject *status) {
 }
 
 static PyMethodDef failure_functions[] = {
-    {"failed_call", native_failed_call, METH_O, "Which call of this thread's latest operation answered this error, if it noted that."},
-    {"context_is_gone", native_context_is_gone, METH_VARARGS, "Whether the context that had this id was destroyed or reset."},
-    {"health", native_health, METH_VARARGS, "0, or the error that has befallen a context; with True, as of 1 ms ago."},
-    {"failure_note", native_failure_note, METH_VARARGS, "A driver call has answered this code: may end the process."},
-    {"failure_take", native_failure_take, METH_NOARGS, "(code, call) of a fatal code that is new, or None."},
-    {"refusal_take", native_refusal_take, METH_NOARGS, "(call, code) of a destruction that the driver refused, or None."},
-    {"failures_watch", native_failures_watch, METH_VARARGS, "So many more want to know of failures while nothing is pending."},
-    {"exit_arm", native_exit_arm, METH_VARARGS, "The process ends at the first fatal code, or now if there was one."},
+    {"failed_call", native_failed_call, METH_O,
+     "Which call of this thread's latest operation answered this error, if it noted that."},
+    {"context_is_gone", native_context_is_gone, METH_VARARGS,
+     "Whether the context that had this id was destroyed or reset."},
+    {"health", native_health, METH_VARARGS,
+     "0, or the error of a context; with True, it may be 1 ms old."},
+    {"failure_note", native_failure_note, METH_VARARGS,
+     "A driver call has answered this code: may end the process."},
+    {"failure_take", native_failure_take, METH_NOARGS,
+     "(code, call) of a fatal code that is new, or None."},
+    {"refusal_take", native_refusal_take, METH_NOARGS,
+     "(call, code) of a destruction that the driver refused, or None."},
+    {"failures_watch", native_failures_watch, METH_VARARGS,
+     "So many more want to know of failures while nothing is pending."},
+    {"exit_arm", native_exit_arm, METH_VARARGS,
+     "The process ends at the first fatal code, or now if there was one."},
     {"exit_disarm", native_exit_disarm, METH_NOARGS, "It does not."},
     {NULL, NULL, 0, NULL},
 };
 
 int add_failure_functions(PyObject *module) {
-    failures_tell(wake_janitor);
-    handles_tell(wake_janitor);
+    failures_set_listener(wake_janitor);
+    handles_set_listener(wake_janitor);
     PyObject *codes = PyList_New(0);
     for (int i = 0; codes && fatal_codes[i].code; i++)
         if (!append_number(codes, PyLong_FromLong(fatal_codes[i].code))) Py_CLEAR(codes);

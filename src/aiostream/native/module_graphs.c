@@ -1,5 +1,5 @@
-/* Executable graphs: launches, uploads and updates. Native because they may block on a full stream, and because the bindings
- * drop what the driver says of a refused update. */
+/* Executable graphs: launches, uploads and updates. They are native, because they may block on a
+ * full stream, and because the bindings drop what the driver says of a refused update. */
 #include "module.h"
 
 struct use {
@@ -7,10 +7,12 @@ struct use {
     int (*call)(void *executable, void *stream);
 };
 
-/* The nodes' context must not be another than the thread's: the stream's is made current, whatever kind of stream it is. */
+/* The nodes' context must be the thread's. So the stream's context is made current, whatever kind
+ * of stream it is. */
 static int do_use(struct handle *stream, void *argument) {
     struct use *use = argument;
-    int refusal = capture_refusal(handle_value(stream)); /* the driver would end the capture */
+    /* otherwise the driver would end the capture */
+    int refusal = capture_refusal(handle_value(stream));
     if (refusal) return refusal;
     if (!handle_pin(use->executable)) return RESULT_CLOSED;
     void *popped, *context = handle_context(stream);
@@ -58,7 +60,8 @@ struct update {
 static int do_update(struct handle *executable, void *argument) {
     struct update *update = argument;
     if (!handle_pin(update->graph)) return RESULT_CLOSED;
-    int status = driver.graph_update(handle_value(executable), handle_value(update->graph), &update->said);
+    int status =
+        driver.graph_update(handle_value(executable), handle_value(update->graph), &update->said);
     handle_unpin(update->graph);
     return status;
 }
@@ -74,13 +77,16 @@ static PyObject *native_graph_update(PyObject *self, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS
     result = operate(handle, do_update, &update);
     Py_END_ALLOW_THREADS
-    return Py_BuildValue("iiKK", result, update.said.result, (unsigned long long)(uintptr_t)update.said.node,
+    return Py_BuildValue("iiKK", result, update.said.result,
+                         (unsigned long long)(uintptr_t)update.said.node,
                          (unsigned long long)(uintptr_t)update.said.from);
 }
 
 PyMethodDef graph_functions[] = {
-    {"graph_launch", native_graph_launch, METH_VARARGS, "cuGraphLaunch of an executable graph's handle on a stream's."},
-    {"graph_upload", native_graph_upload, METH_VARARGS, "cuGraphUpload, likewise."},
-    {"graph_update", native_graph_update, METH_VARARGS, "cuGraphExecUpdate: (code, result, node, node it comes from)."},
+    {"graph_launch", native_graph_launch, METH_VARARGS,
+     "cuGraphLaunch of an executable graph's handle on a stream's."},
+    {"graph_upload", native_graph_upload, METH_VARARGS, "The same for cuGraphUpload."},
+    {"graph_update", native_graph_update, METH_VARARGS,
+     "cuGraphExecUpdate: (code, result, node, node it comes from)."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,6 +1,5 @@
-/* What the native part has once per process, as Python sees it: the driver's addresses, the watcher, the exit gate and the mark of a
- * forked child.
- */
+/* What the process has once: the driver's addresses, the watcher, the exit gate and the mark of a
+ * forked child, as Python sees them. */
 #include "module.h"
 
 #include <errno.h>
@@ -9,36 +8,45 @@
 
 #include "watcher.h"
 
-static _Atomic bool forked; /* set in a forked child, where the driver may not be called */
+static _Atomic bool forked; /* set in a forked child, in which the driver may not be called */
 
 bool is_child(void) { return atomic_load(&forked); }
 
 bool refuse_in_child(void) {
     if (!is_child()) return false;
-    PyErr_SetString(PyExc_RuntimeError, "CUDA cannot be used in a forked child: neither the driver nor aiostream survives fork(). "
-                                        "Start worker processes with multiprocessing's 'spawn' or 'forkserver' method. A server that "
-                                        "loads its application before it forks (gunicorn --preload, Celery) must not use CUDA in the "
-                                        "parent, not even Device.count(): make streams in the lifespan, or in a hook after the fork.");
+    PyErr_SetString(
+        PyExc_RuntimeError,
+        "CUDA cannot be used in a forked child: neither the driver nor aiostream survives "
+        "fork(). Start worker processes with multiprocessing's 'spawn' or 'forkserver' method. A "
+        "server that loads its application before it forks (gunicorn --preload, Celery) must not "
+        "use CUDA in the parent, not even Device.count(): make streams in the lifespan, or in a "
+        "hook after the fork.");
     return true;
 }
 
-/* ---------------------------------------------------------------- the exit gate
- * A driver thread that asks for the GIL of an interpreter that is being torn down hangs or crashes. So it passes this gate
- * first; at exit the gate is closed and those inside are waited for, without the GIL. */
+/* --- the exit gate ---
+ *
+ * A driver thread that asks for the GIL of an interpreter that is being torn down hangs or crashes.
+ * So it passes this gate first. At exit the gate is closed, and the exit waits, without the GIL,
+ * for those inside. */
 
 static pthread_mutex_t gate_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_empty = PTHREAD_COND_INITIALIZER;
-static bool gate_closed;      /* under gate_lock */
-static int gate_inside;       /* under gate_lock */
-static PyObject *dispatcher;  /* set once, before any Python host function is armed; never released */
+static bool gate_closed; /* under gate_lock */
+static int gate_inside;  /* under gate_lock */
+/* set once, before any Python host function is armed; never released */
+static PyObject *dispatcher;
 
 bool refuse_at_exit(void) {
     pthread_mutex_lock(&gate_lock);
     bool closed = gate_closed;
     pthread_mutex_unlock(&gate_lock);
     if (closed)
-        PyErr_SetString(PyExc_RuntimeError, "Python is ending, and the driver's threads may not call Python functions any more. "
-                                            "Enqueue host functions and callbacks before the interpreter runs its atexit handlers.");
+        PyErr_SetString(
+            PyExc_RuntimeError,
+            "Python is ending, and the driver's threads may not call Python functions any more. "
+            "Enqueue host functions and callbacks before the interpreter runs its atexit "
+            "handlers.");
     return closed;
 }
 
@@ -77,7 +85,8 @@ static PyObject *native_gate_close(PyObject *self, PyObject *unused) {
         empty = gate_inside == 0;
         pthread_mutex_unlock(&gate_lock);
         Py_END_ALLOW_THREADS
-        if (!empty && PyErr_CheckSignals() < 0) return NULL; /* a host function that never ends can be interrupted */
+        if (!empty && PyErr_CheckSignals() < 0)
+            return NULL; /* so a host function that never ends can be interrupted */
     }
     Py_RETURN_NONE;
 }
@@ -90,59 +99,53 @@ static PyObject *native_set_dispatcher(PyObject *self, PyObject *callable) {
     Py_RETURN_NONE;
 }
 
-/* ---------------------------------------------------------------- the process */
+/* --- the process --- */
+
+/* The rows of driver_calls.h. */
+static const struct {
+    const char *name, *sought; /* the name in error messages, and the one for cuGetProcAddress */
+    int version;
+    bool newer; /* newer than drivers that the library accepts, so it may be missing */
+    size_t offset;
+} driver_rows[] = {
+#define CALL(field, name, version, parameters)                                                     \
+    {#name, #name, version, false, offsetof(struct driver_calls, field)},
+#define NEWER(field, name, version, plain, parameters)                                             \
+    {#name, #plain, version, true, offsetof(struct driver_calls, field)},
+#include "driver_calls.h"
+};
+enum { DRIVER_ROWS = sizeof driver_rows / sizeof *driver_rows };
+
+static PyObject *driver_calls_for_python(void) {
+    PyObject *rows = PyTuple_New(DRIVER_ROWS);
+    for (Py_ssize_t i = 0; rows && i < DRIVER_ROWS; i++) {
+        PyObject *row =
+            Py_BuildValue("ssiN", driver_rows[i].name, driver_rows[i].sought,
+                          driver_rows[i].version, PyBool_FromLong(driver_rows[i].newer));
+        if (!row || PyTuple_SetItem(rows, i, row) < 0) Py_CLEAR(rows);
+    }
+    return rows;
+}
 
 static PyObject *native_bind(PyObject *self, PyObject *addresses) {
     (void)self;
-    static const struct {
-        const char *name;
-        size_t offset;
-    } calls[] = {
-        {"cuLaunchHostFunc", offsetof(struct driver_calls, launch_host_func)},
-        {"cuStreamAddCallback", offsetof(struct driver_calls, stream_add_callback)},
-        {"cuStreamQuery", offsetof(struct driver_calls, stream_query)},
-        {"cuStreamSynchronize", offsetof(struct driver_calls, stream_synchronize)},
-        {"cuStreamIsCapturing", offsetof(struct driver_calls, stream_is_capturing)},
-        {"cuStreamDestroy", offsetof(struct driver_calls, stream_destroy)},
-        {"cuThreadExchangeStreamCaptureMode", offsetof(struct driver_calls, exchange_capture_mode)},
-        {"cuEventQuery", offsetof(struct driver_calls, event_query)},
-        {"cuEventRecordWithFlags", offsetof(struct driver_calls, event_record)},
-        {"cuEventSynchronize", offsetof(struct driver_calls, event_synchronize)},
-        {"cuEventDestroy", offsetof(struct driver_calls, event_destroy)},
-        {"cuEventCreate", offsetof(struct driver_calls, event_create)},
-        {"cuStreamCreate", offsetof(struct driver_calls, stream_create)},
-        {"cuStreamWaitEvent", offsetof(struct driver_calls, stream_wait_event)},
-        {"cuCtxPushCurrent", offsetof(struct driver_calls, ctx_push)},
-        {"cuCtxPopCurrent", offsetof(struct driver_calls, ctx_pop)},
-        {"cuCtxGetId", offsetof(struct driver_calls, ctx_get_id)},
-        {"cuStreamGetCaptureInfo", offsetof(struct driver_calls, capture_info)},
-        {"cuUserObjectCreate", offsetof(struct driver_calls, user_object_create)},
-        {"cuUserObjectRelease", offsetof(struct driver_calls, user_object_release)},
-        {"cuGraphRetainUserObject", offsetof(struct driver_calls, graph_retain_user_object)},
-        {"cuGraphReleaseUserObject", offsetof(struct driver_calls, graph_release_user_object)},
-        {"cuGraphLaunch", offsetof(struct driver_calls, graph_launch)},
-        {"cuGraphUpload", offsetof(struct driver_calls, graph_upload)},
-        {"cuGraphExecUpdate", offsetof(struct driver_calls, graph_update)},
-        {"cuGraphDestroy", offsetof(struct driver_calls, graph_destroy)},
-        {"cuGraphExecDestroy", offsetof(struct driver_calls, graph_exec_destroy)},
-        {"cuLaunchHostFunc_v2", offsetof(struct driver_calls, launch_host_func_v2)},
-    };
     struct driver_calls bound;
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        PyObject *key = PyUnicode_FromString(calls[i].name);
+    for (size_t i = 0; i < DRIVER_ROWS; i++) {
+        PyObject *key = PyUnicode_FromString(driver_rows[i].name);
         PyObject *address = key ? PyObject_GetItem(addresses, key) : NULL;
         Py_XDECREF(key);
         if (!address) return NULL;
         void *pointer = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
         Py_DECREF(address);
         if (PyErr_Occurred()) return NULL;
-        *(void **)((char *)&bound + calls[i].offset) = pointer;
+        *(void **)((char *)&bound + driver_rows[i].offset) = pointer;
     }
     driver = bound;
     Py_RETURN_NONE;
 }
 
-/* Python's own end is over, or C's: no thread of ours may call the driver while it is torn down. */
+/* Python's own end is over, or C's. No thread of the library may call the driver while it is torn
+ * down. */
 static void end_watcher(void) { watcher_stop_within(EXIT_PATIENCE_NS); }
 
 static PyObject *native_watcher_start(PyObject *self, PyObject *unused) {
@@ -154,7 +157,8 @@ static PyObject *native_watcher_start(PyObject *self, PyObject *unused) {
         errno = error;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    /* After all of Python's atexit handlers, because one of them may await. Python has room for 32 such functions; C has more. */
+    /* It runs after all of Python's atexit handlers, because one of them may await. Python has room
+     * for 32 such functions. C has more. */
     if (!ends) ends = Py_AtExit(end_watcher) == 0 || atexit(end_watcher) == 0;
     Py_RETURN_NONE;
 }
@@ -167,7 +171,8 @@ static PyObject *native_watcher_stop(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* open_orphans(): the descriptor of queue 0, which is made at the first call. So a start that failed can be repeated. */
+/* open_orphans(): the descriptor of queue 0. The first call makes the queue, so a start that failed
+ * can be repeated. */
 static PyObject *native_open_orphans(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
     if (refuse_in_child()) return NULL;
@@ -180,7 +185,8 @@ static PyObject *native_write_unraisable(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *error, *where;
     if (!PyArg_ParseTuple(args, "OO", &error, &where)) return NULL;
-    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), Py_NewRef(error), PyException_GetTraceback(error));
+    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), Py_NewRef(error),
+                  PyException_GetTraceback(error));
     PyErr_WriteUnraisable(where);
     Py_RETURN_NONE;
 }
@@ -198,15 +204,25 @@ static PyObject *native_is_forked(PyObject *self, PyObject *unused) {
 
 static PyMethodDef process_functions[] = {
     {"bind", native_bind, METH_O, "Takes the driver's raw addresses, by name."},
-    {"open_orphans", native_open_orphans, METH_NOARGS, "The descriptor of the orphans' queue, which is made once."},
-    {"set_dispatcher", native_set_dispatcher, METH_O, "What runs a user's Python host function: f(ticket, status)."},
-    {"gate_close", native_gate_close, METH_NOARGS, "Closes the exit gate and waits for those inside."},
+    {"open_orphans", native_open_orphans, METH_NOARGS,
+     "The descriptor of the orphans' queue, which is made once."},
+    {"set_dispatcher", native_set_dispatcher, METH_O,
+     "What runs a user's Python host function: f(ticket, status)."},
+    {"gate_close", native_gate_close, METH_NOARGS,
+     "Closes the exit gate and waits for those inside."},
     {"watcher_start", native_watcher_start, METH_NOARGS, "Starts the watcher thread, once."},
     {"watcher_stop", native_watcher_stop, METH_NOARGS, "Stops and joins it."},
-    {"write_unraisable", native_write_unraisable, METH_VARARGS, "Reports an exception to sys.unraisablehook."},
-    {"set_forked", native_set_forked, METH_NOARGS, "From now on every call here is refused: this is a forked child."},
+    {"write_unraisable", native_write_unraisable, METH_VARARGS,
+     "Reports an exception to sys.unraisablehook."},
+    {"set_forked", native_set_forked, METH_NOARGS,
+     "From now on every call here is refused: this is a forked child."},
     {"is_forked", native_is_forked, METH_NOARGS, "Whether set_forked() was called."},
     {NULL, NULL, 0, NULL},
 };
 
-int add_process_functions(PyObject *module) { return PyModule_AddFunctions(module, process_functions); }
+int add_process_functions(PyObject *module) {
+    PyObject *rows = driver_calls_for_python();
+    int status = rows ? PyModule_AddObjectRef(module, "DRIVER_CALLS", rows) : -1;
+    Py_XDECREF(rows);
+    return status < 0 ? status : PyModule_AddFunctions(module, process_functions);
+}

@@ -1,25 +1,27 @@
-/* The Python face of the waits: the types Wait, History and WaitList, and some functions. */
+/* The Python face of the waits: the types Wait, History and WaitList, and some functions. This is
+ * the C side of the loop seam, because it has asyncio's protocol of `await`. */
 #include "module.h"
 
 #include "helper_streams.h"
 #include "waits.h"
 
-/* ---------------------------------------------------------------- Wait */
+/* --- Wait --- */
 
-/* A KeyboardInterrupt may come between a call's return and the next step of Python, when its answer is lost. So what must not be
- * lost is an object, and what it owns is given up in one step with the call that takes it over. */
+/* A KeyboardInterrupt may come between a call's return and the next step of Python, and then the
+ * call's answer is lost. So what must not be lost is an object, and it gives up what it owns in one
+ * step with the call that takes that over. */
 typedef struct {
     PyObject_HEAD
     struct wait *wait;   /* NULL: it is over, or the watcher has it */
     struct queue *queue; /* of the loop whose task polls it */
     uint64_t ticket;     /* of a future's wait; else 0 */
-    bool yielded;        /* the loop has had its turn: the next step is a poll */
+    bool yielded;        /* the loop has had its turn, so the next step is a poll */
 } WaitObject;
 
 static PyTypeObject *wait_type;
 static PyMethodDef wait_functions[];
 
-/* NULL: no memory; the wait is the caller's. */
+/* NULL: no memory. The wait is still the caller's. */
 static PyObject *new_wait(struct wait *wait, struct queue *queue) {
     WaitObject *self = PyObject_New(WaitObject, wait_type);
     if (!self) return NULL;
@@ -32,7 +34,8 @@ static PyObject *new_wait(struct wait *wait, struct queue *queue) {
 
 static void disown_wait(PyObject *object) { ((WaitObject *)object)->wait = NULL; }
 
-/* Whether it is over, one way or another; if not, or if it has failed with an exception, begun is of no use. */
+/* Whether it is over, one way or another. If it is not, or has failed with an exception, begun is
+ * of no use. */
 static bool poll(WaitObject *self, struct wait_result *result) {
     if (refuse_in_child()) return false;
     if (!self->wait) {
@@ -53,9 +56,10 @@ static bool poll(WaitObject *self, struct wait_result *result) {
     return over;
 }
 
-/* What begin, poll and await answer, always in the same form. None: the wait is over and has succeeded. A number from
- * FIRST_TICKET on: the ticket of a wait that a timer or the watcher has from now on. Any other number: an error or a refusal. And,
- * except of await, a Wait: it is not over, and the task polls it. None costs no object, and a StopIteration carries it for free. */
+/* What begin, poll and await answer, always in the same form. None: the wait is over and has
+ * succeeded. A number from FIRST_TICKET on: the ticket of a wait that a timer or the watcher has
+ * from now on. Any other number: an error or a refusal. And, except of await, a Wait: it is not
+ * over, and the task polls it. None costs no object, and a StopIteration carries it for free. */
 static PyObject *as_answer(const struct wait_result *result) {
     if (result->ticket) return PyLong_FromUnsignedLongLong(result->ticket);
     if (result->refusal) return PyLong_FromLong(result->refusal);
@@ -78,10 +82,11 @@ static PyObject *end_iteration(const struct wait_result *result) {
     return NULL;
 }
 
-/* The C side of the seam to asyncio (see `_loops`): one step of `await wait`. It yields None, as a bare `yield` does, which asks
- * asyncio for one turn of the loop, and then polls with turns in between. The await ends with poll()'s last answer. Only
- * `_loops/on_asyncio.py` awaits a Wait, because trio would refuse what is yielded here. A future's wait that was dropped meanwhile
- * (the future was cancelled) has been left to the watcher. */
+/* The C side of the seam to asyncio (see `_loops`): one step of `await wait`. It yields None, as a
+ * bare `yield` does, which asks asyncio for one turn of the loop, and then polls with turns in
+ * between. The await ends with poll()'s last answer. Only
+ * `_loops/on_asyncio.py` awaits a Wait, because trio would refuse what is yielded here. A future's
+ * wait that was dropped meanwhile (the future was cancelled) has been left to the watcher. */
 static PyObject *Wait_next(PyObject *object) {
     WaitObject *self = (WaitObject *)object;
     struct wait_result result = {.ticket = self->ticket};
@@ -99,7 +104,8 @@ static PyObject *Wait_next(PyObject *object) {
 
 static PyObject *Wait_await(PyObject *self) { return Py_NewRef(self); }
 
-/* A forked child's is left alone: the watcher that would see to it is the parent's. */
+/* In a forked child it is left alone, because the parent has the watcher that would deal with
+ * it. */
 static void drop(WaitObject *self) {
     struct wait *wait = self->wait;
     self->wait = NULL;
@@ -122,8 +128,11 @@ static void Wait_dealloc(PyObject *object) {
 }
 
 static PyMethodDef wait_methods[] = {
-    {"poll", Wait_poll, METH_NOARGS, "Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the watcher."},
-    {"drop", Wait_drop, METH_NOARGS, "Nobody waits any more. May be called again, and when it is over."},
+    {"poll", Wait_poll, METH_NOARGS,
+     "Queries it: itself if it is not over, else None, an error, or the ticket of a timer or the "
+     "watcher."},
+    {"drop", Wait_drop, METH_NOARGS,
+     "No task waits any more. May be called again, and when it is over."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot wait_slots[] = {
@@ -132,18 +141,20 @@ static PyType_Slot wait_slots[] = {
     {Py_am_await, Wait_await},
     {Py_tp_iter, Wait_await},
     {Py_tp_iternext, Wait_next},
-    {Py_tp_doc, "A wait at which its task polls itself; an asyncio task can await it. When it dies it is dropped."},
+    {Py_tp_doc, "A wait at which its task polls itself; an asyncio task can await it. When it dies "
+                "it is dropped."},
     {0, NULL},
 };
-static PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                         wait_slots};
+static PyType_Spec wait_spec = {"aiostream._native.Wait", sizeof(WaitObject), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, wait_slots};
 
-/* ---------------------------------------------------------------- Reserved */
+/* --- Reserved --- */
 
-/* Everything that a future's wait needs, before its work is enqueued. Given back when it dies unrecorded. */
+/* Everything that a future's wait needs, before its work is enqueued. It is given back if it dies
+ * unrecorded. */
 typedef struct {
     PyObject_HEAD
-    struct wait *wait; /* once it is recorded, the record may be another's by then */
+    struct wait *wait; /* once it is recorded, the record may be another's */
     struct queue *queue;
     bool recorded;
     uint64_t ticket;
@@ -166,18 +177,22 @@ struct recording_future {
 
 static int do_record_future(struct handle *stream, void *argument) {
     struct recording_future *recording = argument;
-    int status = wait_record_future(recording->reserved->wait, handle_value(stream), &recording->stage);
+    int status =
+        wait_record_future(recording->reserved->wait, handle_value(stream), &recording->stage);
     if (status == CUDA_SUCCESS) recording->reserved->recorded = true;
     return status;
 }
 
-/* record(handle): (0 or a refusal, who looks at it first: STAGE_TASK, and then the loop has to poll soon, STAGE_TIMER or
- * STAGE_WATCHER, which has it until the end). The caller has pinned the handle. */
+/* record(handle): (0 or a refusal, who polls it first: STAGE_TASK, and then the loop has to poll
+ * soon, STAGE_TIMER or STAGE_WATCHER, which has it until the end). The caller has pinned the
+ * handle. */
 static PyObject *Reserved_record(PyObject *object, PyObject *stream) {
-    struct recording_future recording = {.reserved = (ReservedObject *)object, .stage = STAGE_WATCHER};
+    struct recording_future recording = {.reserved = (ReservedObject *)object,
+                                         .stage = STAGE_WATCHER};
     struct handle *handle = as_handle(stream);
     if (!handle) return NULL;
-    if (recording.reserved->recorded) return PyErr_Format(PyExc_ValueError, "it was recorded before");
+    if (recording.reserved->recorded)
+        return PyErr_Format(PyExc_ValueError, "it was recorded before");
     int status;
     Py_BEGIN_ALLOW_THREADS
     status = operate_pinned_as_is(handle, do_record_future, &recording);
@@ -185,7 +200,7 @@ static PyObject *Reserved_record(PyObject *object, PyObject *stream) {
     return Py_BuildValue("ii", status, (int)recording.stage);
 }
 
-/* fire(status): the ticket, when there is nothing to record. Any thread. */
+/* fire(status): fires the ticket if there is nothing to record. Any thread. */
 static PyObject *Reserved_fire(PyObject *object, PyObject *status) {
     ReservedObject *self = (ReservedObject *)object;
     long code = PyLong_AsLong(status);
@@ -196,13 +211,14 @@ static PyObject *Reserved_fire(PyObject *object, PyObject *status) {
     Py_RETURN_NONE;
 }
 
-/* take(at_once): the wait, if the loop polls it: its caller, in the loop's thread, polls it from now on. Else None. An `await` of it
- * polls at once, or after a turn of the loop. */
+/* take(at_once): the wait, if the loop polls it. Its caller, in the loop's thread, polls it from
+ * now on. Otherwise None. An `await` of it polls at once, or after a turn of the loop. */
 static PyObject *Reserved_take(PyObject *object, PyObject *at_once) {
     ReservedObject *self = (ReservedObject *)object;
     if (refuse_in_child()) return NULL;
     if (!self->recorded) Py_RETURN_NONE;
-    WaitObject *taken = (WaitObject *)new_wait(NULL, NULL); /* first, because what was taken must not be lost */
+    /* first, because what was taken must not be lost */
+    WaitObject *taken = (WaitObject *)new_wait(NULL, NULL);
     if (!taken) return NULL;
     if (!wait_take_future(self->wait, self->ticket)) {
         Py_DECREF(taken);
@@ -226,9 +242,11 @@ static PyObject *Reserved_is_recorded(PyObject *object, void *unused) {
 }
 
 static PyMethodDef reserved_methods[] = {
-    {"record", Reserved_record, METH_O, "Records what a pinned stream has reached: (0 or a refusal, STAGE_...)."},
+    {"record", Reserved_record, METH_O,
+     "Records what a pinned stream has reached: (0 or a refusal, STAGE_...)."},
     {"fire", Reserved_fire, METH_O, "Fires the ticket with a status in place of recording."},
-    {"take", Reserved_take, METH_O, "The Wait, if its loop polls it: the caller does from now on. Else None."},
+    {"take", Reserved_take, METH_O,
+     "The Wait, if its loop polls it: the caller does from now on. Else None."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef reserved_properties[] = {
@@ -244,9 +262,10 @@ static PyType_Slot reserved_slots[] = {
     {0, NULL},
 };
 static PyType_Spec reserved_spec = {"aiostream._native.Reserved", sizeof(ReservedObject), 0,
-                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, reserved_slots};
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                    reserved_slots};
 
-/* ---------------------------------------------------------------- History */
+/* --- History --- */
 
 typedef struct {
     PyObject_HEAD
@@ -288,9 +307,10 @@ static PyType_Slot history_slots[] = {
     {Py_tp_doc, "How long waits took: of one stream, of one event, or of the streams of a pool."},
     {0, NULL},
 };
-static PyType_Spec history_spec = {"aiostream._native.History", sizeof(HistoryObject), 0, Py_TPFLAGS_DEFAULT, history_slots};
+static PyType_Spec history_spec = {"aiostream._native.History", sizeof(HistoryObject), 0,
+                                   Py_TPFLAGS_DEFAULT, history_slots};
 
-/* ---------------------------------------------------------------- WaitList */
+/* --- WaitList --- */
 
 typedef struct {
     PyObject_HEAD
@@ -331,8 +351,8 @@ static PyObject *from_result(const struct wait_result *result, struct queue *que
 }
 
 struct beginning {
-    struct wait_list *list;         /* of a stream */
-    struct context *context;        /* these two of an event */
+    struct wait_list *list;  /* of a stream */
+    struct context *context; /* these two of an event */
     struct shared_history *history;
     struct queue *queue;
     enum wait_mode mode;
@@ -341,18 +361,21 @@ struct beginning {
 
 static int do_begin(struct handle *stream, void *argument) {
     struct beginning *beginning = argument;
-    wait_begin(beginning->list, handle_value(stream), beginning->queue, beginning->mode, &beginning->result);
+    wait_begin(beginning->list, handle_value(stream), beginning->queue, beginning->mode,
+               &beginning->result);
     return 0;
 }
 
 static int do_begin_event(struct handle *event, void *argument) {
     struct beginning *beginning = argument;
-    wait_begin_event(beginning->context, beginning->history, event, beginning->queue, beginning->mode, &beginning->result);
+    wait_begin_event(beginning->context, beginning->history, event, beginning->queue,
+                     beginning->mode, &beginning->result);
     return 0;
 }
 
 /* The arguments handle, queue and mode; false: an exception is set. */
-static bool parse_beginning(PyObject *const *args, struct handle **handle, struct beginning *beginning) {
+static bool parse_beginning(PyObject *const *args, struct handle **handle,
+                            struct beginning *beginning) {
     *handle = as_handle(args[0]);
     beginning->queue = *handle ? as_queue((int)PyLong_AsLong(args[1])) : NULL;
     long mode = beginning->queue ? PyLong_AsLong(args[2]) : -1;
@@ -360,7 +383,7 @@ static bool parse_beginning(PyObject *const *args, struct handle **handle, struc
     return beginning->queue && !(mode == -1 && PyErr_Occurred());
 }
 
-/* begin(handle, queue, mode): what the handle's stream has reached now. */
+/* begin(handle, queue, mode): waits for what the handle's stream has reached now. */
 static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     if (count != 3) return PyErr_Format(PyExc_TypeError, "a handle, a queue and a mode are needed");
     struct handle *handle;
@@ -373,10 +396,13 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
     return from_result(&beginning.result, beginning.queue);
 }
 
-/* begin_event_wait(handle, queue, mode, context, history): what the handle's event has recorded now. */
+/* begin_event_wait(handle, queue, mode, context, history): waits for what the handle's event has
+ * recorded now. */
 static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    if (count != 5) return PyErr_Format(PyExc_TypeError, "a handle, a queue, a mode, a context and a history are needed");
+    if (count != 5)
+        return PyErr_Format(PyExc_TypeError,
+                            "a handle, a queue, a mode, a context and a history are needed");
     struct handle *handle;
     struct beginning beginning = {0};
     if (!parse_beginning(args, &handle, &beginning)) return NULL;
@@ -416,15 +442,19 @@ static PyObject *WaitList_reserve(PyObject *object, PyObject *args) {
 
 static PyMethodDef wait_list_methods[] = {
     {"reserve", WaitList_reserve, METH_VARARGS, "Reserves the wait of a future."},
-    {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL, "Begins a wait for a stream's present end."},
+    {"begin", (PyCFunction)(void (*)(void))WaitList_begin, METH_FASTCALL,
+     "Begins a wait for a stream's present end."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot wait_list_slots[] = {
-    {Py_tp_new, WaitList_new},         {Py_tp_dealloc, WaitList_dealloc},
-    {Py_tp_methods, wait_list_methods}, {Py_tp_doc, "The waits on one stream, in its order."},
+    {Py_tp_new, WaitList_new},
+    {Py_tp_dealloc, WaitList_dealloc},
+    {Py_tp_methods, wait_list_methods},
+    {Py_tp_doc, "The waits on one stream, in its order."},
     {0, NULL},
 };
-static PyType_Spec wait_list_spec = {"aiostream._native.WaitList", sizeof(WaitListObject), 0, Py_TPFLAGS_DEFAULT, wait_list_slots};
+static PyType_Spec wait_list_spec = {"aiostream._native.WaitList", sizeof(WaitListObject), 0,
+                                     Py_TPFLAGS_DEFAULT, wait_list_slots};
 
 struct delivery {
     PyObject *list;
@@ -436,12 +466,15 @@ static bool append(void *argument, uint64_t ticket, int64_t status, bool complet
     PyObject *list = delivery->list;
     Py_ssize_t length = PyList_Size(list);
     struct wait *wait = wait_handed_back(status);
-    PyObject *code = wait ? new_wait(wait, delivery->queue) : PyLong_FromLongLong(complete ? status : -status);
-    if (code && append_number(list, PyLong_FromUnsignedLongLong(ticket)) && PyList_Append(list, code) == 0) {
+    PyObject *code =
+        wait ? new_wait(wait, delivery->queue) : PyLong_FromLongLong(complete ? status : -status);
+    if (code && append_number(list, PyLong_FromUnsignedLongLong(ticket)) &&
+        PyList_Append(list, code) == 0) {
         Py_DECREF(code);
         return true;
     }
-    if (wait && code) disown_wait(code); /* the ticket goes back on its queue, and the wait with it */
+    /* the ticket goes back on its queue, and the wait with it */
+    if (wait && code) disown_wait(code);
     Py_XDECREF(code);
     PyList_SetSlice(list, length, PyList_Size(list), NULL);
     return false;
@@ -466,7 +499,8 @@ static PyObject *native_drain(PyObject *self, PyObject *args) {
     }
     if (!queue_drain(queue, append, &delivery)) return NULL;
     for (uint64_t ticket; (ticket = waits_next_near(queue));)
-        if (!append(&delivery, ticket, STATUS_NEAR, true)) return NULL; /* then the loop goes on polling it */
+        if (!append(&delivery, ticket, STATUS_NEAR, true))
+            return NULL; /* then the loop goes on polling it */
     return PyBool_FromLong(again);
 }
 
@@ -548,27 +582,42 @@ static PyObject *native_pending_waits(PyObject *self, PyObject *unused) {
 int add_wait_types(PyObject *module) {
     static PyTypeObject *wait_list_type;
     if (!wait_list_type) wait_list_type = (PyTypeObject *)PyType_FromSpec(&wait_list_spec);
-    if (!wait_list_type || PyModule_AddObjectRef(module, "WaitList", (PyObject *)wait_list_type) < 0) return -1;
+    if (!wait_list_type ||
+        PyModule_AddObjectRef(module, "WaitList", (PyObject *)wait_list_type) < 0)
+        return -1;
     if (!history_type) history_type = (PyTypeObject *)PyType_FromSpec(&history_spec);
-    if (!history_type || PyModule_AddObjectRef(module, "History", (PyObject *)history_type) < 0) return -1;
+    if (!history_type || PyModule_AddObjectRef(module, "History", (PyObject *)history_type) < 0)
+        return -1;
     if (!reserved_type) reserved_type = (PyTypeObject *)PyType_FromSpec(&reserved_spec);
-    if (!reserved_type || PyModule_AddObjectRef(module, "Reserved", (PyObject *)reserved_type) < 0) return -1;
+    if (!reserved_type || PyModule_AddObjectRef(module, "Reserved", (PyObject *)reserved_type) < 0)
+        return -1;
     if (!wait_type) wait_type = (PyTypeObject *)PyType_FromSpec(&wait_spec);
     if (!wait_type || PyModule_AddObjectRef(module, "Wait", (PyObject *)wait_type) < 0) return -1;
     return PyModule_AddFunctions(module, wait_functions);
 }
 
 static PyMethodDef wait_functions[] = {
-    {"drain", native_drain, METH_VARARGS, "Appends ticket, code, ... of all that has arrived to a list. True: drain again in the next turn."},
-    {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL, "Begins a wait for an event."},
-    {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL, "A wait of a task was ready: TURN_ flags."},
+    {"drain", native_drain, METH_VARARGS,
+     "Appends ticket, code, ... of all that has arrived to a list. True: drain again in the next "
+     "turn."},
+    {"begin_event_wait", (PyCFunction)(void (*)(void))native_begin_event_wait, METH_FASTCALL,
+     "Begins a wait for an event."},
+    {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL,
+     "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
-    {"watch_health", native_watch_health, METH_VARARGS, "A ticket that fires with the code when the context fails."},
-    {"end_health", native_end_health, METH_VARARGS, "Fires such a ticket with 0, unless it has fired."},
-    {"make_helpers", native_make_helpers, METH_VARARGS, "Makes a context's helper streams; may block. The driver's code."},
-    {"helpers", native_helpers, METH_VARARGS, "How many helper streams of a context are idle, and how many there are."},
-    {"predict", native_predict, METH_O, "Whether the policy uses what waits have learnt; for benchmarks and tests."},
-    {"limit_timer", native_limit_timer, METH_VARARGS, "How many waits a loop's timer takes; what it was. For tests."},
-    {"pending_waits", native_pending_waits, METH_NOARGS, "Waits with a task, also those that the task polls."},
+    {"watch_health", native_watch_health, METH_VARARGS,
+     "A ticket that fires with the code when the context fails."},
+    {"end_health", native_end_health, METH_VARARGS,
+     "Fires such a ticket with 0, unless it has fired."},
+    {"make_helpers", native_make_helpers, METH_VARARGS,
+     "Makes a context's helper streams; may block. The driver's code."},
+    {"helpers", native_helpers, METH_VARARGS,
+     "How many helper streams of a context are idle, and how many there are."},
+    {"predict", native_predict, METH_O,
+     "Whether the policy uses what waits have learnt; for benchmarks and tests."},
+    {"limit_timer", native_limit_timer, METH_VARARGS,
+     "How many waits a loop's timer takes; what it was. For tests."},
+    {"pending_waits", native_pending_waits, METH_NOARGS,
+     "Waits with a task, also those that the task polls."},
     {NULL, NULL, 0, NULL},
 };

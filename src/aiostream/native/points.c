@@ -1,19 +1,25 @@
-/* Tickets, points and completion queues: what the driver's threads touch.
+/* Tickets and points: what the driver's threads touch.
  *
- * The driver is given a ticket, a number: (generation << 24) | slot. Slots live in chunks that are never freed, so a firing
- * that comes a second time, or long after its waiter has gone, reads valid memory, finds another generation and is counted
- * as stale.
+ * The driver is given a ticket, a number: (generation << 24) | slot. Slots live in chunks that are
+ * never freed. So a firing that comes a second time, or long after its waiter has gone, reads valid
+ * memory, finds another generation and is counted as stale.
  *
  * The life of a slot, all in its `word` = (generation << 8) | flags:
  *
- *   0 --reserve--> RESERVED --arm--> ARMED --fire--> ARMED|FIRED|QUEUED --drain--> 0 (next generation)
- *                     |                |--watcher--> ARMED|FAILED|QUEUED --drain--> ARMED|FAILED ("leaked")
- *                     |                |                 `--fire--> +FIRED --drain--> 0         `--fire--> +FIRED|QUEUED
- *                     |                |--capture began meanwhile--> QUARANTINED (kept for ever)
- *                     `<--disarm-------'  (the driver refused; +DISARMED if the watcher has already queued it)
+ *   0 --reserve--> RESERVED --arm--> ARMED
  *
- * Only the thread that sets QUEUED pushes, so a slot is on at most one stack and its `next` has one writer. OWED says that
- * the point ended while another thread may still be pushing it: the consumer then gives back its reference to the queue.
+ *   ARMED --fire---------------> ARMED|FIRED|QUEUED --drain--> 0 (next generation)
+ *   ARMED --watcher------------> ARMED|FAILED|QUEUED
+ *   ARMED --capture began------> QUARANTINED (never used again)
+ *   ARMED --driver refused-----> 0
+ *
+ *   ARMED|FAILED|QUEUED --drain----------> ARMED|FAILED (leaked) --fire--> +FIRED|QUEUED
+ *   ARMED|FAILED|QUEUED --fire-----------> +FIRED --drain--> 0
+ *   ARMED|FAILED|QUEUED --driver refused-> +DISARMED --drain--> 0
+ *
+ * Only the thread that sets QUEUED pushes, so a slot is on at most one stack and its `next` has one
+ * writer. OWED says that the point ended while another thread may still be pushing it. The consumer
+ * then gives back the point's reference to the queue.
  */
 #include "points.h"
 
@@ -22,36 +28,53 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { RESERVED = 1, ARMED = 2, FIRED = 4, FAILED = 8, QUEUED = 16, DISARMED = 32, QUARANTINED = 64, OWED = 128 };
+enum {
+    RESERVED = 1,
+    ARMED = 2,
+    FIRED = 4,
+    FAILED = 8,
+    QUEUED = 16,
+    DISARMED = 32,
+    QUARANTINED = 64,
+    OWED = 128
+};
 enum { SLOT_BITS = 24, CHUNK_SLOTS = 1024, MAX_CHUNKS = (1 << SLOT_BITS) / CHUNK_SLOTS };
 _Static_assert(FIRST_TICKET == 1 << SLOT_BITS, "generations begin with 1");
 
 struct slot {
-    struct queue_entry entry; /* first, because a queue knows a slot by it. Its link belongs to the thread that set QUEUED until
-                                 the consumer has taken the stack; on the free list it is under table_lock */
-    _Atomic uint64_t word;    /* any thread, by compare-and-swap as drawn above */
-    _Atomic(struct queue *) queue; /* written by reserve, constant until the slot is free again; a stale firing may read
-                                      it at any time, but uses it only if its transition succeeds */
-    _Atomic(struct context *) context; /* likewise */
-    host_function foreign;   /* these three are written before the slot is armed; read by its own firing; KIND_FOREIGN only */
+    /* First, because a queue knows a slot by it. Its link belongs to the thread that set QUEUED
+     * until the consumer has taken the stack. On the free list it is under table_lock. */
+    struct queue_entry entry;
+    _Atomic uint64_t word; /* any thread, by compare-and-swap as drawn above */
+    _Atomic(struct queue *)
+        /* Written by reserve, constant until the slot is free again. A stale firing may read it at
+         * any time, but uses it only if its transition succeeds. */
+        queue;
+    _Atomic(struct context *) context; /* the same as queue */
+    /* These three are written before the slot is armed, and read by its own firing. For
+     * KIND_FOREIGN only. */
+    host_function foreign;
     void *foreign_data;
-    int sync_mode;           /* of cuLaunchHostFunc_v2; -1 leaves it to the driver */
-    _Atomic int64_t fire_status; /* written by the one that sets FIRED, before it pushes */
-    _Atomic int fail_status; /* written by the watcher before it sets FAILED */
+    int sync_mode;               /* of cuLaunchHostFunc_v2; -1 leaves it to the driver */
+    _Atomic int64_t fire_status; /* written by the thread that sets FIRED, before it pushes */
+    _Atomic int fail_status;     /* written by the watcher before it sets FAILED */
     uint32_t index;
-    _Atomic uint8_t kind; /* written before the slot is armed; points_fail may read it at any time, and is proved right by its
-                             transition */
+    /* Written before the slot is armed. points_fail may read it at any time, and its transition
+     * proves that what it read was right. */
+    _Atomic uint8_t kind;
 };
 
-static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* free list and growth; never held across a driver call */
+/* guards the free list and the growth; never held across a driver call */
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct slot *) chunks[MAX_CHUNKS];
 static _Atomic uint32_t chunk_count;
 static struct slot *free_slots;
-static python_dispatcher dispatch_to_python; /* set once, before any Python host function is armed */
+/* set once, before any Python host function is armed */
+static python_dispatcher dispatch_to_python;
 
 void points_set_dispatcher(python_dispatcher dispatcher) { dispatch_to_python = dispatcher; }
 
-/* ------------------------------------------------------------------------------------------------ slots */
+/* --- slots --- */
 
 static struct slot *slot_of(struct queue_entry *entry) { return (struct slot *)entry; }
 
@@ -80,7 +103,8 @@ static bool grow(void) { /* table_lock held */
 }
 
 static void slot_release(struct slot *slot) {
-    uint64_t next_generation = generation_of(((atomic_load(&slot->word) >> 8) + 1) << SLOT_BITS); /* as much as a ticket can say */
+    /* as many as a ticket can name */
+    uint64_t next_generation = generation_of(((atomic_load(&slot->word) >> 8) + 1) << SLOT_BITS);
     atomic_store(&slot->word, next_generation << 8);
     pthread_mutex_lock(&table_lock);
     slot->entry.next = (struct queue_entry *)free_slots;
@@ -94,7 +118,7 @@ uint64_t point_reserve(struct queue *queue, struct context *context, enum point_
     if (slot) free_slots = slot_of(slot->entry.next);
     pthread_mutex_unlock(&table_lock);
     if (!slot) return 0;
-    queue_ref(queue); /* the owner's reference is held: it is the caller */
+    queue_ref(queue); /* the caller is the owner, so the owner's reference is held */
     slot->queue = queue;
     slot->context = context;
     slot->kind = kind;
@@ -115,15 +139,20 @@ void point_set_foreign(uint64_t ticket, host_function function, void *data) {
 void point_set_sync_mode(uint64_t ticket, int mode) { slot_at(ticket)->sync_mode = mode; }
 
 static bool is_counted(const struct slot *slot) { return slot->kind != KIND_HEALTH; }
-static bool in_graph(const struct slot *slot) { return slot->kind == KIND_GRAPH_PYTHON || slot->kind == KIND_GRAPH_FOREIGN; }
+static bool in_graph(const struct slot *slot) {
+    return slot->kind == KIND_GRAPH_PYTHON || slot->kind == KIND_GRAPH_FOREIGN;
+}
 
-/* Changes the flags of `ticket` if it is still that ticket's slot: clears `clear`, sets `set`. Fails, and says so, when the
- * generation is another, or any of `unless` is set, or not all of `when` are. *before gets the flags as they were. */
-static bool transition(struct slot *slot, uint64_t ticket, int when, int unless, int clear, int set, int *before) {
+/* Changes the flags of the slot of `ticket`: it clears `clear` and sets `set`. It fails and returns
+ * false if the slot has another generation, if any flag of `unless` is set, or if a flag of `when`
+ * is not. *before gets the flags as they were. */
+static bool transition(struct slot *slot, uint64_t ticket, int when, int unless, int clear, int set,
+                       int *before) {
     uint64_t word = atomic_load(&slot->word);
     do {
         int flags = word & 0xff;
-        if (word >> 8 != generation_of(ticket) || (flags & when) != when || (flags & unless)) return false;
+        if (word >> 8 != generation_of(ticket) || (flags & when) != when || (flags & unless))
+            return false;
         *before = flags;
     } while (!atomic_compare_exchange_weak(&slot->word, &word, (word & ~(uint64_t)clear) | set));
     return true;
@@ -138,36 +167,41 @@ void point_unreserve(uint64_t ticket) {
     queue_unref(queue);
 }
 
-/* ------------------------------------------------------------------------------------------------ firing */
+/* --- firing --- */
 
 static bool awaits_firing(uint64_t ticket) {
     struct slot *slot = slot_at(ticket);
     if (!slot) return false;
     uint64_t word = atomic_load(&slot->word);
-    return word >> 8 == generation_of(ticket) && (word & ARMED) && !(word & (FIRED | QUARANTINED | DISARMED));
+    return word >> 8 == generation_of(ticket) && (word & ARMED) &&
+           !(word & (FIRED | QUARANTINED | DISARMED));
 }
 
-/* The driver was given the ticket, and its consumer has not yet seen the end of it. */
+/* The driver was given the ticket, and the consumer has not seen its end yet. */
 bool point_is_live(uint64_t ticket) {
     struct slot *slot = slot_at(ticket);
     uint64_t word = slot ? atomic_load(&slot->word) : 0;
     return slot && word >> 8 == generation_of(ticket) && (word & ARMED) && !(word & DISARMED);
 }
 
-/* false: it has fired before, or is no live ticket. */
+/* false: the ticket has fired before, or is not live */
 static bool fire(uint64_t ticket, int64_t status) {
     struct slot *slot = slot_at(ticket);
     int before;
-    /* The watcher and the consumer may move the slot between the two attempts: then they are made again. */
+    /* The watcher and the consumer may move the slot between the two attempts. Then this thread
+     * makes both again. */
     while (slot && awaits_firing(ticket)) {
-        if (transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED | DISARMED, 0, FIRED | OWED, &before)) {
-            /* The watcher has failed the waiter and the consumer has not looked yet: it will see both and release. */
+        if (transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED | DISARMED, 0, FIRED | OWED,
+                       &before)) {
+            /* The watcher has failed the waiter, and the consumer has not looked yet. The consumer
+             * will see both and release the slot. */
             atomic_fetch_add(&counters[POINTS_FIRED], 1);
             atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
             return true;
         }
-        if (transition(slot, ticket, ARMED, FIRED | QUEUED | QUARANTINED | DISARMED, 0, FIRED | QUEUED, &before)) {
-            /* Nobody else looks at the slot until it is pushed. */
+        if (transition(slot, ticket, ARMED, FIRED | QUEUED | QUARANTINED | DISARMED, 0,
+                       FIRED | QUEUED, &before)) {
+            /* No other thread touches the slot until it is pushed. */
             struct queue *queue = slot->queue;
             atomic_store(&slot->fire_status, status);
             if (is_counted(slot)) atomic_fetch_add(&counters[POINTS_FIRED], 1);
@@ -181,8 +215,8 @@ static bool fire(uint64_t ticket, int64_t status) {
     return false;
 }
 
-/* The GPU has come to the point. On a driver thread: no GIL, no allocation. The last thing it does is to count itself out
- * of the queue, which may be recycled from then on. */
+/* The GPU has come to the point. This runs on a driver thread, so it takes no GIL and allocates
+ * nothing. Its last act is to count itself out of the queue, which may be recycled from then on. */
 void point_fire(uint64_t ticket, int64_t status) {
     if (!fire(ticket, status)) atomic_fetch_add(&counters[POINTS_STALE], 1);
 }
@@ -217,46 +251,60 @@ static void on_foreign(void *data) {
     point_fire(ticket, STATUS_UNKNOWN);
 }
 
-/* In a graph: at each launch. The ticket stays armed. */
+/* In a graph, at each launch. The ticket stays armed. */
 static void on_graph_host_function(void *data) {
     uint64_t ticket = (uint64_t)(uintptr_t)data;
     if (awaits_firing(ticket)) dispatch_to_python(ticket, CUDA_SUCCESS);
 }
 
-/* The user object's destructor: nothing will call the function any more. On whatever thread the driver likes. */
+/* The user object's destructor. No graph can call the function any more. The driver calls this on a
+ * thread of its choice. */
 static void on_graph_released(void *data) { point_fire((uint64_t)(uintptr_t)data, CUDA_SUCCESS); }
 
-/* ------------------------------------------------------------------------------------------------ arming */
+/* --- arming --- */
 
 static int launch(const struct slot *slot, void *stream, host_function function, void *data) {
-    if (slot->sync_mode >= 0) return driver.launch_host_func_v2(stream, function, data, slot->sync_mode);
+    if (slot->sync_mode >= 0)
+        return driver.launch_host_func_v2(stream, function, data, slot->sync_mode);
     return driver.launch_host_func(stream, function, data);
 }
 
 static int enqueue(struct slot *slot, uint64_t ticket, void *stream) {
     void *data = (void *)(uintptr_t)ticket;
     switch (slot->kind) {
-    case KIND_CALLBACK: return driver.stream_add_callback(stream, on_callback, data, 0);
-    case KIND_PYTHON_CALLBACK: return driver.stream_add_callback(stream, on_python_callback, data, 0);
-    case KIND_PYTHON_HOST: return launch(slot, stream, on_python_host_function, data);
-    case KIND_FOREIGN: return launch(slot, stream, on_foreign, data);
-    case KIND_GRAPH_PYTHON: return launch(slot, stream, on_graph_host_function, data);
-    case KIND_GRAPH_FOREIGN: return launch(slot, stream, slot->foreign, slot->foreign_data);
-    default: return launch(slot, stream, on_host_function, data);
+    case KIND_CALLBACK:
+        return driver.stream_add_callback(stream, on_callback, data, 0);
+    case KIND_PYTHON_CALLBACK:
+        return driver.stream_add_callback(stream, on_python_callback, data, 0);
+    case KIND_PYTHON_HOST:
+        return launch(slot, stream, on_python_host_function, data);
+    case KIND_FOREIGN:
+        return launch(slot, stream, on_foreign, data);
+    case KIND_GRAPH_PYTHON:
+        return launch(slot, stream, on_graph_host_function, data);
+    case KIND_GRAPH_FOREIGN:
+        return launch(slot, stream, slot->foreign, slot->foreign_data);
+    default:
+        return launch(slot, stream, on_host_function, data);
     }
 }
 
-/* The driver refused: nothing will ever fire. The watcher may have failed the point meanwhile, in which case the consumer
- * has it on its stack (and releases it) or has had it (and it is released here). */
+/* The driver refused, so nothing will ever fire. The watcher may have failed the point in the
+ * meantime. Then the consumer either still has it on its stack and releases it, or has seen it
+ * already, and it is released here. */
 static void disarm(struct slot *slot, uint64_t ticket) {
     int before;
     struct queue *queue = slot->queue;
     struct context *context = slot->context;
-    bool queued = transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
+    bool queued =
+        transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
     if (!queued && !transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) {
-        /* Queued between the two transitions: from now on only this thread and the consumer move it. */
-        queued = transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
-        if (!queued && !transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) return; /* it fired after all */
+        /* The slot was queued between the two transitions. From now on only this thread and the
+         * consumer move it. */
+        queued =
+            transition(slot, ticket, ARMED | FAILED | QUEUED, FIRED, 0, DISARMED | OWED, &before);
+        /* it has fired after all */
+        if (!queued && !transition(slot, ticket, ARMED, FIRED | QUEUED, ARMED, 0, &before)) return;
     }
     atomic_fetch_sub(&counters[POINTS_ARMED], 1);
     if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
@@ -269,29 +317,34 @@ static void disarm(struct slot *slot, uint64_t ticket) {
 enum { NO_DESTRUCTOR_SYNC = 1, MOVE_REFERENCE = 1 };
 
 struct capture {
-    int status; /* CUstreamCaptureStatus: none, active, invalidated */
-    uint64_t id; /* these two only while it is active */
+    int status;  /* CUstreamCaptureStatus: none, active, invalidated */
+    uint64_t id; /* these two only while the capture is active */
     void *graph;
 };
 
 static int capture_of(void *stream, struct capture *capture) {
     *capture = (struct capture){0};
-    int status = driver.capture_info(stream, &capture->status, &capture->id, &capture->graph, NULL, NULL);
+    int status =
+        driver.capture_info(stream, &capture->status, &capture->id, &capture->graph, NULL, NULL);
     return failed_in("cuStreamGetCaptureInfo", status);
 }
 
-/* Makes a host function a node of the graph that the stream captures into. The graph is given the owner before the node, so
- * that no node is ever without; from then on the user object's destructor alone ends the point, also when a later step fails
- * (the ticket is then still live, and its consumer drops it). */
+/* Makes a host function a node of the graph that the stream captures into. The graph gets the user
+ * object before the node, so that no node is ever without it. From then on the user object's
+ * destructor alone ends the point, even if a later step fails. The ticket is then still live, and
+ * its consumer drops it. */
 static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     struct capture capture, after;
     void *object;
     int before;
     int status = capture_of(stream, &capture);
-    if (status == CUDA_SUCCESS && capture.status != 1) status = RESULT_CAPTURING; /* it has just ended: the caller may try again */
+    /* the capture has just ended, so the caller may try again */
+    if (status == CUDA_SUCCESS && capture.status != 1) status = RESULT_CAPTURING;
     void *data = (void *)(uintptr_t)ticket;
     if (status == CUDA_SUCCESS)
-        status = failed_in("cuUserObjectCreate", driver.user_object_create(&object, data, on_graph_released, 1, NO_DESTRUCTOR_SYNC));
+        status = failed_in(
+            "cuUserObjectCreate",
+            driver.user_object_create(&object, data, on_graph_released, 1, NO_DESTRUCTOR_SYNC));
     if (status != CUDA_SUCCESS) {
         point_unreserve(ticket);
         return status;
@@ -299,7 +352,8 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
     slot->kind = slot->kind == KIND_FOREIGN ? KIND_GRAPH_FOREIGN : KIND_GRAPH_PYTHON;
     atomic_fetch_add(&counters[POINTS_ARMED], 1);
     transition(slot, ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
-    status = failed_in("cuGraphRetainUserObject", driver.graph_retain_user_object(capture.graph, object, 1, MOVE_REFERENCE));
+    status = failed_in("cuGraphRetainUserObject",
+                       driver.graph_retain_user_object(capture.graph, object, 1, MOVE_REFERENCE));
     if (status != CUDA_SUCCESS) {
         driver.user_object_release(object, 1);
         return status;
@@ -309,25 +363,32 @@ static int point_capture(struct slot *slot, uint64_t ticket, void *stream) {
         driver.graph_release_user_object(capture.graph, object, 1);
         return status;
     }
-    if (capture_of(stream, &after) != CUDA_SUCCESS || after.status == 2) return CUDA_SUCCESS; /* the graph will be destroyed */
+    /* the graph will be destroyed */
+    if (capture_of(stream, &after) != CUDA_SUCCESS || after.status == 2) return CUDA_SUCCESS;
     if (after.status == 1 && after.id == capture.id) return CUDA_SUCCESS;
-    /* Another thread ended the capture meanwhile: what was enqueued may be plain work of the stream, which no graph keeps. The
-     * ticket is never used again, so a firing does nothing; what was given to it is kept for ever. */
-    if (!transition(slot, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, &before)) return CUDA_SUCCESS;
+    /* Another thread has ended the capture. What was enqueued may be plain work of the stream,
+     * which no graph keeps. So the ticket is never used again, a firing does nothing, and what the
+     * ticket keeps alive is leaked. */
+    if (!transition(slot, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, &before))
+        return CUDA_SUCCESS;
     atomic_fetch_add(&counters[POINTS_QUARANTINED], 1);
     atomic_fetch_add(&counters[POINTS_LEAKED], 1);
     queue_unref(slot->queue);
     return RESULT_QUARANTINED;
 }
 
-static bool may_be_captured(const struct slot *slot) { return slot->kind == KIND_PYTHON_HOST || slot->kind == KIND_FOREIGN; }
+static bool may_be_captured(const struct slot *slot) {
+    return slot->kind == KIND_PYTHON_HOST || slot->kind == KIND_FOREIGN;
+}
 
-/* Called without the GIL, under RELAXED. On any answer but 0 and RESULT_QUARANTINED the ticket is gone, or about to be. */
+/* Call this without the GIL, under RELAXED. After any answer but 0 and RESULT_QUARANTINED the
+ * ticket is gone, or is about to be. */
 int point_arm(uint64_t ticket, void *stream) {
     struct slot *slot = slot_at(ticket);
     int before;
     int refusal = capture_refusal(stream);
-    if (refusal == RESULT_CAPTURING && may_be_captured(slot)) return point_capture(slot, ticket, stream);
+    if (refusal == RESULT_CAPTURING && may_be_captured(slot))
+        return point_capture(slot, ticket, stream);
     if (refusal) {
         point_unreserve(ticket);
         return refusal;
@@ -341,8 +402,9 @@ int point_arm(uint64_t ticket, void *stream) {
         return status;
     }
     if (capture_refusal(stream) >= 0) return CUDA_SUCCESS;
-    /* A capture is on now: our function may have become a node, to run once for each launch of the graph, or never. Or it
-     * went in just before, and fires once. Nobody can tell, so the ticket is never given to anybody else. */
+    /* A capture is on now. The host function may have become a node, which runs once for each
+     * launch of the graph, or never. Or it went in just before the capture, and fires once. The
+     * driver does not say which, so the ticket is never used again. */
     if (transition(slot, ticket, ARMED, FIRED | FAILED, 0, QUARANTINED, &before)) {
         atomic_fetch_add(&counters[POINTS_QUARANTINED], 1);
         atomic_fetch_add(&counters[POINTS_LEAKED], 1);
@@ -371,14 +433,14 @@ uint64_t point_watch_health(struct queue *queue, struct context *context) {
     uint64_t ticket = point_reserve(queue, context, KIND_HEALTH);
     int before;
     if (!ticket) return 0;
-    context_add_pending(context); /* so the watcher reads its health */
+    context_add_pending(context); /* so that the watcher reads the context's health */
     transition(slot_at(ticket), ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
     return ticket;
 }
 
 void point_end_health(uint64_t ticket) { fire(ticket, CUDA_SUCCESS); }
 
-/* ------------------------------------------------------------------------------------------------ the consumer */
+/* --- the consumer --- */
 
 static void consumer_release(struct slot *slot) {
     struct queue *queue = slot->queue;
@@ -387,21 +449,26 @@ static void consumer_release(struct slot *slot) {
     if (owed) queue_unref(queue);
 }
 
-/* What the consumer does with one slot that it has taken off a stack; false: emit refused, and it belongs back on one. */
+/* What the consumer does with one slot that it has taken off a stack. False: emit refused, and the
+ * slot belongs back on a stack. */
 static bool consume(struct slot *slot, emit_function emit, void *argument) {
     uint64_t word = atomic_load(&slot->word);
     uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
     int before = word & 0xff;
     if (before & FIRED) {
-        int64_t status = before & FAILED && slot->fail_status ? slot->fail_status : slot->fire_status;
+        int64_t status =
+            before & FAILED && slot->fail_status ? slot->fail_status : slot->fire_status;
         if (!emit(argument, ticket, status, true)) return false;
         consumer_release(slot);
         return true;
     }
-    /* Failed by the watcher. If it fires or is disarmed before the transition, that is seen there. */
+    /* The watcher has failed it. If it fires or is disarmed before this transition, the transition
+     * shows that. */
     if (!(before & DISARMED) && !emit(argument, ticket, slot->fail_status, false)) return false;
     if (!transition(slot, ticket, QUEUED, FIRED | DISARMED, QUEUED, 0, &before)) {
-        if (!(atomic_load(&slot->word) & DISARMED) && !emit(argument, ticket, slot->fail_status, true)) return false;
+        if (!(atomic_load(&slot->word) & DISARMED) &&
+            !emit(argument, ticket, slot->fail_status, true))
+            return false;
         consumer_release(slot);
     }
     return true;
@@ -420,9 +487,10 @@ bool queue_drain(struct queue *queue, emit_function emit, void *argument) {
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------ the watcher's side */
+/* --- the watcher's side --- */
 
-/* Fails every waiter of a context. The points stay armed: a stream callback still comes, and a host function might. */
+/* Fails every waiter of a context. The points stay armed, because a stream callback still comes,
+ * and a host function might. */
 void points_fail(struct context *context, int status) {
     uint32_t chunk_total = atomic_load(&chunk_count);
     for (uint32_t i = 0; i < chunk_total; i++) {
@@ -430,9 +498,13 @@ void points_fail(struct context *context, int status) {
         for (int j = 0; j < CHUNK_SLOTS; j++) {
             struct slot *slot = &chunk[j];
             uint64_t word = atomic_load(&slot->word);
-            if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) || slot->context != context) continue;
-            if (in_graph(slot)) continue; /* nobody waits for it, and its destructor comes all the same */
-            if (slot->kind == KIND_WATCHED) continue; /* the driver has no ticket of it: the watcher fires it with the status */
+            if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED) ||
+                slot->context != context)
+                continue;
+            /* no task waits for it, and its destructor still comes */
+            if (in_graph(slot)) continue;
+            /* the driver has no ticket of it, so the watcher fires it with the status */
+            if (slot->kind == KIND_WATCHED) continue;
             uint64_t ticket = (word >> 8) << SLOT_BITS | slot->index;
             if (!is_counted(slot)) {
                 fire(ticket, status);
@@ -440,11 +512,15 @@ void points_fail(struct context *context, int status) {
             }
             int before;
             atomic_store(&slot->fail_status, status);
-            if (!transition(slot, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED, &before)) continue;
+            if (!transition(slot, ticket, ARMED, FIRED | FAILED | QUARANTINED, 0, FAILED | QUEUED,
+                            &before))
+                continue;
             atomic_fetch_add(&counters[POINTS_LEAKED], 1);
             context_drop_pending(context);
-            /* The point's reference is its consumer's, or a late firing's, as soon as it is pushed. Without one of our own the queue
-             * could be another loop's before queue_push has looked at it again, and would lose what arrives for that one. */
+            /* After the push, the point's reference belongs to its consumer or to a late firing.
+             * So this thread takes one of its own. Without it, the queue could become another
+             * loop's before queue_push has looked at it again, and would lose what arrives for
+             * that loop. */
             struct queue *queue = slot->queue;
             queue_ref(queue);
             queue_push(queue, &slot->entry);
@@ -467,6 +543,7 @@ static int64_t count_pending(bool captured_only) {
     return pending;
 }
 
-/* Counted slot by slot, and not from the counters, so that the ledger checks one against the other. */
+/* Counted slot by slot and not from the counters, so that the ledger checks one against the
+ * other. */
 int64_t points_pending(void) { return count_pending(false); }
 int64_t points_captured(void) { return count_pending(true); }

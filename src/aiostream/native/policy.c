@@ -1,13 +1,15 @@
-/* When to look at a wait.
+/* When to poll a wait.
  *
- * GPU work repeats itself, but not always the same work: one stream may run kernels of 9 and of 0.4 ms in turn. So a history
- * keeps the last true lengths, and a prediction is the set of windows in which ends have been. A narrow window is polled by the
- * task itself, a wide one by the watcher, in steps. Where no end is expected the intervals grow with the age.
+ * GPU work repeats itself, but not always the same work: one stream may run kernels of 9 and of 0.4
+ * ms in turn. So a history keeps the last true lengths, and a prediction is the set of windows in
+ * which ends have been. The task itself polls a narrow window. The watcher polls a wide one in
+ * steps. Where no end is expected, the intervals grow with the age.
  *
- * Only what was seen is learnt. A wait that is first polled when its timer fires may have been over for long: its length is then
- * known as an interval, and a wide interval teaches nothing. (To learn the time of noticing would make the sleep confirm itself.)
- * So that the history does not starve, some waits are looked at closely: those after an end that no window expected, and one
- * in sixteen if no true length was seen otherwise.
+ * Only what was seen is learnt. A wait that is first polled when its timer fires may have been over
+ * for long. Then only an interval is known, and a wide interval teaches nothing, because a
+ * prediction that learnt the time at which it noticed the end would confirm itself. So that the
+ * history does not starve, some waits are polled closely: those after an end that no window
+ * expected, and one in sixteen if no true length was seen otherwise.
  *
  * The bound of promise P16 is in one function, policy_latest_look, which every path respects.
  */
@@ -17,31 +19,52 @@
 
 static const int64_t US = 1000, MS = 1000000, NEVER = INT64_MAX;
 
-/* All in ns. The name of a benchmark goal says what a constant is held by (`python -m aiostream bench --measures goals`). */
-static const int64_t SPIN_NS = 50000;             /* how long a task polls a wait of which nothing is known ("20 us", "100 us") */
-static const int64_t START_SPIN_NS = 75000;       /* a window that opens so soon is polled from the beginning ("100 us") */
-static const int64_t SHORT_NS = 120000;           /* a length so short makes it worth polling at first ("64 x empty") */
-static const int64_t SHORTEST_INTERVAL_NS = 5000; /* the shortest interval of the plain schedule ("unpredictable") */
-static const int64_t LONGEST_INTERVAL_NS = 120000; /* its longest, up to 48 ms ("patterns: log-uniform") */
-static const int64_t LONGEST_FRESH_NS = 750000;    /* of a stream of which nothing is known ("a lone 100 ms") */
-static const int64_t SHARED_PER_LIST_NS = 1600, LONGEST_SHARED_NS = 200000; /* the same where many streams wait ("mixed: CPU") */
-static const int64_t GUARD_FLOOR_NS = 150000;     /* no guard look comes before this age ("CPU at 100 us") */
-static const int64_t GUARD_SLACK_NS = 130000;     /* of the 0.25 ms of P16; the rest is for waking watcher and loop ("CPU at 5 ms") */
-static const int64_t GUARD_MOST_NS = 1000000;     /* the 1 ms of P16 */
-static const int64_t WINDOW_TAIL_NS = 60000;      /* how long after its last length a window closes ("CPU at 300 us") */
-static const int64_t NARROW_NS = 50000;           /* a window so wide, and a share of its length, is narrow ("steady") */
-static const int64_t LONGEST_STEP_NS = 120000;    /* in a wide window ("patterns: within 10 %") */
+/* All in ns. The name in brackets is that of the benchmark goal that a constant serves (`python -m
+ * benchmarks goals`). */
+/* so long a task polls a wait of which nothing is known ("20 us", "100 us") */
+static const int64_t SPIN_NS = 50000;
+/* a window that opens so soon is polled from the beginning ("100 us") */
+static const int64_t START_SPIN_NS = 75000;
+/* a length so short is worth polling at first ("64 x empty") */
+static const int64_t SHORT_NS = 120000;
+/* the shortest interval of the plain schedule ("unpredictable") */
+static const int64_t SHORTEST_INTERVAL_NS = 5000;
+/* its longest interval, up to 48 ms ("patterns: log-uniform") */
+static const int64_t LONGEST_INTERVAL_NS = 120000;
+/* the longest on a stream of which nothing is known ("a lone 100 ms") */
+static const int64_t LONGEST_FRESH_NS = 750000;
+/* the same if many streams wait ("mixed: CPU") */
+static const int64_t SHARED_PER_LIST_NS = 1600, LONGEST_SHARED_NS = 200000;
+/* no guard look comes before this age ("CPU at 100 us") */
+static const int64_t GUARD_FLOOR_NS = 150000;
+/* of the 0.25 ms of P16; the rest is for waking the watcher and the loop ("CPU at 5 ms") */
+static const int64_t GUARD_SLACK_NS = 130000;
+static const int64_t GUARD_MOST_NS = 1000000; /* the 1 ms of P16 */
+/* a window closes so long after its last length ("CPU at 300 us") */
+static const int64_t WINDOW_TAIL_NS = 60000;
+/* a window so wide, and a share of its length, is narrow ("steady") */
+static const int64_t NARROW_NS = 50000;
+static const int64_t LONGEST_STEP_NS = 120000; /* in a wide window ("patterns: within 10 %") */
 static const int64_t SHORTEST_STEP_NS = 30000;
-static const int64_t SHORTEST_EVENT_STEP_NS = 5000; /* in a narrow one that the watcher polls ("event") */
-static const int64_t TRUE_NS = 40000;             /* an interval so wide, and a share of the length, is a true length */
-static const int64_t CLUSTER_GAP_NS = 60000;      /* lengths so near, and a share of them, are of one cluster */
-static const int64_t ZONE_STEP_NS = 20000;        /* the shortest step in a zone */
+/* in a narrow window that the watcher polls ("event") */
+static const int64_t SHORTEST_EVENT_STEP_NS = 5000;
+/* an interval so wide, and a share of the length, is a true length */
+static const int64_t TRUE_NS = 40000;
+/* lengths so near, and a share of them, are of one cluster */
+static const int64_t CLUSTER_GAP_NS = 60000;
+static const int64_t ZONE_STEP_NS = 20000; /* the shortest step in a zone */
 static const int64_t LEAD_LEAST_NS = 5000;
-static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000; /* "128 x 5 ms: cores" */
-static const int64_t SHARED_GAP_NS = 40000;       /* a pass for looks of which none is exact costs a wake-up ("server: open loop") */
-static const int64_t PASS_LAG_MOST_NS = 500000;   /* how long all waits of a busy loop may go without a pass ("server: 128 connections") */
-static const int64_t LAG_WAIT_MOST_NS = 1000000;  /* how long a guard look may wait for a loop that comes late anyway */
-static const int64_t TURN_BUDGET_NS = 500000;     /* of ready waits, all tasks together, in one turn of a loop ("fairness") */
+/* per list, between passes ("128 x 5 ms: cores") */
+static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000;
+/* the same for looks of which none is exact, because a pass costs a wake-up ("server: open
+ * loop") */
+static const int64_t SHARED_GAP_NS = 40000;
+/* all waits of a busy loop go no longer than this without a pass ("server: 128 connections") */
+static const int64_t PASS_LAG_MOST_NS = 500000;
+/* a guard look waits no longer than this for a loop that comes late anyway */
+static const int64_t LAG_WAIT_MOST_NS = 1000000;
+/* so much of one turn of a loop goes to ready waits, all tasks together ("fairness") */
+static const int64_t TURN_BUDGET_NS = 500000;
 static const int64_t UNWANTED_MOST_NS = 45000000;
 enum {
     INTERVALS_PER_AGE = 8, /* the plain schedule looks after each eighth of the age */
@@ -49,31 +72,40 @@ enum {
     LATE_INTERVALS = 400,  /* or after each 400th, if that is more ("patterns: log-uniform") */
     DENSE_PER_AGE = 32,    /* a close look: after each 32nd of the age */
     TRUE_SHARE = 24,
-    TRUE_WITHIN = 16,      /* waits in which at least one true length is learnt */
+    TRUE_WITHIN = 16, /* waits in which at least one true length is learnt */
     GAP_SHARE = 16,
     NARROW_SHARE = 32,
-    STEPS = 24,            /* a wide window is polled in so many steps */
-    RECENT = 8,            /* so many members of a cluster say whether its window is narrow */
-    MARGIN_SHARE = 8,      /* a wide window is wider than its cluster by two eighths */
-    WIDEST_SHARE = 3,      /* lengths that are spread over more than a third are no cluster */
-    LIKELY_SHARE = 4,      /* a task is woken only for a window in which a quarter of the longer waits end */
-    SPIN_MAX_LOOP_TURNS = 3, /* an end within so many turns of the loop is polled by the task ("64 x 0.5 ms") */
-    WORTH_LOOP_LAGS = 4,   /* a task is woken for an end only if the wait is longer than so many turns */
-    MAX_LISTS_HANDED_BACK = 256, /* with more, common wake-ups are cheaper */
-    ZONE_STEPS = 12,       /* a zone is polled in so many steps */
-    ZONE_TRIES = 16,       /* and given up after so many waits that passed it */
-    MAX_UNEXPECTED = 2,    /* of the last 16 waits ("mixed", "patterns: log-uniform") */
-    LATEST_FEW = 0xf,      /* and one of the last four ("patterns: within 10 %") */
+    STEPS = 24,       /* a wide window is polled in so many steps */
+    RECENT = 8,       /* so many members of a cluster decide whether its window is narrow */
+    MARGIN_SHARE = 8, /* a wide window is wider than its cluster by two eighths */
+    WIDEST_SHARE = 3, /* lengths that are spread over more than a third are no cluster */
+    /* a task is woken only for a window in which a quarter of the longer waits end */
+    LIKELY_SHARE = 4,
+    /* an end within so many turns of the loop is polled by the task ("64 x 0.5 ms") */
+    SPIN_MAX_LOOP_TURNS = 3,
+    /* a task is woken for an end only if the wait is longer than so many turns */
+    WORTH_LOOP_LAGS = 4,
+    MAX_LISTS_HANDED_BACK = 256, /* with more, common wake-ups cost less */
+    ZONE_STEPS = 12,             /* a zone is polled in so many steps */
+    ZONE_TRIES = 16,             /* and given up after so many waits that passed it */
+    MAX_UNEXPECTED = 2,          /* of the last 16 waits ("mixed", "patterns: log-uniform") */
+    LATEST_FEW = 0xf,            /* and one of the last four ("patterns: within 10 %") */
     MOST_BACKOFF = 32,
-    LOOP_LISTS = 8,        /* up to so many, a wide window is polled by the loop, which is awake then ("varying work") */
-    EXACT_LISTS = 8,       /* up to so many lists each is polled just when it is due, if its look is exact */
-    FEW_LISTS = 2,         /* with more, the others are polled together */
-    LAG_SHARE = 8,         /* a busy loop's waits are looked at so often in each of its turns ("server: 128 connections") */
+    /* up to so many, a wide window is polled by the loop, which is awake then ("varying work") */
+    LOOP_LISTS = 8,
+    /* up to so many lists each is polled just when it is due, if its look is exact */
+    EXACT_LISTS = 8,
+    FEW_LISTS = 2, /* with more, the others are polled together */
+    /* a busy loop's waits are looked at so often in each of its turns ("server: 128
+     * connections") */
+    LAG_SHARE = 8,
 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t clamp(int64_t value, int64_t low, int64_t high) { return value < low ? low : value > high ? high : value; }
+static int64_t clamp(int64_t value, int64_t low, int64_t high) {
+    return value < low ? low : value > high ? high : value;
+}
 
 static int bucket_of(int64_t length) {
     int bucket = 0;
@@ -81,9 +113,11 @@ static int bucket_of(int64_t length) {
     return bucket;
 }
 
-static bool is_near(int64_t a, int64_t b) { return greatest(a, b) - least(a, b) < CLUSTER_GAP_NS + greatest(a, b) / GAP_SHARE; }
+static bool is_near(int64_t a, int64_t b) {
+    return greatest(a, b) - least(a, b) < CLUSTER_GAP_NS + greatest(a, b) / GAP_SHARE;
+}
 
-/* ------------------------------------------------------------------------------------------------ the windows */
+/* --- the windows --- */
 
 static int64_t lead_of(const struct history *history, int64_t length) {
     int64_t lead = history->leads[bucket_of(length)];
@@ -91,10 +125,13 @@ static int64_t lead_of(const struct history *history, int64_t length) {
     return clamp(lead, LEAD_LEAST_NS, length < MS ? length / 2 : length / 8);
 }
 
-static bool is_narrow(int64_t first, int64_t last) { return last - first <= NARROW_NS + first / NARROW_SHARE; }
+static bool is_narrow(int64_t first, int64_t last) {
+    return last - first <= NARROW_NS + first / NARROW_SHARE;
+}
 
-/* Where the latest members of a cluster agree closely, they are the window: work that drifts is expected where it is now. Else
- * all members are, with a margin for those that will be a little shorter or longer. */
+/* If the latest members of a cluster agree closely, they are the window, so that work that drifts
+ * is expected where it is now. Otherwise all members are, with a margin for those that will be a
+ * little shorter or longer. */
 static struct window window_of(const struct history *history, int64_t low, int64_t high) {
     struct window window = {.first = high, .last = low};
     int found = 0;
@@ -115,7 +152,8 @@ static struct window window_of(const struct history *history, int64_t low, int64
     return window;
 }
 
-/* Lengths that agree by chance are no cluster: the more lengths are known, the more have to agree. */
+/* Lengths that agree by chance are no cluster. So the more lengths are known, the more have to
+ * agree. */
 static int enough(int known) { return known >= 16 ? 4 : known >= 8 ? 3 : 2; }
 
 static void predict(struct history *history) {
@@ -126,9 +164,12 @@ static void predict(struct history *history) {
         end = begin + 1;
         while (end < history->count && is_near(sorted[end - 1], sorted[end])) end++;
         int members = end - begin, longer = history->count - begin;
-        /* The last cluster need agree only among the waits that get so old: prefill is rare beside decoding. */
+        /* The last cluster need agree only among the waits that get so old, because prefill is rare
+         * among decoding steps. */
         bool last_one = end == history->count && !prediction->irregular;
-        if (members < enough(last_one ? longer : history->count) || prediction->count == MAX_WINDOWS) continue;
+        if (members < enough(last_one ? longer : history->count) ||
+            prediction->count == MAX_WINDOWS)
+            continue;
         struct window window = window_of(history, sorted[begin], sorted[end - 1]);
         int64_t width = window.last - window.first;
         if (width > window.last / WIDEST_SHARE && width > CLUSTER_GAP_NS) continue;
@@ -137,7 +178,8 @@ static void predict(struct history *history) {
     }
     int short_ones = 0;
     for (int i = 1; i <= history->count && i <= RECENT; i++)
-        short_ones += history->lengths[(history->next - i + HISTORY_LENGTHS) % HISTORY_LENGTHS] < SHORT_NS;
+        short_ones +=
+            history->lengths[(history->next - i + HISTORY_LENGTHS) % HISTORY_LENGTHS] < SHORT_NS;
     prediction->short_likely = history->count == 0 || short_ones > 0;
 }
 
@@ -149,7 +191,7 @@ struct prediction history_predict(const struct history *history) {
     return prediction;
 }
 
-/* ------------------------------------------------------------------------------------------------ learning */
+/* --- learning --- */
 
 static void remember(struct history *history, int64_t length) {
     int64_t *sorted = history->sorted;
@@ -173,7 +215,8 @@ static void remember(struct history *history, int64_t length) {
 static bool is_expected(const struct prediction *prediction, int64_t not_before, int64_t seen) {
     for (int i = 0; i < prediction->count; i++) {
         const struct window *window = &prediction->windows[i];
-        if (seen >= window->first - window->first / NARROW_SHARE && not_before <= window->closes) return true;
+        if (seen >= window->first - window->first / NARROW_SHARE && not_before <= window->closes)
+            return true;
     }
     return false;
 }
@@ -182,7 +225,7 @@ static bool is_in(const struct zone *zone, int64_t not_before, int64_t seen) {
     return zone->to && seen >= zone->from && not_before <= zone->to;
 }
 
-/* Counts the zones that this wait has passed in vain, and clears the one in which it has ended. */
+/* Counts the zones that this wait has passed in vain, and clears the zone in which it has ended. */
 static void leave_zones(struct history *history, int64_t not_before, int64_t seen) {
     for (int i = 0; i < MAX_ZONES; i++) {
         struct zone *zone = &history->prediction.zones[i];
@@ -212,9 +255,11 @@ void history_learn(struct history *history, int64_t not_before, int64_t seen) {
     int64_t length = not_before + (seen - not_before) / 2;
     leave_zones(history, not_before, seen);
     history->unexpected = (uint16_t)(history->unexpected << 1 | !expected);
-    /* Once the windows fit again, as after a change of the work, a few waits say so. */
-    history->prediction.irregular = __builtin_popcount(history->unexpected) > MAX_UNEXPECTED && (history->unexpected & LATEST_FEW);
-    /* Not true: in a busy loop even a short wait is seen only a turn later, and nothing else would tell of it. */
+    /* When the windows fit again, as after a change of the work, a few waits show it. */
+    history->prediction.irregular = __builtin_popcount(history->unexpected) > MAX_UNEXPECTED &&
+                                    (history->unexpected & LATEST_FEW);
+    /* This is not a true length. But in a busy loop even a short wait is seen only a turn later,
+     * and nothing else would show it. */
     history->prediction.early = !expected && !is_true && not_before < SPIN_NS;
     if (is_true) {
         history->since_true = 0;
@@ -242,22 +287,26 @@ void history_learn_lead(struct history *history, int64_t length, bool late, int6
     struct prediction *prediction = &history->prediction;
     for (int i = 0; i < prediction->count; i++) {
         struct window *window = &prediction->windows[i];
-        if (bucket_of(window->first) == bucket) window->wakes = greatest(window->first - lead_of(history, window->first), 0);
+        if (bucket_of(window->first) == bucket)
+            window->wakes = greatest(window->first - lead_of(history, window->first), 0);
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ deciding */
+/* --- deciding --- */
 
 int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lag) {
     if (lists <= FEW_LISTS) return 0;
     int64_t gap = lists > EXACT_LISTS ? least(lists * PASS_GAP_PER_LIST_NS, PASS_GAP_MOST_NS) : 0;
     if (!exact) gap = greatest(gap, SHARED_GAP_NS);
-    return greatest(gap, least(loop_lag, PASS_LAG_MOST_NS)); /* what is seen within one turn of the loop is told to it together */
+    /* the loop sees together what ends within one of its turns */
+    return greatest(gap, least(loop_lag, PASS_LAG_MOST_NS));
 }
 
 int64_t policy_latest_look(int64_t age, int lists) {
-    int64_t interval = greatest(least(age / INTERVALS_PER_AGE, GUARD_MOST_NS), age / LATE_SHARE) + GUARD_SLACK_NS;
-    return greatest(age + interval, GUARD_FLOOR_NS) - policy_pass_gap(lists, false, 0); /* which the look may come later */
+    int64_t interval =
+        greatest(least(age / INTERVALS_PER_AGE, GUARD_MOST_NS), age / LATE_SHARE) + GUARD_SLACK_NS;
+    /* so much later the look may come */
+    return greatest(age + interval, GUARD_FLOOR_NS) - policy_pass_gap(lists, false, 0);
 }
 
 int64_t policy_latest_pass(int64_t age, int64_t loop_lag) {
@@ -269,7 +318,9 @@ bool policy_keep_turn(int64_t elapsed, int ops, int tasks) {
     return elapsed + elapsed / (ops > 0 ? ops : 1) < TURN_BUDGET_NS / (tasks > 0 ? tasks : 1);
 }
 
-int64_t policy_unwanted(int64_t age) { return age + clamp(age / INTERVALS_PER_AGE, SHORTEST_INTERVAL_NS, UNWANTED_MOST_NS); }
+int64_t policy_unwanted(int64_t age) {
+    return age + clamp(age / INTERVALS_PER_AGE, SHORTEST_INTERVAL_NS, UNWANTED_MOST_NS);
+}
 
 static const struct window *next_window(const struct prediction *prediction, int64_t age) {
     for (int i = 0; i < prediction->count; i++)
@@ -277,9 +328,13 @@ static const struct window *next_window(const struct prediction *prediction, int
     return NULL;
 }
 
-static int64_t plain_interval(const struct prediction *prediction, int64_t age, const struct load *load) {
-    int64_t shortest = SHORTEST_INTERVAL_NS, longest = prediction->fresh ? LONGEST_FRESH_NS : LONGEST_INTERVAL_NS;
-    if (load->lists > FEW_LISTS) { /* with few of these, each pass polls all lists: that costs less than to wake for each */
+static int64_t plain_interval(const struct prediction *prediction, int64_t age,
+                              const struct load *load) {
+    int64_t shortest = SHORTEST_INTERVAL_NS,
+            longest = prediction->fresh ? LONGEST_FRESH_NS : LONGEST_INTERVAL_NS;
+    /* with few of these, each pass polls all lists, because that costs less than to wake for
+     * each */
+    if (load->lists > FEW_LISTS) {
         shortest = SHARED_GAP_NS;
         longest = clamp(load->lists * SHARED_PER_LIST_NS, shortest, LONGEST_SHARED_NS);
     }
@@ -299,10 +354,12 @@ static int64_t zone_look(const struct prediction *prediction, int64_t age) {
     return at;
 }
 
-int64_t policy_guard(const struct prediction *prediction, int64_t age, int64_t timer, const struct load *load) {
-    /* A loop that comes late anyway does not come earlier because the watcher has seen the end. */
+int64_t policy_guard(const struct prediction *prediction, int64_t age, int64_t timer,
+                     const struct load *load) {
+    /* A loop that comes late does not come earlier because the watcher has seen the end. */
     int64_t next = policy_latest_look(age, load->lists);
-    if (prediction->dense || prediction->irregular) next = least(next, age + plain_interval(prediction, age, load));
+    if (prediction->dense || prediction->irregular)
+        next = least(next, age + plain_interval(prediction, age, load));
     next = least(next, zone_look(prediction, age));
     next = greatest(next, age + least(load->loop_lag_ns, LAG_WAIT_MOST_NS));
     return next < timer ? next : NEVER;
@@ -315,30 +372,37 @@ static int64_t step_of(const struct window *window) {
     return clamp(width / STEPS, shortest, LONGEST_STEP_NS);
 }
 
-/* A loop that has slept for milliseconds takes longer to wake than the steps in a wide window are: so it looks itself there. */
-static bool is_loop_window(const struct prediction *prediction, const struct window *window, const struct load *load) {
-    return window && !window->narrow && !prediction->irregular && load->alone && load->timers_allowed && load->lists <= LOOP_LISTS &&
+/* A loop that has slept for milliseconds takes longer to wake than the steps in a wide window. So
+ * the loop itself polls there. */
+static bool is_loop_window(const struct prediction *prediction, const struct window *window,
+                           const struct load *load) {
+    return window && !window->narrow && !prediction->irregular && load->alone &&
+           load->timers_allowed && load->lists <= LOOP_LISTS &&
            window->first > WORTH_LOOP_LAGS * load->loop_lag_ns;
 }
 
-/* When the watcher looks next, before or in the window, or where no end is expected. */
-static int64_t watch_at(const struct prediction *prediction, const struct window *window, int64_t age, const struct load *load) {
+/* When the watcher polls next, before or in the window, or where no end is expected. */
+static int64_t watch_at(const struct prediction *prediction, const struct window *window,
+                        int64_t age, const struct load *load) {
     int64_t at;
     if (!window) {
         at = age + plain_interval(prediction, age, load);
     } else if (age < window->first) {
-        /* Ends are not expected here: only the guard looks are due. */
+        /* No end is expected here, so only the guard looks are due. */
         bool plainly = prediction->dense || prediction->irregular;
-        at = plainly ? least(age + plain_interval(prediction, age, load), window->first) : window->first;
+        at = plainly ? least(age + plain_interval(prediction, age, load), window->first)
+                     : window->first;
     } else {
         at = age + step_of(window);
     }
     at = least(at, zone_look(prediction, age));
     at = least(at, policy_latest_look(age, load->lists));
-    return greatest(at, age + load->loop_lag_ns / LAG_SHARE); /* P16 holds for loops that are not busy */
+    /* P16 holds for loops that are not busy */
+    return greatest(at, age + load->loop_lag_ns / LAG_SHARE);
 }
 
-struct plan policy_plan(const struct prediction *prediction, int64_t age, const struct load *load, enum wait_mode mode) {
+struct plan policy_plan(const struct prediction *prediction, int64_t age, const struct load *load,
+                        enum wait_mode mode) {
     if (mode == WAIT_SPIN) return (struct plan){.stage = STAGE_TASK, .at = age, .until = NEVER};
     const struct window *window = next_window(prediction, age);
     struct plan watch = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age, load)};
@@ -346,29 +410,41 @@ struct plan policy_plan(const struct prediction *prediction, int64_t age, const 
     if (mode == WAIT_EVENT) return watch;
     bool begins = age < SPIN_NS, opens_soon = window && window->first < START_SPIN_NS;
     if (begins && (prediction->early || (prediction->short_likely && (!window || opens_soon))))
-        return (struct plan){.stage = STAGE_TASK, .at = age, .until = opens_soon && window->narrow ? window->closes : SPIN_NS};
+        return (struct plan){.stage = STAGE_TASK,
+                             .at = age,
+                             .until = opens_soon && window->narrow ? window->closes : SPIN_NS};
     if (is_loop_window(prediction, window, load)) {
-        int64_t look = age < window->first ? window->first : age + greatest(step_of(window), 2 * load->loop_lag_ns);
-        return (struct plan){.stage = STAGE_TIMER, .at = look, .until = window->closes, .look = true};
+        int64_t look = age < window->first ? window->first
+                                           : age + greatest(step_of(window), 2 * load->loop_lag_ns);
+        return (struct plan){
+            .stage = STAGE_TIMER, .at = look, .until = window->closes, .look = true};
     }
     if (!window || !window->narrow) return watch;
-    struct plan poll = {.stage = STAGE_TASK, .at = age, .until = window->closes, .length = window->first};
-    /* By the clock, or by the turns of the loop: with a busy loop the end will have come by the time the loop comes back. */
+    struct plan poll = {
+        .stage = STAGE_TASK, .at = age, .until = window->closes, .length = window->first};
+    /* By the clock, or by the turns of the loop, because in a busy loop the end will have come by
+     * the time the loop comes back. */
     bool soon = window->wakes <= age || (begins && window->first < START_SPIN_NS) ||
                 window->first - age < SPIN_MAX_LOOP_TURNS * load->loop_lag_ns;
     if (soon && (begins || load->alone)) return poll;
-    bool worth_waking = load->alone && load->lists <= MAX_LISTS_HANDED_BACK && window->first > WORTH_LOOP_LAGS * load->loop_lag_ns;
+    bool worth_waking = load->alone && load->lists <= MAX_LISTS_HANDED_BACK &&
+                        window->first > WORTH_LOOP_LAGS * load->loop_lag_ns;
     if (soon || !worth_waking) return watch;
     if (!load->timers_allowed) {
         watch.at = least(watch.at, window->wakes);
         return watch;
     }
-    return (struct plan){.stage = STAGE_TIMER, .at = window->wakes, .until = window->closes, .length = window->first};
+    return (struct plan){.stage = STAGE_TIMER,
+                         .at = window->wakes,
+                         .until = window->closes,
+                         .length = window->first};
 }
 
-bool policy_poll_on(const struct prediction *prediction, int64_t age, int polls, const struct load *load) {
+bool policy_poll_on(const struct prediction *prediction, int64_t age, int polls,
+                    const struct load *load) {
     if (polls < 2) return true;
-    const struct window *window = next_window(prediction, age - SPIN_MAX_LOOP_TURNS * load->loop_lag_ns);
+    const struct window *window =
+        next_window(prediction, age - SPIN_MAX_LOOP_TURNS * load->loop_lag_ns);
     if (!window) return false;
     int64_t turns = SPIN_MAX_LOOP_TURNS * load->loop_lag_ns;
     return window->first - age < turns && age - window->last < turns;

@@ -1,4 +1,5 @@
-/* When to look at a wait: a pure policy. No lock, no clock, no driver call. tests/native/policy.c runs it in virtual time.
+/* When to poll a wait: a pure policy. It has no lock, no clock and no driver call.
+ * tests/native/policy.c runs it in virtual time.
  *
  * Every time here is an age: nanoseconds after the work of the wait began, as far as that is known.
  */
@@ -11,50 +12,60 @@ enum wait_mode { WAIT_AUTO = 0, WAIT_EVENT = 1, WAIT_SPIN = 2 };
 
 enum {
     HISTORY_LENGTHS = 32, /* true lengths that a history remembers */
-    MAX_WINDOWS = 4,      /* of a prediction; what ends later is left to the plain schedule */
+    /* windows of a prediction; what ends later is left to the plain schedule */
+    MAX_WINDOWS = 4,
     MAX_ZONES = 2,
-    LEAD_BUCKETS = 40,    /* powers of two of a length in ns */
+    LEAD_BUCKETS = 40, /* powers of two of a length in ns */
 };
 
 /* Where ends have been. The windows of a prediction are in order and do not overlap. */
 struct window {
     int64_t first, last; /* the shortest and the longest of the latest lengths in it */
     int64_t wakes;       /* when to wake the task, so that it polls by `first` */
-    int64_t closes;      /* when an end here counts as missed */
+    int64_t closes;      /* an end is expected here until this age */
     bool narrow;         /* so narrow that the task itself polls through it */
 };
 
-/* Where an end was seen only roughly: looked through in steps, so that the next end there is a true length. */
+/* A range in which an end was seen only roughly. It is polled in steps, so that the next end there
+ * is a true length. */
 struct zone {
-    int64_t from, to; /* to 0: no zone */
-    int tries;        /* waits that were looked at there in vain */
+    int64_t from, to; /* to is 0: there is no zone */
+    int tries;        /* waits that were polled there in vain */
 };
 
 struct prediction {
     int count;
-    bool short_likely; /* some of the latest waits ended before a task would have stopped polling, or nothing is known yet */
-    bool early;        /* the latest wait was over when it was first looked at, at no age that any window expected */
-    bool fresh;        /* nothing is known of the stream yet */
-    bool irregular;    /* too many of the latest waits ended in no window to count on the windows */
-    bool dense;        /* no true length was seen for long: this wait is looked at closely all the time */
+    /* some of the latest waits ended before a task would have stopped polling, or nothing is known
+     * yet */
+    bool short_likely;
+    /* the latest wait was over at its first poll, at an age that no window expected */
+    bool early;
+    bool fresh; /* nothing is known of the stream yet */
+    /* too many of the latest waits ended in no window, so the windows cannot be counted on */
+    bool irregular;
+    /* no true length was seen for long, so this wait is polled closely all the time */
+    bool dense;
     struct window windows[MAX_WINDOWS];
     struct zone zones[MAX_ZONES];
 };
 
-/* The lengths that waits have had, on one stream or on the streams of one pool. Its owner guards it with a lock. */
+/* The lengths of waits on one stream or on the streams of one pool. Its owner guards it with a
+ * lock. */
 struct history {
     int64_t lengths[HISTORY_LENGTHS]; /* a ring, of true lengths only */
     int64_t sorted[HISTORY_LENGTHS];  /* the same, in order */
     int count, next;
-    int since_true; /* waits since a true length was learnt */
+    int since_true;      /* waits since a true length was learnt */
     uint16_t unexpected; /* a bit for each of the latest waits: it ended in no window */
-    int pause;      /* unexpected ends to pass over until one makes a zone again */
-    int backoff;    /* how many, the next time that a zone was in vain */
-    int32_t leads[LEAD_BUCKETS]; /* by the power of two of the length: how long before an end the task is woken; 0: not learnt */
+    int pause;           /* unexpected ends to pass over until one makes a zone again */
+    int backoff;         /* how many, the next time that a zone was in vain */
+    /* by the power of two of the length: how long before an end the task is woken; 0: not learnt */
+    int32_t leads[LEAD_BUCKETS];
     struct prediction prediction; /* of the next wait */
 };
 
-/* An end lay between two looks: the last that said "not ready" (at 0, if there was none) and the first that said "ready". */
+/* An end lay between two polls: the last that said "not ready" (at 0, if there was none), and the
+ * first that said "ready". */
 void history_learn(struct history *, int64_t not_before, int64_t seen);
 /* A task was woken for the window of `length`: too late, or `slack` before the end. */
 void history_learn_lead(struct history *, int64_t length, bool late, int64_t slack);
@@ -62,15 +73,17 @@ struct prediction history_predict(const struct history *);
 
 /* What else a decision depends on. */
 struct load {
-    int64_t loop_lag_ns;  /* how long the loop takes these days to come back to what waits for it */
-    int lists;            /* wait lists that the watcher has */
-    bool alone;           /* no other wait is pending on the stream */
-    bool timers_allowed;  /* the loop's timer takes another wait */
+    int64_t loop_lag_ns; /* the lag of the loop */
+    int lists;           /* wait lists that the watcher has */
+    bool alone;          /* no other wait is pending on the stream */
+    bool timers_allowed; /* the loop's timer takes another wait */
 };
 
 enum stage {
-    STAGE_TASK,    /* the task polls, once in each turn of its loop, until `until` */
-    STAGE_TIMER,   /* a timer of the loop wakes the task at `at`, or looks itself; the watcher looks at guard times before */
+    STAGE_TASK, /* the task polls once in each turn of its loop, until `until` */
+    /* a timer of the loop wakes the task at `at`, or polls itself; the watcher makes the guard
+     * looks before */
+    STAGE_TIMER,
     STAGE_WATCHER, /* the watcher polls at `at` */
 };
 
@@ -78,26 +91,32 @@ struct plan {
     enum stage stage;
     int64_t at, until;
     int64_t length; /* of the window for which the task polls or is woken; 0: none */
-    bool look;      /* STAGE_TIMER: the loop polls natively at `at`, and does not resume the task for that */
-    bool exact;     /* STAGE_WATCHER: an end is expected at `at`, so that the watcher polls just then */
+    /* STAGE_TIMER: the loop polls natively at `at`, and does not resume the task for that */
+    bool look;
+    /* STAGE_WATCHER: an end is expected at `at`, so the watcher polls exactly then */
+    bool exact;
 };
 
-/* What to do with a wait of that age which was not over when it was last looked at. */
-struct plan policy_plan(const struct prediction *, int64_t age, const struct load *, enum wait_mode);
-/* Whether a task that has polled until its `until` had better go on for some turns of its loop. */
+/* What to do with a wait of that age that was pending at the last poll. */
+struct plan policy_plan(const struct prediction *, int64_t age, const struct load *,
+                        enum wait_mode);
+/* Whether a task that has polled until its `until` should go on for some turns of its loop. */
 bool policy_poll_on(const struct prediction *, int64_t age, int polls, const struct load *);
-/* The latest next look that keeps promise P16, if the watcher has so many wait lists. Every path takes the earlier of that and its own. */
+/* The latest next poll that keeps promise P16, if the watcher has so many wait lists. Every path
+ * takes the earlier of this time and its own. */
 int64_t policy_latest_look(int64_t age, int lists);
 /* The next guard look of a wait that a timer has, or INT64_MAX if the timer comes first. */
 int64_t policy_guard(const struct prediction *, int64_t age, int64_t timer, const struct load *);
-/* Whether a task whose waits were over at once may go on without a turn of its loop (P17). `ops` waits took `elapsed` so far; `tasks`
- * shared the last turn. */
+/* Whether a task whose waits were over at once may go on without a turn of its loop (P17). `ops`
+ * waits took `elapsed` so far. `tasks` shared the last turn. */
 bool policy_keep_turn(int64_t elapsed, int ops, int tasks);
-/* How soon the watcher's next pass may come, for an exact look or for others. `loop_lag`: of the loop that lags least. */
+/* How soon the watcher's next pass may come, for an exact look or for others. `loop_lag` is that of
+ * the loop that lags least. */
 int64_t policy_pass_gap(int lists, bool exact, int64_t loop_lag);
-/* By when a pass comes in spite of that: P16, which holds for loops that are not busy. */
+/* By when a pass comes in spite of that, because of P16, which holds for loops that are not
+ * busy. */
 int64_t policy_latest_pass(int64_t age, int64_t loop_lag);
-/* When to look again at a record for which no task waits. */
+/* When to poll again a record for which no task waits. */
 int64_t policy_unwanted(int64_t age);
 
 #endif

@@ -1,4 +1,5 @@
-/* Completion queues: what has arrived for a loop, pushed by any thread, taken whole by the loop's. */
+/* Completion queues: any thread pushes what has arrived for a loop, and the loop's thread takes it
+ * whole. */
 #include "queues.h"
 
 #include <errno.h>
@@ -11,35 +12,43 @@
 
 enum { MAX_QUEUES = 65536 };
 
-/* A multi-producer stack that is drained whole, with the eventfd that wakes its consumer, and a timer that does so too: the
- * consumer watches one descriptor for both. Queues are recycled, never freed, and their descriptors are never closed: a write
- * that comes late can only wake the next owner for nothing.
- * `refs` counts the owner and every point that has not fired; at zero nobody can push any more and it may be recycled. */
+/* A multi-producer stack that is drained whole, the eventfd that wakes its consumer, and a timer.
+ * The consumer watches one descriptor for both. A queue is recycled and never freed, and its
+ * descriptors are never closed, so a late write can only wake the next owner for nothing. `refs`
+ * counts the owner and every point that has not fired. At zero no thread can push any more, and the
+ * queue may be recycled. */
 struct queue {
-    _Atomic(struct queue_entry *) head; /* pushed by any thread; taken whole by the consumer, or by whoever sees `closed` */
+    /* any thread pushes; the consumer takes it whole, or a thread that sees `closed` */
+    _Atomic(struct queue_entry *) head;
     _Atomic int64_t refs;
-    _Atomic bool closed; /* set once by the owner, then the stack is drained; a pusher reads it after its push */
-    _Atomic int64_t pushed;  /* when its stack stopped being empty; by that pusher */
-    _Atomic int64_t lag;     /* a running mean; by the owner's thread, read by any */
-    _Atomic int64_t lag_noted; /* when it was last noted; likewise */
-    _Atomic bool wakeup_suppressed;     /* the consumer is about to take the stack: no need to wake it; by its thread, read by any */
-    struct {                 /* by the owner's thread alone */
-        bool open;           /* a callback will say when the next turn begins */
-        const void *task;    /* whose waits were ready last; compared, never used */
-        int64_t since;       /* when that task came on */
-        int ops;             /* its ready waits since then */
-        int tasks, last_tasks; /* that had ready waits in this turn, and in the one before */
-        int64_t latest;      /* when the latest wait was ready */
+    /* set once by the owner, who then drains the stack; a pusher reads it after its push */
+    _Atomic bool closed;
+    /* when the stack stopped being empty; written by the pusher that filled it */
+    _Atomic int64_t pushed;
+    _Atomic int64_t lag; /* a running mean; written by the owner's thread, read by any */
+    /* when `lag` was last noted; written by the owner's thread, read by any */
+    _Atomic int64_t lag_noted;
+    /* The consumer is about to take the stack, so a pusher need not wake it. Written by its thread,
+     * read by any. */
+    _Atomic bool wakeup_suppressed;
+    struct {                   /* used by the owner's thread alone */
+        bool open;             /* a callback of the loop will begin the next turn */
+        const void *task;      /* the task whose waits were ready last; compared, never used */
+        int64_t since;         /* when that task's run began */
+        int ops;               /* its ready waits since then */
+        int tasks, last_tasks; /* tasks with ready waits in this turn, and in the one before */
+        int64_t latest;        /* when the latest wait was ready */
     } turn;
     struct polled_waits polled;
-    struct timer *timer;     /* these four are constant */
+    struct timer *timer; /* these four are constant */
     int eventfd;
-    int descriptor; /* an epoll of the eventfd and the timer's */
+    int descriptor; /* an epoll of the eventfd and the timer's descriptor */
     int index;
     struct queue *next_free; /* under table_lock */
 };
 
-static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER; /* free list and growth; never held across a driver call */
+/* guards the free list and the growth; never held across a driver call */
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct queue *) queues[MAX_QUEUES]; /* number 0 is the orphans' */
 static int queue_count;
 static struct queue *free_queues;
@@ -49,13 +58,14 @@ static bool watch(struct queue *queue, int descriptor) {
     return epoll_ctl(queue->descriptor, EPOLL_CTL_ADD, descriptor, &event) == 0;
 }
 
-/* Each step needs the one before it, so that errno is that of the first that failed. */
+/* Each step needs the one before it, so errno is that of the first step that failed. */
 static bool open_descriptors(struct queue *queue) {
     queue->eventfd = queue->descriptor = -1;
     queue->timer = timer_new();
     if (queue->timer) queue->eventfd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (queue->eventfd >= 0) queue->descriptor = epoll_create1(EPOLL_CLOEXEC);
-    return queue->descriptor >= 0 && watch(queue, queue->eventfd) && watch(queue, timer_descriptor(queue->timer));
+    return queue->descriptor >= 0 && watch(queue, queue->eventfd) &&
+           watch(queue, timer_descriptor(queue->timer));
 }
 
 static void discard(struct queue *queue) {
@@ -91,11 +101,13 @@ struct queue *queue_open(void) {
     pthread_mutex_unlock(&table_lock);
     if (!queue) return NULL;
     uint64_t ignored;
-    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
+    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {
+    }
     memset(&queue->turn, 0, sizeof queue->turn);
     queue->polled = (struct polled_waits){0};
-    queue->lag = 0; /* its former owner's says nothing of this one */
-    queue->wakeup_suppressed = false; /* an interrupt may have kept its former owner from the drain that ends this */
+    queue->lag = 0; /* the former owner's lag says nothing of this one */
+    /* an interrupt may have kept the former owner from the drain that ends this */
+    queue->wakeup_suppressed = false;
     queue->refs = 1;
     queue->closed = false;
     timer_open(queue->timer);
@@ -103,7 +115,8 @@ struct queue *queue_open(void) {
 }
 
 struct queue *queue_orphans(void) {
-    struct queue *orphans = queues[0]; /* the starts of two threads are one after the other: see _process.py */
+    /* _process.py makes two threads start one after the other */
+    struct queue *orphans = queues[0];
     return orphans ? orphans : queue_open();
 }
 
@@ -111,16 +124,21 @@ int queue_descriptor(const struct queue *queue) { return queue->descriptor; }
 struct timer *queue_timer(const struct queue *queue) { return queue->timer; }
 void queue_suppress_wakeup(struct queue *queue) { atomic_store(&queue->wakeup_suppressed, true); }
 int queue_index(const struct queue *queue) { return queue->index; }
-struct queue *queue_at(int index) { return index < 0 || index >= MAX_QUEUES ? NULL : queues[index]; }
+struct queue *queue_at(int index) {
+    return index < 0 || index >= MAX_QUEUES ? NULL : queues[index];
+}
 
 void queue_wake(struct queue *queue) {
     uint64_t one = 1;
-    /* EAGAIN means that the counter is full, so the consumer is awake; EINTR is retried. */
-    while (write(queue->eventfd, &one, sizeof one) < 0 && errno == EINTR) {}
+    /* EAGAIN means that the counter is full, so the consumer is awake. EINTR is retried. */
+    while (write(queue->eventfd, &one, sizeof one) < 0 && errno == EINTR) {
+    }
 }
 
-static const int64_t LAG_MOST_NS = 5000000;  /* a turn that somebody has blocked for long says little of the next */
-static const int64_t LAG_LIFE_NS = 20000000; /* what was noted before says nothing of now: a busy loop notes it in each turn */
+/* if a task has blocked the loop for long, that turn says little of the next */
+static const int64_t LAG_MOST_NS = 5000000;
+/* a lag noted long ago says nothing of now, because a busy loop notes it in each turn */
+static const int64_t LAG_LIFE_NS = 20000000;
 
 int64_t queue_lag(const struct queue *constant) {
     struct queue *queue = (struct queue *)constant;
@@ -142,7 +160,7 @@ void queue_unref(struct queue *queue) {
     pthread_mutex_unlock(&table_lock);
 }
 
-/* Links a chain (first is the newest) onto a stack; true if the stack was empty. */
+/* Links a chain, of which first is the newest, onto a stack. True if the stack was empty. */
 static bool stack_push(struct queue *queue, struct queue_entry *first, struct queue_entry *last) {
     struct queue_entry *head = atomic_load(&queue->head);
     do last->next = head;
@@ -158,12 +176,15 @@ static void push_to_orphans(struct queue *queue) {
     if (stack_push(queues[0], first, last)) queue_wake(queues[0]);
 }
 
-/* Push, then read `closed`; the closer sets `closed`, then drains: whichever comes second sees the other (both sequentially
- * consistent), so no ticket stays behind on a queue that nobody reads. */
+/* A pusher pushes, then reads `closed`. The closer sets `closed`, then drains. The second of the
+ * two sees the first (both are sequentially consistent), so no ticket stays on a queue that no
+ * thread reads. */
 void queue_push(struct queue *queue, struct queue_entry *entry) {
-    /* Noted before the push, because the consumer may take the slot at once. Two that find it empty note nearly the same. What the
-     * consumer itself pushes, or what comes while it is about to drain, says nothing of how long it takes to come. */
-    if (!atomic_load(&queue->head)) atomic_store(&queue->pushed, atomic_load(&queue->wakeup_suppressed) ? 0 : now_ns());
+    /* The time is noted before the push, because the consumer may take the slot at once. Two
+     * pushers that find the stack empty note nearly the same time. A push by the consumer itself,
+     * or while it is about to drain, says nothing of the loop's lag. */
+    if (!atomic_load(&queue->head))
+        atomic_store(&queue->pushed, atomic_load(&queue->wakeup_suppressed) ? 0 : now_ns());
     bool was_empty = stack_push(queue, entry, entry);
     if (atomic_load(&queue->closed)) push_to_orphans(queue);
     else if (was_empty && !atomic_load(&queue->wakeup_suppressed)) queue_wake(queue);
@@ -186,13 +207,15 @@ int queue_spend_turn(struct queue *queue, const void *task) {
     }
     if (task != queue->turn.task || queue->turn.ops == 0) {
         queue->turn.task = task;
-        queue->turn.since = queue->turn.latest; /* it came on when the one before it was through */
+        /* the task came on when the one before it was through */
+        queue->turn.since = queue->turn.latest;
         queue->turn.ops = 0;
         queue->turn.tasks++;
     }
     queue->turn.ops++;
     queue->turn.latest = now;
-    int tasks = queue->turn.last_tasks > queue->turn.tasks ? queue->turn.last_tasks : queue->turn.tasks;
+    int tasks =
+        queue->turn.last_tasks > queue->turn.tasks ? queue->turn.last_tasks : queue->turn.tasks;
     if (policy_keep_turn(now - queue->turn.since, queue->turn.ops, tasks)) return flags;
     queue->turn.ops = 0;
     return flags | TURN_YIELD;
@@ -221,14 +244,17 @@ static struct queue_entry *reversed(struct queue_entry *entry) {
 
 struct queue_entry *queue_take(struct queue *queue) {
     uint64_t ignored;
-    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
-    /* A pusher that read `wakeup_suppressed` before this store has already pushed (both sequentially consistent). */
+    while (read(queue->eventfd, &ignored, sizeof ignored) < 0 && errno == EINTR) {
+    }
+    /* A pusher that read `wakeup_suppressed` before this store has already pushed (both are
+     * sequentially consistent). */
     atomic_store(&queue->wakeup_suppressed, false);
     struct queue_entry *entry = reversed(atomic_exchange(&queue->head, NULL));
     int64_t pushed = atomic_load(&queue->pushed);
     if (!entry || !pushed) return entry;
-    /* A few together came in a turn of the loop. A single one may have come to a loop that slept, and slow waking says nothing of its
-     * turns, except that they are no longer. */
+    /* Several arrivals together came in a turn of the loop. A single one may have come to a loop
+     * that slept, and slow waking says nothing of its turns, except that they are no longer than
+     * that. */
     int64_t lag = now_ns() - pushed, mean = atomic_load(&queue->lag);
     if (entry->next && entry->next->next) queue_note_lag(queue, lag);
     else if (lag < mean) atomic_store(&queue->lag, (lag + mean) / 2);

@@ -1,4 +1,5 @@
-/* Completion queues: a multi-producer stack for each loop, with the descriptor that wakes it. */
+/* Completion queues. Each loop has a stack that any thread pushes on, with the descriptor that
+ * wakes the loop. */
 #ifndef AIOSTREAM_QUEUES_H
 #define AIOSTREAM_QUEUES_H
 
@@ -7,37 +8,46 @@
 #include "timer.h"
 
 struct queue;
-struct queue_entry { /* part of what is queued, which stays valid until it was taken */
+struct queue_entry { /* part of what is queued; it stays valid until the consumer has taken it */
     struct queue_entry *next;
 };
-struct queue *queue_open(void);    /* NULL: errno says why */
-struct queue *queue_orphans(void); /* number 0, made at the first call, which comes before any other queue is opened; or NULL */
+struct queue *queue_open(void); /* NULL: errno says why */
+/* Queue 0, or NULL. The first call makes it. It comes before any other queue is opened. */
+struct queue *queue_orphans(void);
 void queue_close(struct queue *);
-int queue_descriptor(const struct queue *); /* readable when something has arrived, or a timer is due */
+/* readable when something has arrived, or a timer is due */
+int queue_descriptor(const struct queue *);
 struct timer *queue_timer(const struct queue *);
-void queue_suppress_wakeup(struct queue *); /* by its consumer: until the drain that follows, what is pushed wakes nobody */
+/* By the consumer. Until the next drain, a push does not wake it. */
+void queue_suppress_wakeup(struct queue *);
 int queue_index(const struct queue *);
 struct queue *queue_at(int index);
 void queue_wake(struct queue *);
-void queue_ref(struct queue *);   /* a point that may still be pushed */
-void queue_unref(struct queue *); /* with the last reference it may be recycled */
+void queue_ref(struct queue *);   /* for a point that may still be pushed */
+void queue_unref(struct queue *); /* after the last one the queue may be recycled */
 void queue_push(struct queue *, struct queue_entry *);
-struct queue_entry *queue_take(struct queue *);                 /* all that has arrived, oldest first; by its consumer */
-void queue_put_back(struct queue *, struct queue_entry *oldest); /* what the consumer could not take; it will be woken again */
+/* takes all that has arrived, oldest first; by the consumer */
+struct queue_entry *queue_take(struct queue *);
+/* gives back what the consumer could not take, and wakes it again */
+void queue_put_back(struct queue *, struct queue_entry *oldest);
 struct wait;
-struct polled_waits { /* by the loop's thread alone; in the order in which they came */
-    struct wait *first, *last; /* last: only while there is a first */
+/* used by the loop's thread alone; in the order in which they came */
+struct polled_waits {
+    struct wait *first, *last; /* last is valid only if there is a first */
     int near;                  /* how many of them are `near` */
     struct wait *taken;        /* those that tasks poll; guarded by taken_lock of future_waits.c */
 };
 struct polled_waits *queue_polled_waits(struct queue *); /* see future_waits.c */
-int64_t queue_lag(const struct queue *); /* ns; how long the loop takes just now to come back to what waits for it; 0: it is not busy */
+/* How long the loop now takes to come back to what waits for it, in ns. 0: it is not busy. */
+int64_t queue_lag(const struct queue *);
 void queue_note_lag(struct queue *, int64_t lag);
 
-/* Ready waits do not yield to their loop by themselves, so the tasks of a loop share a budget for each of its turns. By the loop's
- * thread alone. */
+/* A ready wait does not yield to its loop. So the tasks of a loop share a budget for each of its
+ * turns. Used by the loop's thread alone. */
 enum { TURN_YIELD = 1, TURN_BEGAN = 2 };
-int queue_spend_turn(struct queue *, const void *task); /* a wait of that task was ready: the flags say what to do */
-void queue_new_turn(struct queue *);                    /* by a callback of the loop that TURN_BEGAN has asked for */
+/* a wait of that task was ready: the flags say what to do */
+int queue_spend_turn(struct queue *, const void *task);
+/* by a callback of the loop that TURN_BEGAN has asked for */
+void queue_new_turn(struct queue *);
 
 #endif

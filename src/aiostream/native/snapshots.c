@@ -1,11 +1,13 @@
-/* What a user's event has recorded, for those who wait for it.
+/* What a user's event has recorded, for the waits for it.
  *
- * A wait polls the user's event itself: that needs no stream and no record of ours. All waits for one record share a snapshot,
- * which pins the event's handle, so that close() destroys it only when nobody polls it any more.
+ * A wait polls the user's event itself, which needs no stream and no record of the library. All
+ * waits for one record share a snapshot. It pins the event's handle, so close() destroys the event
+ * only when no wait polls it any more.
  *
- * A later record must not prolong the waits. So before our own Event is recorded again, a helper stream waits for what it has
- * recorded so far, an event of ours is recorded there, and the snapshot's waits poll that one from then on. (A record through the
- * raw handle, by another library, is not seen here: it prolongs the waits.)
+ * A later record must not prolong the waits. So before an Event of this library is recorded again,
+ * a helper stream waits for what it has recorded so far, the library records an event of its own
+ * there, and the snapshot's waits poll that event from then on. The library does not see a record
+ * that another library makes through the raw handle. Such a record prolongs the waits.
  */
 #include "wait_record.h"
 
@@ -15,22 +17,29 @@
 #include "helper_streams.h"
 
 struct snapshot {
-    int64_t refs; /* under snapshot_lock, as handle_attachment(): the waits on it, and a record that replaces it */
+    /* under snapshot_lock, as handle_attachment(): the waits on it, and a record that replaces
+     * it */
+    int64_t refs;
     _Atomic(void *) event;
-    _Atomic int users;     /* threads that use the user's event, or are about to see that another one stands in */
+    /* threads that use the user's event, or are about to see that another one stands in for it */
+    _Atomic int users;
     struct handle *handle; /* pinned */
-    struct wait *replaced; /* the record whose event stands in, and the helper; by wait_snapshot_before_record */
+    /* the record whose event stands in, and its helper stream; written by
+     * wait_snapshot_before_record */
+    struct wait *replaced;
     void *helper;
     struct context *context;
-    int64_t pending_in; /* see snapshot_note_pending; the watcher's alone */
+    int64_t pending_in; /* see snapshot_note_pending; used by the watcher alone */
 };
 
-static pthread_mutex_t snapshot_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
+/* never held across a driver call */
+static pthread_mutex_t snapshot_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The handle's snapshot with a reference, or else `made`, which becomes it. */
+/* The handle's snapshot with a reference. If it has none, `made` becomes it. */
 static struct snapshot *join(struct handle *event, struct snapshot *made) {
     pthread_mutex_lock(&snapshot_lock);
-    struct snapshot **attached = (struct snapshot **)handle_attachment(event), *snapshot = *attached;
+    struct snapshot **attached = (struct snapshot **)handle_attachment(event),
+                    *snapshot = *attached;
     if (snapshot) snapshot->refs++;
     else *attached = snapshot = made;
     pthread_mutex_unlock(&snapshot_lock);
@@ -48,7 +57,8 @@ int snapshot_of(struct handle *event, struct snapshot **snapshot) {
     if (*snapshot) return CUDA_SUCCESS;
     struct snapshot *made = calloc(1, sizeof *made);
     if (!made) return RESULT_NO_MEMORY;
-    if (!handle_pin(event)) { /* closed meanwhile: the caller's pin keeps it only until the call is through */
+    /* closed since then: the caller's pin keeps it only until the call is through */
+    if (!handle_pin(event)) {
         free(made);
         return RESULT_CLOSED;
     }
@@ -56,13 +66,16 @@ int snapshot_of(struct handle *event, struct snapshot **snapshot) {
     *made = (struct snapshot){.refs = 1, .event = handle_value(event), .handle = event};
     *snapshot = join(event, made);
     if (*snapshot == made) return CUDA_SUCCESS;
-    handle_unpin(event); /* another thread was first. One that stayed alone would be unknown to the next record. */
+    /* Another thread was first. A snapshot that stayed alone would be unknown to the next
+     * record. */
+    handle_unpin(event);
     handle_unref(event);
     free(made);
     return CUDA_SUCCESS;
 }
 
-/* Whether the user's event still stands for the snapshot. Then no thread records it until it is let go. */
+/* Whether the user's event still stands for the snapshot. If so, no thread records it until this
+ * thread lets it go. */
 static bool hold_users_event(struct snapshot *snapshot) {
     atomic_fetch_add(&snapshot->users, 1);
     if (atomic_load(&snapshot->event) == handle_value(snapshot->handle)) return true;
@@ -72,9 +85,10 @@ static bool hold_users_event(struct snapshot *snapshot) {
 
 static void let_users_event_go(struct snapshot *snapshot) { atomic_fetch_sub(&snapshot->users, 1); }
 
-/* Before a record, when another event stands in: a thread that still uses the user's event would meet that record. Its poll would
- * end the wait with it, or end the capture that it is part of. Whoever comes later sees the other event (both sequentially
- * consistent), so this takes a few driver calls. */
+/* Called before a record, when another event stands in. A thread that still used the user's event
+ * would meet the new record: its poll would end the wait with it, or end the capture that it is
+ * part of. A thread that comes later sees the other event (both are sequentially consistent), so
+ * this takes no longer than a few driver calls. */
 static void await_users(struct snapshot *snapshot) {
     while (atomic_load(&snapshot->users)) sched_yield();
 }
@@ -87,7 +101,9 @@ int snapshot_query(struct snapshot *snapshot) {
 }
 
 void snapshot_note_pending(struct snapshot *snapshot, int64_t pass) { snapshot->pending_in = pass; }
-bool snapshot_was_pending(const struct snapshot *snapshot, int64_t pass) { return snapshot->pending_in == pass; }
+bool snapshot_was_pending(const struct snapshot *snapshot, int64_t pass) {
+    return snapshot->pending_in == pass;
+}
 
 void snapshot_unref(struct snapshot *snapshot, bool complete) {
     struct handle *handle = snapshot->handle;
@@ -117,7 +133,8 @@ static int stand_in(struct snapshot *snapshot, struct context *context, bool com
     status = failed_in("cuStreamWaitEvent", driver.stream_wait_event(helper, users, 0));
     bool idle = status != CUDA_SUCCESS || complete;
     if (status == CUDA_SUCCESS) status = driver.event_record(record->event, helper, 0);
-    if (status == CUDA_SUCCESS && atomic_compare_exchange_strong(&snapshot->event, &expected, record->event)) {
+    if (status == CUDA_SUCCESS &&
+        atomic_compare_exchange_strong(&snapshot->event, &expected, record->event)) {
         snapshot->replaced = record;
         snapshot->helper = helper;
         snapshot->context = context;
@@ -133,7 +150,8 @@ static int replace(struct snapshot *snapshot, struct context *context, bool *com
     *complete = false;
     if (hold_users_event(snapshot)) {
         status = failed_in("cuEventQuery", driver.event_query(handle_value(snapshot->handle)));
-        *complete = status == CUDA_SUCCESS; /* the waits need not have seen it yet, and the next record must not hide it */
+        /* the waits need not have seen it yet, and the next record must not hide it */
+        *complete = status == CUDA_SUCCESS;
         if (*complete || status == CUDA_NOT_READY) status = stand_in(snapshot, context, *complete);
         let_users_event_go(snapshot);
     }
@@ -147,10 +165,11 @@ int wait_snapshot_before_record(struct context *context, struct handle *event) {
         if (!snapshot) return CUDA_SUCCESS;
         bool complete;
         int status = replace(snapshot, context, &complete);
-        /* Later waits are for the next record. After an error there is none, and this one stays known. */
+        /* Later waits are for the next record. After an error there is none, and this one stays
+         * known. */
         if (status == CUDA_SUCCESS) detach(event, snapshot);
         snapshot_unref(snapshot, complete);
         if (status != CUDA_SUCCESS) return status;
-        /* If another thread has recorded meanwhile, there may be waits for that, too. */
+        /* If another thread has recorded since then, there may be waits for that record too. */
     }
 }

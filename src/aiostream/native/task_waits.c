@@ -1,32 +1,37 @@
-/* The task's side of the waits: how one begins, how its task polls it, and when the task leaves it to a timer or the watcher.
+/* The task's side of the waits: how one begins, how its task polls it, and when the task leaves it
+ * to a timer or the watcher.
  *
- * Recording an event never blocks, also on a full stream, and costs the GPU nothing. What happens then is the policy's
- * (policy.h): the task polls the event, once in each turn of its loop; or a timer of the loop wakes it shortly before the expected
- * end, while the watcher looks at guard times; or the watcher polls. A wait that was left comes back to its task when its end
- * is near, as often as the policy says.
+ * Recording an event never blocks, even on a full stream, and costs the GPU nothing. The policy
+ * (policy.h) decides what happens then: the task polls the event once in each turn of its loop, or
+ * a timer of the loop wakes it shortly before the expected end while the watcher makes guard looks,
+ * or the watcher polls. A wait that was left comes back to its task when its end is near, as often
+ * as the policy says.
  */
 #include "wait_record.h"
 
 #include "failures.h"
 #include "waker.h"
 
-enum { QUERY_EACH = 8 }; /* a stream that was busy so many times in a row is queried only each so many waits */
+/* a stream that was busy so many times in a row is queried only once in so many waits */
+enum { QUERY_EACH = 8 };
 
-static _Atomic int max_timer_waits = 256; /* of one loop: with more, common wake-ups by the watcher are cheaper */
+/* waits of one loop; with more, common wake-ups by the watcher cost less */
+static _Atomic int max_timer_waits = 256;
 
 int waits_limit_timer(int most) { return atomic_exchange(&max_timer_waits, most); }
 
 static bool is_legacy(const void *stream) { return (uintptr_t)stream <= 1; }
 
-/* ------------------------------------------------------------------------------------------------ leaving */
+/* --- leaving --- */
 
-/* Leaves a wait to a timer or the watcher. Whoever has it next may end it before this returns. */
+/* Leaves a wait to a timer or the watcher. Its next holder may end it before this returns. */
 static void leave(struct wait *wait, enum holder holder, int64_t due) {
     int expected = HELD_BY_TASK_LISTED;
     wait->due = due;
     if (atomic_load(&wait->holder) == HELD_BY_TASK_LISTED) {
-        /* The watcher still lists it, and has to come by. Said before the exchange, because afterwards the list may be gone. If
-         * the watcher comes in between, it unlists the wait, and the exchange fails. */
+        /* The watcher still lists it, and has to come by. This is written before the exchange,
+         * because after it the list may be freed. If the watcher comes in between, it unlists the
+         * wait, and the exchange fails. */
         atomic_store(&wait->list->revisit, true);
         atomic_store(&some_revisit, true);
     }
@@ -37,7 +42,7 @@ static void leave(struct wait *wait, enum holder holder, int64_t due) {
     waker_wake_before(due);
 }
 
-/* Leaves the wait as planned; false: it was to be a timer's, and the timer takes no more. */
+/* Leaves the wait as planned. False: the plan was a timer, and the timer takes no more. */
 static bool leave_as_planned(struct wait *wait, const struct plan *plan, const struct load *load) {
     int64_t start = atomic_load(&wait->start);
     if (plan->stage == STAGE_WATCHER) {
@@ -48,13 +53,17 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
     wait->poll_until = start + plan->until;
     wait->woken_for = plan->length;
     wait->look_at_due = plan->look;
-    int64_t now = now_ns(), guard = policy_guard(&wait->forecast->prediction, now - start, plan->at, load);
+    int64_t now = now_ns(),
+            guard = policy_guard(&wait->forecast->prediction, now - start, plan->at, load);
     struct timer *timer = queue_timer(wait->queue);
     bool listed = atomic_load(&wait->holder) == HELD_BY_TASK_LISTED;
-    if (!timer_add(timer, &wait->timer_entry, start + plan->at, atomic_load(&max_timer_waits))) return false;
+    if (!timer_add(timer, &wait->timer_entry, start + plan->at, atomic_load(&max_timer_waits)))
+        return false;
     atomic_fetch_add(&counters[WAITS_BY_TIMER], 1);
-    /* Without a guard look before the timer the watcher need not hear of it. (If it still lists the wait, it finds that out.) */
-    if (listed || guard != INT64_MAX) leave(wait, HELD_BY_TIMER, guard == INT64_MAX ? guard : start + guard);
+    /* Without a guard look before the timer, the watcher need not hear of it. (If it still lists
+     * the wait, it finds that out.) */
+    if (listed || guard != INT64_MAX)
+        leave(wait, HELD_BY_TIMER, guard == INT64_MAX ? guard : start + guard);
     return true;
 }
 
@@ -62,11 +71,14 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     struct load load = wait_load(wait);
     int64_t start = atomic_load(&wait->start);
     struct plan plan = policy_plan(&wait->forecast->prediction, now - start, &load, wait->mode);
-    /* The ticket comes before whoever may fire it. Without memory for one the task goes on polling, which needs none. */
-    if (plan.stage != STAGE_TASK && !wait->ticket) wait->ticket = point_watch(wait->queue, wait->context);
+    /* The ticket must be there before the next holder may fire it. Without memory for one the task
+     * goes on polling, which needs none. */
+    if (plan.stage != STAGE_TASK && !wait->ticket)
+        wait->ticket = point_watch(wait->queue, wait->context);
     *ticket = wait->ticket;
     if (plan.stage == STAGE_TASK || !wait->ticket) {
-        wait->poll_until = plan.until == INT64_MAX || plan.stage != STAGE_TASK ? INT64_MAX : start + plan.until;
+        wait->poll_until =
+            plan.until == INT64_MAX || plan.stage != STAGE_TASK ? INT64_MAX : start + plan.until;
         wait->polled = now;
         return STAGE_TASK;
     }
@@ -77,10 +89,11 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     return plan.stage;
 }
 
-/* Decides what comes next for a task's wait that was not over at `now`; false: the task polls on. */
+/* Decides what comes next for a task's wait that was pending at `now`. False: the task polls on. */
 static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
     uint64_t ticket = 0;
-    if (wait->future ? wait_task_polls_on(wait, &ticket) : wait_polls_on(wait, now, &ticket) == STAGE_TASK) {
+    if (wait->future ? wait_task_polls_on(wait, &ticket)
+                     : wait_polls_on(wait, now, &ticket) == STAGE_TASK) {
         result->spinning = wait;
         return false;
     }
@@ -88,15 +101,16 @@ static bool go_on(struct wait *wait, struct wait_result *result, int64_t now) {
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------ beginning */
+/* --- beginning --- */
 
-/* Whether the stream has something to wait for: CUDA_NOT_READY, or the answer. */
+/* Whether the stream has something to wait for: CUDA_NOT_READY, or another answer. */
 static int ask(struct wait_list *list, void *stream) {
-    /* A stream that was busy every time is taken to be busy: its query, with what has to surround it, costs as much as the
-     * record that follows anyway. */
+    /* A stream that was always busy is taken to be busy, because a query and the calls around it
+     * cost as much as the record that follows in any case. */
     unsigned busy = list->busy;
     bool query = busy < QUERY_EACH || busy % QUERY_EACH == 0;
-    /* Whether it captures is seen after the record, which harms no capture, except on the legacy stream. */
+    /* Whether the stream captures is seen after the record, because the record harms no capture,
+     * except on the legacy stream. */
     int refusal = query || is_legacy(stream) ? capture_refusal(stream) : 0;
     if (refusal) return refusal;
     int status = CUDA_NOT_READY;
@@ -112,10 +126,13 @@ static int ask(struct wait_list *list, void *stream) {
 int wait_record(struct wait *wait, void *stream) {
     struct wait_list *list = wait->list;
     wait->opened = atomic_fetch_add(&list->clock, 1);
-    int status = failed_in("cuEventRecord", failure_noted(driver.event_record(wait->event, stream, 0), "cuEventRecord"));
+    int status =
+        failed_in("cuEventRecord",
+                  failure_noted(driver.event_record(wait->event, stream, 0), "cuEventRecord"));
     wait->closed = atomic_fetch_add(&list->clock, 1);
     if (status != CUDA_SUCCESS) return status;
-    /* If the stream captures, the event stands for a point of that capture until it is recorded again. */
+    /* If the stream captures, the event stands for a point of that capture until it is recorded
+     * again. */
     int refusal = capture_refusal(stream);
     return refusal < 0 ? refusal : CUDA_SUCCESS;
 }
@@ -124,10 +141,11 @@ void wait_release(struct wait *wait, int status) {
     atomic_fetch_sub(&wait->list->waiting, 1);
     wait->over_status = status;
     int expected = HELD_BY_TASK_LISTED;
-    if (!atomic_compare_exchange_strong(&wait->holder, &expected, OVER_LISTED)) wait_recycle(wait, status);
+    if (!atomic_compare_exchange_strong(&wait->holder, &expected, OVER_LISTED))
+        wait_recycle(wait, status);
 }
 
-/* The wait ends in its task's hands. */
+/* The wait ends while its task holds it. */
 static void end_by_task(struct wait *wait, int status) {
     atomic_fetch_sub(&pending_waits, 1);
     wait_release(wait, status);
@@ -140,7 +158,8 @@ static bool is_over(int status, struct wait_result *result) {
     return true;
 }
 
-void wait_begin(struct wait_list *list, void *stream, struct queue *queue, enum wait_mode mode, struct wait_result *result) {
+void wait_begin(struct wait_list *list, void *stream, struct queue *queue, enum wait_mode mode,
+                struct wait_result *result) {
     *result = (struct wait_result){0};
     if (is_over(ask(list, stream), result)) return;
     struct wait *wait;
@@ -151,11 +170,12 @@ void wait_begin(struct wait_list *list, void *stream, struct queue *queue, enum 
     else go_on(wait, result, now_ns());
 }
 
-void wait_begin_event(struct context *context, struct shared_history *history, struct handle *event, struct queue *queue,
-                      enum wait_mode mode, struct wait_result *result) {
+void wait_begin_event(struct context *context, struct shared_history *history, struct handle *event,
+                      struct queue *queue, enum wait_mode mode, struct wait_result *result) {
     *result = (struct wait_result){0};
-    if (is_over(failure_noted(driver.event_query(handle_value(event)), "cuEventQuery"), result)) return;
-    /* A list of its own: waits for events have no order among each other. */
+    if (is_over(failure_noted(driver.event_query(handle_value(event)), "cuEventQuery"), result))
+        return;
+    /* It has a list of its own, because waits for events have no order among each other. */
     struct wait_list *list = wait_list_new(context, history);
     struct snapshot *snapshot = NULL;
     struct wait *wait = NULL;
@@ -167,7 +187,7 @@ void wait_begin_event(struct context *context, struct shared_history *history, s
     if (wait) go_on(wait, result, now_ns());
 }
 
-/* ------------------------------------------------------------------------------------------------ polling */
+/* --- polling --- */
 
 enum wait_look wait_look(struct wait *wait, struct queue *queue, int *status) {
     int64_t before = now_ns();
@@ -190,7 +210,9 @@ enum wait_look wait_look(struct wait *wait, struct queue *queue, int *status) {
     if (first) wait->first_poll = now;
     if (now < wait->poll_until) return LOOK_PENDING;
     struct load load = wait_load(wait);
-    if (policy_poll_on(&wait->forecast->prediction, now - atomic_load(&wait->start), ++wait->polls, &load)) return LOOK_PENDING;
+    if (policy_poll_on(&wait->forecast->prediction, now - atomic_load(&wait->start), ++wait->polls,
+                       &load))
+        return LOOK_PENDING;
     wait->woken_for = 0; /* the end for which the task was woken did not come */
     return LOOK_EXPIRED;
 }
@@ -202,7 +224,9 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *resul
         if (wait->future) wait_end_future(wait, result->refusal);
         else end_by_task(wait, result->refusal);
         return true;
-    case LOOK_EXPIRED: result->refusal = 0; return go_on(wait, result, wait->polled);
+    case LOOK_EXPIRED:
+        result->refusal = 0;
+        return go_on(wait, result, wait->polled);
     default:
         result->refusal = 0;
         result->spinning = wait;
@@ -210,9 +234,12 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *resul
     }
 }
 
-void wait_leave_to_watcher(struct wait *wait) { leave(wait, HELD_BY_WATCHER, atomic_load(&wait->start)); }
+void wait_leave_to_watcher(struct wait *wait) {
+    leave(wait, HELD_BY_WATCHER, atomic_load(&wait->start));
+}
 
-/* The watcher recycles the record once our event is complete. A user's event need not be polled any more. */
+/* The watcher recycles the record once the library's event is complete. The user's event need not
+ * be polled any more. */
 void wait_drop(struct wait *wait) {
     wait->ticket = 0;
     atomic_fetch_sub(&pending_waits, 1);
@@ -220,7 +247,7 @@ void wait_drop(struct wait *wait) {
     else wait_leave_to_watcher(wait);
 }
 
-/* ------------------------------------------------------------------------------------------------ the loop's timer */
+/* --- the loop's timer --- */
 
 void wait_end_in_loop(struct wait *wait, int status) {
     atomic_fetch_sub(&pending_waits, 1);
@@ -228,7 +255,7 @@ void wait_end_in_loop(struct wait *wait, int status) {
     wait_release(wait, status);
 }
 
-/* Its end is near: its task, or the loop for a future, polls it from now on. */
+/* Its end is near, so its task polls it from now on, or the loop if it is a future. */
 static void resume(struct wait *wait) {
     if (!wait->future) {
         wait_fire_hand_back(wait, wait->woken_for);
@@ -254,14 +281,17 @@ void waits_run_due(struct queue *queue) {
     while (due) {
         struct wait *wait = (struct wait *)due;
         due = due->next;
-        int expected = HELD_BY_TIMER; /* or the watcher has unlisted it meanwhile, or was never told */
+        /* or the watcher has unlisted it, or has never listed it */
+        int expected = HELD_BY_TIMER;
         atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
         if (wait->look_at_due) look_at(wait, queue);
         else resume(wait);
     }
 }
 
-bool waits_are_due(struct queue *queue) { return queue_polled_waits(queue)->first || timer_is_due(queue_timer(queue), now_ns()); }
+bool waits_are_due(struct queue *queue) {
+    return queue_polled_waits(queue)->first || timer_is_due(queue_timer(queue), now_ns());
+}
 
 void waits_leave_loop(struct queue *queue) {
     struct timer_entry *left = timer_close(queue_timer(queue));
@@ -269,7 +299,8 @@ void waits_leave_loop(struct queue *queue) {
         struct wait *wait = (struct wait *)left;
         left = left->next;
         int expected = HELD_BY_TIMER;
-        if (atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED)) expected = HELD_BY_TASK_LISTED;
+        if (atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED))
+            expected = HELD_BY_TASK_LISTED;
         wait_leave_to_watcher(wait);
     }
     waits_leave_futures(queue);

@@ -1,6 +1,6 @@
-/* Alarms: for the waits that are left alone until shortly before their expected end, a timer that their own loop watches. One
- * wake-up in place of three: the watcher need not be told of them, nor wake, nor wake the loop.
- */
+/* A timer that the waits' own loop watches, for waits that need no poll until shortly before their
+ * expected end. It costs one wake-up in place of three: the watcher need not hear of the wait,
+ * wake, and wake the loop. */
 #include "timer.h"
 
 #include <pthread.h>
@@ -9,15 +9,21 @@
 #include <unistd.h>
 
 static const int64_t DUE_SOON_NS = 2000; /* ns: what is due so soon is due now */
-enum { MAX_WOKEN_AT_ONCE = 8 };           /* tasks that are woken together run in one turn of their loop, and all others wait for that */
+/* tasks that are woken together run in one turn of their loop, and all its other tasks wait for
+ * that */
+enum { MAX_WOKEN_AT_ONCE = 8 };
 
 struct timer {
-    int descriptor;           /* of the timer; constant */
-    pthread_mutex_t lock;     /* guards the rest: the loop's thread sets and takes, whoever closes the queue takes what is left */
+    int descriptor; /* the timer's; constant */
+    /* guards the rest: the loop's thread sets and takes, and the thread that closes the queue takes
+     * what is left */
+    pthread_mutex_t lock;
     struct timer_entry *first, *last; /* by their time */
     int count;
     bool closed;
-    _Atomic int64_t set_for; /* written under the lock; read without it by the loop's thread; 0: the timer is not running */
+    /* Written under the lock. The loop's thread also reads it without. 0: the timer is not
+     * running. */
+    _Atomic int64_t set_for;
 };
 
 struct timer *timer_new(void) {
@@ -40,9 +46,10 @@ void timer_free(struct timer *timer) {
 
 int timer_descriptor(const struct timer *timer) { return timer->descriptor; }
 
-/* Also takes back that the descriptor is readable. */
+/* It also makes the descriptor unreadable. */
 static void set(struct timer *timer, int64_t time) { /* lock held */
-    struct itimerspec when = {.it_value = {.tv_sec = time / 1000000000, .tv_nsec = time % 1000000000}};
+    struct itimerspec when = {
+        .it_value = {.tv_sec = time / 1000000000, .tv_nsec = time % 1000000000}};
     timerfd_settime(timer->descriptor, TFD_TIMER_ABSTIME, &when, NULL);
     atomic_store(&timer->set_for, time);
 }
@@ -86,7 +93,8 @@ void timer_wake_by(struct timer *timer, int64_t time) {
     pthread_mutex_unlock(&timer->lock);
 }
 
-bool timer_remove(struct timer *timer, struct timer_entry *entry, const _Atomic int *state, int wanted) {
+bool timer_remove(struct timer *timer, struct timer_entry *entry, const _Atomic int *state,
+                  int wanted) {
     pthread_mutex_lock(&timer->lock);
     struct timer_entry **link = &timer->first, *previous = NULL;
     while (*link && *link != entry) previous = *link, link = &previous->next;
@@ -109,14 +117,16 @@ struct timer_entry *timer_take_due(struct timer *timer, int64_t now) {
     if (!timer_is_due(timer, now)) return NULL;
     pthread_mutex_lock(&timer->lock);
     struct timer_entry *due = timer->first, **link = &due;
-    for (int taken = 0; *link && (*link)->time <= now + DUE_SOON_NS && taken < MAX_WOKEN_AT_ONCE; taken++) {
+    for (int taken = 0; *link && (*link)->time <= now + DUE_SOON_NS && taken < MAX_WOKEN_AT_ONCE;
+         taken++) {
         link = &(*link)->next;
         timer->count--;
     }
     timer->first = *link;
     *link = NULL;
     if (!timer->first) timer->last = NULL;
-    set(timer, timer->first ? timer->first->time : 0); /* which may be over: then the descriptor is readable again */
+    /* a time in the past makes the descriptor readable again */
+    set(timer, timer->first ? timer->first->time : 0);
     pthread_mutex_unlock(&timer->lock);
     return due;
 }

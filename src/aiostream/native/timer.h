@@ -1,24 +1,29 @@
-/* A timer that a loop watches itself, for the waits that are left alone until shortly before their expected end. */
+/* A timer that a loop watches itself, for waits that need no poll until shortly before their
+ * expected end. */
 #ifndef AIOSTREAM_TIMER_H
 #define AIOSTREAM_TIMER_H
 
 #include "base.h"
 
 struct timer;
-struct timer_entry { /* intrusive: part of what waits for its time */
+struct timer_entry {      /* intrusive: part of what waits for its time */
     _Atomic int64_t time; /* by timer_add; read by any thread */
     struct timer_entry *next;
 };
-struct timer *timer_new(void); /* closed; NULL: no memory, or no descriptor */
+struct timer *timer_new(void); /* a new timer is closed; NULL: no memory, or no descriptor */
 void timer_free(struct timer *);
 int timer_descriptor(const struct timer *);
 void timer_open(struct timer *);
-bool timer_is_due(const struct timer *, int64_t now); /* perhaps */
-bool timer_add(struct timer *, struct timer_entry *, int64_t time, int most); /* false: there are so many, or it is closed */
-/* False: it was taken already, or is none of its entries, or `*state` is not `wanted`: it was added, but its owner is not through. */
+bool timer_is_due(const struct timer *, int64_t now); /* it may be */
+/* false: it has `most` entries, or is closed */
+bool timer_add(struct timer *, struct timer_entry *, int64_t time, int most);
+/* False: the entry was taken already, or is not in this timer, or `*state` is not `wanted`: its
+ * owner is still in the middle of adding it. */
 bool timer_remove(struct timer *, struct timer_entry *, const _Atomic int *state, int wanted);
-void timer_wake_by(struct timer *, int64_t time); /* makes the descriptor readable then, also without an entry */
-struct timer_entry *timer_take_due(struct timer *, int64_t now);         /* takes some whose time has come */
-struct timer_entry *timer_close(struct timer *);                    /* takes all */
+/* makes the descriptor readable then, even without an entry */
+void timer_wake_by(struct timer *, int64_t time);
+/* takes some entries whose time has come */
+struct timer_entry *timer_take_due(struct timer *, int64_t now);
+struct timer_entry *timer_close(struct timer *); /* takes all entries */
 
 #endif

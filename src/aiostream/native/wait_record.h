@@ -1,4 +1,4 @@
-/* The records of waits, as the task's side and the watcher's side share them. */
+/* The records of waits, which the task's side and the watcher's side share. */
 #ifndef AIOSTREAM_WAIT_RECORD_H
 #define AIOSTREAM_WAIT_RECORD_H
 
@@ -6,7 +6,8 @@
 
 #include "waits.h"
 
-/* A prediction. The waits that began between two lessons of a history share one: it is as large as their record. */
+/* A prediction. It is as large as a wait's record, so the waits that begin between two lessons of a
+ * history share one. */
 struct forecast {
     _Atomic int64_t refs;
     struct prediction prediction; /* constant */
@@ -16,119 +17,151 @@ struct shared_history {
     _Atomic int64_t refs;
     pthread_mutex_t lock; /* guards the rest; never held across a driver call */
     struct history history;
-    struct forecast *forecast; /* NULL: the history has learnt since the last */
+    struct forecast *forecast; /* NULL: the history has learnt since the last one */
 };
 
 struct wait_list {
-    _Atomic int64_t refs;       /* the owner, and each record */
-    _Atomic int waiting;        /* waits that are not known to be over */
-    _Atomic uint64_t clock;     /* counts the beginnings and the ends of records */
-    struct context *context;    /* these two are constant */
+    _Atomic int64_t refs;    /* the owner's, and one for each record */
+    _Atomic int waiting;     /* waits that are not known to be over */
+    _Atomic uint64_t clock;  /* counts the beginnings and the ends of records */
+    struct context *context; /* these two are constant */
     struct shared_history *history;
-    _Atomic unsigned busy;      /* waits in a row that were not ready at once; any thread, and a lost one does not matter */
-    /* The latest end lay between these two: the work of the next wait began then. By whoever saw it; if two do, either will do. */
+    /* Waits in a row that were not ready at once. Any thread. A lost count does not matter. */
+    _Atomic unsigned busy;
+    /* The latest end lay between these two, and the work of the next wait began then. Written by
+     * the thread that saw the end. If two did, either will do. */
     _Atomic int64_t free_after, free_since;
-    _Atomic bool revisit;       /* a wait that the watcher lists has changed hands; set by its task, cleared by the watcher */
-    /* The watcher's alone: */
+    /* a wait that the watcher lists has changed hands; set by its task, cleared by the watcher */
+    _Atomic bool revisit;
+    /* Used by the watcher alone: */
     struct wait *first, *last;         /* in the order of their records */
-    struct wait_list *next, *previous; /* the lists with waits */
+    struct wait_list *next, *previous; /* among the lists with waits */
     bool active;
     int64_t next_poll;
     bool exact; /* an end is expected then */
-    int64_t latest; /* the latest time for that look by the bound, whatever the gap between passes has become meanwhile */
-    int64_t loop_lag; /* of the loop of its oldest wait */
+    /* The latest time for that look by the bound, whatever the gap between passes has become
+     * since. */
+    int64_t latest;
+    int64_t loop_lag; /* the lag of the loop of its oldest wait */
 };
 
-/* Who may touch a record. "Listed" means that the watcher has it in a wait list, or will find it among the new ones: only the
- * watcher ends that, so a listed record is never recycled by its task.
+/* Who may touch a record. "Listed" means that the watcher has it in a wait list, or will find it
+ * among the new ones. Only the watcher ends that, so a task never recycles a listed record.
  *
- *   TASK          --leave-------> TIMER or WATCHER       (pushed on new_waits)
- *   TASK_LISTED   --leave-------> TIMER or WATCHER       --over--> OVER_LISTED     (by the task)
- *   TASK_LISTED   --unlisted----> TASK                   (by the watcher)
- *   TIMER         --due---------> TASK_LISTED            (by the loop's thread)
- *   TIMER         --unlisted----> TASK                   (by the watcher: the timer comes before the next guard look)
- *   TIMER, WATCHER --over-------> the pool               (by the watcher, which fires the ticket)
- *   WATCHER       --handed back-> TASK                   (by the watcher)
- *   OVER_LISTED   --unlisted----> the pool               (by the watcher)
+ *   TASK           --leave-------> TIMER or WATCHER  (pushed on new_waits)
+ *   TASK_LISTED    --leave-------> TIMER or WATCHER
+ *   TASK_LISTED    --over--------> OVER_LISTED       (by the task)
+ *   TASK_LISTED    --unlisted----> TASK              (by the watcher)
+ *   TIMER          --due---------> TASK_LISTED       (by the loop's thread)
+ *   TIMER          --unlisted----> TASK              (by the watcher: the timer comes before the
+ *                                                     next guard look)
+ *   TIMER, WATCHER --over--------> the pool          (by the watcher, which fires the ticket)
+ *   WATCHER        --handed back-> TASK              (by the watcher)
+ *   OVER_LISTED    --unlisted----> the pool          (by the watcher)
  *
- * A record that a timer has (TIMER, or TASK between leave and due) belongs to whoever removes its entry from the timer, which
- * has a lock of its own: the loop's thread when it is due, the watcher when it has seen the end and the holder is TIMER. */
+ * A timer may have a record (TIMER, or TASK between leave and due). Then the record belongs to the
+ * thread that removes its entry from the timer, which has a lock of its own. That is the loop's
+ * thread when the entry is due, or the watcher when it has seen the end and the holder is TIMER. */
 enum holder { HELD_BY_TASK, HELD_BY_TASK_LISTED, HELD_BY_TIMER, HELD_BY_WATCHER, OVER_LISTED };
 
 struct wait {
-    struct timer_entry timer_entry; /* first: the loop's timer knows a wait by it */
-    void *event;                    /* ours; these two are made with the record and constant */
+    struct timer_entry timer_entry; /* first, because the loop's timer knows a wait by it */
+    /* the library's; these two are made with the record and constant */
+    void *event;
     struct context *context;
-    struct wait *next; /* of one list at a time, with that list's owner: pool (pool_lock), new_waits, wait list */
+    /* of one list at a time, and used by that list's owner: pool (pool_lock), new_waits, wait
+     * list */
+    struct wait *next;
     _Atomic int holder;
-    /* By wait_begin, constant until the record is back in the pool: */
+    /* Written by wait_begin, constant until the record is back in the pool: */
     struct wait_list *list;
-    struct snapshot *snapshot; /* of a user's event, polled in place of ours; else NULL */
-    uint64_t opened, closed;   /* the list's clock before and after the record */
+    /* of a user's event, which is polled in place of the library's; otherwise NULL */
+    struct snapshot *snapshot;
+    uint64_t opened, closed; /* the list's clock before and after the record */
     int64_t began;
     enum wait_mode mode;
-    bool future; /* its ticket is for all its life, and its loop polls it natively, until a task takes it: */
-    struct wait *next_polled, *previous_polled; /* by the loop's thread (the watcher may still list it, by `next`) */
-    _Atomic bool polled_by_loop; /* by the loop's thread */
-    bool taken;                  /* a task polls it; guarded by taken_lock, and so are the links meanwhile */
-    int64_t taken_at;            /* by the loop's thread */
-    bool near;                   /* its timer was due, and its loop has not been told */
+    /* Its ticket is for all its life. Its loop polls it natively until a task takes it: */
+    bool future;
+    /* used by the loop's thread (the watcher may still list it, by `next`) */
+    struct wait *next_polled, *previous_polled;
+    _Atomic bool polled_by_loop; /* written by the loop's thread */
+    /* a task polls it; taken_lock guards this, and the links while it is set */
+    bool taken;
+    int64_t taken_at; /* used by the loop's thread */
+    bool near;        /* its timer was due, and its loop has not yet heard of that */
     struct queue *queue;
     struct forecast *forecast;
-    /* By whoever holds it: */
-    _Atomic int64_t start;      /* when its work began, as far as is known: */
-    _Atomic int64_t start_slack; /* perhaps so much earlier */
-    _Atomic int64_t pending_at; /* the last time at which it was seen not to be over; 0: never */
-    _Atomic int64_t due;        /* when the watcher is to look first; by the task before it leaves it, taken by the watcher */
-    _Atomic uint64_t ticket;    /* 0: no task waits for it now; the watcher reads it of all that it lists */
+    /* Used by its holder: */
+    _Atomic int64_t start;       /* when its work began, as far as is known */
+    _Atomic int64_t start_slack; /* the work may have begun so much earlier */
+    _Atomic int64_t pending_at;  /* the last time at which a poll saw it pending; 0: never */
+    /* When the watcher is to look first. The task writes it before it leaves the wait, the watcher
+     * takes it. */
+    _Atomic int64_t due;
+    /* 0: no task waits for it now. The watcher reads it of all that it lists. */
+    _Atomic uint64_t ticket;
     int over_status;            /* written before OVER_LISTED */
-    int64_t poll_until, polled; /* by the task while it polls, ns */
+    int64_t poll_until, polled; /* used by the task while it polls, ns */
     int polls;
-    bool look_at_due;    /* the loop polls it when its timer is due, and does not resume the task for that */
+    /* the loop polls it when its timer is due, and does not resume the task for that */
+    bool look_at_due;
     int64_t woken_for;   /* the length for which the task was woken; 0: for none */
-    bool first_poll_due; /* handed back, and not yet polled */
-    int64_t first_poll;  /* the task's first poll after that; 0: the wait was over by then */
+    bool first_poll_due; /* it was handed back, and not yet polled */
+    /* the time of the task's first poll after that; 0: the wait was over by then */
+    int64_t first_poll;
 };
 
-extern _Atomic(struct wait *) new_waits; /* pushed by any thread, taken whole by the watcher */
-int wait_query(const struct wait *);      /* polls its event */
-extern _Atomic bool some_revisit;        /* some list's `revisit` is set */
-extern _Atomic int active_count;         /* wait lists that the watcher has; written by it, read by any thread */
-extern _Atomic int64_t pending_waits;    /* waits with a task */
+extern _Atomic(struct wait *) new_waits; /* any thread pushes; the watcher takes it whole */
+int wait_query(const struct wait *);     /* polls its event */
+extern _Atomic bool some_revisit;        /* the `revisit` of some list is set */
+/* wait lists that the watcher has; it writes this, any thread reads it */
+extern _Atomic int active_count;
+extern _Atomic int64_t pending_waits; /* waits with a task */
 
-int wait_record_take(struct context *, struct wait **); /* for its event alone */
+/* a record that is needed for its event alone */
+int wait_record_take(struct context *, struct wait **);
 void wait_record_put(struct wait *);
-/* A record for a new wait on a list, held by the task; not yet recorded. */
+/* A record for a new wait on a list. The task holds it. Nothing is recorded yet. */
 int wait_start(struct wait_list *, struct queue *, enum wait_mode, struct wait **);
-/* Its event is complete, or will never be of use again, and the watcher does not list it. */
+/* Its event is complete, or will never be used again, and the watcher does not list it. */
 void wait_recycle(struct wait *, int status);
 void wait_push_new(struct wait *);
-void wait_note_end(struct wait *, int64_t seen); /* of its list: work behind it began no earlier than it was last pending */
-void wait_learn(struct wait *, int64_t seen);    /* its end was first seen then */
+/* notes for its list that work behind it began no earlier than it was last pending */
+void wait_note_end(struct wait *, int64_t seen);
+void wait_learn(struct wait *, int64_t seen); /* learns that its end was first seen then */
 void wait_learn_lead(struct wait *, int64_t seen);
 struct load wait_load(const struct wait *);
-/* What a task or a loop does next with a wait that was not over at `now`: polls on, or has left it to a timer or the watcher. */
+/* What a task or a loop does next with a wait that was pending at `now`: it polls on, or it has
+ * left the wait to a timer or the watcher. */
 enum stage wait_polls_on(struct wait *, int64_t now, uint64_t *ticket);
 enum wait_look { LOOK_PENDING, LOOK_EXPIRED, LOOK_OVER };
-/* Polls a wait that its task or loop holds: not over; not over, and its time of polling has; or over, with *status. */
+/* Polls a wait that its task or loop holds. Pending; pending, and the time for polling is over; or
+ * over, with *status. */
 enum wait_look wait_look(struct wait *, struct queue *, int *status);
-void wait_end_in_loop(struct wait *, int status); /* over, in its loop's thread: fires its ticket */
+/* it is over, in its loop's thread: fires its ticket */
+void wait_end_in_loop(struct wait *, int status);
 void wait_release(struct wait *, int status); /* its task or loop needs the record no more */
 void wait_leave_to_watcher(struct wait *);
-int wait_record(struct wait *, void *stream); /* our event at the stream's present end; 0, or why not */
-void waits_leave_futures(struct queue *);     /* those that the loop polls are the watcher's from now on */
+/* records its event at what the stream has reached; 0, or why not */
+int wait_record(struct wait *, void *stream);
+/* the watcher has those that the loop polls from now on */
+void waits_leave_futures(struct queue *);
 void wait_poll_future(struct wait *); /* the loop's thread polls it from now on */
-bool wait_task_polls_on(struct wait *, uint64_t *ticket); /* wait_polls_on for a future that a task polls */
-void wait_end_future(struct wait *, int status); /* over, seen by the task that polls it */
-void wait_fire_hand_back(struct wait *, int64_t length); /* fires its ticket with STATUS_HANDED_BACK */
+/* wait_polls_on for a future that a task polls */
+bool wait_task_polls_on(struct wait *, uint64_t *ticket);
+void wait_end_future(struct wait *, int status); /* the task that polls it has seen its end */
+/* fires its ticket with STATUS_HANDED_BACK */
+void wait_fire_hand_back(struct wait *, int64_t length);
 
-/* ---------------------------------------------------------------- snapshots.c: what a user's event has recorded */
+/* --- snapshots.c: what a user's event has recorded --- */
 
 struct snapshot;
-int snapshot_of(struct handle *event, struct snapshot **); /* of the present record, shared by all waits for it; 0, or an error */
-int snapshot_query(struct snapshot *);                     /* polls the event that stands for it */
+/* of the present record, shared by all waits for it; 0, or an error */
+int snapshot_of(struct handle *event, struct snapshot **);
+int snapshot_query(struct snapshot *); /* polls the event that stands for it */
 void snapshot_unref(struct snapshot *, bool complete);
-/* The watcher's pass that began at that time has found it pending: its other waits need no poll of their own in that pass. */
+/* The watcher's pass that began at that time has found it pending, so its other waits need no poll
+ * of their own in that pass. */
 void snapshot_note_pending(struct snapshot *, int64_t pass);
 bool snapshot_was_pending(const struct snapshot *, int64_t pass);
 

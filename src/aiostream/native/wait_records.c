@@ -1,4 +1,5 @@
-/* Records of waits, wait lists and histories: made, recycled, and what they learn. */
+/* Records of waits, wait lists and histories: how they are made and recycled, and what they
+ * learn. */
 #include "wait_record.h"
 
 #include <stdlib.h>
@@ -6,7 +7,8 @@
 #include "failures.h"
 
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* never held across a driver call */
-static struct wait *pools[MAX_CONTEXTS];                      /* by the context's number; under pool_lock */
+/* by the context's number; under pool_lock */
+static struct wait *pools[MAX_CONTEXTS];
 static _Atomic bool predicting = true;
 
 _Atomic(struct wait *) new_waits;
@@ -17,9 +19,10 @@ _Atomic int64_t pending_waits;
 void waits_predict(bool enabled) { atomic_store(&predicting, enabled); }
 int64_t waits_pending(void) { return atomic_load(&pending_waits); }
 
-/* ------------------------------------------------------------------------------------------------ histories */
+/* --- histories --- */
 
-static struct forecast none = {.refs = 1, .prediction = {.short_likely = true}}; /* never freed, because of this one reference */
+/* never freed, because of this one reference */
+static struct forecast none = {.refs = 1, .prediction = {.short_likely = true}};
 
 static struct forecast *forecast_ref(struct forecast *forecast) {
     atomic_fetch_add(&forecast->refs, 1);
@@ -30,17 +33,18 @@ static void forecast_unref(struct forecast *forecast) {
     if (forecast && atomic_fetch_sub(&forecast->refs, 1) == 1) free(forecast);
 }
 
-/* Under the history's lock. */
+/* Called under the history's lock. */
 static void forget_forecast(struct shared_history *shared) {
     forecast_unref(shared->forecast);
     shared->forecast = NULL;
 }
 
-/* A reference to what is predicted now. Without memory for it, nothing is. */
+/* A reference to what is predicted now. Without memory for one, nothing is predicted. */
 static struct forecast *forecast_of(struct shared_history *shared) {
     pthread_mutex_lock(&shared->lock);
     if (!shared->forecast && (shared->forecast = malloc(sizeof *shared->forecast)))
-        *shared->forecast = (struct forecast){.refs = 1, .prediction = history_predict(&shared->history)};
+        *shared->forecast =
+            (struct forecast){.refs = 1, .prediction = history_predict(&shared->history)};
     struct forecast *forecast = forecast_ref(shared->forecast ? shared->forecast : &none);
     pthread_mutex_unlock(&shared->lock);
     return forecast;
@@ -67,7 +71,8 @@ void shared_history_unref(struct shared_history *shared) {
 
 void wait_learn(struct wait *wait, int64_t seen) {
     struct shared_history *shared = wait->list->history;
-    int64_t start = atomic_load(&wait->start), slack = atomic_load(&wait->start_slack), pending_at = atomic_load(&wait->pending_at);
+    int64_t start = atomic_load(&wait->start), slack = atomic_load(&wait->start_slack),
+            pending_at = atomic_load(&wait->pending_at);
     pthread_mutex_lock(&shared->lock);
     history_learn(&shared->history, pending_at ? pending_at - start : 0, seen - start + slack);
     forget_forecast(shared);
@@ -84,7 +89,8 @@ void wait_learn_lead(struct wait *wait, int64_t seen) {
     if (!wait->woken_for) return;
     struct shared_history *shared = wait->list->history;
     pthread_mutex_lock(&shared->lock);
-    history_learn_lead(&shared->history, wait->woken_for, wait->first_poll == 0, seen - wait->first_poll);
+    history_learn_lead(&shared->history, wait->woken_for, wait->first_poll == 0,
+                       seen - wait->first_poll);
     forget_forecast(shared);
     pthread_mutex_unlock(&shared->lock);
 }
@@ -98,7 +104,7 @@ struct load wait_load(const struct wait *wait) {
     };
 }
 
-/* ------------------------------------------------------------------------------------------------ wait lists */
+/* --- wait lists --- */
 
 struct wait_list *wait_list_new(struct context *context, struct shared_history *history) {
     struct wait_list *list = calloc(1, sizeof *list);
@@ -116,14 +122,15 @@ void wait_list_unref(struct wait_list *list) {
     free(list);
 }
 
-/* ------------------------------------------------------------------------------------------------ records */
+/* --- records --- */
 
 static int make(struct context *context, struct wait **made) {
     void *event = NULL, *popped;
     int mode = relaxed_enter();
     int status = failed_in("cuCtxPushCurrent", driver.ctx_push(context_handle(context)));
     if (status == CUDA_SUCCESS) {
-        status = failed_in("cuEventCreate", driver.event_create(&event, 2 /* CU_EVENT_DISABLE_TIMING */));
+        status = failed_in("cuEventCreate",
+                           driver.event_create(&event, 2 /* CU_EVENT_DISABLE_TIMING */));
         driver.ctx_pop(&popped);
     }
     relaxed_leave(mode);
@@ -160,7 +167,8 @@ static void put(struct wait *wait) {
 int wait_record_take(struct context *context, struct wait **wait) { return take(context, wait); }
 void wait_record_put(struct wait *wait) { put(wait); }
 
-int wait_start(struct wait_list *list, struct queue *queue, enum wait_mode mode, struct wait **started) {
+int wait_start(struct wait_list *list, struct queue *queue, enum wait_mode mode,
+               struct wait **started) {
     int status = take(list->context, started);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *started;
@@ -196,9 +204,11 @@ void wait_recycle(struct wait *wait, int status) {
 
 int wait_query(const struct wait *wait) {
     int status = wait->snapshot ? snapshot_query(wait->snapshot) : driver.event_query(wait->event);
-    /* An event of ours is valid, so another thread's capture took its record, and had ended when wait_record looked for one. */
+    /* The library's event is valid. So another thread's capture took its record, and that capture
+     * had ended when wait_record looked for one. */
     if (status == CUDA_INVALID_VALUE && !wait->snapshot) status = CUDA_CAPTURED_EVENT;
-    return failed_in("cuEventQuery", failure_noted(context_answer(wait->context, status), "cuEventQuery"));
+    return failed_in("cuEventQuery",
+                     failure_noted(context_answer(wait->context, status), "cuEventQuery"));
 }
 
 void wait_push_new(struct wait *wait) {

@@ -1,4 +1,5 @@
-/* The watcher's sleep: ppoll on an eventfd, with a published time of waking so that most new work need not write to it. */
+/* The watcher's sleep: ppoll on an eventfd. The watcher publishes its time of waking, so that most
+ * new work need not write to the eventfd. */
 #define _GNU_SOURCE /* ppoll */
 #include "waker.h"
 
@@ -10,39 +11,46 @@
 #include <time.h>
 #include <unistd.h>
 
-static const int64_t SHORTEST_SLEEP_NS = 12000; /* a shorter pause is spent awake, because falling asleep takes as long */
+/* the watcher spends a shorter pause awake, because falling asleep takes as long */
+static const int64_t SHORTEST_SLEEP_NS = 12000;
 static const int64_t NEVER = INT64_MAX;
 
-static _Atomic bool parked;          /* written by the watcher; read by whoever arms a point */
-/* When the watcher will wake; 0 while it is awake. Written by the watcher, and only made earlier by others. */
+static _Atomic bool parked; /* written by the watcher; read by each thread that arms a point */
+/* When the watcher will wake; 0 while it is awake. The watcher writes it. Others only make it
+ * earlier. */
 static _Atomic int64_t asleep_until;
 static int wake_descriptor = -1;
-static int timer_descriptor = -1; /* wakes it earlier than it meant to */
-static pthread_mutex_t timer_lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf: the timer is set for what asleep_until says */
+static int timer_descriptor = -1; /* wakes the watcher earlier than it meant to */
+/* a leaf: the timer is set to the time in asleep_until */
+static pthread_mutex_t timer_lock = PTHREAD_MUTEX_INITIALIZER;
 
 int waker_open(void) {
     if (wake_descriptor < 0) wake_descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (wake_descriptor >= 0 && timer_descriptor < 0) timer_descriptor = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (wake_descriptor >= 0 && timer_descriptor < 0)
+        timer_descriptor = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     return wake_descriptor < 0 || timer_descriptor < 0 ? errno : 0;
 }
 
 void waker_wake(void) {
     uint64_t one = 1;
-    while (write(wake_descriptor, &one, sizeof one) < 0 && errno == EINTR) {}
+    while (write(wake_descriptor, &one, sizeof one) < 0 && errno == EINTR) {
+    }
 }
 
-/* The last to take the lock sets the earliest time, because asleep_until only becomes earlier while the watcher sleeps. */
+/* asleep_until only becomes earlier while the watcher sleeps. So the last thread that takes the
+ * lock sets the earliest time. */
 static void set_timer(void) {
     pthread_mutex_lock(&timer_lock);
     int64_t time = atomic_load(&asleep_until);
     if (time) {
-        struct itimerspec when = {.it_value = {.tv_sec = time / 1000000000, .tv_nsec = time % 1000000000}};
+        struct itimerspec when = {
+            .it_value = {.tv_sec = time / 1000000000, .tv_nsec = time % 1000000000}};
         timerfd_settime(timer_descriptor, TFD_TIMER_ABSTIME, &when, NULL);
     }
     pthread_mutex_unlock(&timer_lock);
 }
 
-/* Setting a timer is cheaper than waking a thread that has nothing to do until then. */
+/* To set a timer costs less than to wake a thread that has nothing to do until then. */
 void waker_wake_before(int64_t time) {
     int64_t until = atomic_load(&asleep_until);
     if (until <= time) return;
@@ -61,11 +69,9 @@ void waker_wake_if_parked(void) {
 
 void waker_set_parked(bool value) { atomic_store(&parked, value); }
 
-/* How much too long sleeps were, by the power of two of their length: a processor that has idled for long wakes slowly. The
- * watcher's alone. */
-static struct {
-    int64_t mean, deviation;
-} lateness[40];
+/* How much too long sleeps were, by the power of two of their length, because a processor that has
+ * idled for long wakes slowly. Used by the watcher alone. */
+static struct { int64_t mean, deviation; } lateness[40];
 
 static int bucket_of(int64_t delay) {
     int bucket = 0;
@@ -87,8 +93,9 @@ int64_t waker_oversleep(int64_t delay) {
     return late < 10000 ? 10000 : late > 500000 ? 500000 : late;
 }
 
-/* Publishes when it will wake, then asks for work. Whoever adds work makes it visible, then reads what is published. One of the
- * two sees the other (both sequentially consistent). */
+/* The watcher publishes its time of waking, then asks for work. A thread that adds work makes it
+ * visible, then reads the published time. One of the two sees the other (both are sequentially
+ * consistent). */
 void waker_sleep_until(int64_t time, bool (*must_wake)(void)) {
     int64_t now = now_ns();
     int64_t delay = time == NEVER ? NEVER : time - now;
@@ -104,17 +111,20 @@ void waker_sleep_until(int64_t time, bool (*must_wake)(void)) {
     }
     atomic_store(&asleep_until, time);
     if (!must_wake()) {
-        struct pollfd descriptors[] = {{.fd = wake_descriptor, .events = POLLIN}, {.fd = timer_descriptor, .events = POLLIN}};
+        struct pollfd descriptors[] = {{.fd = wake_descriptor, .events = POLLIN},
+                                       {.fd = timer_descriptor, .events = POLLIN}};
         struct timespec timeout = {.tv_sec = delay / 1000000000, .tv_nsec = delay % 1000000000};
         int ready = ppoll(descriptors, 2, time == NEVER ? NULL : &timeout, NULL);
         int64_t until = atomic_exchange(&asleep_until, 0), woken = now_ns();
         uint64_t ignored;
         if (ready > 0 && descriptors[0].revents)
-            while (read(wake_descriptor, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
+            while (read(wake_descriptor, &ignored, sizeof ignored) < 0 && errno == EINTR) {
+            }
         else if (ready >= 0 && until != NEVER && woken >= until)
             learn_lateness(until - now, woken - until);
         if (ready > 0 && descriptors[1].revents)
-            while (read(timer_descriptor, &ignored, sizeof ignored) < 0 && errno == EINTR) {}
+            while (read(timer_descriptor, &ignored, sizeof ignored) < 0 && errno == EINTR) {
+            }
     }
     atomic_store(&asleep_until, 0);
 }

@@ -1,4 +1,4 @@
-/* How the watcher thread sleeps and how others wake it. One for the process. */
+/* How the watcher thread sleeps and how others wake it. The process has one. */
 #ifndef AIOSTREAM_WAKER_H
 #define AIOSTREAM_WAKER_H
 
@@ -6,12 +6,15 @@
 
 int waker_open(void); /* makes the descriptor once; 0, or an errno */
 void waker_wake(void);
-void waker_wake_before(int64_t time); /* wakes the watcher unless it will look about by then anyway */
+/* wakes the watcher, unless it will wake by then anyway */
+void waker_wake_before(int64_t time);
 void waker_wake_if_parked(void);
-void waker_set_parked(bool parked);   /* by the watcher */
-/* Sleeps, in the watcher's thread. must_wake() is asked after the time of waking was published: whoever adds work makes it
- * visible first and then reads that time, so one of the two sees the other. */
+void waker_set_parked(bool parked); /* called by the watcher */
+/* Sleeps, in the watcher's thread. It publishes its time of waking before it asks must_wake(). A
+ * thread that adds work makes the work visible before it reads that time. So one of the two sees
+ * the other. */
 void waker_sleep_until(int64_t time, bool (*must_wake)(void));
-int64_t waker_oversleep(int64_t delay); /* by how much a sleep of that length is likely to be too long */
+/* how much too long a sleep of that length is likely to be */
+int64_t waker_oversleep(int64_t delay);
 
 #endif

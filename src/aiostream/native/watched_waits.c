@@ -1,4 +1,5 @@
-/* The watcher's side of the waits: which event it polls when, and what it does with an end that it has seen. */
+/* The watcher's side of the waits: which event it polls when, and what it does with an end that it
+ * has seen. */
 #include "wait_record.h"
 
 #include "waker.h"
@@ -6,13 +7,14 @@
 static const int64_t NEVER = INT64_MAX;
 static const int64_t TOGETHER_NS = 3000; /* what is due so soon is polled in this pass */
 
-static struct wait_list *active; /* the lists with records; the watcher's alone */
+static struct wait_list *active; /* the lists with records; used by the watcher alone */
 
 bool waits_are_new(void) { return atomic_load(&new_waits) != NULL || atomic_load(&some_revisit); }
 
-/* ------------------------------------------------------------------------------------------------ lists */
+/* --- lists --- */
 
-/* In the order of the records, which is that of their ends. A wait that its task polled first comes late. */
+/* In the order of the records, which is that of their ends. A wait that its task polled first comes
+ * late. */
 static void insert(struct wait_list *list, struct wait *wait) {
     struct wait **link = &list->first;
     if (list->last && list->last->opened <= wait->opened) link = &list->last->next;
@@ -41,8 +43,9 @@ static void deactivate(struct wait_list *list) {
     active_count--;
 }
 
-/* The watcher lists a record no more: its link is out of the list already. It belongs to its task, unless that has left it again
- * meanwhile. Then it is new once more, also if a timer has it: the guard looks before that timer are still to be planned. */
+/* The watcher no longer lists a record, whose link is out of the list already. The record belongs
+ * to its task, unless the task has left it again. Then it is new once more, even if a timer has it,
+ * because the guard looks before that timer are still to be planned. */
 static void unlist(struct wait *wait) {
     int holder = HELD_BY_TASK_LISTED;
     if (atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) return;
@@ -50,13 +53,13 @@ static void unlist(struct wait *wait) {
     else wait_push_new(wait);
 }
 
-/* A wait whose timer comes before the next guard look: the watcher need not list it. */
+/* A wait whose timer comes before the next guard look. The watcher need not list it. */
 static void unlist_to_timer(struct wait *wait) {
     int holder = HELD_BY_TIMER;
     if (!atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) unlist(wait);
 }
 
-/* ------------------------------------------------------------------------------------------------ ends */
+/* --- ends --- */
 
 /* The wait is over, or has failed, and the watcher owns it. */
 static void settle(struct wait *wait, int status) {
@@ -69,11 +72,13 @@ static void settle(struct wait *wait, int status) {
     wait_recycle(wait, status);
 }
 
-/* Whether the watcher owns a wait whose end it has seen: one that a timer has is the task's once the timer is due. `holder` may be
- * old: the task may have polled the wait meanwhile and be just leaving it to the timer again. Then its entry is in the timer, but
- * the task still uses the record until it has changed the holder. */
+/* Whether the watcher owns a wait whose end it has seen. If a timer has it, it is the task's once
+ * the timer is due. `holder` may be old: the task may have polled the wait since then, and be just
+ * leaving it to the timer again. Then its entry is in the timer, but the task still uses the record
+ * until it has changed the holder. */
 static bool claim(struct wait *wait, int holder) {
-    return holder == HELD_BY_WATCHER || timer_remove(queue_timer(wait->queue), &wait->timer_entry, &wait->holder, HELD_BY_TIMER);
+    return holder == HELD_BY_WATCHER ||
+           timer_remove(queue_timer(wait->queue), &wait->timer_entry, &wait->holder, HELD_BY_TIMER);
 }
 
 static void note_start(struct wait *wait) {
@@ -85,8 +90,9 @@ static void note_start(struct wait *wait) {
     atomic_store(&wait->start, since);
 }
 
-/* Polls the oldest event of a list, and on while they are complete. A later one can only be complete if it was recorded after the
- * oldest incomplete one, unless the two records overlapped in time: the list's clock tells. */
+/* Polls the oldest event of a list, and the next ones as long as they are complete. A later event
+ * can only be complete if it was recorded after the oldest incomplete one, unless the two records
+ * overlapped in time. The list's clock shows that. */
 static int poll_list(struct wait_list *list, int64_t now) {
     struct wait **link = &list->first, *wait, *kept = NULL;
     uint64_t fence = UINT64_MAX;
@@ -104,7 +110,8 @@ static int poll_list(struct wait_list *list, int64_t now) {
         if (!wait->snapshot || !snapshot_was_pending(wait->snapshot, now)) {
             status = wait_query(wait);
             polls++;
-            if (wait->snapshot && status == CUDA_NOT_READY) snapshot_note_pending(wait->snapshot, now);
+            if (wait->snapshot && status == CUDA_NOT_READY)
+                snapshot_note_pending(wait->snapshot, now);
         }
         if (status == CUDA_NOT_READY || !claim(wait, holder)) {
             if (status == CUDA_NOT_READY) {
@@ -128,9 +135,9 @@ static int poll_list(struct wait_list *list, int64_t now) {
     return polls;
 }
 
-/* ------------------------------------------------------------------------------------------------ what comes next */
+/* --- what comes next --- */
 
-/* True if any wait still has a task. Dropped waits stay listed until their event is complete. */
+/* True if any wait still has a task. A dropped wait stays listed until its event is complete. */
 static bool is_wanted(const struct wait_list *list) {
     for (const struct wait *wait = list->first; wait; wait = wait->next)
         if (wait->ticket) return true;
@@ -142,15 +149,18 @@ static void take_first_off(struct wait_list *list) {
     if (!list->first) list->last = NULL;
 }
 
-/* A wait that began just now may be over as soon as an old one before it: the bound holds for the youngest wait of a list, too. */
+/* A wait that began just now may be over as soon as an old one before it. So the bound holds for
+ * the youngest wait of a list too. */
 static int64_t bound_by_latest(const struct wait_list *list, int64_t time, int64_t now) {
     const struct wait *latest = list->last;
     if (latest == list->first || !latest->ticket) return time;
-    int64_t age = now > latest->began ? now - latest->began : 0, bound = latest->began + policy_latest_look(age, active_count);
+    int64_t age = now > latest->began ? now - latest->began : 0,
+            bound = latest->began + policy_latest_look(age, active_count);
     return bound < time ? bound : time;
 }
 
-/* When to poll a list whose oldest wait was not over. It may hand that wait back, and be without one afterwards. */
+/* When to poll a list whose oldest wait was pending. It may hand that wait back, and then the list
+ * may be without one. */
 static int64_t schedule(struct wait_list *list, int64_t now) {
     struct wait *wait;
     list->exact = false;
@@ -168,7 +178,8 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         list->loop_lag = load.loop_lag_ns;
         if (holder == HELD_BY_TIMER) {
             list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
-            int64_t guard = policy_guard(&wait->forecast->prediction, age, wait->timer_entry.time - start, &load);
+            int64_t guard = policy_guard(&wait->forecast->prediction, age,
+                                         wait->timer_entry.time - start, &load);
             if (guard != NEVER) return bound_by_latest(list, start + guard, now);
             take_first_off(list);
             unlist_to_timer(wait);
@@ -176,15 +187,17 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         }
         if (!is_wanted(list)) return start + policy_unwanted(age);
         list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
-        /* A dropped wait has no task to which it could be handed back, and a future never had one. */
-        struct plan plan = policy_plan(&wait->forecast->prediction, age, &load, wait->ticket && !wait->future ? wait->mode : WAIT_EVENT);
+        /* A dropped wait has no task to hand it back to, and a future never had one. */
+        struct plan plan = policy_plan(&wait->forecast->prediction, age, &load,
+                                       wait->ticket && !wait->future ? wait->mode : WAIT_EVENT);
         if (plan.stage == STAGE_WATCHER) {
             list->exact = plan.exact;
             return bound_by_latest(list, start + plan.at, now);
         }
         if (plan.stage == STAGE_TIMER) {
             /* As a timer would: guard looks before, and awake when the task is to be woken. */
-            int64_t wake = plan.at - waker_oversleep(plan.at - age), guard = policy_guard(&wait->forecast->prediction, age, wake, &load);
+            int64_t wake = plan.at - waker_oversleep(plan.at - age),
+                    guard = policy_guard(&wait->forecast->prediction, age, wake, &load);
             if (wake > age) {
                 list->exact = wake < guard;
                 return bound_by_latest(list, start + (guard < wake ? guard : wake), now);
@@ -199,15 +212,18 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
     return NEVER;
 }
 
-/* When to poll a list whose first wait was left just now: it may be due already, if the watcher slept until then. */
+/* When to poll a list whose first wait was left just now. It may be due already, if the watcher
+ * slept until then. */
 static int64_t schedule_new(struct wait_list *list, int64_t now) {
     int64_t at = schedule(list, now);
     if (!list->first) return at;
-    int64_t due = atomic_exchange(&list->first->due, NEVER); /* its task may be just leaving it again */
+    /* its task may be just leaving it again */
+    int64_t due = atomic_exchange(&list->first->due, NEVER);
     return due < at ? due : at;
 }
 
-/* The next look comes no later than `time`, and no later than it was due: for the bound, it counts when the last look was. */
+/* The next look comes no later than `time`, and no later than it was due. For the bound, the time
+ * of the last look counts. */
 static void poll_by(struct wait_list *list, int64_t time) {
     if (time < list->next_poll) list->next_poll = time;
 }
@@ -224,17 +240,18 @@ static void take_new_waits(int64_t now) {
     while ((wait = oldest)) {
         oldest = wait->next;
         struct wait_list *list = wait->list;
-        atomic_fetch_add(&list->refs, 1); /* the wait may be its last user, and may be over by now */
+        /* the wait may be the list's last user, and may be over by now */
+        atomic_fetch_add(&list->refs, 1);
         if (!list->active) activate(list);
         insert(list, wait);
-        /* A list that was without a task was looked at ever more seldom. */
+        /* The watcher has looked at a list without a task at ever longer intervals. */
         if (list->first == wait || !list->first->ticket) poll_by(list, schedule_new(list, now));
         if (!list->first) deactivate(list);
         wait_list_unref(list);
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ the pass */
+/* --- the pass --- */
 
 static int poll_due(struct wait_list *list, int64_t now) {
     int polls = 0;
@@ -249,7 +266,8 @@ static int poll_due(struct wait_list *list, int64_t now) {
 int64_t waits_poll(int64_t now) {
     atomic_store(&some_revisit, false);
     if (atomic_load(&new_waits)) take_new_waits(now);
-    int64_t next[2] = {NEVER, NEVER}, latest = NEVER; /* for looks that are exact, and for the others; by the bound */
+    /* the next pass for looks that are exact, and for the others; by the bound */
+    int64_t next[2] = {NEVER, NEVER}, latest = NEVER;
     int64_t loop_lag = NEVER;
     int polls = 0;
     for (struct wait_list *list = active, *following; list; list = following) {
@@ -260,7 +278,8 @@ int64_t waits_poll(int64_t now) {
             deactivate(list);
         } else {
             if (list->next_poll < next[!list->exact]) next[!list->exact] = list->next_poll;
-            /* A pass before the list's own look would find nothing to do, and come again at once. */
+            /* A pass before the list's own look would find nothing to do, and the next would come
+             * at once. */
             int64_t bound = list->latest > list->next_poll ? list->latest : list->next_poll;
             if (bound < latest) latest = bound;
             if (list->loop_lag < loop_lag) loop_lag = list->loop_lag;
@@ -277,7 +296,8 @@ int64_t waits_poll(int64_t now) {
     return first < latest ? first : latest;
 }
 
-/* The context has failed, and with it all waits in it. Those that their tasks poll learn it from the driver. */
+/* The context has failed, and with it all waits in it. The driver answers so to the tasks that poll
+ * theirs. */
 static void fail_list(struct wait_list *list, int status) {
     struct wait **link = &list->first, *wait, *kept = NULL;
     while ((wait = *link)) {

@@ -1,6 +1,5 @@
-/* The watcher: one native thread that polls the events of waits, and reads the health of each context while anything is
- * pending.
- */
+/* The watcher: the one native thread that polls the events of waits. While any point is pending, it
+ * also reads the health of each context. */
 #define _GNU_SOURCE
 #include "watcher.h"
 
@@ -17,20 +16,24 @@
 
 enum { IDLE_PASSES_BEFORE_PARKING = 4 };
 static const int64_t HEALTH_PERIOD_NS = 15000000;
-static const int64_t IDLE_HEALTH_PERIOD_NS = 900000000; /* of contexts with nothing pending, if somebody wants to know: P19 is a second */
+/* of contexts with nothing pending, if a listener wants to know; P19 promises a second */
+static const int64_t IDLE_HEALTH_PERIOD_NS = 900000000;
 static const int64_t NEVER = INT64_MAX;
 
-static pthread_mutex_t watcher_lock = PTHREAD_MUTEX_INITIALIZER; /* for watcher_start and watcher_stop alone */
+/* for watcher_start and watcher_stop alone */
+static pthread_mutex_t watcher_lock = PTHREAD_MUTEX_INITIALIZER;
 static bool running;          /* under watcher_lock */
 static _Atomic bool stopping; /* written by watcher_stop; read by the watcher */
 static pthread_t thread;
-static pid_t process; /* the one in which it runs; likewise under watcher_lock */
+static pid_t process; /* the process in which it runs; under watcher_lock */
 
 static bool must_wake(void) { return waits_are_new() || atomic_load(&stopping); }
 
-/* While it is parked, also somebody who wants to know of failures from now on. */
+/* While the watcher is parked, a thread may also begin to listen for failures. */
 static bool sleeps_unwatched;
-static bool must_leave_park(void) { return must_wake() || (sleeps_unwatched && failures_watched()); }
+static bool must_leave_park(void) {
+    return must_wake() || (sleeps_unwatched && failures_watched());
+}
 
 static void read_health(bool all) {
     struct context *context;
@@ -47,11 +50,12 @@ static void read_health(bool all) {
 static void *watch(void *unused) {
     (void)unused;
     bool relaxed = false;
-    prctl(PR_SET_TIMERSLACK, 1UL);   /* ns; 50 us by default, which is the length of a short wait */
+    prctl(PR_SET_TIMERSLACK, 1UL); /* ns. The default, 50 us, is the length of a short wait. */
     int idle_passes = 0;
     int64_t next_health = 0, next_idle_health = 0;
     while (!atomic_load(&stopping)) {
-        if (!relaxed) relaxed = relaxed_enter() >= 0; /* for good: no query of this thread may disturb anybody's capture */
+        /* for good, so that no query of this thread can end a capture */
+        if (!relaxed) relaxed = relaxed_enter() >= 0;
         int64_t now = now_ns();
         int64_t next = waits_poll(now);
         if (contexts_pending() > 0 || next != NEVER) {
@@ -72,9 +76,11 @@ static void *watch(void *unused) {
                 next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
             }
             waker_set_parked(true);
-            if (contexts_pending() == 0) waker_sleep_until(sleeps_unwatched ? NEVER : next_idle_health, must_leave_park);
+            if (contexts_pending() == 0)
+                waker_sleep_until(sleeps_unwatched ? NEVER : next_idle_health, must_leave_park);
             waker_set_parked(false);
-            idle_passes = must_wake() || contexts_pending() > 0 ? 0 : IDLE_PASSES_BEFORE_PARKING; /* only its time was up */
+            /* only its time was up */
+            idle_passes = must_wake() || contexts_pending() > 0 ? 0 : IDLE_PASSES_BEFORE_PARKING;
         }
     }
     return NULL;
@@ -94,9 +100,10 @@ int watcher_start(void) {
     return error;
 }
 
-/* False: it had not ended by then. */
+/* False: the thread had not ended by then. */
 static bool join(const struct timespec *deadline) {
-    return (deadline ? pthread_timedjoin_np(thread, NULL, deadline) : pthread_join(thread, NULL)) == 0;
+    return (deadline ? pthread_timedjoin_np(thread, NULL, deadline) : pthread_join(thread, NULL)) ==
+           0;
 }
 
 static void stop_by(const struct timespec *deadline) {
@@ -112,7 +119,8 @@ static void stop_by(const struct timespec *deadline) {
 void watcher_stop(void) { stop_by(NULL); }
 
 void watcher_stop_within(int64_t patience_ns) {
-    if (process != getpid()) return; /* in a forked child the lock may be held for ever, and there is no such thread */
+    /* in a forked child there is no such thread, and the lock may be held without an end */
+    if (process != getpid()) return;
     struct timespec deadline;
     clock_gettime(CLOCK_REALTIME, &deadline);
     deadline.tv_sec += patience_ns / 1000000000;

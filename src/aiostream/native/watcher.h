@@ -1,12 +1,14 @@
-/* The watcher: one native thread that polls the events of waits, and reads the health of contexts. */
+/* The watcher: the one native thread that polls the events of waits and reads the health of
+ * contexts. */
 #ifndef AIOSTREAM_WATCHER_H
 #define AIOSTREAM_WATCHER_H
 
 #include "base.h"
 
-int watcher_start(void); /* once; 0, or an errno, and then it can be tried again */
+int watcher_start(void); /* once; 0, or an errno, after which it can be tried again */
 void watcher_stop(void);
-/* At the end of the process: a driver call that blocks does not hold it up for longer than that. Nothing in a forked child. */
+/* For the end of the process: a driver call that blocks does not hold it up for longer than that.
+ * In a forked child it does nothing. */
 void watcher_stop_within(int64_t patience_ns);
 enum { EXIT_PATIENCE_NS = 1000000000 };
 

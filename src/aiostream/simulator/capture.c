@@ -8,32 +8,23 @@
 
 enum { GLOBAL = 0, THREAD_LOCAL = 1, RELAXED = 2 };
 
-void capture_release(struct capture *capture)
-{
-    if (--capture->references > 0 || !capture->ended)
-        return;
+void capture_release(struct capture *capture) {
+    if (--capture->references > 0 || !capture->ended) return;
     dependencies_clear(&capture->exempt);
     dependencies_clear(&capture->left);
     free(capture);
 }
 
-void capture_invalidate(struct capture *capture)
-{
-    capture->invalid = true;
-}
+void capture_invalidate(struct capture *capture) { capture->invalid = true; }
 
 /* Whether `capture` forbids this thread potentially unsafe calls. */
-static bool forbids(const struct capture *capture)
-{
-    if (me.capture_mode == RELAXED || capture->mode == RELAXED)
-        return false;
-    if (pthread_equal(capture->owner, pthread_self()))
-        return true;
+static bool forbids(const struct capture *capture) {
+    if (me.capture_mode == RELAXED || capture->mode == RELAXED) return false;
+    if (pthread_equal(capture->owner, pthread_self())) return true;
     return me.capture_mode == GLOBAL && capture->mode == GLOBAL;
 }
 
-CUresult capture_forbids_unsafe(void)
-{
+CUresult capture_forbids_unsafe(void) {
     CUresult code = OK;
     for (struct capture *capture = sim.captures; capture != NULL; capture = capture->next)
         if (forbids(capture)) {
@@ -43,11 +34,12 @@ CUresult capture_forbids_unsafe(void)
     return code;
 }
 
-/* The legacy stream would depend on every blocking stream that captures, and no dependency may cross that border. */
-CUresult capture_forbids_legacy(struct stream *stream)
-{
+/* The legacy stream would depend on every blocking stream that captures, and no dependency may
+ * cross that border. */
+CUresult capture_forbids_legacy(struct stream *stream) {
     CUresult code = OK;
-    for (struct stream *other = stream->legacy ? stream->context->streams : NULL; other != NULL; other = other->next)
+    for (struct stream *other = stream->legacy ? stream->context->streams : NULL; other != NULL;
+         other = other->next)
         if (other->blocking && other->capture != NULL) {
             capture_invalidate(other->capture);
             code = CAPTURE_IMPLICIT;
@@ -55,120 +47,115 @@ CUresult capture_forbids_legacy(struct stream *stream)
     return code;
 }
 
-/* What cannot be done to a stream that captures; trying ruins the capture. */
-CUresult capture_unsupported(struct stream *stream)
-{
+/* What cannot be done to a stream that captures. To try it ends the capture. */
+CUresult capture_unsupported(struct stream *stream) {
     CUresult code = stream->capture->invalid ? CAPTURE_INVALIDATED : CAPTURE_UNSUPPORTED;
     capture_invalidate(stream->capture);
     return code;
 }
 
-/* For cuStreamGetFlags, GetId and GetDevice, which an H200's driver takes for unsupported work on the stream itself. */
-CUresult capture_forbids_question(struct stream *stream)
-{
+/* For cuStreamGetFlags, GetId and GetDevice, which an H200's driver takes for unsupported work on
+ * the stream itself. */
+CUresult capture_forbids_question(struct stream *stream) {
     return stream->capture != NULL ? capture_unsupported(stream) : OK;
 }
 
-/* For cuStreamQuery and cuStreamSynchronize: never of a stream that captures, and else potentially unsafe. */
-CUresult capture_forbids_query(struct stream *stream)
-{
-    if (sim.captures == NULL)
-        return OK;
-    if (stream->capture != NULL)
-        return capture_forbids_question(stream);
+/* For cuStreamQuery and cuStreamSynchronize, which are forbidden on a stream that captures, and
+ * potentially unsafe on others. */
+CUresult capture_forbids_query(struct stream *stream) {
+    if (sim.captures == NULL) return OK;
+    if (stream->capture != NULL) return capture_forbids_question(stream);
     CUresult code = capture_forbids_legacy(stream);
     return code != OK ? code : capture_forbids_unsafe();
 }
 
 /* The capture in progress whose nodes go into this graph, or NULL. */
-struct capture *capture_into(const struct graph *graph)
-{
+struct capture *capture_into(const struct graph *graph) {
     for (struct capture *capture = sim.captures; capture != NULL; capture = capture->next)
-        if (capture->graph == graph)
-            return capture;
+        if (capture->graph == graph) return capture;
     return NULL;
 }
 
-struct capture *capture_inside(const struct graph *graph)
-{
+struct capture *capture_inside(const struct graph *graph) {
     for (struct capture *capture = sim.captures; capture != NULL; capture = capture->next)
-        for (const struct graph *at = capture->graph; at != NULL; at = at->owner != NULL ? at->owner->graph : NULL)
-            if (at == graph)
-                return capture;
+        for (const struct graph *at = capture->graph; at != NULL;
+             at = at->owner != NULL ? at->owner->graph : NULL)
+            if (at == graph) return capture;
     return NULL;
 }
 
 /* A node that the program has cut off itself need not be joined. */
-void capture_exempt(struct capture *capture, struct node *node)
-{
+void capture_exempt(struct capture *capture, struct node *node) {
     dependencies_add(&capture->exempt, node, NULL);
 }
 
-static void depend_on(struct stream *stream, struct node *node)
-{
+static void depend_on(struct stream *stream, struct node *node) {
     dependencies_clear(&stream->dependencies);
     dependencies_add(&stream->dependencies, node, NULL);
 }
 
-CUresult capture_add_node(struct stream *stream, struct node *node)
-{
+CUresult capture_add_node(struct stream *stream, struct node *node) {
     struct capture *capture = stream->capture;
     if (capture->invalid) {
         node_free(node);
         return CAPTURE_INVALIDATED;
     }
-    if (node->type == NODE_KERNEL)
-        node->attributes = stream->attributes;
     struct graph *graph = capture->graph;
     if (capture->recapture != NULL) {
         struct node *again;
         CUresult code = recapture_node(stream, node, &again);
-        if (code == OK)
-            depend_on(stream, again);
+        if (code == OK) depend_on(stream, again);
         return code;
     }
     CUresult code = graph_link(graph, node, &stream->dependencies);
-    if (code == OK)
-        depend_on(stream, node);
+    if (code == OK) depend_on(stream, node);
     return code;
 }
 
-/* As cuGraphMemcpyNodeGetParams tells it. */
-static struct copy_end copy_end_at(const void *at)
-{
+/* For cuGraphMemcpyNodeGetParams. */
+static struct copy_end copy_end_at(const void *at) {
     const struct allocation *found = find_allocation(at);
-    struct copy_end end = {.type = found != NULL && found->kind != MEMORY_HOST && found->kind != MEMORY_REGISTERED ? 2 : 1};
-    if (end.type == 2)
-        end.device = (uintptr_t)at;
-    else
-        end.host = (void *)(uintptr_t)at;
+    struct copy_end end = {.type = found != NULL && found->kind != MEMORY_HOST &&
+                                           found->kind != MEMORY_REGISTERED
+                                       ? 2
+                                       : 1};
+    if (end.type == 2) end.device = (uintptr_t)at;
+    else end.host = (void *)(uintptr_t)at;
     return end;
 }
 
-CUresult capture_add(struct stream *stream, struct op *op, int type)
-{
+CUresult capture_add(struct stream *stream, struct op *op, int type) {
     struct node *node = node_new(type);
     node_add_op(node, op);
-    if (type != NODE_HOST && type != NODE_EMPTY)
-        node->context = stream->context;
-    if (type == NODE_KERNEL)
-        node_tell_kernel(node);
+    if (type != NODE_HOST && type != NODE_EMPTY) node->context = stream->context;
     if (type == NODE_COPY)
-        node->copy = (struct copy_params){copy_end_at(op->u.copy.from), copy_end_at(op->u.copy.to), op->u.copy.bytes, 1, 1};
+        node->copy = (struct copy_params){copy_end_at(op->u.copy.from), copy_end_at(op->u.copy.to),
+                                          op->u.copy.bytes, 1, 1};
     if (type == NODE_FILL)
-        node->fill = (struct fill_params){.to = (uintptr_t)op->u.fill.to, .value = op->u.fill.value, .width = op->u.fill.width,
-                                          .count = op->u.fill.count, .height = 1};
+        node->fill = (struct fill_params){.to = (uintptr_t)op->u.fill.to,
+                                          .value = op->u.fill.value,
+                                          .width = op->u.fill.width,
+                                          .count = op->u.fill.count,
+                                          .height = 1};
     return capture_add_node(stream, node);
 }
 
-/* Recorded under capture, an event stands for the nodes that came before it, and makes no node itself. */
-CUresult capture_record(struct stream *stream, struct event *event)
-{
-    if (stream->capture->invalid)
-        return CAPTURE_INVALIDATED;
+CUresult capture_add_kernel(struct stream *stream, struct op *op,
+                            const struct attributes *attributes) {
+    struct node *node = node_new(NODE_KERNEL);
+    node_add_op(node, op);
+    node->context = stream->context;
+    node->attributes = *attributes;
+    node_describe_kernel(node);
+    return capture_add_node(stream, node);
+}
+
+/* Recorded under capture, an event stands for the nodes that came before it, and makes no node
+ * itself. */
+CUresult capture_record(struct stream *stream, struct event *event) {
+    if (stream->capture->invalid) return CAPTURE_INVALIDATED;
     event_unregister_capture(event);
-    if (event->marker != NULL)
-        marker_release(event->marker);
+    if (event->marker != NULL) marker_release(event->marker);
     event->marker = NULL;
     event->capture = stream->capture;
     event->capture->references++;
@@ -176,31 +163,25 @@ CUresult capture_record(struct stream *stream, struct event *event)
     return OK;
 }
 
-static void join(struct stream *stream, struct capture *capture)
-{
+static void join(struct stream *stream, struct capture *capture) {
     stream->capture = capture;
     capture->references++;
     dependencies_clear(&stream->dependencies);
 }
 
-CUresult capture_wait(struct stream *stream, struct event *event)
-{
+CUresult capture_wait(struct stream *stream, struct event *event) {
     struct capture *from = event->capture, *into = stream->capture;
-    if (from == NULL && event->marker == NULL)
-        return OK; /* never recorded */
-    if (into != NULL && into->invalid)
-        return CAPTURE_INVALIDATED;
+    if (from == NULL && event->marker == NULL) return OK; /* never recorded */
+    if (into != NULL && into->invalid) return CAPTURE_INVALIDATED;
     if (from == NULL) {
         capture_invalidate(into);
         return CAPTURE_ISOLATION; /* work outside the capture */
     }
     if (from->ended) { /* a point of a graph by now, and none of any stream */
-        if (into != NULL)
-            capture_invalidate(into);
+        if (into != NULL) capture_invalidate(into);
         return INVALID_VALUE;
     }
-    if (from->invalid)
-        return CAPTURE_INVALIDATED;
+    if (from->invalid) return CAPTURE_INVALIDATED;
     if (into != NULL && into != from) {
         capture_invalidate(into);
         capture_invalidate(from);
@@ -210,26 +191,23 @@ CUresult capture_wait(struct stream *stream, struct event *event)
         capture_invalidate(from);
         return CAPTURE_IMPLICIT;
     }
-    if (into == NULL)
-        join(stream, from);
+    if (into == NULL) join(stream, from);
     for (size_t i = 0; i < event->dependencies.count; i++)
-        dependencies_add(&stream->dependencies, event->dependencies.nodes[i], &event->dependencies.edges[i]);
+        dependencies_add(&stream->dependencies, event->dependencies.nodes[i],
+                         &event->dependencies.edges[i]);
     return OK;
 }
 
 /* --- beginning and ending --- */
 
-static CUresult can_begin(CUstream handle, int mode, struct stream **out)
-{
+static CUresult can_begin(CUstream handle, int mode, struct stream **out) {
     CUresult code = mode < GLOBAL || mode > RELAXED ? INVALID_VALUE : find_stream(handle, out);
-    if (code == OK && (*out)->legacy)
-        code = CAPTURE_UNSUPPORTED;
+    if (code == OK && (*out)->legacy) code = CAPTURE_UNSUPPORTED;
     return code == OK && (*out)->capture != NULL ? ILLEGAL_STATE : code;
 }
 
-static struct capture *begin(struct stream *stream, int mode, struct graph *graph)
-{
-    struct capture *capture = calloc(1, sizeof *capture);
+static struct capture *begin(struct stream *stream, int mode, struct graph *graph) {
+    struct capture *capture = alloc_need(sizeof *capture);
     capture->id = ++sim.next_id;
     capture->mode = mode;
     capture->owner = pthread_self();
@@ -242,61 +220,50 @@ static struct capture *begin(struct stream *stream, int mode, struct graph *grap
     return capture;
 }
 
-EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode)
-{
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
     ENTER(cuStreamBeginCapture, 0);
     struct stream *stream;
     CUresult code = can_begin(handle, mode, &stream);
-    if (code == OK)
-        begin(stream, mode, graph_new(false));
+    if (code == OK) begin(stream, mode, graph_new(false));
     return leave(code);
 }
 
 /* Before CUDA 10.1 there was one mode. */
-EXPORT CUresult cuStreamBeginCapture(CUstream handle)
-{
+EXPORT CUresult cuStreamBeginCapture(CUstream handle) {
     return cuStreamBeginCapture_v2(handle, GLOBAL);
 }
 
 /* A graph that a program owns, and that no other capture is at work on. */
-static CUresult find_graph(CUgraph handle, struct graph **out)
-{
+static CUresult find_graph(CUgraph handle, struct graph **out) {
     *out = object_find(handle, OBJECT_GRAPH);
-    if (*out == NULL)
-        return INVALID_VALUE;
+    if (*out == NULL) return INVALID_VALUE;
     return capture_into(*out) == NULL ? OK : ILLEGAL_STATE;
 }
 
-EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle, const CUgraphNode *nodes, const void *edges,
-                                            size_t count, int mode)
-{
+EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle,
+                                            const CUgraphNode *nodes, const void *edges,
+                                            size_t count, int mode) {
     ENTER(cuStreamBeginCaptureToGraph, 0);
     struct stream *stream;
     struct graph *graph;
     struct dependencies dependencies;
     CUresult code = can_begin(handle, mode, &stream);
-    if (code == OK)
-        code = find_graph(graph_handle, &graph);
-    if (code == OK)
-        code = dependencies_read(graph, nodes, edges, count, &dependencies);
-    if (code != OK)
-        return leave(code);
+    if (code == OK) code = find_graph(graph_handle, &graph);
+    if (code == OK) code = dependencies_read(graph, nodes, edges, count, &dependencies);
+    if (code != OK) return leave(code);
     begin(stream, mode, graph);
     stream->dependencies = dependencies;
     return leave(OK);
 }
 
-EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream handle, int mode, CUgraph graph_handle, CUrecaptureFn function,
-                                              void *user_data)
-{
+EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream handle, int mode, CUgraph graph_handle,
+                                              CUrecaptureFn function, void *user_data) {
     ENTER(cuStreamBeginRecaptureToGraph, 0);
     struct stream *stream;
     struct graph *graph;
     CUresult code = can_begin(handle, mode, &stream);
-    if (code == OK)
-        code = find_graph(graph_handle, &graph);
-    if (code != OK)
-        return leave(code);
+    if (code == OK) code = find_graph(graph_handle, &graph);
+    if (code != OK) return leave(code);
     struct capture *capture = begin(stream, mode, graph);
     capture->recapture = recapture_new(function, user_data);
     holdings_release(graph);
@@ -304,8 +271,7 @@ EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream handle, int mode, CUgraph
 }
 
 /* Marks the nodes and all that they come after. Without recursion: chains may be long. */
-static void reach(const struct dependencies *from, uint64_t mark)
-{
+static void reach(const struct dependencies *from, uint64_t mark) {
     struct node **todo = NULL;
     size_t count = 0, space = 0;
     for (size_t i = 0;; i++) {
@@ -317,44 +283,39 @@ static void reach(const struct dependencies *from, uint64_t mark)
             from = &todo[--count]->before;
             i = 0;
         }
-        if (from->nodes[i]->mark == mark)
-            continue;
+        if (from->nodes[i]->mark == mark) continue;
         from->nodes[i]->mark = mark;
         if (count == space) {
             space = space ? space * 2 : 64;
-            todo = realloc(todo, space * sizeof *todo);
+            todo = alloc_more(todo, space * sizeof *todo);
         }
         todo[count++] = from->nodes[i];
     }
 }
 
 /* Whether all that other streams did in the capture comes before where its origin stands now. */
-static bool joined(const struct capture *capture)
-{
+static bool joined(const struct capture *capture) {
     uint64_t mark = ++sim.next_id;
     reach(&capture->origin->dependencies, mark);
     reach(&capture->exempt, mark);
     for (size_t c = 0; c < sim.context_count; c++)
-        for (const struct stream *stream = sim.contexts[c]->streams; stream != NULL; stream = stream->next)
+        for (const struct stream *stream = sim.contexts[c]->streams; stream != NULL;
+             stream = stream->next)
             for (size_t i = 0; stream->capture == capture && i < stream->dependencies.count; i++)
-                if (stream->dependencies.nodes[i]->mark != mark)
-                    return false;
+                if (stream->dependencies.nodes[i]->mark != mark) return false;
     for (size_t i = 0; i < capture->left.count; i++)
-        if (capture->left.nodes[i]->mark != mark)
-            return false;
+        if (capture->left.nodes[i]->mark != mark) return false;
     return true;
 }
 
-static void detach(struct stream *stream)
-{
+static void detach(struct stream *stream) {
     struct capture *capture = stream->capture;
     stream->capture = NULL;
     dependencies_clear(&stream->dependencies);
     capture_release(capture);
 }
 
-static void end(struct capture *capture)
-{
+static void end(struct capture *capture) {
     capture->references++;
     for (struct capture **link = &sim.captures; *link != NULL; link = &(*link)->next)
         if (*link == capture) {
@@ -362,34 +323,31 @@ static void end(struct capture *capture)
             break;
         }
     for (size_t c = 0; c < sim.context_count; c++)
-        for (struct stream *stream = sim.contexts[c]->streams; stream != NULL; stream = stream->next)
-            if (stream->capture == capture)
-                detach(stream);
+        for (struct stream *stream = sim.contexts[c]->streams; stream != NULL;
+             stream = stream->next)
+            if (stream->capture == capture) detach(stream);
     free(capture->recapture);
     capture->recapture = NULL;
     capture->ended = true;
     capture_release(capture);
 }
 
-/* The capture has failed, and takes its graph with it, also one that was there before. (Of a recapture no driver could be asked
- * yet, nor of a child graph.) Whoever captures into a child graph of it loses that capture. */
-static void discard(struct capture *capture)
-{
+/* The capture has failed, and takes its graph with it, even if the graph was there before. (No
+ * driver could be asked yet about a recapture, nor about a child graph.) A capture into a child
+ * graph of it is lost too. */
+static void discard(struct capture *capture) {
     struct graph *graph = capture->graph;
     capture->graph = NULL;
-    if (capture->recapture != NULL || graph->owner != NULL)
-        return;
-    while (capture_inside(graph) != NULL)
-        capture_unregister_stream(capture_inside(graph)->origin);
+    if (capture->recapture != NULL || graph->owner != NULL) return;
+    while (capture_inside(graph) != NULL) capture_unregister_stream(capture_inside(graph)->origin);
     graph_free(graph);
 }
 
-/* For a stream that is destroyed. Where the capture began, it ends with the stream; another leaves its work to be joined. */
-void capture_unregister_stream(struct stream *stream)
-{
+/* For a stream that is destroyed. If the capture began on it, the capture ends with it. Another
+ * stream leaves its work to be joined. */
+void capture_unregister_stream(struct stream *stream) {
     struct capture *capture = stream->capture;
-    if (capture == NULL)
-        return;
+    if (capture == NULL) return;
     if (capture->origin != stream) {
         for (size_t i = 0; i < stream->dependencies.count; i++)
             dependencies_add(&capture->left, stream->dependencies.nodes[i], NULL);
@@ -401,27 +359,25 @@ void capture_unregister_stream(struct stream *stream)
     end(capture);
 }
 
-EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
-{
-    ENTER(cuStreamEndCapture, 0);
+EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
+    ENTER(cuStreamEndCapture, FREES);
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
-    if (code != OK)
-        return leave(code);
+    if (code != OK) return leave(code);
     struct capture *capture = stream->capture;
-    if (capture == NULL)
-        return leave(ILLEGAL_STATE);
+    if (capture == NULL) return leave(ILLEGAL_STATE);
     if (capture->origin != stream) {
         capture_invalidate(capture);
         return leave(CAPTURE_UNMATCHED);
     }
     bool elsewhere = capture->mode != RELAXED && !pthread_equal(capture->owner, pthread_self());
-    code = capture->invalid ? CAPTURE_INVALIDATED : elsewhere ? CAPTURE_WRONG_THREAD : joined(capture) ? OK : CAPTURE_UNJOINED;
-    if (code == OK && capture->recapture != NULL)
-        code = recapture_end(capture);
+    code = capture->invalid  ? CAPTURE_INVALIDATED
+           : elsewhere       ? CAPTURE_WRONG_THREAD
+           : joined(capture) ? OK
+                             : CAPTURE_UNJOINED;
+    if (code == OK && capture->recapture != NULL) code = recapture_end(capture);
     *out = code == OK ? capture->graph : NULL;
-    if (code != OK)
-        discard(capture);
+    if (code != OK) discard(capture);
     capture->graph = NULL;
     end(capture);
     return leave(code);
@@ -429,84 +385,70 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out)
 
 /* --- asking --- */
 
-static CUresult state(CUstream handle, int *status, struct stream **out)
-{
+static CUresult state(CUstream handle, int *status, struct stream **out) {
     CUresult code = status == NULL ? INVALID_VALUE : find_stream(handle, out);
-    if (code != OK)
-        return code;
+    if (code != OK) return code;
     struct stream *stream = *out;
-    for (struct stream *other = stream->legacy ? stream->context->streams : NULL; other != NULL; other = other->next)
+    for (struct stream *other = stream->legacy ? stream->context->streams : NULL; other != NULL;
+         other = other->next)
         if (other->blocking && other->capture != NULL)
             return CAPTURE_IMPLICIT; /* and the capture is unharmed */
     *status = stream->capture == NULL ? 0 : stream->capture->invalid ? 2 : 1;
     return OK;
 }
 
-EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status)
-{
-    ENTER(cuStreamIsCapturing, 0);
+EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status) {
+    ENTER(cuStreamIsCapturing, FREES);
     struct stream *stream;
     return leave(state(handle, status, &stream));
 }
 
-/* All forms; what the caller does not ask for is NULL. The arrays are ours, and good until the stream's next call. */
-static CUresult information(CUstream handle, int *status, uint64_t *id, CUgraph *graph, struct node ***nodes, const void **edges,
-                            size_t *count)
-{
+/* All forms. What the caller does not ask for is NULL. The arrays are the simulator's, and valid
+ * until the stream's next call. */
+static CUresult information(CUstream handle, int *status, uint64_t *id, CUgraph *graph,
+                            struct node ***nodes, const void **edges, size_t *count) {
     struct stream *stream;
     CUresult code = edges != NULL && nodes == NULL ? INVALID_VALUE : state(handle, status, &stream);
-    if (code != OK || *status != 1)
-        return code;
-    if (nodes != NULL && edges == NULL && !edges_plain(&stream->dependencies))
-        return LOSSY_QUERY;
-    if (id != NULL)
-        *id = stream->capture->id;
-    if (graph != NULL)
-        *graph = stream->capture->graph;
-    if (nodes != NULL)
-        *nodes = stream->dependencies.nodes;
-    if (edges != NULL)
-        *edges = stream->dependencies.edges;
-    if (count != NULL)
-        *count = stream->dependencies.count;
+    if (code != OK || *status != 1) return code;
+    if (nodes != NULL && edges == NULL && !edges_plain(&stream->dependencies)) return LOSSY_QUERY;
+    if (id != NULL) *id = stream->capture->id;
+    if (graph != NULL) *graph = stream->capture->graph;
+    if (nodes != NULL) *nodes = stream->dependencies.nodes;
+    if (edges != NULL) *edges = stream->dependencies.edges;
+    if (count != NULL) *count = stream->dependencies.count;
     return OK;
 }
 
-EXPORT CUresult cuStreamGetCaptureInfo(CUstream handle, int *status, uint64_t *id)
-{
-    ENTER(cuStreamGetCaptureInfo, 0);
+EXPORT CUresult cuStreamGetCaptureInfo(CUstream handle, int *status, uint64_t *id) {
+    ENTER(cuStreamGetCaptureInfo, FREES);
     return leave(information(handle, status, id, NULL, NULL, NULL, NULL));
 }
 
-EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
-                                          size_t *count)
-{
-    ENTER(cuStreamGetCaptureInfo, 0);
+EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id,
+                                          CUgraph *graph, const CUgraphNode **nodes,
+                                          size_t *count) {
+    ENTER(cuStreamGetCaptureInfo, FREES);
     return leave(information(handle, status, id, graph, (struct node ***)nodes, NULL, count));
 }
 
-EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream handle, int *status, uint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
-                                          const void **edges, size_t *count)
-{
-    ENTER(cuStreamGetCaptureInfo, 0);
+EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream handle, int *status, uint64_t *id,
+                                          CUgraph *graph, const CUgraphNode **nodes,
+                                          const void **edges, size_t *count) {
+    ENTER(cuStreamGetCaptureInfo, FREES);
     return leave(information(handle, status, id, graph, (struct node ***)nodes, edges, count));
 }
 
 /* --- changing what the next node comes after --- */
 
-static CUresult update(CUstream handle, const CUgraphNode *nodes, const struct edge *edges, size_t count, unsigned flags)
-{
+static CUresult update(CUstream handle, const CUgraphNode *nodes, const struct edge *edges,
+                       size_t count, unsigned flags) {
     struct stream *stream;
     struct dependencies given;
     CUresult code = flags > 1 ? INVALID_VALUE : find_stream(handle, &stream);
-    if (code == OK && stream->capture == NULL)
-        code = ILLEGAL_STATE;
-    if (code == OK && stream->capture->invalid)
-        code = CAPTURE_INVALIDATED;
-    if (code == OK)
-        code = dependencies_read(stream->capture->graph, nodes, edges, count, &given);
-    if (code != OK)
-        return leave(code);
+    if (code == OK && stream->capture == NULL) code = ILLEGAL_STATE;
+    if (code == OK && stream->capture->invalid) code = CAPTURE_INVALIDATED;
+    if (code == OK) code = dependencies_read(stream->capture->graph, nodes, edges, count, &given);
+    if (code != OK) return leave(code);
     if (flags == 1) {
         for (size_t i = 0; i < stream->dependencies.count; i++)
             capture_exempt(stream->capture, stream->dependencies.nodes[i]);
@@ -518,24 +460,22 @@ static CUresult update(CUstream handle, const CUgraphNode *nodes, const struct e
     return leave(OK);
 }
 
-EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, const CUgraphNode *nodes, size_t count, unsigned flags)
-{
+EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, const CUgraphNode *nodes,
+                                                  size_t count, unsigned flags) {
     ENTER(cuStreamUpdateCaptureDependencies, 0);
     return update(handle, nodes, NULL, count, flags);
 }
 
-EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, const CUgraphNode *nodes, const void *edges, size_t count,
-                                                     unsigned flags)
-{
+EXPORT CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, const CUgraphNode *nodes,
+                                                     const void *edges, size_t count,
+                                                     unsigned flags) {
     ENTER(cuStreamUpdateCaptureDependencies, 0);
     return update(handle, nodes, edges, count, flags);
 }
 
-EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode)
-{
-    ENTER(cuThreadExchangeStreamCaptureMode, 0);
-    if (mode == NULL || *mode < GLOBAL || *mode > RELAXED)
-        return leave(INVALID_VALUE);
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+    ENTER(cuThreadExchangeStreamCaptureMode, FREES);
+    if (mode == NULL || *mode < GLOBAL || *mode > RELAXED) return leave(INVALID_VALUE);
     int before = me.capture_mode;
     me.capture_mode = *mode;
     *mode = before;

@@ -1,26 +1,23 @@
-/* Contexts: primary and created, the stack of each thread, and the wait for all of a context's work. */
+/* Contexts: primary and created, the stack of each thread, and the wait for all of a context's
+ * work. */
 #include "driver.h"
 
 #include "api.h"
 
 #include <stdlib.h>
 
-static void *grow(void *array, size_t count, size_t *space, size_t size)
-{
-    if (count < *space)
-        return array;
+static void *grow(void *array, size_t count, size_t *space, size_t size) {
+    if (count < *space) return array;
     *space = *space ? *space * 2 : 8;
-    array = realloc(array, *space * size);
-    if (array == NULL)
-        abort();
+    array = alloc_more(array, *space * size);
     return array;
 }
 
-/* Contexts are few and never freed: a stale handle stays recognisable (709), and streams may always follow theirs. */
-struct context *context_make(int device)
-{
+/* Contexts are few and never freed, so a stale handle stays recognisable (709), and a stream may
+ * always follow its context. */
+struct context *context_make(int device) {
     static size_t space;
-    struct context *context = calloc(1, sizeof *context);
+    struct context *context = alloc_need(sizeof *context);
     sim.contexts = grow(sim.contexts, sim.context_count, &space, sizeof *sim.contexts);
     sim.contexts[sim.context_count++] = context;
     context->device = device;
@@ -32,28 +29,24 @@ struct context *context_make(int device)
     return context;
 }
 
-static void activate(struct context *context)
-{
-    if (context->active)
-        return;
+static void activate(struct context *context) {
+    if (context->active) return;
     context->active = true;
-    if (context->generation > 0) /* a reset leaves the handle, and what comes after it is another context all the same */
-        context->id = ++sim.next_id;
+    /* a reset leaves the handle, but what comes after it is another context */
+    if (context->generation > 0) context->id = ++sim.next_id;
     context->legacy = stream_make(context, 0, 0);
     context->legacy->legacy = true;
     context->legacy->blocking = false;
 }
 
-static void deactivate(struct context *context)
-{
+static void deactivate(struct context *context) {
     context->active = false;
     context->generation++;
     streams_unregister(context);
     memory_release_context(context);
 }
 
-CUresult find_context(CUcontext handle, struct context **out)
-{
+CUresult find_context(CUcontext handle, struct context **out) {
     for (size_t i = 0; i < sim.context_count; i++)
         if (sim.contexts[i] == handle) {
             *out = sim.contexts[i];
@@ -62,31 +55,25 @@ CUresult find_context(CUcontext handle, struct context **out)
     return INVALID_CONTEXT;
 }
 
-CUresult current_context(struct context **out)
-{
+CUresult current_context(struct context **out) {
     *out = me.depth > 0 ? me.stack[me.depth - 1] : NULL;
-    if (*out == NULL)
-        return INVALID_CONTEXT;
+    if (*out == NULL) return INVALID_CONTEXT;
     return (*out)->active ? OK : CONTEXT_IS_DESTROYED;
 }
 
-static CUresult find_device(CUdevice device, struct device **out)
-{
-    if (device < 0 || device >= sim.device_count)
-        return INVALID_DEVICE;
+static CUresult find_device(CUdevice device, struct device **out) {
+    if (device < 0 || device >= sim.device_count) return INVALID_DEVICE;
     *out = &sim.devices[device];
     return OK;
 }
 
 /* --- primary contexts --- */
 
-EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal)
-{
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
     ENTER(cuDevicePrimaryCtxRetain, 0);
     struct device *device;
     CUresult code = out == NULL ? INVALID_VALUE : find_device(ordinal, &device);
-    if (code != OK)
-        return leave(code);
+    if (code != OK) return leave(code);
     if (device->primary == NULL) {
         device->primary = context_make(ordinal);
         device->primary->primary = true;
@@ -98,17 +85,14 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal)
     return leave(OK);
 }
 
-static CUresult drain_and_deactivate(struct context *context)
-{
+static CUresult drain_and_deactivate(struct context *context) {
     CUresult code = context_drain(context);
-    if (code == OK && context->active)
-        deactivate(context);
+    if (code == OK && context->active) deactivate(context);
     return code;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
-{
-    ENTER(cuDevicePrimaryCtxRelease, 0);
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal) {
+    ENTER(cuDevicePrimaryCtxRelease, FREES);
     struct device *device;
     CUresult code = find_device(ordinal, &device);
     if (code == OK && (device->primary == NULL || device->primary->retained == 0))
@@ -118,9 +102,8 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
     return leave(code);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
-{
-    ENTER(cuDevicePrimaryCtxReset, 0);
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
+    ENTER(cuDevicePrimaryCtxReset, FREES);
     struct device *device;
     CUresult code = find_device(ordinal, &device);
     if (code == OK && device->primary != NULL && device->primary->active)
@@ -128,21 +111,18 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
     return leave(code);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags)
-{
+EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags) {
     ENTER(cuDevicePrimaryCtxSetFlags, 0);
     struct device *device;
     CUresult code = flags > 0xff ? INVALID_VALUE : find_device(ordinal, &device);
     if (code == OK) {
         device->primary_flags = flags;
-        if (device->primary != NULL)
-            device->primary->flags = flags;
+        if (device->primary != NULL) device->primary->flags = flags;
     }
     return leave(code);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, int *active)
-{
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, int *active) {
     ENTER(cuDevicePrimaryCtxGetState, DEAD_OK);
     struct device *device;
     CUresult code = flags == NULL || active == NULL ? INVALID_VALUE : find_device(ordinal, &device);
@@ -155,21 +135,19 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, in
 
 /* --- created contexts --- */
 
-static void push(struct context *context)
-{
+static void push(struct context *context) {
     thread_register();
     me.stack = grow(me.stack, me.depth, &me.space, sizeof *me.stack);
     me.stack[me.depth++] = context;
 }
 
-static CUresult create(CUcontext *out, unsigned flags, CUdevice ordinal)
-{
+static CUresult create(CUcontext *out, unsigned flags, CUdevice ordinal) {
     struct device *device;
     unsigned scheduling = flags & 7;
     bool two_ways = (scheduling & (scheduling - 1)) != 0;
-    CUresult code = out == NULL || flags > 0xff || two_ways ? INVALID_VALUE : find_device(ordinal, &device);
-    if (code != OK)
-        return leave(code);
+    CUresult code =
+        out == NULL || flags > 0xff || two_ways ? INVALID_VALUE : find_device(ordinal, &device);
+    if (code != OK) return leave(code);
     struct context *context = context_make(ordinal);
     context->flags = flags;
     activate(context);
@@ -178,190 +156,148 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice ordinal)
     return leave(OK);
 }
 
-EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice ordinal)
-{
+EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned flags, CUdevice ordinal) {
     ENTER(cuCtxCreate, 0);
     return create(out, flags, ordinal);
 }
 
-EXPORT CUresult cuCtxCreate_v3(CUcontext *out, void *affinity, int affinity_count, unsigned flags, CUdevice ordinal)
-{
+EXPORT CUresult cuCtxCreate_v3(CUcontext *out, void *affinity, int affinity_count, unsigned flags,
+                               CUdevice ordinal) {
     ENTER(cuCtxCreate, 0);
-    if (affinity != NULL || affinity_count != 0)
-        return leave(NOT_SUPPORTED);
+    if (affinity != NULL || affinity_count != 0) return leave(NOT_SUPPORTED);
     return create(out, flags, ordinal);
 }
 
-EXPORT CUresult cuCtxCreate_v4(CUcontext *out, void *parameters, unsigned flags, CUdevice ordinal)
-{
+EXPORT CUresult cuCtxCreate_v4(CUcontext *out, void *parameters, unsigned flags, CUdevice ordinal) {
     ENTER(cuCtxCreate, 0);
-    if (parameters != NULL)
-        return leave(NOT_SUPPORTED);
+    if (parameters != NULL) return leave(NOT_SUPPORTED);
     return create(out, flags, ordinal);
 }
 
-EXPORT CUresult cuCtxDestroy_v2(CUcontext handle)
-{
-    ENTER(cuCtxDestroy, 0);
+EXPORT CUresult cuCtxDestroy_v2(CUcontext handle) {
+    ENTER(cuCtxDestroy, FREES);
     struct context *context;
     CUresult code = find_context(handle, &context);
-    if (code == OK && context->primary)
-        code = INVALID_CONTEXT;
-    if (code == OK && me.depth > 0 && me.stack[me.depth - 1] == context)
-        me.depth--;
-    if (code == OK)
-        code = drain_and_deactivate(context);
+    if (code == OK && context->primary) code = INVALID_CONTEXT;
+    if (code == OK && me.depth > 0 && me.stack[me.depth - 1] == context) me.depth--;
+    if (code == OK) code = drain_and_deactivate(context);
     return leave(code);
 }
 
 /* --- the current context --- */
 
-EXPORT CUresult cuCtxPushCurrent_v2(CUcontext handle)
-{
+EXPORT CUresult cuCtxPushCurrent_v2(CUcontext handle) {
     ENTER(cuCtxPushCurrent, DEAD_OK);
     struct context *context;
     CUresult code = find_context(handle, &context);
-    if (code == OK)
-        push(context);
+    if (code == OK) push(context);
     return leave(code);
 }
 
-EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out)
-{
-    ENTER(cuCtxPopCurrent, DEAD_OK);
-    if (me.depth == 0)
-        return leave(INVALID_CONTEXT);
+EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *out) {
+    ENTER(cuCtxPopCurrent, DEAD_OK | FREES);
+    if (me.depth == 0) return leave(INVALID_CONTEXT);
     me.depth--;
-    if (out != NULL)
-        *out = me.stack[me.depth];
+    if (out != NULL) *out = me.stack[me.depth];
     return leave(OK);
 }
 
-EXPORT CUresult cuCtxSetCurrent(CUcontext handle)
-{
-    ENTER(cuCtxSetCurrent, DEAD_OK);
+EXPORT CUresult cuCtxSetCurrent(CUcontext handle) {
+    ENTER(cuCtxSetCurrent, DEAD_OK | FREES);
     struct context *context = NULL;
     CUresult code = handle == NULL ? OK : find_context(handle, &context);
     if (code == OK) {
         me.depth -= me.depth > 0;
-        if (context != NULL)
-            push(context);
+        if (context != NULL) push(context);
     }
     return leave(code);
 }
 
-EXPORT CUresult cuCtxGetCurrent(CUcontext *out)
-{
-    ENTER(cuCtxGetCurrent, DEAD_OK | HOST_OK);
-    if (out == NULL)
-        return leave(INVALID_VALUE);
+EXPORT CUresult cuCtxGetCurrent(CUcontext *out) {
+    ENTER(cuCtxGetCurrent, DEAD_OK | HOST_OK | FREES);
+    if (out == NULL) return leave(INVALID_VALUE);
     *out = me.depth > 0 ? me.stack[me.depth - 1] : NULL;
     return leave(OK);
 }
 
-static CUresult chosen_context(CUcontext handle, struct context **out)
-{
+static CUresult chosen_context(CUcontext handle, struct context **out) {
     return handle == NULL ? current_context(out) : find_context(handle, out);
 }
 
-EXPORT CUresult cuCtxGetDevice_v2(CUdevice *out, CUcontext handle)
-{
+EXPORT CUresult cuCtxGetDevice_v2(CUdevice *out, CUcontext handle) {
     ENTER(cuCtxGetDevice, DEAD_OK);
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : chosen_context(handle, &context);
-    if (code == OK)
-        *out = context->device;
+    if (code == OK) *out = context->device;
     return leave(code);
 }
 
-EXPORT CUresult cuCtxGetDevice(CUdevice *out)
-{
-    return cuCtxGetDevice_v2(out, NULL);
-}
+EXPORT CUresult cuCtxGetDevice(CUdevice *out) { return cuCtxGetDevice_v2(out, NULL); }
 
-EXPORT CUresult cuCtxGetFlags(unsigned *out)
-{
+EXPORT CUresult cuCtxGetFlags(unsigned *out) {
     ENTER(cuCtxGetFlags, DEAD_OK);
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
-    if (code == OK)
-        *out = context->flags;
+    if (code == OK) *out = context->flags;
     return leave(code);
 }
 
-EXPORT CUresult cuCtxGetId(CUcontext handle, unsigned long long *out)
-{
+EXPORT CUresult cuCtxGetId(CUcontext handle, unsigned long long *out) {
     ENTER(cuCtxGetId, DEAD_OK);
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : chosen_context(handle, &context);
-    if (code == OK)
-        *out = context->id;
+    if (code == OK) *out = context->id;
     return leave(code);
 }
 
-EXPORT CUresult cuCtxGetApiVersion(CUcontext handle, unsigned *out)
-{
+EXPORT CUresult cuCtxGetApiVersion(CUcontext handle, unsigned *out) {
     ENTER(cuCtxGetApiVersion, DEAD_OK);
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : chosen_context(handle, &context);
-    if (code == OK)
-        *out = 3020;
+    if (code == OK) *out = 3020;
     return leave(code);
 }
 
-EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     ENTER(cuCtxGetStreamPriorityRange, 0);
     struct context *context;
     CUresult code = current_context(&context);
-    if (code == OK && least != NULL)
-        *least = 0;
-    if (code == OK && greatest != NULL)
-        *greatest = -5;
+    if (code == OK && least != NULL) *least = 0;
+    if (code == OK && greatest != NULL) *greatest = -5;
     return leave(code);
 }
 
-/* Only the three limits that mean something without a GPU; they are remembered and have no effect. */
-EXPORT CUresult cuCtxGetLimit(size_t *out, int limit)
-{
+/* Only the three limits that mean something without a GPU. They are kept and have no effect. */
+EXPORT CUresult cuCtxGetLimit(size_t *out, int limit) {
     ENTER(cuCtxGetLimit, 0);
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
-    if (code == OK && (limit < 0 || limit > 2))
-        code = 215; /* CUDA_ERROR_UNSUPPORTED_LIMIT */
-    if (code == OK)
-        *out = context->limits[limit];
+    if (code == OK && (limit < 0 || limit > 2)) code = 215; /* CUDA_ERROR_UNSUPPORTED_LIMIT */
+    if (code == OK) *out = context->limits[limit];
     return leave(code);
 }
 
-EXPORT CUresult cuCtxSetLimit(int limit, size_t value)
-{
+EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
     ENTER(cuCtxSetLimit, 0);
     struct context *context;
     CUresult code = current_context(&context);
-    if (code == OK && (limit < 0 || limit > 2))
-        code = 215;
-    if (code == OK)
-        context->limits[limit] = value;
+    if (code == OK && (limit < 0 || limit > 2)) code = 215;
+    if (code == OK) context->limits[limit] = value;
     return leave(code);
 }
 
-EXPORT CUresult cuCtxSynchronize_v2(CUcontext handle)
-{
-    ENTER(cuCtxSynchronize, UNSAFE);
+EXPORT CUresult cuCtxSynchronize_v2(CUcontext handle) {
+    ENTER(cuCtxSynchronize, UNSAFE | FREES);
     struct context *context;
     CUresult code = chosen_context(handle, &context);
-    for (struct capture *capture = sim.captures; code == OK && capture != NULL; capture = capture->next)
+    for (struct capture *capture = sim.captures; code == OK && capture != NULL;
+         capture = capture->next)
         if (capture->context == context) {
             capture_invalidate(capture);
             code = CAPTURE_UNSUPPORTED;
         }
-    if (code == OK)
-        code = context_drain(context);
+    if (code == OK) code = context_drain(context);
     return leave(code);
 }
 
-EXPORT CUresult cuCtxSynchronize(void)
-{
-    return cuCtxSynchronize_v2(NULL);
-}
+EXPORT CUresult cuCtxSynchronize(void) { return cuCtxSynchronize_v2(NULL); }

@@ -1,4 +1,5 @@
-/* What tests do to the driver: options, injected faults, adversaries, counters. Exported under the prefix aiostream_sim_. */
+/* What tests do to the driver: options, injected faults, adversaries, counters. Exported under the
+ * prefix aiostream_sim_. */
 #include "driver.h"
 
 #include "api.h"
@@ -19,46 +20,41 @@ static size_t memory = (size_t)1 << 30;
 
 static pthread_mutex_t faults_lock;
 
-/* In the child our threads are gone, perhaps with a lock held. Driver calls answer before they take one; for the control functions
- * the locks are made anew. */
-static void in_child(void)
-{
+/* In the child the simulator's threads are gone, and one may have held a lock. Driver calls answer
+ * before they take one. For the control functions the locks are made anew. */
+static void in_child(void) {
     atomic_store(&sim.forked, true);
     pthread_mutex_init(&sim.lock, NULL);
     pthread_mutex_init(&faults_lock, NULL);
 }
 
 /* The environment is read here, at cuInit, as the real driver does. */
-CUresult initialise(void)
-{
+CUresult initialise(void) {
     pthread_mutex_lock(&sim.lock);
     if (!sim.initialised && !atomic_load(&sim.forked)) {
         const char *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
         long queues = connections != NULL ? strtol(connections, NULL, 10) : 8;
-        if (sim.queues != 0)
-            sim.queues = queues < 1 || queues > 32 ? 8 : (unsigned)queues;
+        if (sim.queues != 0) sim.queues = queues < 1 || queues > 32 ? 8 : (unsigned)queues;
         const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
-        sim.launch_blocking = blocking != NULL && strtol(blocking, NULL, 10) == 1; /* 2 is off on the H200 */
+        /* 2 is off on the H200 */
+        sim.launch_blocking = blocking != NULL && strtol(blocking, NULL, 10) == 1;
         CUresult code = devices_choose(getenv("CUDA_VISIBLE_DEVICES"));
-        if (code != OK)
-            return leave(code); /* and every other call answers 3 */
-        for (int i = 0; i < sim.device_count; i++)
-            sim.devices[i].total = memory;
+        if (code != OK) return leave(code); /* and every other call answers 3 */
+        for (int i = 0; i < sim.device_count; i++) sim.devices[i].total = memory;
+        code = alloc_ready() ? engine_start() : OUT_OF_MEMORY;
+        if (code != OK) return leave(code);
         pthread_atfork(NULL, NULL, in_child);
-        engine_start();
         sim.initialised = true;
     }
     return leave(OK);
 }
 
 /* Once, before cuInit. */
-EXPORT CUresult aiostream_sim_configure(int devices, int driver_version, size_t memory_bytes, int hardware_queues)
-{
-    if (devices < 0 || devices > MAX_DEVICES)
-        return INVALID_VALUE;
+EXPORT CUresult aiostream_sim_configure(int devices, int driver_version, size_t memory_bytes,
+                                        int hardware_queues) {
+    if (devices < 0 || devices > MAX_DEVICES) return INVALID_VALUE;
     pthread_mutex_lock(&sim.lock);
-    if (sim.initialised)
-        return leave(ILLEGAL_STATE);
+    if (sim.initialised) return leave(ILLEGAL_STATE);
     sim.device_count = devices;
     sim.driver_version = driver_version;
     sim.queues = hardware_queues ? 8 : 0;
@@ -68,16 +64,21 @@ EXPORT CUresult aiostream_sim_configure(int devices, int driver_version, size_t 
 
 /* --- injected faults --- */
 
-/* Under its own lock, which nothing else is taken in: calls look here before they take sim.lock. */
+/* It has its own lock, under which no other is taken, because calls look here before they take
+ * sim.lock. */
 static pthread_mutex_t faults_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct injected { struct call *call; unsigned long nth; CUresult code; struct injected *next; } *injected;
+static struct injected {
+    struct call *call;
+    unsigned long nth;
+    CUresult code;
+    struct injected *next;
+} *injected;
 
-EXPORT CUresult aiostream_sim_fail(const char *name, CUresult code, unsigned long nth)
-{
+EXPORT CUresult aiostream_sim_fail(const char *name, CUresult code, unsigned long nth) {
     int id = find_call(name);
-    if (id < 0 || nth == 0)
-        return id < 0 ? NOT_FOUND : INVALID_VALUE;
-    struct injected *entry = malloc(sizeof *entry);
+    if (id < 0 || nth == 0) return id < 0 ? NOT_FOUND : INVALID_VALUE;
+    struct injected *entry = alloc_try(sizeof *entry);
+    if (entry == NULL) return OUT_OF_MEMORY;
     pthread_mutex_lock(&faults_lock);
     *entry = (struct injected){&calls[id], atomic_load(&calls[id].count) + nth, code, injected};
     injected = entry;
@@ -86,8 +87,7 @@ EXPORT CUresult aiostream_sim_fail(const char *name, CUresult code, unsigned lon
     return OK;
 }
 
-CUresult injected_fault(struct call *call, unsigned long nth)
-{
+CUresult injected_fault(struct call *call, unsigned long nth) {
     CUresult code = OK;
     pthread_mutex_lock(&faults_lock);
     for (struct injected **link = &injected; *link != NULL; link = &(*link)->next)
@@ -103,8 +103,7 @@ CUresult injected_fault(struct call *call, unsigned long nth)
     return code;
 }
 
-EXPORT int aiostream_sim_clear_faults(void)
-{
+EXPORT int aiostream_sim_clear_faults(void) {
     int cleared = 0;
     pthread_mutex_lock(&faults_lock);
     for (; injected != NULL; cleared++) {
@@ -119,8 +118,7 @@ EXPORT int aiostream_sim_clear_faults(void)
 
 /* --- order and adversaries --- */
 
-EXPORT void aiostream_sim_seed(uint64_t seed, int on)
-{
+EXPORT void aiostream_sim_seed(uint64_t seed, int on) {
     pthread_mutex_lock(&sim.lock);
     sim.seeded = on;
     sim.seed = seed;
@@ -128,8 +126,8 @@ EXPORT void aiostream_sim_seed(uint64_t seed, int on)
     leave(OK);
 }
 
-EXPORT void aiostream_sim_adversary(int driver_lock, uint64_t enqueue_ns, int shuffle, uint64_t late_ns, int fire_after_fault)
-{
+EXPORT void aiostream_sim_adversary(int driver_lock, uint64_t enqueue_ns, int shuffle,
+                                    uint64_t late_ns, int fire_after_fault) {
     pthread_mutex_lock(&sim.lock);
     sim.adversary.driver_lock = driver_lock;
     sim.adversary.shuffle_callbacks = shuffle;
@@ -140,25 +138,22 @@ EXPORT void aiostream_sim_adversary(int driver_lock, uint64_t enqueue_ns, int sh
     leave(OK);
 }
 
-EXPORT void aiostream_sim_break(CUresult code)
-{
+EXPORT void aiostream_sim_break(CUresult code) {
     pthread_mutex_lock(&sim.lock);
     fault(code);
     leave(OK);
 }
 
-/* What no GPU can: after a sticky error, go on. Work still pending fails first; what host threads have to do, they do. */
-EXPORT CUresult aiostream_sim_recover(void)
-{
-    if (me.in_host_function || me.is_engine)
-        return NOT_PERMITTED; /* it would wait for itself */
-    if (atomic_load(&sim.forked))
-        return NOT_INITIALIZED; /* nobody is there to be waited for */
+/* Goes on after a sticky error, which no GPU can. Pending work fails first. Host threads finish
+ * what they have to do. */
+EXPORT CUresult aiostream_sim_recover(void) {
+    /* this thread would wait for itself */
+    if (me.in_host_function || me.is_engine) return NOT_PERMITTED;
+    if (atomic_load(&sim.forked)) return NOT_INITIALIZED; /* there is no thread to wait for */
     pthread_mutex_lock(&sim.lock);
     fault(LAUNCH_FAILED);
     fault_wait_settled();
-    while (sim.captures != NULL)
-        capture_unregister_stream(sim.captures->origin);
+    while (sim.captures != NULL) capture_unregister_stream(sim.captures->origin);
     host_wait_empty();
     user_objects_wait();
     sim.sticky = OK;
@@ -167,25 +162,22 @@ EXPORT CUresult aiostream_sim_recover(void)
 
 /* --- counters --- */
 
-EXPORT long aiostream_sim_calls(const char *name)
-{
+EXPORT long aiostream_sim_calls(const char *name) {
     int id = find_call(name);
     return id < 0 ? -1 : (long)atomic_load(&calls[id].count);
 }
 
-/* The i-th known function's name, whether it is simulated, and how often it was called; 0 past the end. */
-EXPORT int aiostream_sim_known(int i, const char **name, int *lacking, unsigned long *count)
-{
-    if (i < 0 || i >= CALL_COUNT)
-        return 0;
+/* The i-th known function's name, whether it is simulated, and how often it was called; 0 past the
+ * end. */
+EXPORT int aiostream_sim_known(int i, const char **name, int *lacking, unsigned long *count) {
+    if (i < 0 || i >= CALL_COUNT) return 0;
     *name = calls[i].name;
     *lacking = calls[i].lacking;
     *count = atomic_load(&calls[i].count);
     return 1;
 }
 
-EXPORT size_t aiostream_sim_pending(void)
-{
+EXPORT size_t aiostream_sim_pending(void) {
     pthread_mutex_lock(&sim.lock);
     size_t pending = sim.pending;
     pthread_mutex_unlock(&sim.lock);

@@ -9,19 +9,20 @@
 
 enum { HOST_SIDE, DEVICE_SIDE, EITHER, PEER_SIDE };
 
-/* Memory of a pool is reached by the devices that the pool gives access; between peers the driver carries it itself. */
-static CUresult check(const struct stream *stream, const void *address, size_t bytes, int side)
-{
+/* The devices to which a pool gives access reach its memory. Between peers the driver itself
+ * carries it. */
+static CUresult check(const struct stream *stream, const void *address, size_t bytes, int side) {
     const struct allocation *found = find_allocation(address);
-    if (found != NULL && found->pool != NULL && side != PEER_SIDE && !pool_lets(found->pool, stream->context->device))
+    if (found != NULL && found->pool != NULL && side != PEER_SIDE &&
+        !pool_lets(found->pool, stream->context->device))
         return INVALID_VALUE;
     if (found != NULL || side == DEVICE_SIDE || side == PEER_SIDE)
         return check_device_memory((uintptr_t)address, bytes);
-    return address != NULL ? OK : INVALID_VALUE; /* pageable memory: to be trusted, as the driver does */
+    /* pageable memory is trusted, as the driver does */
+    return address != NULL ? OK : INVALID_VALUE;
 }
 
-static CUresult put(struct stream *stream, struct op *op, int node_type, bool wait)
-{
+static CUresult put(struct stream *stream, struct op *op, int node_type, bool wait) {
     if (stream->capture != NULL) {
         if (wait) {
             op_free(op);
@@ -33,27 +34,23 @@ static CUresult put(struct stream *stream, struct op *op, int node_type, bool wa
     return code == OK && wait ? stream_wait(stream, op->sequence) : code;
 }
 
-/* As the manual has it for asynchronous copies: a pageable source was read when the call returns; a copy to pageable memory has
- * been carried out by then. Under capture the pointers are kept as they are. */
-static CUresult copy(CUstream handle, void *to, int to_side, const void *from, int from_side, size_t bytes, bool wait)
-{
+/* By the manual's rules for asynchronous copies, a pageable source was read when the call
+ * returns, and a copy to pageable memory was carried out. Under capture the pointers are kept as
+ * they are. */
+static CUresult copy(CUstream handle, void *to, int to_side, const void *from, int from_side,
+                     size_t bytes, bool wait) {
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
-    if (code == OK)
-        code = capture_forbids_legacy(stream);
-    if (code == OK && bytes == 0)
-        return leave(OK);
-    if (code == OK)
-        code = check(stream, to, bytes, to_side);
-    if (code == OK)
-        code = check(stream, from, bytes, from_side);
-    if (code != OK)
-        return leave(code);
+    if (code == OK) code = capture_forbids_legacy(stream);
+    if (code == OK && bytes == 0) return leave(OK);
+    if (code == OK) code = check(stream, to, bytes, to_side);
+    if (code == OK) code = check(stream, from, bytes, from_side);
+    if (code != OK) return leave(code);
     bool captured = stream->capture != NULL;
     bool snapshot = !captured && !wait && find_allocation(from) == NULL;
+    if (snapshot && !alloc_has(1, bytes)) return leave(OUT_OF_MEMORY);
     struct op *op = op_new(OP_COPY, snapshot ? bytes : 0);
-    if (snapshot)
-        memcpy(op->payload, from, bytes);
+    if (snapshot) memcpy(op->payload, from, bytes);
     op->u.copy.to = to;
     op->u.copy.from = snapshot ? op->payload : from;
     op->u.copy.bytes = bytes;
@@ -64,120 +61,79 @@ static CUresult copy(CUstream handle, void *to, int to_side, const void *from, i
 
 #define DEVICE(address) ((void *)(uintptr_t)(address))
 
-CUresult copy_now(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes)
-{
+CUresult on_cuMemcpy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpy, UNSAFE);
     return copy(stream, DEVICE(to), EITHER, DEVICE(from), EITHER, bytes, true);
 }
 
-CUresult copy_to_device(CUstream stream, CUdeviceptr to, const void *from, size_t bytes)
-{
+CUresult on_cuMemcpyHtoD_v2(CUstream stream, CUdeviceptr to, const void *from, size_t bytes) {
     ENTER(cuMemcpyHtoD, UNSAFE);
     return copy(stream, DEVICE(to), DEVICE_SIDE, from, HOST_SIDE, bytes, true);
 }
 
-CUresult copy_to_host(CUstream stream, void *to, CUdeviceptr from, size_t bytes)
-{
+CUresult on_cuMemcpyDtoH_v2(CUstream stream, void *to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpyDtoH, UNSAFE);
     return copy(stream, to, HOST_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
 }
 
-CUresult copy_on_device(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes)
-{
+CUresult on_cuMemcpyDtoD_v2(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     ENTER(cuMemcpyDtoD, UNSAFE);
     return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
 }
 
-CUresult copy_to_peer(CUstream stream, CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes)
-{
+CUresult on_cuMemcpyPeer(CUstream stream, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                         CUcontext from_context, size_t bytes) {
     ENTER(cuMemcpyPeer, UNSAFE);
     struct context *context;
     CUresult code = find_context(to_context, &context);
-    if (code == OK)
-        code = find_context(from_context, &context);
-    if (code != OK)
-        return leave(code);
+    if (code == OK) code = find_context(from_context, &context);
+    if (code != OK) return leave(code);
     return copy(stream, DEVICE(to), PEER_SIDE, DEVICE(from), PEER_SIDE, bytes, true);
 }
 
-EXPORT CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes)
-{
-    return copy_now(STREAM_LEGACY, to, from, bytes);
-}
-
-EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
-{
-    return copy_to_device(STREAM_LEGACY, to, from, bytes);
-}
-
-EXPORT CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
-{
-    return copy_to_host(STREAM_LEGACY, to, from, bytes);
-}
-
-EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes)
-{
-    return copy_on_device(STREAM_LEGACY, to, from, bytes);
-}
-
-EXPORT CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes)
-{
-    return copy_to_peer(STREAM_LEGACY, to, to_context, from, from_context, bytes);
-}
-
-EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
-{
+EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     ENTER(cuMemcpyAsync, ENQUEUES);
     return copy(stream, DEVICE(to), EITHER, DEVICE(from), EITHER, bytes, false);
 }
 
-EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
-{
+EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes,
+                                     CUstream stream) {
     ENTER(cuMemcpyHtoDAsync, ENQUEUES);
     return copy(stream, DEVICE(to), DEVICE_SIDE, from, HOST_SIDE, bytes, false);
 }
 
-EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
-{
+EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
     ENTER(cuMemcpyDtoHAsync, ENQUEUES);
     return copy(stream, to, HOST_SIDE, DEVICE(from), DEVICE_SIDE, bytes, false);
 }
 
-EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
-{
+EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                                     CUstream stream) {
     ENTER(cuMemcpyDtoDAsync, ENQUEUES);
     return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, false);
 }
 
-EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
-                                  CUstream stream)
-{
+EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                                  CUcontext from_context, size_t bytes, CUstream stream) {
     ENTER(cuMemcpyPeerAsync, ENQUEUES);
     struct context *context;
     CUresult code = find_context(to_context, &context);
-    if (code == OK)
-        code = find_context(from_context, &context);
-    if (code != OK)
-        return leave(code);
+    if (code == OK) code = find_context(from_context, &context);
+    if (code != OK) return leave(code);
     return copy(stream, DEVICE(to), PEER_SIDE, DEVICE(from), PEER_SIDE, bytes, false);
 }
 
 /* --- fills --- */
 
-static CUresult fill(CUstream handle, CUdeviceptr to, uint32_t value, unsigned width, size_t count, bool wait)
-{
+static CUresult fill(CUstream handle, CUdeviceptr to, uint32_t value, unsigned width, size_t count,
+                     bool wait) {
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
-    if (code == OK)
-        code = capture_forbids_legacy(stream);
-    if (code == OK && count == 0)
-        return leave(OK);
-    if (code == OK && (to % width != 0 || count > SIZE_MAX / width))
-        code = INVALID_VALUE;
-    if (code == OK)
-        code = check(stream, DEVICE(to), count * width, DEVICE_SIDE);
-    if (code != OK)
-        return leave(code);
+    if (code == OK) code = capture_forbids_legacy(stream);
+    if (code == OK && count == 0) return leave(OK);
+    if (code == OK && (to % width != 0 || count > SIZE_MAX / width)) code = INVALID_VALUE;
+    if (code == OK) code = check(stream, DEVICE(to), count * width, DEVICE_SIDE);
+    if (code != OK) return leave(code);
     struct op *op = op_new(OP_FILL, 0);
     op->u.fill.to = DEVICE(to);
     op->u.fill.value = value;
@@ -186,20 +142,15 @@ static CUresult fill(CUstream handle, CUdeviceptr to, uint32_t value, unsigned w
     return leave(put(stream, op, NODE_FILL, wait));
 }
 
-#define FILLS(name, type, width) \
-    CUresult fill##width(CUstream stream, CUdeviceptr to, type value, size_t count) \
-    { \
-        ENTER(name, UNSAFE); \
-        return fill(stream, to, value, width, count, true); \
-    } \
-    EXPORT CUresult name##_v2(CUdeviceptr to, type value, size_t count) \
-    { \
-        return fill##width(STREAM_LEGACY, to, value, count); \
-    } \
-    EXPORT CUresult name##Async(CUdeviceptr to, type value, size_t count, CUstream stream) \
-    { \
-        ENTER(name##Async, ENQUEUES); \
-        return fill(stream, to, value, width, count, false); \
+#define FILLS(name, type, width)                                                                   \
+    CUresult on_##name##_v2(CUstream stream, CUdeviceptr to, type value, size_t count) {           \
+        ENTER(name, UNSAFE);                                                                       \
+        ;                                                                                          \
+        return fill(stream, to, value, width, count, true);                                        \
+    }                                                                                              \
+    EXPORT CUresult name##Async(CUdeviceptr to, type value, size_t count, CUstream stream) {       \
+        ENTER(name##Async, ENQUEUES);                                                              \
+        return fill(stream, to, value, width, count, false);                                       \
     }
 FILLS(cuMemsetD8, unsigned char, 1)
 FILLS(cuMemsetD16, unsigned short, 2)

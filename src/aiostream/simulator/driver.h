@@ -1,9 +1,10 @@
-/* The simulator's own types: what a stream, an event, a context are, and who may touch what.
+/* The simulator's own types: what a stream, an event and a context are, and who may touch what.
  *
- * One lock, `sim.lock`, guards every field of every struct here unless a comment beside the field says otherwise. No other
- * lock is ever taken while it is held, and nothing of the user's (host function, callback, kernel, big copy) runs under it.
- * cuda.h is not included: users build this with gcc and the Python headers alone. Handles cross the API as plain pointers
- * and are looked up before they are followed, so that a stale one answers 400 and does not crash.
+ * One lock, `sim.lock`, guards every field of every struct here, unless a comment at the field says
+ * otherwise. No thread takes another lock while it holds this one, and nothing of the user's (host
+ * function, callback, kernel, big copy) runs under it. cuda.h is not included, because users build
+ * this with gcc and the Python headers alone. Handles cross the API as plain pointers. They are
+ * looked up before they are followed, so a stale one answers 400 and does not crash.
  */
 #ifndef AIOSTREAM_SIMULATOR_DRIVER_H
 #define AIOSTREAM_SIMULATOR_DRIVER_H
@@ -20,45 +21,96 @@
 typedef int CUresult;
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
-typedef void *CUcontext, *CUstream, *CUevent, *CUmodule, *CUfunction, *CUlibrary, *CUkernel, *CUgraph, *CUgraphNode;
+/* A stream has a type of its own, by which perthread.c finds it among the parameters. */
+typedef struct CUstream_st *CUstream;
+typedef void *CUcontext, *CUevent, *CUmodule, *CUfunction, *CUlibrary, *CUkernel, *CUgraph,
+    *CUgraphNode;
 typedef void *CUgraphExec, *CUuserObject, *CUgreenCtx, *CUmemoryPool;
-typedef CUresult (*CUrecaptureFn)(void *user_data, CUgraphNode node, const void *before, const void *now, int status);
+typedef CUresult (*CUrecaptureFn)(void *user_data, CUgraphNode node, const void *before,
+                                  const void *now, int status);
 typedef struct { char bytes[16]; } CUuuid;
 typedef void (*CUhostFn)(void *user_data);
+typedef size_t (*CUoccupancyB2DSize)(int block_size);
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *user_data);
 
-/* As in the ABI. The attributes behind `attrs` are read by nobody here: launches with attributes are refused. */
+/* As in the ABI. */
+struct launch_attribute {
+    int id, padding; /* CUlaunchAttributeID */
+    unsigned char value[64];
+};
 typedef struct {
     unsigned int grid[3], block[3], shared_bytes;
     CUstream stream;
-    void *attributes;
+    const struct launch_attribute *attributes;
     unsigned int attribute_count;
 } CUlaunchConfig;
 
 enum {
-    OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_PTX = 218, UNSUPPORTED_PTX_VERSION = 222, PEER_ACCESS_UNSUPPORTED = 217, FILE_NOT_FOUND = 301,
-    PEER_ACCESS_ALREADY_ENABLED = 704, PEER_ACCESS_NOT_ENABLED = 705, INVALID_HANDLE = 400,
-    ILLEGAL_STATE = 401, LOSSY_QUERY = 402, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
-    CONTEXT_IS_DESTROYED = 709, HOST_ALREADY_REGISTERED = 712, HOST_NOT_REGISTERED = 713, LAUNCH_FAILED = 719,
-    NOT_PERMITTED = 800, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
-    CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907,
-    CAPTURE_WRONG_THREAD = 908, GRAPH_EXEC_UPDATE_FAILURE = 910, GRAPH_RECAPTURE_FAILURE = 918,
+    OK = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    INVALID_PTX = 218,
+    UNSUPPORTED_PTX_VERSION = 222,
+    PEER_ACCESS_UNSUPPORTED = 217,
+    FILE_NOT_FOUND = 301,
+    OPERATING_SYSTEM = 304,
+    PEER_ACCESS_ALREADY_ENABLED = 704,
+    PEER_ACCESS_NOT_ENABLED = 705,
+    INVALID_HANDLE = 400,
+    ILLEGAL_STATE = 401,
+    LOSSY_QUERY = 402,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    CONTEXT_IS_DESTROYED = 709,
+    HOST_ALREADY_REGISTERED = 712,
+    HOST_NOT_REGISTERED = 713,
+    LAUNCH_FAILED = 719,
+    NOT_PERMITTED = 800,
+    NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900,
+    CAPTURE_INVALIDATED = 901,
+    CAPTURE_MERGE = 902,
+    CAPTURE_UNMATCHED = 903,
+    CAPTURE_UNJOINED = 904,
+    CAPTURE_ISOLATION = 905,
+    CAPTURE_IMPLICIT = 906,
+    CAPTURED_EVENT = 907,
+    CAPTURE_WRONG_THREAD = 908,
+    GRAPH_EXEC_UPDATE_FAILURE = 910,
+    INVALID_CLUSTER_SIZE = 912,
+    GRAPH_RECAPTURE_FAILURE = 918,
 };
 
 #define STREAM_LEGACY ((CUstream)1)
 #define STREAM_PER_THREAD ((CUstream)2)
-#define LAUNCH_DEPTH 1022 /* launches queued on one stream before the next one blocks its caller: measured on an H200 */
-#define GRAPH_DEPTH 1020  /* the same before a launch of a graph does, however much it launches */
+/* Launches queued on one stream before the next one blocks its caller, and the same before a launch
+ * of a graph does, however much it launches. Measured on an H200. */
+#define LAUNCH_DEPTH 1022
+#define GRAPH_DEPTH 1020
 #define MAX_DEVICES 16
 #define MAX_PARAMETERS 64
 
 enum object_kind {
-    OBJECT_STREAM = 1, OBJECT_EVENT, OBJECT_MODULE, OBJECT_LIBRARY, OBJECT_FUNCTION, OBJECT_GRAPH, OBJECT_NODE, OBJECT_EXECUTABLE,
-    OBJECT_USER, OBJECT_POOL,
+    OBJECT_STREAM = 1,
+    OBJECT_EVENT,
+    OBJECT_MODULE,
+    OBJECT_LIBRARY,
+    OBJECT_FUNCTION,
+    OBJECT_GRAPH,
+    OBJECT_NODE,
+    OBJECT_EXECUTABLE,
+    OBJECT_USER,
+    OBJECT_POOL,
 };
 
-/* A thread blocked in the driver. Lives on that thread's stack; whoever wakes it takes it off its list. */
+/* A thread that is blocked in the driver. It lives on that thread's stack. The thread that wakes it
+ * takes it off its list. */
 struct waiter {
     struct waiter *next;
     pthread_cond_t cond;
@@ -66,7 +118,8 @@ struct waiter {
     bool woken;
 };
 
-/* What an event's record stands for: one point of one stream. Events, waits and records share it by reference. */
+/* One point of one stream, for which an event's record stands. Events, waits and records share it
+ * by reference. */
 struct marker {
     int references;
     bool done;
@@ -76,23 +129,36 @@ struct marker {
 };
 
 enum op_kind {
-    OP_KERNEL, OP_COPY, OP_FILL, OP_HOST, OP_CALLBACK, OP_RECORD, OP_WAIT_EVENT, OP_WAIT_VALUE, OP_WRITE_VALUE, OP_FREE, OP_EMPTY,
+    OP_KERNEL,
+    OP_COPY,
+    OP_FILL,
+    OP_HOST,
+    OP_CALLBACK,
+    OP_RECORD,
+    OP_WAIT_EVENT,
+    OP_WAIT_VALUE,
+    OP_WRITE_VALUE,
+    OP_FREE,
+    OP_EMPTY,
 };
 
-/* QUEUED: not looked at yet. ARMED: at the head, waiting for a timer or a memory word. BUSY: somebody works on it without the
- * lock (the engine, or a host thread's queue), so nobody else may free it. */
+/* QUEUED: the engine has not come to it. ARMED: at the head, waiting for a timer or a memory word.
+ * BUSY: the engine or a host thread's queue works on it without the lock, so no other thread may
+ * free it. */
 enum op_state { QUEUED, ARMED, BUSY };
 
-/* One item of a stream's queue. Owned by the stream from enqueue to pop; a host thread's outlives even an abandoned stream queue.
- * A graph's node keeps ops too, as patterns: those are copied into streams and never enqueued themselves. */
+/* One item of a stream's queue. The stream owns it from enqueue to pop. One that a host thread has
+ * outlives even an abandoned stream queue. A graph's node keeps ops too, as patterns, which are
+ * copied into streams and never enqueued themselves. */
 struct op {
     struct op *next;
     struct op *next_holder; /* the stream's next op that needs a hardware queue */
     struct op *next_host;   /* the next one in the context's host queue */
-    struct stream *stream;  /* NULL once the stream's queue was abandoned: the host thread that has it frees it */
+    /* NULL once the stream's queue was abandoned. Then the host thread that has the op frees it. */
+    struct stream *stream;
     struct context *context;
     struct launch_refs *launch_refs; /* the launch of a graph that this is a part of: a reference */
-    uint64_t sequence; /* position in the order of all enqueues of the process */
+    uint64_t sequence;               /* position in the order of all enqueues of the process */
     enum op_kind kind;
     enum op_state state;
     bool counted; /* towards the stream's depth */
@@ -100,23 +166,51 @@ struct op {
         struct {
             const struct kernel *kernel;
             uint64_t end;
-            void *function; /* what follows is only told: cuGraphKernelNodeGetParams */
+            void *function; /* the rest is only for cuGraphKernelNodeGetParams */
             unsigned grid[3], block[3], shared_bytes;
         } kernel;
-        struct { void *to; const void *from; size_t bytes; bool known_to, known_from; } copy; /* from == payload: a snapshot */
-        struct { void *to; uint32_t value; unsigned width; size_t count; } fill;
-        struct { CUhostFn host; CUstreamCallback callback; CUstream handle; void *user_data; } host;
-        struct { struct marker *marker; bool holder; } mark;
-        struct { void *address; uint64_t value; unsigned width, flags; uint64_t since; } word;
+        /* from == payload: a snapshot */
+        struct {
+            void *to;
+            const void *from;
+            size_t bytes;
+            bool known_to, known_from;
+        } copy;
+        struct {
+            void *to;
+            uint32_t value;
+            unsigned width;
+            size_t count;
+        } fill;
+        struct {
+            CUhostFn host;
+            CUstreamCallback callback;
+            CUstream handle;
+            void *user_data;
+        } host;
+        struct {
+            struct marker *marker;
+            bool holder;
+        } mark;
+        struct {
+            void *address;
+            uint64_t value;
+            unsigned width, flags;
+            uint64_t since;
+        } word;
         void *memory;
     } u;
     size_t payload_bytes;
-    _Alignas(16) unsigned char payload[]; /* kernel arguments, or the snapshot of a pageable source */
+    /* kernel arguments, or the snapshot of a pageable source */
+    _Alignas(16) unsigned char payload[];
 };
 
 /* As in the ABI. */
 struct location { int type, id; };
-struct access { struct location location; int flags; };
+struct access {
+    struct location location;
+    int flags;
+};
 struct pool_props {
     int allocation, handles;
     struct location location;
@@ -130,30 +224,38 @@ _Static_assert(sizeof(struct pool_props) == 88, "this crosses the ABI");
 /* As in the ABI: zeros for an ordinary edge. */
 struct edge { unsigned char from_port, to_port, type, reserved[5]; };
 
-/* What a node comes after, or the next captured node of a stream will: no node twice. Arrays apart, as the driver's API wants. */
+/* What a node comes after, or the next captured node of a stream will. It names no node twice. The
+ * arrays are apart, because the driver's API wants them so. */
 struct dependencies {
     struct node **nodes;
     struct edge *edges;
     size_t count;
 };
 
-/* Hints that are kept, told and copied; nothing here behaves differently for them. */
+/* Hints that the simulator keeps, gives back and copies. They change nothing here. */
 struct attributes {
-    struct { void *base; size_t bytes; float ratio; int hit, miss; } window;
+    struct {
+        void *base;
+        size_t bytes;
+        float ratio;
+        int hit, miss;
+    } window;
     int synchronization_policy;
     unsigned char default_domain, remote_domain;
     int domain, priority, cooperative;
+    unsigned cluster[3]; /* zeros: none */
+    int cluster_policy, overlap;
 };
 
 struct stream {
     struct stream *next, *previous; /* all streams of the context, draining ones included */
-    struct context *context;        /* for ever; a context is never freed */
+    struct context *context;        /* constant; a context is never freed */
     uint64_t id;                    /* never reused, unlike the handle */
     unsigned flags;
     struct attributes attributes; /* the priority is one of them */
-    bool legacy, blocking; /* blocking: ordered against the legacy stream */
-    bool destroyed;        /* the handle is gone; freed once the queue is empty and nobody waits */
-    int references;        /* threads blocked on it */
+    bool legacy, blocking;        /* blocking: ordered against the legacy stream */
+    bool destroyed; /* the handle is gone; freed once the queue is empty and no thread waits */
+    int references; /* threads blocked on it */
     struct op *head, *tail;
     struct op *first_holder, *last_holder; /* pending ops that need a hardware queue, in order */
     unsigned launches;                     /* launches in the queue, for back-pressure */
@@ -162,7 +264,7 @@ struct stream {
     bool queue_blocked; /* the head waits for a hardware queue */
     bool legacy_blocked;
     struct stream *marker_next;
-    struct capture *capture; /* NULL: not capturing */
+    struct capture *capture;          /* NULL: not capturing */
     struct dependencies dependencies; /* what the next captured node depends on */
 };
 
@@ -172,8 +274,9 @@ struct event {
     unsigned flags;
     struct context *context;
     uint64_t generation; /* the context's when the event was made */
-    struct marker *marker;   /* the last record; NULL: never recorded, or last recorded under capture */
-    struct capture *capture; /* last recorded in this capture: a reference */
+    /* the last record; NULL: never recorded, or last recorded under capture */
+    struct marker *marker;
+    struct capture *capture;          /* last recorded in this capture: a reference */
     struct dependencies dependencies; /* ... behind these nodes */
 };
 
@@ -183,10 +286,12 @@ struct context {
     unsigned flags;
     bool primary, active; /* active: has been made and not destroyed or reset */
     int retained;         /* primary contexts */
-    uint64_t generation;  /* grows when it is destroyed or reset: what it held is gone */
+    /* grows when the context is destroyed or reset, because what it held is gone */
+    uint64_t generation;
     struct stream *streams;
     struct stream *legacy;
-    struct stream *legacy_waits_for; /* the blocking stream that holds up the legacy stream's head */
+    /* the blocking stream that holds up the legacy stream's head */
+    struct stream *legacy_waits_for;
     struct waiter *waiters;
     /* The host thread's queue: BUSY host functions and callbacks in completion order. */
     struct op *host_head, *host_tail;
@@ -195,16 +300,19 @@ struct context {
     pthread_cond_t host_work;
     struct waiter *host_idle; /* waiting for the running host function to return */
     size_t limits[3];
-    bool peers[MAX_DEVICES]; /* whose memory its kernels were allowed to reach */
+    bool peers[MAX_DEVICES]; /* devices whose memory its kernels were allowed to reach */
 };
 
-struct pools { struct pool *first, *now; }; /* the default, and what cuMemAllocAsync takes from; NULL: not asked for yet */
+/* The default, and the one from which cuMemAllocAsync takes. NULL: not asked for yet. */
+struct pools { struct pool *first, *now; };
 struct device {
-    int number; /* among those that were installed, of which CUDA_VISIBLE_DEVICES may hide some and reorder the others */
+    /* Its number among the devices that were installed. CUDA_VISIBLE_DEVICES may hide some and
+     * reorder the others. */
+    int number;
     size_t total, used;
     struct context *primary;
-    /* Streams with pending host functions or memory operations, by the sequence number of the first of them. The first
-     * `sim.queues` of them have a hardware queue. */
+    /* Streams with pending host functions or memory operations, by the sequence number of the first
+     * of them. The first `sim.queues` of them have a hardware queue. */
     struct stream **requests;
     size_t request_count, request_space;
     unsigned primary_flags;
@@ -221,21 +329,34 @@ struct kernel {
     struct kernel *next;
 };
 
-/* By CUfunction_attribute: what was set, as the launch of a kernel checks it. */
-enum { MAX_THREADS = 0, STATIC_SHARED = 1, MAX_DYNAMIC_SHARED = 8, CARVEOUT = 9, FUNCTION_ATTRIBUTES = 16 };
+/* By CUfunction_attribute: what a program has set, which each launch of the kernel checks. */
+enum {
+    MAX_THREADS = 0,
+    STATIC_SHARED = 1,
+    MAX_DYNAMIC_SHARED = 8,
+    CARVEOUT = 9,
+    NON_PORTABLE_CLUSTER = 14,
+    FUNCTION_ATTRIBUTES = 16
+};
 struct function {
     struct module *module;
     const struct kernel *kernel;
     int attributes[FUNCTION_ATTRIBUTES];
 };
-struct variable { char *name; void *memory; size_t bytes; struct variable *next; }; /* of a module; memory of its device */
+/* of a module; memory of its device */
+struct variable {
+    char *name;
+    void *memory;
+    size_t bytes;
+    struct variable *next;
+};
 struct module {
     struct context *context; /* NULL: a library */
     uint64_t generation;     /* the context's */
     char *image;             /* the PTX text, without comments */
     struct function **functions;
     size_t function_count;
-    struct module *loaded; /* a library's module, made on request */
+    struct module *loaded;      /* a library's module, made on request */
     struct variable *variables; /* those that were asked for */
 };
 
@@ -248,10 +369,12 @@ struct capture {
     struct stream *origin;
     struct context *context;
     struct graph *graph;
-    struct dependencies exempt; /* nodes that need not be joined: the program itself has cut them off */
-    struct dependencies left;    /* where streams stood that were destroyed: still to be joined, if they have not been */
+    /* nodes that need not be joined, because the program itself has cut them off */
+    struct dependencies exempt;
+    /* where streams stood when they were destroyed; still to be joined, if they have not been */
+    struct dependencies left;
     struct recapture *recapture; /* NULL: new nodes are added */
-    struct capture *next; /* all captures that have not ended */
+    struct capture *next;        /* all captures that have not ended */
 };
 
 struct allocation {
@@ -259,11 +382,12 @@ struct allocation {
     size_t bytes;
     int device;
     struct context *context;
-    struct pool *pool; /* NULL: none */
+    struct pool *pool;                 /* NULL: none */
     struct graph_memory *graph_memory; /* whose memory it is; NULL: not a graph's */
     enum memory_kind { MEMORY_DEVICE, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MANAGED } kind;
     unsigned flags;
     uint64_t id;
+    struct hint *hints; /* of managed memory; NULL: none was given or asked for */
 };
 
 struct simulator {
@@ -271,7 +395,7 @@ struct simulator {
     bool initialised;
     int driver_version, device_count; /* how many are visible, once initialised */
     bool launch_blocking;             /* CUDA_LAUNCH_BLOCKING, read at cuInit */
-    unsigned queues; /* hardware queues per device; 0: unlimited */
+    unsigned queues;                  /* hardware queues per device; 0: unlimited */
     struct device devices[MAX_DEVICES];
     struct context **contexts;
     size_t context_count;
@@ -280,25 +404,37 @@ struct simulator {
     unsigned host_functions_running;
     pthread_cond_t host_returned; /* for the driver_lock adversary */
     CUresult sticky, last_fault;
-    uint64_t fault_epoch; /* grows with every fault: a waiter that slept through fault and recovery still reports it */
+    /* grows with every fault, so a waiter that slept through a fault and a recovery still reports
+     * it */
+    uint64_t fault_epoch;
     struct capture *captures;
-    bool seeded; /* else streams move in the order in which they became able to */
+    /* otherwise streams move in the order in which they became able to */
+    bool seeded;
     uint64_t seed, seed_start; /* the sequence number at which the seed was set */
-    struct { bool driver_lock, shuffle_callbacks, fire_after_fault; uint64_t late_faults; } adversary;
+    struct {
+        bool driver_lock, shuffle_callbacks, fire_after_fault;
+        uint64_t late_faults;
+    } adversary;
     _Atomic uint64_t enqueue_delay; /* ns; read without the lock */
-    _Atomic bool forked;            /* set in the child of a fork, where none of our threads exist */
+    /* set in the child of a fork, where none of the simulator's threads exist */
+    _Atomic bool forked;
 };
 extern struct simulator sim;
 
-/* This thread's driver state; touched by this thread only. */
+/* This thread's driver state. No other thread touches it. */
 struct thread_state {
     struct context **stack;
     size_t depth, space;
-    struct { struct stream *stream; uint64_t id; } *streams; /* per-thread default streams, one per context */
+    /* per-thread default streams, one per context */
+    struct {
+        struct stream *stream;
+        uint64_t id;
+    } *streams;
     size_t stream_count;
     int capture_mode;
     bool in_host_function, is_engine;
-    struct { struct user_object *first, *last; } dead; /* destroyed when the call that let go of them is over */
+    /* destroyed when the call that released them is over */
+    struct { struct user_object *first, *last; } dead;
 };
 extern _Thread_local struct thread_state me;
 
@@ -309,10 +445,11 @@ enum {
     HOST_OK = 4,        /* allowed inside a host function */
     HOST_NOT_READY = 8, /* answers 600 there */
     ENQUEUES = 16,
-    UNSAFE = 32,        /* potentially unsafe during a stream capture */
+    FREES = 64,  /* begins without memory too, because a program needs it to get some back */
+    UNSAFE = 32, /* potentially unsafe during a stream capture */
 };
-#define CALL(name, version, symbol, forms) CALL_##name,
-#define LACK CALL
+#define CALL(name, version, symbol, forms, parameters) CALL_##name,
+#define LACK(name, version, symbol, forms) CALL_##name,
 enum call_id {
 #include "functions.h"
     CALL_COUNT
@@ -320,20 +457,45 @@ enum call_id {
 CUresult enter(enum call_id id, unsigned rules); /* OK: the lock is held (unless PURE) */
 CUresult leave(CUresult code);
 CUresult initialise(void);
-#define ENTER(name, rules) do { CUresult enter_code = enter(CALL_##name, (rules)); if (enter_code) return enter_code; } while (0)
-struct call { const char *name; bool lacking; _Atomic unsigned long count; _Atomic unsigned faults; };
+#define ENTER(name, rules)                                                                         \
+    do {                                                                                           \
+        CUresult enter_code = enter(CALL_##name, (rules));                                         \
+        if (enter_code) return enter_code;                                                         \
+    } while (0)
+struct call {
+    const char *name;
+    bool lacking;
+    _Atomic unsigned long count;
+    _Atomic unsigned faults;
+};
 extern struct call calls[];
 int find_call(const char *name);
 
 /* --- versions.c --- */
-struct version { const char *name; int version; void (*function)(void); void (*per_thread)(void); };
+struct version {
+    const char *name;
+    int version;
+    void (*function)(void);
+    void (*per_thread)(void);
+};
 extern const struct version versions[];
 extern const size_t version_count;
 
+/* --- alloc.c: zeroed memory --- */
+bool alloc_ready(void);                     /* whether a call may begin */
+void *alloc_need(size_t bytes);             /* in the middle of a call: never NULL */
+void *alloc_more(void *old, size_t bytes);  /* realloc, never NULL; what is new is not zeroed */
+void *alloc_try(size_t bytes);              /* or NULL */
+char *alloc_text(const char *text);         /* a copy, or NULL */
+bool alloc_has(size_t count, size_t bytes); /* whether so much is there, for what a program sizes */
+_Noreturn void give_up(const char *message); /* ends the process */
+
 /* --- handles.c --- */
 void *object_new(enum object_kind kind, size_t bytes);
-void object_register(void *object, enum object_kind kind); /* makes a handle of what was made otherwise */
-void object_unregister(void *handle); /* the handle is unknown from here on; the memory is the caller's to free */
+/* makes a handle of what was made otherwise */
+void object_register(void *object, enum object_kind kind);
+/* the handle is unknown from here on; the caller frees the memory */
+void object_unregister(void *handle);
 void *object_find(const void *handle, enum object_kind kind);
 
 /* --- context.c --- */
@@ -355,8 +517,10 @@ void streams_unregister(struct context *context);
 struct op *op_new(enum op_kind kind, size_t payload_bytes);
 void op_free(struct op *op);
 struct op *op_copy(const struct op *pattern);
-CUresult enqueue(struct stream *stream, struct op *op); /* may block while the stream is full; owns op either way */
-CUresult enqueue_room(struct stream *stream, unsigned depth); /* blocks while the stream is full, which may lose it */
+/* may block while the stream is full; owns op either way */
+CUresult enqueue(struct stream *stream, struct op *op);
+/* blocks while the stream is full, which may lose it */
+CUresult enqueue_room(struct stream *stream, unsigned depth);
 void enqueue_now(struct stream *stream, struct op *op); /* never blocks */
 void make_ready(struct stream *stream);
 void op_done(struct op *op);
@@ -365,9 +529,9 @@ void fault_wait_settled(void);
 uint64_t now_ns(void);
 uint64_t shuffled_place(const struct op *op);
 void engine_poke(void);
-CUresult wait_on(struct waiter **list, uint64_t target); /* releases the lock meanwhile */
+CUresult wait_on(struct waiter **list, uint64_t target); /* releases the lock while it waits */
 void wake(struct waiter **list, uint64_t done);
-void engine_start(void);
+CUresult engine_start(void);
 
 /* --- queues.c --- */
 bool is_holder(const struct op *op);
@@ -392,11 +556,13 @@ void event_unregister_capture(struct event *event);
 struct event *find_event(CUevent handle);
 void event_release(struct event *event);
 struct op *event_record_op(struct event *event);
-/* NULL: there is nothing to wait for. On the legacy stream a wait for a complete event is still a barrier between blocking streams. */
+/* NULL: there is nothing to wait for. (On the legacy stream, a wait for a complete event is still a
+ * barrier between blocking streams.) */
 struct op *event_wait_op(const struct event *event, bool on_legacy);
 
 /* --- device.c --- */
-CUresult devices_choose(const char *visible); /* CUDA_VISIBLE_DEVICES; NULL: all. Changes nothing if it fails */
+/* CUDA_VISIBLE_DEVICES; NULL: all. Changes nothing if it fails */
+CUresult devices_choose(const char *visible);
 
 /* --- memory.c --- */
 struct allocation *find_allocation(const void *address);
@@ -414,16 +580,17 @@ void pool_give(struct pool *pool, size_t bytes); /* may free it */
 void memory_release_context(struct context *context);
 
 /* --- ptx.c --- */
-char *ptx_copy(const char *text); /* without comments; the caller's to free */
+char *ptx_copy(const char *text); /* without comments; the caller frees it; NULL: no memory */
 CUresult ptx_check(const char *text);
 bool ptx_has_entry(const char *text, const char *name);
-size_t ptx_variable(const char *text, const char *name, unsigned char **initial); /* the caller's to free */
+/* the caller frees `initial`, which is NULL if there is no memory */
+size_t ptx_variable(const char *text, const char *name, unsigned char **initial);
 
 /* --- kernels.c, module.c, function.c --- */
 const struct kernel *find_kernel(const char *name, size_t length);
-void kernel_run(struct op *op);                  /* without the lock */
+void kernel_run(struct op *op); /* without the lock */
 bool kernel_is_timed(const struct op *op, uint64_t *duration);
-CUresult kernel_fault(const struct op *op);      /* the sticky error that it raises, or OK */
+CUresult kernel_fault(const struct op *op); /* the sticky error that it raises, or OK */
 void kernel_unpack(struct op *op, void **parameters);
 size_t kernel_alignment(const struct kernel *kernel, unsigned parameter);
 void function_start(struct function *function);
@@ -435,14 +602,17 @@ CUresult capture_forbids_query(struct stream *stream);
 CUresult capture_forbids_question(struct stream *stream);
 CUresult capture_forbids_legacy(struct stream *stream);
 CUresult capture_add(struct stream *stream, struct op *op, int type); /* owns op */
-CUresult capture_add_node(struct stream *stream, struct node *node);  /* owns node */
+CUresult capture_add_kernel(struct stream *stream, struct op *op,
+                            const struct attributes *attributes);    /* owns op */
+CUresult capture_add_node(struct stream *stream, struct node *node); /* owns node */
 CUresult capture_record(struct stream *stream, struct event *event);
 CUresult capture_wait(struct stream *stream, struct event *event);
 CUresult capture_unsupported(struct stream *stream);
 void capture_invalidate(struct capture *capture);
 void capture_exempt(struct capture *capture, struct node *node);
 struct capture *capture_into(const struct graph *graph);
-struct capture *capture_inside(const struct graph *graph); /* or into a child graph of it, however deep */
+/* or into a child graph of it, however deep */
+struct capture *capture_inside(const struct graph *graph);
 void capture_unregister_stream(struct stream *stream);
 void capture_release(struct capture *capture);
 
@@ -450,7 +620,10 @@ void capture_release(struct capture *capture);
 void attributes_start(struct attributes *attributes, int priority);
 int clamped_priority(int priority);
 CUresult attribute_get(const struct attributes *attributes, unsigned allowed, int which, void *out);
-CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which, const void *value);
+CUresult attributes_of_launch(struct attributes *attributes, const CUlaunchConfig *config,
+                              const struct function *function);
+CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which,
+                       const void *value);
 
 /* --- userobject.c --- */
 void user_objects_destroy(void); /* this thread's dead; without the lock */

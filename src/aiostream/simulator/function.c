@@ -7,124 +7,122 @@
 
 /* As an H200 has them. */
 enum {
-    DEFAULT_DYNAMIC_SHARED = 49152, BLOCK_SHARED = 232448, PROCESSOR_SHARED = 233472, RESERVED_SHARED = 1024,
-    BLOCK_THREADS = 1024, PROCESSOR_THREADS = 2048, PROCESSOR_BLOCKS = 32, WARP = 32,
+    DEFAULT_DYNAMIC_SHARED = 49152,
+    BLOCK_SHARED = 232448,
+    PROCESSOR_SHARED = 233472,
+    RESERVED_SHARED = 1024,
+    BLOCK_THREADS = 1024,
+    PROCESSOR_THREADS = 2048,
+    PROCESSOR_BLOCKS = 32,
+    WARP = 32,
 };
 
-void function_start(struct function *function)
-{
+void function_start(struct function *function) {
     static const int values[FUNCTION_ATTRIBUTES] = {
-        [MAX_THREADS] = BLOCK_THREADS, [4] = 16 /* registers */, [5] = 90, [6] = 90, [MAX_DYNAMIC_SHARED] = DEFAULT_DYNAMIC_SHARED,
+        [MAX_THREADS] = BLOCK_THREADS,
+        [4] = 16 /* registers */,
+        [5] = 90,
+        [6] = 90,
+        [MAX_DYNAMIC_SHARED] = DEFAULT_DYNAMIC_SHARED,
         [CARVEOUT] = -1,
     };
     memcpy(function->attributes, values, sizeof values);
 }
 
-bool function_can_launch(const struct function *function, unsigned shared_bytes, uint64_t threads)
-{
+bool function_can_launch(const struct function *function, unsigned shared_bytes, uint64_t threads) {
     return shared_bytes <= (unsigned)function->attributes[MAX_DYNAMIC_SHARED] &&
            threads <= (uint64_t)function->attributes[MAX_THREADS];
 }
 
 /* The manual has NULL as an invalid value where other handles that are none are invalid handles. */
-static CUresult find(const void *handle, struct function **out)
-{
+static CUresult find(const void *handle, struct function **out) {
     *out = object_find(handle, OBJECT_FUNCTION);
     return *out != NULL ? OK : INVALID_HANDLE;
 }
 
-static CUresult check_device(CUdevice device)
-{
+static CUresult check_device(CUdevice device) {
     return device >= 0 && device < sim.device_count ? OK : INVALID_DEVICE;
 }
 
 /* --- names and where they belong --- */
 
-static CUresult name_of(const char **out, void *handle)
-{
+static CUresult name_of(const char **out, void *handle) {
     struct function *function;
     CUresult code = out == NULL || handle == NULL ? INVALID_VALUE : find(handle, &function);
-    if (code == OK)
-        *out = function->kernel->name;
+    if (code == OK) *out = function->kernel->name;
     return leave(code);
 }
 
-EXPORT CUresult cuFuncGetName(const char **out, CUfunction handle)
-{
+EXPORT CUresult cuFuncGetName(const char **out, CUfunction handle) {
     ENTER(cuFuncGetName, 0);
     return name_of(out, handle);
 }
 
-EXPORT CUresult cuKernelGetName(const char **out, CUkernel handle)
-{
+EXPORT CUresult cuKernelGetName(const char **out, CUkernel handle) {
     ENTER(cuKernelGetName, 0);
     return name_of(out, handle);
 }
 
-EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle)
-{
+EXPORT CUresult cuFuncGetModule(CUmodule *out, CUfunction handle) {
     ENTER(cuFuncGetModule, 0);
     struct function *function;
     CUresult code = out == NULL ? INVALID_VALUE : find(handle, &function);
-    if (code == OK && function->module->context == NULL)
-        code = INVALID_HANDLE;
-    if (code == OK)
-        *out = function->module;
+    if (code == OK && function->module->context == NULL) code = INVALID_HANDLE;
+    if (code == OK) *out = function->module;
     return leave(code);
 }
 
-EXPORT CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel handle)
-{
+EXPORT CUresult cuKernelGetLibrary(CUlibrary *out, CUkernel handle) {
     ENTER(cuKernelGetLibrary, 0);
     struct function *function;
     CUresult code = out == NULL ? INVALID_VALUE : find(handle, &function);
-    if (code == OK && function->module->context != NULL)
-        code = INVALID_HANDLE;
-    if (code == OK)
-        *out = function->module;
+    if (code == OK && function->module->context != NULL) code = INVALID_HANDLE;
+    if (code == OK) *out = function->module;
     return leave(code);
 }
 
-EXPORT CUresult cuFuncLoad(CUfunction handle)
-{
+EXPORT CUresult cuFuncLoad(CUfunction handle) {
     ENTER(cuFuncLoad, 0);
     struct function *function;
     return leave(find(handle, &function));
 }
 
-EXPORT CUresult cuFuncIsLoaded(int *state, CUfunction handle)
-{
+EXPORT CUresult cuFuncIsLoaded(int *state, CUfunction handle) {
     ENTER(cuFuncIsLoaded, 0);
     struct function *function;
     CUresult code = state == NULL ? INVALID_VALUE : find(handle, &function);
-    if (code == OK)
-        *state = 1;
+    if (code == OK) *state = 1;
     return leave(code);
 }
 
 /* --- attributes --- */
 
-static CUresult attribute_of(int *out, int which, void *handle)
-{
+static CUresult attribute_of(int *out, int which, void *handle) {
     struct function *function;
     CUresult code = find(handle, &function);
     if (code == OK && (out == NULL || which < 0 || which >= FUNCTION_ATTRIBUTES))
         code = INVALID_VALUE;
-    if (code == OK)
-        *out = function->attributes[which];
+    if (code == OK) *out = function->attributes[which];
     return leave(code);
 }
 
-/* The others follow from the kernel's code. Attributes of clusters and the carve-out are kept, and of no effect. */
-static CUresult set_attribute(void *handle, int which, int value)
-{
-    static const struct { int which, least, most; } settable[] = {
-        {MAX_DYNAMIC_SHARED, 0, BLOCK_SHARED}, {CARVEOUT, -1, 100}, {11, 0, 8}, {12, 0, 8}, {13, 0, 8}, {14, 0, 1}, {15, 0, 2},
+/* The others follow from the kernel's code. Attributes of clusters and the carve-out are kept, and
+ * of no effect. */
+static CUresult set_attribute(void *handle, int which, int value) {
+    static const struct {
+        int which, least, most;
+    } settable[] = {
+        {MAX_DYNAMIC_SHARED, 0, BLOCK_SHARED},
+        {CARVEOUT, -1, 100},
+        {11, 0, 8},
+        {12, 0, 8},
+        {13, 0, 8},
+        {14, 0, 1},
+        {15, 0, 2},
     };
     struct function *function;
     CUresult code = find(handle, &function);
-    if (code != OK)
-        return leave(code);
+    if (code != OK) return leave(code);
     for (size_t i = 0; i < sizeof settable / sizeof settable[0]; i++)
         if (settable[i].which == which && value >= settable[i].least && value <= settable[i].most) {
             function->attributes[which] = value;
@@ -133,183 +131,166 @@ static CUresult set_attribute(void *handle, int which, int value)
     return leave(INVALID_VALUE);
 }
 
-EXPORT CUresult cuFuncGetAttribute(int *out, int which, CUfunction handle)
-{
+EXPORT CUresult cuFuncGetAttribute(int *out, int which, CUfunction handle) {
     ENTER(cuFuncGetAttribute, 0);
     return attribute_of(out, which, handle);
 }
 
-EXPORT CUresult cuFuncSetAttribute(CUfunction handle, int which, int value)
-{
+EXPORT CUresult cuFuncSetAttribute(CUfunction handle, int which, int value) {
     ENTER(cuFuncSetAttribute, 0);
     return set_attribute(handle, which, value);
 }
 
 /* A kernel is the same on all devices here. */
-EXPORT CUresult cuKernelGetAttribute(int *out, int which, CUkernel handle, CUdevice device)
-{
+EXPORT CUresult cuKernelGetAttribute(int *out, int which, CUkernel handle, CUdevice device) {
     ENTER(cuKernelGetAttribute, 0);
     CUresult code = check_device(device);
     return code == OK ? attribute_of(out, which, handle) : leave(code);
 }
 
-EXPORT CUresult cuKernelSetAttribute(int which, int value, CUkernel handle, CUdevice device)
-{
+EXPORT CUresult cuKernelSetAttribute(int which, int value, CUkernel handle, CUdevice device) {
     ENTER(cuKernelSetAttribute, 0);
     CUresult code = check_device(device);
     return code == OK ? set_attribute(handle, which, value) : leave(code);
 }
 
 /* Preferences, which a GPU need not follow either. */
-static CUresult set_preference(void *handle, int value, int most)
-{
+static CUresult set_preference(void *handle, int value, int most) {
     struct function *function;
     CUresult code = find(handle, &function);
     return leave(code == OK && (value < 0 || value > most) ? INVALID_VALUE : code);
 }
 
-EXPORT CUresult cuFuncSetCacheConfig(CUfunction handle, int config)
-{
+EXPORT CUresult cuFuncSetCacheConfig(CUfunction handle, int config) {
     ENTER(cuFuncSetCacheConfig, 0);
     return set_preference(handle, config, 3);
 }
 
-EXPORT CUresult cuKernelSetCacheConfig(CUkernel handle, int config, CUdevice device)
-{
+EXPORT CUresult cuKernelSetCacheConfig(CUkernel handle, int config, CUdevice device) {
     ENTER(cuKernelSetCacheConfig, 0);
     CUresult code = check_device(device);
     return code == OK ? set_preference(handle, config, 3) : leave(code);
 }
 
-EXPORT CUresult cuFuncSetSharedMemConfig(CUfunction handle, int config)
-{
+EXPORT CUresult cuFuncSetSharedMemConfig(CUfunction handle, int config) {
     ENTER(cuFuncSetSharedMemConfig, 0);
     return set_preference(handle, config, 2);
 }
 
 /* --- parameters --- */
 
-static CUresult parameter_of(void *handle, size_t index, size_t *offset, size_t *bytes)
-{
+static CUresult parameter_of(void *handle, size_t index, size_t *offset, size_t *bytes) {
     struct function *function;
     CUresult code = find(handle, &function);
     if (code == OK && (index >= function->kernel->parameter_count || offset == NULL))
         code = INVALID_VALUE;
-    if (code != OK)
-        return leave(code);
+    if (code != OK) return leave(code);
     size_t at = 0;
     for (unsigned i = 0; i <= index; i++) {
         size_t align = kernel_alignment(function->kernel, i);
         *offset = (at + align - 1) / align * align;
         at = *offset + function->kernel->sizes[i];
     }
-    if (bytes != NULL)
-        *bytes = function->kernel->sizes[index];
+    if (bytes != NULL) *bytes = function->kernel->sizes[index];
     return leave(OK);
 }
 
-EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *bytes)
-{
+EXPORT CUresult cuFuncGetParamInfo(CUfunction handle, size_t index, size_t *offset, size_t *bytes) {
     ENTER(cuFuncGetParamInfo, 0);
-    if (handle == NULL)
-        return leave(INVALID_VALUE);
+    if (handle == NULL) return leave(INVALID_VALUE);
     return parameter_of(handle, index, offset, bytes);
 }
 
 /* A library's kernel is loaded into the current context to answer. */
-EXPORT CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *bytes)
-{
+EXPORT CUresult cuKernelGetParamInfo(CUkernel handle, size_t index, size_t *offset, size_t *bytes) {
     ENTER(cuKernelGetParamInfo, 0);
     struct context *context;
     CUresult code = current_context(&context);
     return code == OK ? parameter_of(handle, index, offset, bytes) : leave(code);
 }
 
-static CUresult parameter_count(void *handle, size_t *count)
-{
+static CUresult parameter_count(void *handle, size_t *count) {
     struct function *function;
     CUresult code = count == NULL ? INVALID_VALUE : find(handle, &function);
-    if (code == OK)
-        *count = function->kernel->parameter_count;
+    if (code == OK) *count = function->kernel->parameter_count;
     return leave(code);
 }
 
-EXPORT CUresult cuFuncGetParamCount(CUfunction handle, size_t *count)
-{
+EXPORT CUresult cuFuncGetParamCount(CUfunction handle, size_t *count) {
     ENTER(cuFuncGetParamCount, 0);
     return parameter_count(handle, count);
 }
 
-EXPORT CUresult cuKernelGetParamCount(CUkernel handle, size_t *count)
-{
+EXPORT CUresult cuKernelGetParamCount(CUkernel handle, size_t *count) {
     ENTER(cuKernelGetParamCount, 0);
     return parameter_count(handle, count);
 }
 
-/* --- occupancy: from the attributes of the device and of the kernel, all of whose threads have 16 registers here --- */
+/* --- occupancy ---
+ *
+ * Computed from the attributes of the device and of the kernel. Each thread has 16 registers here.
+ */
 
-static int least(int first, int second)
-{
-    return first < second ? first : second;
-}
+static int least(int first, int second) { return first < second ? first : second; }
 
 /* How many blocks of this size one multiprocessor runs at a time. */
-static int blocks_that_fit(const struct function *function, int block_size, size_t shared_bytes)
-{
+static int blocks_that_fit(const struct function *function, int block_size, size_t shared_bytes) {
     int warps = (block_size + WARP - 1) / WARP;
     size_t shared = shared_bytes + (size_t)function->attributes[STATIC_SHARED] + RESERVED_SHARED;
-    if (block_size > function->attributes[MAX_THREADS] || shared_bytes > (size_t)function->attributes[MAX_DYNAMIC_SHARED])
+    if (block_size > function->attributes[MAX_THREADS] ||
+        shared_bytes > (size_t)function->attributes[MAX_DYNAMIC_SHARED])
         return 0;
-    return least(least(PROCESSOR_BLOCKS, PROCESSOR_THREADS / (warps * WARP)), (int)(PROCESSOR_SHARED / shared));
+    return least(least(PROCESSOR_BLOCKS, PROCESSOR_THREADS / (warps * WARP)),
+                 (int)(PROCESSOR_SHARED / shared));
 }
 
 /* The device that is asked about is that of the current context. */
-static CUresult find_here(void *handle, struct function **out)
-{
+static CUresult find_here(void *handle, struct function **out) {
     struct context *context;
     CUresult code = current_context(&context);
     return code == OK ? find(handle, out) : code;
 }
 
-static CUresult occupancy(int *out, CUfunction handle, int block_size, size_t shared_bytes, unsigned flags)
-{
+static CUresult occupancy(int *out, CUfunction handle, int block_size, size_t shared_bytes,
+                          unsigned flags) {
     struct function *function;
-    CUresult code = out == NULL || block_size < 1 || flags > 1 ? INVALID_VALUE : find_here(handle, &function);
-    if (code == OK)
-        *out = blocks_that_fit(function, block_size, shared_bytes);
+    CUresult code =
+        out == NULL || block_size < 1 || flags > 1 ? INVALID_VALUE : find_here(handle, &function);
+    if (code == OK) *out = blocks_that_fit(function, block_size, shared_bytes);
     return leave(code);
 }
 
-EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction function, int block_size, size_t shared_bytes)
-{
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *out, CUfunction function,
+                                                            int block_size, size_t shared_bytes) {
     ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor, 0);
     return occupancy(out, function, block_size, shared_bytes, 0);
 }
 
-EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, CUfunction function, int block_size,
-                                                                     size_t shared_bytes, unsigned flags)
-{
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *out, CUfunction function,
+                                                                     int block_size,
+                                                                     size_t shared_bytes,
+                                                                     unsigned flags) {
     ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 0);
     return occupancy(out, function, block_size, shared_bytes, flags);
 }
 
-/* The block size with the most threads at a time, the largest of those. `shared_of` says what a block of a size needs, if given. */
-static CUresult best_block(int *grid, int *block, CUfunction handle, size_t (*shared_of)(int), size_t shared_bytes, int limit,
-                           unsigned flags)
-{
+/* The block size with the most threads at a time, the largest of those. `shared_of` says what a
+ * block of a size needs, if given. */
+static CUresult best_block(int *grid, int *block, CUfunction handle, CUoccupancyB2DSize shared_of,
+                           size_t shared_bytes, int limit, unsigned flags) {
     struct function *function;
-    CUresult code = grid == NULL || block == NULL || limit < 0 || flags > 1 ? INVALID_VALUE : find_here(handle, &function);
+    CUresult code = grid == NULL || block == NULL || limit < 0 || flags > 1
+                        ? INVALID_VALUE
+                        : find_here(handle, &function);
     const struct function copy = code == OK ? *function : (struct function){0};
     if (leave(code) != OK) /* without the lock from here on: `shared_of` is the program's */
         return code;
     int most = copy.attributes[MAX_THREADS], best = 0;
-    if (limit > 0 && limit < most)
-        most = limit;
+    if (limit > 0 && limit < most) most = limit;
     *grid = *block = 0;
     for (int size = most; size > 0; size = size % WARP != 0 ? size / WARP * WARP : size - WARP) {
         int fit = blocks_that_fit(&copy, size, shared_of != NULL ? shared_of(size) : shared_bytes);
-        if (fit * size <= best)
-            continue;
+        if (fit * size <= best) continue;
         best = fit * size;
         *block = size;
         *grid = fit * 132; /* MULTIPROCESSOR_COUNT */
@@ -317,30 +298,32 @@ static CUresult best_block(int *grid, int *block, CUfunction handle, size_t (*sh
     return OK;
 }
 
-EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, size_t (*shared_of)(int),
-                                                 size_t shared_bytes, int limit)
-{
+EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function,
+                                                 CUoccupancyB2DSize shared_of, size_t shared_bytes,
+                                                 int limit) {
     ENTER(cuOccupancyMaxPotentialBlockSize, 0);
     return best_block(grid, block, function, shared_of, shared_bytes, limit, 0);
 }
 
-EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function, size_t (*shared_of)(int),
-                                                          size_t shared_bytes, int limit, unsigned flags)
-{
+EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block,
+                                                          CUfunction function,
+                                                          CUoccupancyB2DSize shared_of,
+                                                          size_t shared_bytes, int limit,
+                                                          unsigned flags) {
     ENTER(cuOccupancyMaxPotentialBlockSizeWithFlags, 0);
     return best_block(grid, block, function, shared_of, shared_bytes, limit, flags);
 }
 
-EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *out, CUfunction handle, int blocks, int block_size)
-{
+EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *out, CUfunction handle, int blocks,
+                                                        int block_size) {
     ENTER(cuOccupancyAvailableDynamicSMemPerBlock, 0);
     struct function *function;
-    CUresult code = out == NULL || blocks < 1 || block_size < 1 ? INVALID_VALUE : find_here(handle, &function);
-    if (code == OK && blocks > blocks_that_fit(function, block_size, 0))
-        code = INVALID_VALUE;
-    if (code != OK)
-        return leave(code);
-    /* As the H200 has it: without the share that is reserved, so that a block may fit once less with what this answers. */
+    CUresult code =
+        out == NULL || blocks < 1 || block_size < 1 ? INVALID_VALUE : find_here(handle, &function);
+    if (code == OK && blocks > blocks_that_fit(function, block_size, 0)) code = INVALID_VALUE;
+    if (code != OK) return leave(code);
+    /* As the H200 has it: without the share that is reserved, so that a block may fit once less
+     * with what this answers. */
     size_t each = (size_t)(PROCESSOR_SHARED / blocks) - (size_t)function->attributes[STATIC_SHARED];
     *out = (size_t)least((int)each, function->attributes[MAX_DYNAMIC_SHARED]);
     return leave(OK);
@@ -348,15 +331,13 @@ EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *out, CUfunction 
 
 /* --- profilers: there is none to be started, and none misses it --- */
 
-EXPORT CUresult cuProfilerStart(void)
-{
+EXPORT CUresult cuProfilerStart(void) {
     ENTER(cuProfilerStart, 0);
     struct context *context;
     return leave(current_context(&context));
 }
 
-EXPORT CUresult cuProfilerStop(void)
-{
+EXPORT CUresult cuProfilerStop(void) {
     ENTER(cuProfilerStop, 0);
     struct context *context;
     return leave(current_context(&context));

@@ -1,4 +1,5 @@
-/* Graphs: what a capture collects or a program builds. How they are made, copied, walked and told about. */
+/* Graphs, which a capture collects or a program builds: how they are made, copied, walked and
+ * described. */
 #include "driver.h"
 
 #include "api.h"
@@ -10,50 +11,40 @@
 
 /* --- nodes --- */
 
-/* Outside any graph: nobody can name it yet. */
-struct node *node_new(int type)
-{
-    struct node *node = calloc(1, sizeof *node);
-    if (node == NULL)
-        abort();
+/* Outside any graph, so no handle of it exists yet. */
+struct node *node_new(int type) {
+    struct node *node = alloc_need(sizeof *node);
     node->type = type;
     return node;
 }
 
-void node_add_op(struct node *node, struct op *op)
-{
-    node->ops = realloc(node->ops, (node->op_count + 1) * sizeof(struct op *));
+void node_add_op(struct node *node, struct op *op) {
+    node->ops = alloc_more(node->ops, (node->op_count + 1) * sizeof(struct op *));
     node->ops[node->op_count++] = op;
 }
 
-static void drop_work(struct node *node)
-{
-    for (size_t i = 0; i < node->op_count; i++)
-        op_free(node->ops[i]);
+static void drop_work(struct node *node) {
+    for (size_t i = 0; i < node->op_count; i++) op_free(node->ops[i]);
     free(node->ops);
     free(node->words);
     free(node->parameters);
-    if (node->event != NULL)
-        event_release(node->event);
+    if (node->event != NULL) event_release(node->event);
     if (node->memory != NULL) {
-        node->memory->executables -= node->type == NODE_ALLOC && node->graph != NULL && node->graph->hidden;
+        node->memory->executables -=
+            node->type == NODE_ALLOC && node->graph != NULL && node->graph->hidden;
         graph_memory_release(node->memory);
     }
-    if (node->child != NULL)
-        graph_free(node->child);
+    if (node->child != NULL) graph_free(node->child);
 }
 
-void node_free(struct node *node)
-{
-    if (node->graph != NULL && !node->graph->hidden)
-        object_unregister(node);
+void node_free(struct node *node) {
+    if (node->graph != NULL && !node->graph->hidden) object_unregister(node);
     drop_work(node);
     dependencies_clear(&node->before);
     free(node);
 }
 
-static void take_work(struct node *node, struct node *from)
-{
+static void take_work(struct node *node, struct node *from) {
     node->ops = from->ops;
     node->op_count = from->op_count;
     node->context = from->context;
@@ -64,8 +55,7 @@ static void take_work(struct node *node, struct node *from)
     node->fill = from->fill;
     node->words = from->words;
     node->parameters = from->parameters;
-    if (node->child != NULL)
-        node->child->owner = node;
+    if (node->child != NULL) node->child->owner = node;
     from->ops = NULL;
     from->op_count = 0;
     from->event = NULL;
@@ -75,15 +65,13 @@ static void take_work(struct node *node, struct node *from)
     from->parameters = NULL;
 }
 
-void node_refill(struct node *node, struct node *with)
-{
+void node_refill(struct node *node, struct node *with) {
     drop_work(node);
     take_work(node, with);
     node_free(with);
 }
 
-struct node *node_copy(const struct node *node, bool hidden)
-{
+struct node *node_copy(const struct node *node, bool hidden) {
     struct node *copy = node_new(node->type);
     copy->original = node->id;
     copy->context = node->context;
@@ -91,8 +79,7 @@ struct node *node_copy(const struct node *node, bool hidden)
     copy->disabled = node->disabled;
     copy->copy = node->copy;
     copy->fill = node->fill;
-    for (size_t i = 0; i < node->op_count; i++)
-        node_add_op(copy, op_copy(node->ops[i]));
+    for (size_t i = 0; i < node->op_count; i++) node_add_op(copy, op_copy(node->ops[i]));
     if (node->event != NULL) {
         copy->event = node->event;
         copy->event->references++;
@@ -106,10 +93,9 @@ struct node *node_copy(const struct node *node, bool hidden)
         copy->child = graph_copy(node->child, hidden);
         copy->child->owner = copy;
     }
-    if (node->type == NODE_KERNEL)
-        node_tell_kernel(copy);
+    if (node->type == NODE_KERNEL) node_describe_kernel(copy);
     if (node->type == NODE_WORDS) {
-        copy->words = malloc(node->op_count * sizeof *copy->words);
+        copy->words = alloc_need(node->op_count * sizeof *copy->words);
         memcpy(copy->words, node->words, node->op_count * sizeof *copy->words);
     }
     return copy;
@@ -117,34 +103,28 @@ struct node *node_copy(const struct node *node, bool hidden)
 
 /* --- graphs --- */
 
-struct graph *graph_new(bool hidden)
-{
+struct graph *graph_new(bool hidden) {
     static unsigned next_id;
-    struct graph *graph = hidden ? calloc(1, sizeof *graph) : object_new(OBJECT_GRAPH, sizeof *graph);
-    if (graph == NULL)
-        abort();
+    struct graph *graph =
+        hidden ? alloc_need(sizeof *graph) : object_new(OBJECT_GRAPH, sizeof *graph);
     graph->hidden = hidden;
     graph->id = ++next_id;
     return graph;
 }
 
-void graph_free(struct graph *graph)
-{
-    for (size_t i = 0; i < graph->node_count; i++)
-        node_free(graph->nodes[i]);
-    if (!graph->hidden)
-        object_unregister(graph);
+void graph_free(struct graph *graph) {
+    for (size_t i = 0; i < graph->node_count; i++) node_free(graph->nodes[i]);
+    if (!graph->hidden) object_unregister(graph);
     holdings_release(graph);
     free(graph->nodes);
     free(graph);
 }
 
-static void take_in(struct graph *graph, struct node *node)
-{
+static void take_in(struct graph *graph, struct node *node) {
     if ((graph->node_count & (graph->node_count - 1)) == 0) {
-        graph->nodes = realloc(graph->nodes, (graph->node_count > 0 ? graph->node_count * 2 : 1) * sizeof *graph->nodes);
-        if (graph->nodes == NULL)
-            abort();
+        graph->nodes =
+            alloc_more(graph->nodes,
+                       (graph->node_count > 0 ? graph->node_count * 2 : 1) * sizeof *graph->nodes);
     }
     node->graph = graph;
     node->id = ++sim.next_id;
@@ -152,16 +132,13 @@ static void take_in(struct graph *graph, struct node *node)
     graph->nodes[graph->node_count++] = node;
 }
 
-static bool is_freed(const struct graph *graph, const struct graph_memory *memory)
-{
+static bool is_freed(const struct graph *graph, const struct graph_memory *memory) {
     for (size_t i = 0; i < graph->node_count; i++)
-        if (graph->nodes[i]->type == NODE_FREE && graph->nodes[i]->memory == memory)
-            return true;
+        if (graph->nodes[i]->type == NODE_FREE && graph->nodes[i]->memory == memory) return true;
     return false;
 }
 
-CUresult graph_link(struct graph *graph, struct node *node, const struct dependencies *before)
-{
+CUresult graph_link(struct graph *graph, struct node *node, const struct dependencies *before) {
     if (node->type == NODE_FREE && is_freed(graph, node->memory)) {
         node_free(node);
         return INVALID_VALUE;
@@ -171,15 +148,13 @@ CUresult graph_link(struct graph *graph, struct node *node, const struct depende
             node_free(node);
             return INVALID_VALUE;
         }
-    if (!graph->hidden)
-        object_register(node, OBJECT_NODE);
+    if (!graph->hidden) object_register(node, OBJECT_NODE);
     dependencies_set(&node->before, before);
     take_in(graph, node);
     return OK;
 }
 
-struct graph *graph_copy(const struct graph *graph, bool hidden)
-{
+struct graph *graph_copy(const struct graph *graph, bool hidden) {
     struct graph *copy = graph_new(hidden);
     copy->original = graph->id;
     for (size_t i = 0; i < graph->node_count; i++) {
@@ -192,36 +167,33 @@ struct graph *graph_copy(const struct graph *graph, bool hidden)
     for (size_t i = 0; i < graph->node_count; i++) {
         const struct dependencies *before = &graph->nodes[i]->before;
         for (size_t d = 0; d < before->count; d++)
-            dependencies_add(&copy->nodes[i]->before, copy->nodes[before->nodes[d]->place], &before->edges[d]);
+            dependencies_add(&copy->nodes[i]->before, copy->nodes[before->nodes[d]->place],
+                             &before->edges[d]);
     }
     holdings_copy(copy, graph);
     return copy;
 }
 
 /* The node, here or if `deep` in a child graph, that was made as a copy of the one with this id. */
-struct node *graph_find_copy(const struct graph *graph, uint64_t original, bool deep)
-{
+struct node *graph_find_copy(const struct graph *graph, uint64_t original, bool deep) {
     for (size_t i = 0; i < graph->node_count; i++) {
         struct node *node = graph->nodes[i], *inner = NULL;
-        if (node->original == original)
-            return node;
-        if (deep && node->child != NULL)
-            inner = graph_find_copy(node->child, original, true);
-        if (inner != NULL)
-            return inner;
+        if (node->original == original) return node;
+        if (deep && node->child != NULL) inner = graph_find_copy(node->child, original, true);
+        if (inner != NULL) return inner;
     }
     return NULL;
 }
 
-/* All nodes, each after those that it depends on; as they were added, where that is such an order already. */
-bool graph_order(struct graph *graph, struct node **order)
-{
-    size_t count = graph->node_count, done = 0, *missing = calloc(count + 1, sizeof *missing);
-    for (size_t i = 0; i < count; i++)
-        graph->nodes[i]->place = i;
-    for (size_t i = 0; i < count; i++)
-        missing[i] = graph->nodes[i]->before.count;
-    for (size_t before = SIZE_MAX; before != done;) { /* one pass suffices unless edges lead back to older nodes */
+/* All nodes, each after those that it depends on; as they were added, where that is such an order
+ * already. */
+bool graph_order(struct graph *graph, struct node **order) {
+    size_t count = graph->node_count, done = 0,
+           *missing = alloc_need((count + 1) * sizeof *missing);
+    for (size_t i = 0; i < count; i++) graph->nodes[i]->place = i;
+    for (size_t i = 0; i < count; i++) missing[i] = graph->nodes[i]->before.count;
+    /* one pass suffices unless edges lead back to older nodes */
+    for (size_t before = SIZE_MAX; before != done;) {
         before = done;
         for (size_t i = 0; i < count; i++) {
             const struct dependencies *needs = &graph->nodes[i]->before;
@@ -238,62 +210,64 @@ bool graph_order(struct graph *graph, struct node **order)
     return done == count;
 }
 
+static size_t count_nodes(const struct graph *graph) {
+    size_t count = graph->node_count;
+    for (size_t i = 0; i < graph->node_count; i++)
+        if (graph->nodes[i]->child != NULL) count += count_nodes(graph->nodes[i]->child);
+    return count;
+}
+
+bool graph_has_room(const struct graph *graph) {
+    return alloc_has(count_nodes(graph), 2 * sizeof(struct node));
+}
+
 /* --- the calls --- */
 
-EXPORT CUresult cuGraphCreate(CUgraph *out, unsigned flags)
-{
+EXPORT CUresult cuGraphCreate(CUgraph *out, unsigned flags) {
     ENTER(cuGraphCreate, 0);
-    if (out == NULL || flags != 0)
-        return leave(INVALID_VALUE);
+    if (out == NULL || flags != 0) return leave(INVALID_VALUE);
     *out = graph_new(false);
     return leave(OK);
 }
 
-EXPORT CUresult cuGraphDestroy(CUgraph handle)
-{
-    ENTER(cuGraphDestroy, 0);
+EXPORT CUresult cuGraphDestroy(CUgraph handle) {
+    ENTER(cuGraphDestroy, FREES);
     struct graph *graph = object_find(handle, OBJECT_GRAPH);
-    if (graph == NULL || graph->owner != NULL)
-        return leave(INVALID_VALUE);
+    if (graph == NULL || graph->owner != NULL) return leave(INVALID_VALUE);
     if (capture_inside(graph) != NULL)
         return leave(ILLEGAL_STATE); /* not before the capture has ended */
     graph_free(graph);
     return leave(OK);
 }
 
-EXPORT CUresult cuGraphClone(CUgraph *out, CUgraph handle)
-{
+EXPORT CUresult cuGraphClone(CUgraph *out, CUgraph handle) {
     ENTER(cuGraphClone, 0);
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
-    if (out == NULL || graph == NULL)
-        return leave(INVALID_VALUE);
-    if (graph_has_memory(graph))
-        return leave(NOT_SUPPORTED);
+    if (out == NULL || graph == NULL) return leave(INVALID_VALUE);
+    if (graph_has_memory(graph)) return leave(NOT_SUPPORTED);
+    if (!graph_has_room(graph)) return leave(OUT_OF_MEMORY);
     *out = graph_copy(graph, false);
     return leave(OK);
 }
 
-EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode handle, CUgraph clone_handle)
-{
+EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode handle, CUgraph clone_handle) {
     ENTER(cuGraphNodeFindInClone, 0);
     const struct node *node = object_find(handle, OBJECT_NODE);
     const struct graph *clone = object_find(clone_handle, OBJECT_GRAPH);
-    if (node == NULL || clone == NULL)
-        return leave(clone == NULL ? INVALID_VALUE : INVALID_HANDLE);
-    struct node *found = graph_find_copy(clone, node->id, false); /* a child graph's copies are not found, on an H200 neither */
-    if (found == NULL || out == NULL)
-        return leave(INVALID_VALUE);
+    if (node == NULL || clone == NULL) return leave(clone == NULL ? INVALID_VALUE : INVALID_HANDLE);
+    /* a child graph's copies are not found, on an H200 neither */
+    struct node *found = graph_find_copy(clone, node->id, false);
+    if (found == NULL || out == NULL) return leave(INVALID_VALUE);
     *out = found;
     return leave(OK);
 }
 
-EXPORT CUresult cuGraphDestroyNode(CUgraphNode handle)
-{
-    ENTER(cuGraphDestroyNode, 0);
+EXPORT CUresult cuGraphDestroyNode(CUgraphNode handle) {
+    ENTER(cuGraphDestroyNode, FREES);
     struct node *node = object_find(handle, OBJECT_NODE);
-    if (node == NULL)
-        return leave(INVALID_HANDLE);
-    if (capture_into(node->graph) != NULL || (node->child != NULL && capture_inside(node->child) != NULL))
+    if (node == NULL) return leave(INVALID_HANDLE);
+    if (capture_into(node->graph) != NULL ||
+        (node->child != NULL && capture_inside(node->child) != NULL))
         return leave(ILLEGAL_STATE); /* of a graph that is captured into, no node may go */
     struct graph *graph = node->graph;
     if (graph_has_memory(graph))
@@ -306,87 +280,69 @@ EXPORT CUresult cuGraphDestroyNode(CUgraphNode handle)
                 dependencies_remove(&other->before, d);
                 break;
             }
-        if (other != node)
-            graph->nodes[kept++] = other;
+        if (other != node) graph->nodes[kept++] = other;
     }
     graph->node_count = kept;
     node_free(node);
     return leave(OK);
 }
 
-CUresult copy_out_count(size_t *count, size_t found, bool listed)
-{
-    if (!listed || found < *count)
-        *count = found;
+CUresult copy_out_count(size_t *count, size_t found, bool listed) {
+    if (!listed || found < *count) *count = found;
     return OK;
 }
 
 /* With `nodes` NULL the count alone; else as many as fit, and NULL for the rest of the room. */
-static CUresult list(const struct graph *graph, CUgraphNode *nodes, size_t *count, bool roots)
-{
-    if (graph == NULL || count == NULL)
-        return leave(INVALID_VALUE);
+static CUresult list(const struct graph *graph, CUgraphNode *nodes, size_t *count, bool roots) {
+    if (graph == NULL || count == NULL) return leave(INVALID_VALUE);
     size_t found = 0, space = nodes != NULL ? *count : 0;
     for (size_t i = 0; i < graph->node_count; i++) {
-        if (roots && graph->nodes[i]->before.count > 0)
-            continue;
-        if (found < space)
-            nodes[found] = graph->nodes[i];
+        if (roots && graph->nodes[i]->before.count > 0) continue;
+        if (found < space) nodes[found] = graph->nodes[i];
         found++;
     }
-    for (size_t i = found; i < space; i++)
-        nodes[i] = NULL;
+    for (size_t i = found; i < space; i++) nodes[i] = NULL;
     return leave(copy_out_count(count, found, nodes != NULL));
 }
 
-EXPORT CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count)
-{
+EXPORT CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
     ENTER(cuGraphGetNodes, 0);
     return list(object_find(handle, OBJECT_GRAPH), nodes, count, false);
 }
 
-EXPORT CUresult cuGraphGetRootNodes(CUgraph handle, CUgraphNode *nodes, size_t *count)
-{
+EXPORT CUresult cuGraphGetRootNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
     ENTER(cuGraphGetRootNodes, 0);
     return list(object_find(handle, OBJECT_GRAPH), nodes, count, true);
 }
 
-EXPORT CUresult cuGraphNodeGetType(CUgraphNode handle, int *out)
-{
+EXPORT CUresult cuGraphNodeGetType(CUgraphNode handle, int *out) {
     ENTER(cuGraphNodeGetType, 0);
     const struct node *node = object_find(handle, OBJECT_NODE);
-    if (node == NULL || out == NULL)
-        return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
+    if (node == NULL || out == NULL) return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
     *out = node->type;
     return leave(OK);
 }
 
-EXPORT CUresult cuGraphGetId(CUgraph handle, unsigned *out)
-{
+EXPORT CUresult cuGraphGetId(CUgraph handle, unsigned *out) {
     ENTER(cuGraphGetId, 0);
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
-    if (graph == NULL || out == NULL)
-        return leave(INVALID_VALUE);
+    if (graph == NULL || out == NULL) return leave(INVALID_VALUE);
     *out = graph->id;
     return leave(OK);
 }
 
-EXPORT CUresult cuGraphNodeGetLocalId(CUgraphNode handle, unsigned *out)
-{
+EXPORT CUresult cuGraphNodeGetLocalId(CUgraphNode handle, unsigned *out) {
     ENTER(cuGraphNodeGetLocalId, 0);
     const struct node *node = object_find(handle, OBJECT_NODE);
-    if (node == NULL || out == NULL)
-        return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
+    if (node == NULL || out == NULL) return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
     *out = node->local_id;
     return leave(OK);
 }
 
-EXPORT CUresult cuGraphNodeGetContainingGraph(CUgraphNode handle, CUgraph *out)
-{
+EXPORT CUresult cuGraphNodeGetContainingGraph(CUgraphNode handle, CUgraph *out) {
     ENTER(cuGraphNodeGetContainingGraph, 0);
     const struct node *node = object_find(handle, OBJECT_NODE);
-    if (node == NULL || out == NULL)
-        return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
+    if (node == NULL || out == NULL) return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
     *out = node->graph;
     return leave(OK);
 }
@@ -394,35 +350,31 @@ EXPORT CUresult cuGraphNodeGetContainingGraph(CUgraphNode handle, CUgraph *out)
 /* --- a drawing --- */
 
 static const char *const labels[NODE_TYPES] = {
-    "KERNEL", "MEMCPY", "MEMSET", "HOST", "GRAPH", "EMPTY", "WAIT_EVENT", "EVENT_RECORD", NULL, NULL, "MEM_ALLOC", "MEM_FREE",
-    "BATCH_MEM_OP",
+    "KERNEL",       "MEMCPY", "MEMSET", "HOST",      "GRAPH",    "EMPTY",        "WAIT_EVENT",
+    "EVENT_RECORD", NULL,     NULL,     "MEM_ALLOC", "MEM_FREE", "BATCH_MEM_OP",
 };
 
-static void draw(FILE *file, const struct graph *graph)
-{
+static void draw(FILE *file, const struct graph *graph) {
     fprintf(file, "subgraph cluster_%u {\nlabel=\"graph_%u\"\n", graph->id, graph->id);
     for (size_t i = 0; i < graph->node_count; i++) {
         const struct node *node = graph->nodes[i];
         const char *kernel = node->type == NODE_KERNEL ? node->ops[0]->u.kernel.kernel->name : "";
-        fprintf(file, "\"graph_%u_node_%u\" [label=\"%u %s %s\"]\n", graph->id, node->local_id, node->local_id, labels[node->type],
-                kernel);
+        fprintf(file, "\"graph_%u_node_%u\" [label=\"%u %s %s\"]\n", graph->id, node->local_id,
+                node->local_id, labels[node->type], kernel);
         for (size_t d = 0; d < node->before.count; d++)
-            fprintf(file, "\"graph_%u_node_%u\" -> \"graph_%u_node_%u\"\n", graph->id, node->before.nodes[d]->local_id, graph->id,
-                    node->local_id);
-        if (node->child != NULL)
-            draw(file, node->child);
+            fprintf(file, "\"graph_%u_node_%u\" -> \"graph_%u_node_%u\"\n", graph->id,
+                    node->before.nodes[d]->local_id, graph->id, node->local_id);
+        if (node->child != NULL) draw(file, node->child);
     }
     fprintf(file, "}\n");
 }
 
-EXPORT CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned flags)
-{
+EXPORT CUresult cuGraphDebugDotPrint(CUgraph handle, const char *path, unsigned flags) {
     ENTER(cuGraphDebugDotPrint, 0);
-    (void)flags; /* how much to tell: always the same here */
+    (void)flags; /* how much to write: always the same here */
     const struct graph *graph = object_find(handle, OBJECT_GRAPH);
     FILE *file = graph != NULL && path != NULL ? fopen(path, "w") : NULL;
-    if (file == NULL)
-        return leave(INVALID_VALUE);
+    if (file == NULL) return leave(INVALID_VALUE);
     fprintf(file, "digraph dot {\n");
     draw(file, graph);
     fprintf(file, "}\n");

@@ -1,12 +1,23 @@
-/* Graphs, their nodes, and executables: their types, and the parameters of nodes as they are in the ABI. */
+/* Graphs, their nodes, and executables: their types, and the parameters of nodes as they are in the
+ * ABI. */
 #ifndef AIOSTREAM_SIMULATOR_GRAPH_H
 #define AIOSTREAM_SIMULATOR_GRAPH_H
 
 #include "driver.h"
 
 enum node_type {
-    NODE_KERNEL = 0, NODE_COPY = 1, NODE_FILL = 2, NODE_HOST = 3, NODE_CHILD = 4, NODE_EMPTY = 5, NODE_WAIT_EVENT = 6,
-    NODE_RECORD_EVENT = 7, NODE_ALLOC = 10, NODE_FREE = 11, NODE_WORDS = 12, NODE_TYPES,
+    NODE_KERNEL = 0,
+    NODE_COPY = 1,
+    NODE_FILL = 2,
+    NODE_HOST = 3,
+    NODE_CHILD = 4,
+    NODE_EMPTY = 5,
+    NODE_WAIT_EVENT = 6,
+    NODE_RECORD_EVENT = 7,
+    NODE_ALLOC = 10,
+    NODE_FREE = 11,
+    NODE_WORDS = 12,
+    NODE_TYPES,
 };
 
 /* --- as in the ABI --- */
@@ -25,18 +36,57 @@ struct copy_end { /* one end of a CUDA_MEMCPY3D */
     void *array, *reserved;
     size_t pitch, height;
 };
-struct copy_params { struct copy_end from, to; size_t width, height, depth; };
-struct copy_end_2d { size_t x, y; int type; void *host; CUdeviceptr device; void *array; size_t pitch; };
-struct copy_params_2d { struct copy_end_2d from, to; size_t width, height; }; /* a CUDA_MEMCPY2D */
-struct fill_params { CUdeviceptr to; size_t pitch; unsigned value, width; size_t count, height; CUcontext context; };
-struct host_params { CUhostFn function; void *user_data; unsigned sync_mode; CUcontext context; CUgreenCtx green; };
+struct copy_params {
+    struct copy_end from, to;
+    size_t width, height, depth;
+};
+struct copy_end_2d {
+    size_t x, y;
+    int type;
+    void *host;
+    CUdeviceptr device;
+    void *array;
+    size_t pitch;
+};
+struct copy_params_2d {
+    struct copy_end_2d from, to;
+    size_t width, height;
+}; /* a CUDA_MEMCPY2D */
+struct fill_params {
+    CUdeviceptr to;
+    size_t pitch;
+    unsigned value, width;
+    size_t count, height;
+    CUcontext context;
+};
+struct host_params {
+    CUhostFn function;
+    void *user_data;
+    unsigned sync_mode;
+    CUcontext context;
+    CUgreenCtx green;
+};
 union word_params {
     int operation;
-    struct { int operation; CUdeviceptr address; uint64_t value; unsigned flags; CUdeviceptr alias; } word;
-    struct { int operation; unsigned flags; } barrier;
+    struct {
+        int operation;
+        CUdeviceptr address;
+        uint64_t value;
+        unsigned flags;
+        CUdeviceptr alias;
+    } word;
+    struct {
+        int operation;
+        unsigned flags;
+    } barrier;
     uint64_t pad[6];
 };
-struct words_params { CUcontext context; unsigned count; union word_params *words; unsigned flags; };
+struct words_params {
+    CUcontext context;
+    unsigned count;
+    union word_params *words;
+    unsigned flags;
+};
 struct alloc_params {
     struct pool_props props;
     const struct access *access;
@@ -47,11 +97,23 @@ struct node_params {
     int type, reserved0[3];
     union {
         struct kernel_params kernel;
-        struct { int flags, reserved; CUcontext context; struct copy_params params; } copy;
+        struct {
+            int flags, reserved;
+            CUcontext context;
+            struct copy_params params;
+        } copy;
         struct fill_params fill;
         struct host_params host;
-        struct { CUgraph graph; int ownership; } child;
-        struct { CUevent event; CUcontext context; CUgreenCtx green; } event; /* a wait node's ends after the event */
+        struct {
+            CUgraph graph;
+            int ownership;
+        } child;
+        /* a wait node's ends after the event */
+        struct {
+            CUevent event;
+            CUcontext context;
+            CUgreenCtx green;
+        } event;
         struct words_params words;
         struct alloc_params alloc;
         CUdeviceptr free;
@@ -59,9 +121,18 @@ struct node_params {
     } u;
     long long reserved2;
 };
-struct instantiate_params { uint64_t flags; CUstream upload; CUgraphNode error; int result; };
-struct update_info { int result; CUgraphNode error, error_from; };
-_Static_assert(sizeof(struct copy_params) == 200 && sizeof(struct copy_params_2d) == 128 && sizeof(union word_params) == 48 && sizeof(struct node_params) == 256,
+struct instantiate_params {
+    uint64_t flags;
+    CUstream upload;
+    CUgraphNode error;
+    int result;
+};
+struct update_info {
+    int result;
+    CUgraphNode error, error_from;
+};
+_Static_assert(sizeof(struct copy_params) == 200 && sizeof(struct copy_params_2d) == 128 &&
+                   sizeof(union word_params) == 48 && sizeof(struct node_params) == 256,
                "these cross the ABI");
 
 /* --- ours --- */
@@ -79,21 +150,22 @@ struct graph_memory {
 
 /* Belongs to its graph. Handles of nodes in an executable's private copy are never given out. */
 struct node {
-    struct graph *graph; /* NULL: not yet in one */
+    struct graph *graph;   /* NULL: not yet in one */
     uint64_t id, original; /* never reused; original: the id of the node that it is a copy of */
     unsigned local_id;
     int type;
     struct dependencies before;
     struct op **ops; /* the work, one after another: patterns to be copied into a stream */
     size_t op_count;
-    struct context *context; /* where it runs; NULL: where the stream is that the graph is launched into */
-    struct event *event;     /* a reference */
-    struct graph_memory *memory; /* of a node that allocates or frees: a reference */
-    struct graph *child;     /* the node's own */
+    /* where it runs; NULL: where the stream is that the graph is launched into */
+    struct context *context;
+    struct event *event;          /* a reference */
+    struct graph_memory *memory;  /* of a node that allocates or frees: a reference */
+    struct graph *child;          /* the node's own */
     struct attributes attributes; /* of a kernel */
-    bool disabled;           /* in an executable */
-    size_t place;            /* scratch of walks: its index */
-    uint64_t mark;           /* scratch of walks: visited, if it is the walk's own mark */
+    bool disabled;                /* in an executable */
+    size_t place;                 /* scratch of walks: its index */
+    uint64_t mark;                /* scratch of walks: visited, if it is the walk's own mark */
     /* What cuGraph...NodeGetParams answers and does not follow from the ops. */
     struct copy_params copy;
     struct fill_params fill;
@@ -101,7 +173,10 @@ struct node {
     void **parameters;
 };
 
-struct holding { struct user_object *object; unsigned count; };
+struct holding {
+    struct user_object *object;
+    unsigned count;
+};
 
 struct graph {
     struct node **nodes; /* in the order in which they were added */
@@ -121,7 +196,8 @@ struct launch_refs {
     struct user_object *objects[];
 };
 
-/* One thing to do, in an order in which all before it come first. A child graph is laid out flat, between two steps of its own. */
+/* One thing to do, in an order in which all before it come first. A child graph is laid out flat,
+ * between two steps of its own. */
 struct step {
     struct node *node; /* NULL: a child graph's beginning or end */
     size_t *before, before_count;
@@ -141,10 +217,12 @@ struct executable {
 /* --- dependencies.c --- */
 void dependencies_set(struct dependencies *to, const struct dependencies *from);
 void dependencies_clear(struct dependencies *dependencies);
-bool dependencies_add(struct dependencies *dependencies, struct node *node, const struct edge *edge); /* false: is there already */
+/* false: is there already */
+bool dependencies_add(struct dependencies *dependencies, struct node *node,
+                      const struct edge *edge);
 void dependencies_remove(struct dependencies *dependencies, size_t i);
-CUresult dependencies_read(const struct graph *graph, const CUgraphNode *handles, const struct edge *edges, size_t count,
-                           struct dependencies *out);
+CUresult dependencies_read(const struct graph *graph, const CUgraphNode *handles,
+                           const struct edge *edges, size_t count, struct dependencies *out);
 bool edge_fits(const struct edge *edge, const struct node *from, const struct node *to);
 bool edges_plain(const struct dependencies *dependencies);
 bool edge_is_plain(const struct edge *edge);
@@ -153,12 +231,15 @@ bool edge_is_plain(const struct edge *edge);
 struct graph *graph_new(bool hidden);
 void graph_free(struct graph *graph);
 struct graph *graph_copy(const struct graph *graph, bool hidden);
+bool graph_has_room(const struct graph *graph); /* whether there is memory for a copy */
 struct node *node_new(int type);
 void node_free(struct node *node);
 struct node *node_copy(const struct node *node, bool hidden); /* its work, not its dependencies */
-void node_refill(struct node *node, struct node *with); /* takes over the work of `with`, and frees it */
+/* takes over the work of `with`, and frees it */
+void node_refill(struct node *node, struct node *with);
 void node_add_op(struct node *node, struct op *op);
-CUresult graph_link(struct graph *graph, struct node *node, const struct dependencies *before); /* owns node */
+/* owns node */
+CUresult graph_link(struct graph *graph, struct node *node, const struct dependencies *before);
 struct node *graph_find_copy(const struct graph *graph, uint64_t original, bool deep);
 bool graph_order(struct graph *graph, struct node **order); /* false: it has a cycle */
 CUresult copy_out_count(size_t *count, size_t found, bool listed);
@@ -166,7 +247,7 @@ CUresult copy_out_count(size_t *count, size_t found, bool listed);
 /* --- nodes.c --- */
 CUresult node_make(int type, const struct node_params *params, struct node **out);
 void node_describe(struct node *node, struct node_params *out);
-void node_tell_kernel(struct node *node);
+void node_describe_kernel(struct node *node);
 struct node_params copy_node_params(const struct copy_params *params, CUcontext context);
 struct node_params fill_node_params(const struct fill_params *params, CUcontext context);
 struct node_params host_node_params(const struct host_params *params);
@@ -201,7 +282,8 @@ CUresult graph_memory_capture_free(struct stream *stream, CUdeviceptr address);
 
 /* --- recapture.c --- */
 struct recapture *recapture_new(CUrecaptureFn function, void *user_data);
-CUresult recapture_node(struct stream *stream, struct node *node, struct node **out); /* owns node; out: the graph's own */
+/* owns node; out: the graph's own */
+CUresult recapture_node(struct stream *stream, struct node *node, struct node **out);
 CUresult recapture_end(struct capture *capture);
 
 /* --- userobject.c --- */

@@ -1,76 +1,64 @@
-/* The table of live handles: an unknown or stale handle is found out here, before anything follows it. */
+/* The table of live handles. It shows that a handle is unknown or stale, before anything follows
+ * it. */
 #include "driver.h"
 
 #include <stdlib.h>
 
-/* Open addressing, linear probing. TOMBSTONE keeps probe chains whole after a removal; rebuilding drops them. */
-struct slot { uintptr_t key; enum object_kind kind; };
+/* Open addressing, linear probing. TOMBSTONE keeps probe chains whole after a removal; rebuilding
+ * drops them. */
+struct slot {
+    uintptr_t key;
+    enum object_kind kind;
+};
 #define TOMBSTONE ((uintptr_t)-1)
 static struct slot *table; /* under sim.lock, as all of this */
 static size_t space, used; /* used: tombstones included */
 
-static size_t hash(uintptr_t key)
-{
+static size_t hash(uintptr_t key) {
     return (size_t)(((uint64_t)key >> 4) * 0x9E3779B97F4A7C15u >> 20);
 }
 
-static void put(uintptr_t key, enum object_kind kind)
-{
+static void put(uintptr_t key, enum object_kind kind) {
     size_t i = hash(key) & (space - 1);
-    while (table[i].key != 0 && table[i].key != TOMBSTONE)
-        i = (i + 1) & (space - 1);
-    if (table[i].key == 0)
-        used++;
+    while (table[i].key != 0 && table[i].key != TOMBSTONE) i = (i + 1) & (space - 1);
+    if (table[i].key == 0) used++;
     table[i] = (struct slot){key, kind};
 }
 
-static void grow(void)
-{
+static void grow(void) {
     struct slot *old = table;
     size_t old_space = space, live = 0;
-    for (size_t i = 0; i < old_space; i++)
-        live += old[i].key != 0 && old[i].key != TOMBSTONE;
+    for (size_t i = 0; i < old_space; i++) live += old[i].key != 0 && old[i].key != TOMBSTONE;
     space = 256;
-    while (space < live * 4)
-        space *= 2;
-    table = calloc(space, sizeof *table);
+    while (space < live * 4) space *= 2;
+    table = alloc_need(space * sizeof *table);
     used = 0;
     for (size_t i = 0; i < old_space; i++)
-        if (old[i].key != 0 && old[i].key != TOMBSTONE)
-            put(old[i].key, old[i].kind);
+        if (old[i].key != 0 && old[i].key != TOMBSTONE) put(old[i].key, old[i].kind);
     free(old);
 }
 
-void object_register(void *object, enum object_kind kind)
-{
-    if ((used + 1) * 2 > space)
-        grow();
+void object_register(void *object, enum object_kind kind) {
+    if ((used + 1) * 2 > space) grow();
     put((uintptr_t)object, kind);
 }
 
-void *object_new(enum object_kind kind, size_t bytes)
-{
-    void *object = calloc(1, bytes);
-    if (object == NULL)
-        abort();
+void *object_new(enum object_kind kind, size_t bytes) {
+    void *object = alloc_need(bytes);
     object_register(object, kind);
     return object;
 }
 
-static struct slot *find(const void *handle)
-{
+static struct slot *find(const void *handle) {
     uintptr_t key = (uintptr_t)handle;
-    if (key == 0 || key == TOMBSTONE || space == 0)
-        return NULL;
+    if (key == 0 || key == TOMBSTONE || space == 0) return NULL;
     for (size_t i = hash(key) & (space - 1); table[i].key != 0; i = (i + 1) & (space - 1))
-        if (table[i].key == key)
-            return &table[i];
+        if (table[i].key == key) return &table[i];
     return NULL;
 }
 
 /* How many objects of a kind there are now: what a program has not destroyed. */
-EXPORT size_t aiostream_sim_objects(enum object_kind kind)
-{
+EXPORT size_t aiostream_sim_objects(enum object_kind kind) {
     size_t count = 0;
     pthread_mutex_lock(&sim.lock);
     for (size_t i = 0; i < space; i++)
@@ -79,15 +67,12 @@ EXPORT size_t aiostream_sim_objects(enum object_kind kind)
     return count;
 }
 
-void object_unregister(void *handle)
-{
+void object_unregister(void *handle) {
     struct slot *slot = find(handle);
-    if (slot != NULL)
-        slot->key = TOMBSTONE;
+    if (slot != NULL) slot->key = TOMBSTONE;
 }
 
-void *object_find(const void *handle, enum object_kind kind)
-{
+void *object_find(const void *handle, enum object_kind kind) {
     struct slot *slot = find(handle);
     return slot != NULL && slot->kind == kind ? (void *)(uintptr_t)slot->key : NULL;
 }

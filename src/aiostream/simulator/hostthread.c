@@ -1,4 +1,5 @@
-/* Host threads: one per context runs its host functions and stream callbacks, one at a time, in completion order. */
+/* Host threads. Each context has one, which runs its host functions and stream callbacks, one at a
+ * time, in the order of completion. */
 #include "driver.h"
 
 #include <signal.h>
@@ -9,8 +10,7 @@
 static atomic_bool exiting; /* set by exit(): no further function of the user's is called */
 static struct waiter *empty_waiters;
 
-static struct op *take(struct context *context)
-{
+static struct op *take(struct context *context) {
     struct op **best = &context->host_head, *before_best = NULL, *previous = NULL;
     if (sim.adversary.shuffle_callbacks)
         for (struct op **link = best; *link != NULL; previous = *link, link = &previous->next_host)
@@ -20,26 +20,21 @@ static struct op *take(struct context *context)
             }
     struct op *op = *best;
     *best = op->next_host;
-    if (context->host_tail == op)
-        context->host_tail = before_best;
+    if (context->host_tail == op) context->host_tail = before_best;
     context->host_count--;
     return op;
 }
 
-static void call(struct op *op, CUresult status)
-{
+static void call(struct op *op, CUresult status) {
     me.in_host_function = true;
-    if (op->kind == OP_HOST)
-        op->u.host.host(op->u.host.user_data);
-    else
-        op->u.host.callback(op->u.host.handle, status, op->u.host.user_data);
+    if (op->kind == OP_HOST) op->u.host.host(op->u.host.user_data);
+    else op->u.host.callback(op->u.host.handle, status, op->u.host.user_data);
     me.in_host_function = false;
 }
 
-static void run_one(struct context *context)
-{
+static void run_one(struct context *context) {
     if (sim.adversary.shuffle_callbacks) {
-        /* Let some gather, or there would be nothing to shuffle. */
+        /* Some have to gather first, or there would be nothing to shuffle. */
         pthread_mutex_unlock(&sim.lock);
         usleep(200);
         pthread_mutex_lock(&sim.lock);
@@ -59,8 +54,7 @@ static void run_one(struct context *context)
     wake(&empty_waiters, UINT64_MAX);
 }
 
-static void *host_thread(void *argument)
-{
+static void *host_thread(void *argument) {
     struct context *context = argument;
     prctl(PR_SET_NAME, "sim-host");
     pthread_mutex_lock(&sim.lock);
@@ -72,19 +66,13 @@ static void *host_thread(void *argument)
     return NULL;
 }
 
-static void stop_calling(void)
-{
-    atomic_store(&exiting, true);
-}
+static void stop_calling(void) { atomic_store(&exiting, true); }
 
-bool host_exiting(void)
-{
-    return atomic_load(&exiting);
-}
+bool host_exiting(void) { return atomic_load(&exiting); }
 
-/* A thread that takes no signals, which are for the program's own, and that calls nothing of the user's once the process exits. */
-void start_quiet_thread(void *(*function)(void *), void *argument)
-{
+/* Starts a thread that takes no signals, because those are for the program's own threads, and that
+ * calls nothing of the user's once the process exits. */
+void start_quiet_thread(void *(*function)(void *), void *argument) {
     static bool registered;
     if (!registered) {
         registered = true;
@@ -95,36 +83,29 @@ void start_quiet_thread(void *(*function)(void *), void *argument)
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
     if (pthread_create(&thread, NULL, function, argument) != 0)
-        abort();
+        give_up("the system has no thread left for host functions");
     pthread_detach(thread);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-void host_push(struct op *op)
-{
+void host_push(struct op *op) {
     struct context *context = op->context;
     op->state = BUSY;
     op->next_host = NULL;
-    if (context->host_count++ > 0)
-        context->host_tail->next_host = op;
-    else
-        context->host_head = op;
+    if (context->host_count++ > 0) context->host_tail->next_host = op;
+    else context->host_head = op;
     context->host_tail = op;
-    if (!context->host_started)
-        start_quiet_thread(host_thread, context);
+    if (!context->host_started) start_quiet_thread(host_thread, context);
     context->host_started = true;
     pthread_cond_signal(&context->host_work);
 }
 
-/* As cuModuleLoad does on the H200: it waits for the host function that is running. */
-void host_wait_idle(struct context *context)
-{
-    while (context->host_running)
-        wait_on(&context->host_idle, 0);
+/* Waits for the host function that is running, as cuModuleLoad does on the H200. */
+void host_wait_idle(struct context *context) {
+    while (context->host_running) wait_on(&context->host_idle, 0);
 }
 
-void host_wait_empty(void)
-{
+void host_wait_empty(void) {
     for (size_t c = 0; c < sim.context_count; c++)
         while (sim.contexts[c]->host_count > 0 || sim.contexts[c]->host_running)
             wait_on(&empty_waiters, 0);

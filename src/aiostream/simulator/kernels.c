@@ -15,10 +15,10 @@ static struct kernel builtins[] = {
     {.name = "stamp", .builtin = STAMP, .parameter_count = 1, .sizes = {8}},
     {.name = "empty", .builtin = EMPTY},
 };
-static struct kernel *registered; /* under sim.lock; entries are never freed, functions may point to them */
+/* under sim.lock; entries are never freed, functions may point to them */
+static struct kernel *registered;
 
-const struct kernel *find_kernel(const char *name, size_t length)
-{
+const struct kernel *find_kernel(const char *name, size_t length) {
     for (const struct kernel *kernel = registered; kernel != NULL; kernel = kernel->next)
         if (strlen(kernel->name) == length && memcmp(kernel->name, name, length) == 0)
             return kernel;
@@ -29,25 +29,27 @@ const struct kernel *find_kernel(const char *name, size_t length)
 }
 
 /* Whether there is a kernel of this name, built in or registered. */
-EXPORT int aiostream_sim_has_kernel(const char *name)
-{
+EXPORT int aiostream_sim_has_kernel(const char *name) {
     pthread_mutex_lock(&sim.lock);
     bool found = find_kernel(name, strlen(name)) != NULL;
     leave(OK);
     return found;
 }
 
-/* A later registration of a name hides the earlier one, except for functions that were already looked up. Without a function it
- * does nothing when it runs. */
-EXPORT CUresult aiostream_sim_register_kernel(const char *name, void (*function)(void **), const unsigned *sizes,
-                                             const unsigned *aligns, unsigned count)
-{
-    if (name == NULL || count > MAX_PARAMETERS)
-        return INVALID_VALUE;
-    struct kernel *kernel = calloc(1, sizeof *kernel);
-    if (kernel == NULL)
+/* A later registration of a name hides the earlier one, except for functions that were already
+ * looked up. Without a function it does nothing when it runs. */
+EXPORT CUresult aiostream_sim_register_kernel(const char *name, void (*function)(void **),
+                                              const unsigned *sizes, const unsigned *aligns,
+                                              unsigned count) {
+    if (name == NULL || count > MAX_PARAMETERS) return INVALID_VALUE;
+    struct kernel *kernel = alloc_try(sizeof *kernel);
+    char *copy = alloc_text(name);
+    if (kernel == NULL || copy == NULL) {
+        free(kernel);
+        free(copy);
         return OUT_OF_MEMORY;
-    kernel->name = strdup(name);
+    }
+    kernel->name = copy;
     kernel->function = function;
     kernel->builtin = function == NULL ? EMPTY : 0;
     kernel->parameter_count = count;
@@ -62,17 +64,14 @@ EXPORT CUresult aiostream_sim_register_kernel(const char *name, void (*function)
 }
 
 /* In the driver's argument buffer. */
-size_t kernel_alignment(const struct kernel *kernel, unsigned parameter)
-{
+size_t kernel_alignment(const struct kernel *kernel, unsigned parameter) {
     size_t bytes = kernel->sizes[parameter], align = bytes & (~bytes + 1);
-    if (kernel->aligns[parameter] != 0)
-        return kernel->aligns[parameter];
+    if (kernel->aligns[parameter] != 0) return kernel->aligns[parameter];
     return align > 16 ? 16 : align;
 }
 
 /* The payload holds the parameters one after another, each aligned to 16. */
-void kernel_unpack(struct op *op, void **parameters)
-{
+void kernel_unpack(struct op *op, void **parameters) {
     unsigned char *next = op->payload;
     const struct kernel *kernel = op->u.kernel.kernel;
     for (unsigned i = 0; i < kernel->parameter_count; i++) {
@@ -81,24 +80,21 @@ void kernel_unpack(struct op *op, void **parameters)
     }
 }
 
-bool kernel_is_timed(const struct op *op, uint64_t *duration)
-{
-    if (op->u.kernel.kernel->builtin != SPIN)
-        return false;
+bool kernel_is_timed(const struct op *op, uint64_t *duration) {
+    if (op->u.kernel.kernel->builtin != SPIN) return false;
     memcpy(duration, op->payload, sizeof *duration);
     return true;
 }
 
-static uint64_t argument(const struct op *op, unsigned index, size_t bytes)
-{
+static uint64_t argument(const struct op *op, unsigned index, size_t bytes) {
     uint64_t value = 0;
     memcpy(&value, op->payload + (size_t)index * 16, bytes);
     return value;
 }
 
-/* The sticky error that the kernel raises when it runs: a bad pointer is an illegal address, as on a GPU. */
-CUresult kernel_fault(const struct op *op)
-{
+/* The sticky error that the kernel raises when it runs: a bad pointer is an illegal address, as on
+ * a GPU. */
+CUresult kernel_fault(const struct op *op) {
     CUresult code = OK;
     switch (op->u.kernel.kernel->builtin) {
     case TRAP:
@@ -122,20 +118,18 @@ CUresult kernel_fault(const struct op *op)
     return code == OK ? OK : ILLEGAL_ADDRESS;
 }
 
-static void saxpy(float a, const float *x, float *y, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++)
-        y[i] = a * x[i] + y[i];
+static void saxpy(float a, const float *x, float *y, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) y[i] = a * x[i] + y[i];
 }
 
-void kernel_run(struct op *op)
-{
+void kernel_run(struct op *op) {
     void *parameters[MAX_PARAMETERS];
     kernel_unpack(op, parameters);
     const struct kernel *kernel = op->u.kernel.kernel;
     switch (kernel->builtin) {
     case SAXPY:
-        saxpy(*(float *)parameters[0], *(float **)parameters[1], *(float **)parameters[2], *(uint32_t *)parameters[3]);
+        saxpy(*(float *)parameters[0], *(float **)parameters[1], *(float **)parameters[2],
+              *(uint32_t *)parameters[3]);
         break;
     case FILL32:
         for (uint32_t i = 0; i < *(uint32_t *)parameters[2]; i++)

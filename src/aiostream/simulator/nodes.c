@@ -1,4 +1,5 @@
-/* Nodes of graphs by their parameters: adding, setting and telling them, one form for each type and one for all. */
+/* Nodes of graphs by their parameters: how they are added, set and read, with one form for each
+ * type and one for all. */
 #include "driver.h"
 
 #include "api.h"
@@ -9,70 +10,62 @@
 
 /* --- from parameters to work --- */
 
-/* The graph's own view of a kernel's arguments: pointers into the pattern, as cuGraphKernelNodeGetParams hands them out. */
-void node_tell_kernel(struct node *node)
-{
+/* The graph's own view of a kernel's arguments: pointers into the pattern, as
+ * cuGraphKernelNodeGetParams hands them out. */
+void node_describe_kernel(struct node *node) {
     free(node->parameters);
-    node->parameters = malloc(MAX_PARAMETERS * sizeof *node->parameters);
+    node->parameters = alloc_need(MAX_PARAMETERS * sizeof *node->parameters);
     kernel_unpack(node->ops[0], node->parameters);
 }
 
-static CUresult make_kernel(struct node *node, const struct kernel_params *params)
-{
-    const struct function *function = object_find(params->function != NULL ? params->function : params->kernel, OBJECT_FUNCTION);
-    if (function == NULL)
-        return INVALID_HANDLE;
+static CUresult make_kernel(struct node *node, const struct kernel_params *params) {
+    const struct function *function =
+        object_find(params->function != NULL ? params->function : params->kernel, OBJECT_FUNCTION);
+    if (function == NULL) return INVALID_HANDLE;
     CUresult code = kernel_context(function, params->context, &node->context);
     struct op *op = code == OK ? kernel_op(params, function) : NULL;
-    if (op == NULL)
-        return code == OK ? INVALID_VALUE : code;
+    if (op == NULL) return code == OK ? INVALID_VALUE : code;
     node_add_op(node, op);
-    node_tell_kernel(node);
+    node_describe_kernel(node);
     attributes_start(&node->attributes, 0);
     return OK;
 }
 
-static CUresult chosen_context(CUcontext handle, struct context **out)
-{
+static CUresult chosen_context(CUcontext handle, struct context **out) {
     return handle == NULL ? current_context(out) : find_context(handle, out);
 }
 
 /* Where the copy begins at this end. Arrays are not simulated. */
-static CUresult end_of(const struct copy_end *end, const struct copy_params *params, char **out)
-{
+static CUresult end_of(const struct copy_end *end, const struct copy_params *params, char **out) {
     bool rows = params->height > 1 || params->depth > 1;
-    if (end->type == 3 || end->lod != 0)
-        return NOT_SUPPORTED;
-    if (end->type != 1 && end->type != 2 && end->type != 4)
-        return INVALID_VALUE;
-    if (((rows || end->pitch != 0) && end->pitch < params->width) || (params->depth > 1 && end->height < params->height))
+    if (end->type == 3 || end->lod != 0) return NOT_SUPPORTED;
+    if (end->type != 1 && end->type != 2 && end->type != 4) return INVALID_VALUE;
+    if (((rows || end->pitch != 0) && end->pitch < params->width) ||
+        (params->depth > 1 && end->height < params->height))
         return INVALID_VALUE;
     char *base = end->type == 1 ? end->host : (char *)(uintptr_t)end->device;
     *out = base + end->x + end->y * end->pitch + end->z * end->pitch * end->height;
     return base != NULL ? OK : INVALID_VALUE;
 }
 
-/* A device's memory must be there; a host pointer is trusted unless it lies in memory that we know. */
-static CUresult check_end(const struct copy_end *end, const char *at, size_t bytes, bool *known)
-{
+/* A device's memory must be there; a host pointer is trusted unless it lies in memory that we
+ * know. */
+static CUresult check_end(const struct copy_end *end, const char *at, size_t bytes, bool *known) {
     *known = find_allocation(at) != NULL;
-    if (!*known)
-        return end->type == 2 ? INVALID_VALUE : OK;
+    if (!*known) return end->type == 2 ? INVALID_VALUE : OK;
     return check_device_memory((uintptr_t)at, bytes);
 }
 
-static CUresult make_copy(struct node *node, const struct copy_params *params, CUcontext context)
-{
+static CUresult make_copy(struct node *node, const struct copy_params *params, CUcontext context) {
     char *from, *to;
     CUresult code = chosen_context(context, &node->context);
     if (code == OK && (params->width == 0 || params->height == 0 || params->depth == 0))
         code = INVALID_VALUE;
-    if (code == OK)
-        code = end_of(&params->from, params, &from);
-    if (code == OK)
-        code = end_of(&params->to, params, &to);
+    if (code == OK) code = end_of(&params->from, params, &from);
+    if (code == OK) code = end_of(&params->to, params, &to);
     for (size_t z = 0; code == OK && z < params->depth; z++)
         for (size_t y = 0; code == OK && y < params->height; y++) {
+            if (!alloc_ready()) return OUT_OF_MEMORY;
             struct op *op = op_new(OP_COPY, 0);
             node_add_op(node, op);
             op->u.copy.from = from + (z * params->from.height + y) * params->from.pitch;
@@ -86,16 +79,16 @@ static CUresult make_copy(struct node *node, const struct copy_params *params, C
     return code;
 }
 
-static CUresult make_fill(struct node *node, const struct fill_params *params)
-{
+static CUresult make_fill(struct node *node, const struct fill_params *params) {
     unsigned width = params->width;
     CUresult code = chosen_context(params->context, &node->context);
-    bool valid = (width == 1 || width == 2 || width == 4) && params->to % width == 0 && params->count > 0 && params->height > 0 &&
-                 params->count <= SIZE_MAX / width &&
-                 (params->height == 1 || (params->pitch >= params->count * width && params->pitch % width == 0));
-    if (code == OK && !valid)
-        code = INVALID_VALUE;
+    bool valid = (width == 1 || width == 2 || width == 4) && params->to % width == 0 &&
+                 params->count > 0 && params->height > 0 && params->count <= SIZE_MAX / width &&
+                 (params->height == 1 ||
+                  (params->pitch >= params->count * width && params->pitch % width == 0));
+    if (code == OK && !valid) code = INVALID_VALUE;
     for (size_t y = 0; code == OK && y < params->height; y++) {
+        if (!alloc_ready()) return OUT_OF_MEMORY;
         struct op *op = op_new(OP_FILL, 0);
         node_add_op(node, op);
         op->u.fill.to = (void *)(uintptr_t)(params->to + y * params->pitch);
@@ -108,12 +101,9 @@ static CUresult make_fill(struct node *node, const struct fill_params *params)
     return code;
 }
 
-static CUresult make_host(struct node *node, const struct host_params *params)
-{
-    if (params->function == NULL || params->sync_mode > 1)
-        return INVALID_VALUE;
-    if (params->green != NULL)
-        return NOT_SUPPORTED;
+static CUresult make_host(struct node *node, const struct host_params *params) {
+    if (params->function == NULL || params->sync_mode > 1) return INVALID_VALUE;
+    if (params->green != NULL) return NOT_SUPPORTED;
     CUresult code = params->context != NULL ? find_context(params->context, &node->context) : OK;
     struct op *op = op_new(OP_HOST, 0);
     op->u.host.host = params->function;
@@ -122,66 +112,84 @@ static CUresult make_host(struct node *node, const struct host_params *params)
     return code;
 }
 
-static CUresult make_child(struct node *node, CUgraph handle, int ownership)
-{
+static CUresult make_child(struct node *node, CUgraph handle, int ownership) {
     struct graph *graph = object_find(handle, OBJECT_GRAPH);
-    if (graph == NULL || ownership < 0 || ownership > 1)
-        return INVALID_VALUE;
+    if (graph == NULL || ownership < 0 || ownership > 1) return INVALID_VALUE;
     if (ownership == 1 && (graph->owner != NULL || capture_inside(graph) != NULL))
         return INVALID_VALUE;
     if (ownership == 0 && graph_has_memory(graph))
         return NOT_SUPPORTED; /* a graph that allocates cannot be copied */
+    if (ownership == 0 && !graph_has_room(graph)) return OUT_OF_MEMORY;
     node->child = ownership == 1 ? graph : graph_copy(graph, false);
     node->child->owner = node;
     return OK;
 }
 
-static CUresult make_event(struct node *node, CUevent handle, CUgreenCtx green)
-{
+static CUresult make_event(struct node *node, CUevent handle, CUgreenCtx green) {
     struct event *event = find_event(handle);
-    if (event == NULL || green != NULL)
-        return event == NULL ? INVALID_HANDLE : NOT_SUPPORTED;
+    if (event == NULL || green != NULL) return event == NULL ? INVALID_HANDLE : NOT_SUPPORTED;
     node->event = event;
     event->references++;
     return OK;
 }
 
-static CUresult make_words(struct node *node, const struct words_params *params)
-{
+static CUresult make_words(struct node *node, const struct words_params *params) {
     CUresult code = chosen_context(params->context, &node->context);
-    if (code == OK && (params->flags != 0 || params->count == 0 || params->count >= MOST_WORDS || params->words == NULL))
+    if (code == OK && (params->flags != 0 || params->count == 0 || params->count >= MOST_WORDS ||
+                       params->words == NULL))
         code = INVALID_VALUE;
     return code == OK ? word_ops(params->words, params->count, node) : code;
 }
 
 /* A node that is in no graph yet. */
-CUresult node_make(int type, const struct node_params *params, struct node **out)
-{
+CUresult node_make(int type, const struct node_params *params, struct node **out) {
     CUresult code;
     struct node *node = node_new(type);
     switch (type) {
-    case NODE_KERNEL: code = make_kernel(node, &params->u.kernel); break;
-    case NODE_COPY: code = make_copy(node, &params->u.copy.params, params->u.copy.context); break;
-    case NODE_FILL: code = make_fill(node, &params->u.fill); break;
-    case NODE_HOST: code = make_host(node, &params->u.host); break;
-    case NODE_CHILD: code = make_child(node, params->u.child.graph, params->u.child.ownership); break;
-    case NODE_EMPTY: code = OK; break;
-    case NODE_WAIT_EVENT: code = make_event(node, params->u.event.event, NULL); break;
-    case NODE_RECORD_EVENT: code = make_event(node, params->u.event.event, params->u.event.green); break;
-    case NODE_WORDS: code = make_words(node, &params->u.words); break;
-    case NODE_ALLOC: code = make_alloc(node, &params->u.alloc); break;
-    case NODE_FREE: code = make_free(node, params->u.free); break;
-    default: code = type < 0 || type > 18 ? INVALID_VALUE : NOT_SUPPORTED; break; /* semaphores, conditions */
+    case NODE_KERNEL:
+        code = make_kernel(node, &params->u.kernel);
+        break;
+    case NODE_COPY:
+        code = make_copy(node, &params->u.copy.params, params->u.copy.context);
+        break;
+    case NODE_FILL:
+        code = make_fill(node, &params->u.fill);
+        break;
+    case NODE_HOST:
+        code = make_host(node, &params->u.host);
+        break;
+    case NODE_CHILD:
+        code = make_child(node, params->u.child.graph, params->u.child.ownership);
+        break;
+    case NODE_EMPTY:
+        code = OK;
+        break;
+    case NODE_WAIT_EVENT:
+        code = make_event(node, params->u.event.event, NULL);
+        break;
+    case NODE_RECORD_EVENT:
+        code = make_event(node, params->u.event.event, params->u.event.green);
+        break;
+    case NODE_WORDS:
+        code = make_words(node, &params->u.words);
+        break;
+    case NODE_ALLOC:
+        code = make_alloc(node, &params->u.alloc);
+        break;
+    case NODE_FREE:
+        code = make_free(node, params->u.free);
+        break;
+    /* semaphores, conditions */
+    default:
+        code = type < 0 || type > 18 ? INVALID_VALUE : NOT_SUPPORTED;
+        break;
     }
-    if (code != OK)
-        node_free(node);
-    else
-        *out = node;
+    if (code != OK) node_free(node);
+    else *out = node;
     return code;
 }
 
-void node_describe(struct node *node, struct node_params *out)
-{
+void node_describe(struct node *node, struct node_params *out) {
     memset(out, 0, sizeof *out);
     out->type = node->type;
     const struct op *op = node->op_count > 0 ? node->ops[0] : NULL;
@@ -191,7 +199,8 @@ void node_describe(struct node *node, struct node_params *out)
         memcpy(out->u.kernel.grid, op->u.kernel.grid, sizeof op->u.kernel.grid);
         memcpy(out->u.kernel.block, op->u.kernel.block, sizeof op->u.kernel.block);
         out->u.kernel.shared_bytes = op->u.kernel.shared_bytes;
-        out->u.kernel.parameters = op->u.kernel.kernel->parameter_count > 0 ? node->parameters : NULL;
+        out->u.kernel.parameters =
+            op->u.kernel.kernel->parameter_count > 0 ? node->parameters : NULL;
         out->u.kernel.context = node->context;
         break;
     case NODE_COPY:
@@ -215,7 +224,8 @@ void node_describe(struct node *node, struct node_params *out)
         out->u.event.event = node->event;
         break;
     case NODE_WORDS:
-        out->u.words = (struct words_params){node->context, (unsigned)node->op_count, node->words, 0};
+        out->u.words =
+            (struct words_params){node->context, (unsigned)node->op_count, node->words, 0};
         break;
     case NODE_ALLOC:
         describe_memory(node, &out->u.alloc);
@@ -228,180 +238,170 @@ void node_describe(struct node *node, struct node_params *out)
 
 /* --- adding --- */
 
-static CUresult add_with(CUgraphNode *out, CUgraph handle, const CUgraphNode *before, const struct edge *edges, size_t count,
-                         const struct node_params *params)
-{
+static CUresult add_with(CUgraphNode *out, CUgraph handle, const CUgraphNode *before,
+                         const struct edge *edges, size_t count, const struct node_params *params) {
     struct graph *graph = object_find(handle, OBJECT_GRAPH);
     struct dependencies dependencies;
     struct node *node;
-    if (graph == NULL || out == NULL)
-        return leave(INVALID_VALUE);
+    if (graph == NULL || out == NULL) return leave(INVALID_VALUE);
     CUresult code = dependencies_read(graph, before, edges, count, &dependencies);
-    if (code != OK)
-        return leave(code);
-    const struct node probe = {.type = params->type}; /* refuse before a child graph has been moved into the node */
+    if (code != OK) return leave(code);
+    /* refuse before a child graph has been moved into the node */
+    const struct node probe = {.type = params->type};
     for (size_t i = 0; i < count; i++)
-        if (!edge_fits(&dependencies.edges[i], dependencies.nodes[i], &probe))
-            code = INVALID_VALUE;
-    for (const struct graph *above = graph; code == OK && above != NULL; above = above->owner != NULL ? above->owner->graph : NULL)
-        if (params->type == NODE_CHILD && params->u.child.ownership == 1 && above == params->u.child.graph)
+        if (!edge_fits(&dependencies.edges[i], dependencies.nodes[i], &probe)) code = INVALID_VALUE;
+    for (const struct graph *above = graph; code == OK && above != NULL;
+         above = above->owner != NULL ? above->owner->graph : NULL)
+        if (params->type == NODE_CHILD && params->u.child.ownership == 1 &&
+            above == params->u.child.graph)
             code = INVALID_VALUE; /* it cannot be moved into itself */
-    if (code == OK)
-        code = node_make(params->type, params, &node);
-    if (code == OK)
-        code = graph_link(graph, node, &dependencies);
+    if (code == OK) code = node_make(params->type, params, &node);
+    if (code == OK) code = graph_link(graph, node, &dependencies);
     dependencies_clear(&dependencies);
-    if (code == OK)
-        *out = node;
-    if (code == OK && params->type == NODE_ALLOC) /* the one field that is told and not given */
+    if (code == OK) *out = node;
+    if (code == OK && params->type == NODE_ALLOC) /* the one field that the call writes */
         ((struct node_params *)params)->u.alloc.address = (uintptr_t)node->memory->base;
     return leave(code);
 }
 
-static CUresult add(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, const struct node_params *params)
-{
+static CUresult add(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                    const struct node_params *params) {
     return add_with(out, graph, before, NULL, count, params);
 }
 
-EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                                        const struct kernel_params *params)
-{
+EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
+                                        size_t count, const struct kernel_params *params) {
     ENTER(cuGraphAddKernelNode, 0);
     return params == NULL ? leave(INVALID_VALUE)
-                          : add(out, graph, before, count, &(struct node_params){.type = NODE_KERNEL, .u.kernel = *params});
+                          : add(out, graph, before, count,
+                                &(struct node_params){.type = NODE_KERNEL, .u.kernel = *params});
 }
 
-struct node_params copy_node_params(const struct copy_params *params, CUcontext context)
-{
+struct node_params copy_node_params(const struct copy_params *params, CUcontext context) {
     struct node_params node = {.type = NODE_COPY};
     node.u.copy.context = context;
     node.u.copy.params = *params;
     return node;
 }
 
-EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                                     const struct copy_params *params, CUcontext context)
-{
+EXPORT CUresult cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
+                                     size_t count, const struct copy_params *params,
+                                     CUcontext context) {
     ENTER(cuGraphAddMemcpyNode, 0);
-    if (params == NULL)
-        return leave(INVALID_VALUE);
+    if (params == NULL) return leave(INVALID_VALUE);
     struct node_params node = copy_node_params(params, context);
     return add(out, graph, before, count, &node);
 }
 
 /* CUDA_MEMSET_NODE_PARAMS ends before the context. */
-struct node_params fill_node_params(const struct fill_params *params, CUcontext context)
-{
+struct node_params fill_node_params(const struct fill_params *params, CUcontext context) {
     struct node_params node = {.type = NODE_FILL};
     memcpy(&node.u.fill, params, offsetof(struct fill_params, context));
     node.u.fill.context = context;
     return node;
 }
 
-EXPORT CUresult cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                                     const struct fill_params *params, CUcontext context)
-{
+EXPORT CUresult cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
+                                     size_t count, const struct fill_params *params,
+                                     CUcontext context) {
     ENTER(cuGraphAddMemsetNode, 0);
-    if (params == NULL)
-        return leave(INVALID_VALUE);
+    if (params == NULL) return leave(INVALID_VALUE);
     struct node_params node = fill_node_params(params, context);
     return add(out, graph, before, count, &node);
 }
 
 /* CUDA_HOST_NODE_PARAMS ends after the data. */
-struct node_params host_node_params(const struct host_params *params)
-{
+struct node_params host_node_params(const struct host_params *params) {
     struct node_params node = {.type = NODE_HOST};
     node.u.host.function = params->function;
     node.u.host.user_data = params->user_data;
     return node;
 }
 
-EXPORT CUresult cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                                   const struct host_params *params)
-{
+EXPORT CUresult cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
+                                   size_t count, const struct host_params *params) {
     ENTER(cuGraphAddHostNode, 0);
-    if (params == NULL)
-        return leave(INVALID_VALUE);
+    if (params == NULL) return leave(INVALID_VALUE);
     struct node_params node = host_node_params(params);
     return add(out, graph, before, count, &node);
 }
 
-EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUgraph child)
-{
+EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
+                                         size_t count, CUgraph child) {
     ENTER(cuGraphAddChildGraphNode, 0);
-    return add(out, graph, before, count, &(struct node_params){.type = NODE_CHILD, .u.child = {child, 0}});
+    return add(out, graph, before, count,
+               &(struct node_params){.type = NODE_CHILD, .u.child = {child, 0}});
 }
 
-EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count)
-{
+EXPORT CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
+                                    size_t count) {
     ENTER(cuGraphAddEmptyNode, 0);
     return add(out, graph, before, count, &(struct node_params){.type = NODE_EMPTY});
 }
 
-EXPORT CUresult cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUevent event)
-{
+EXPORT CUresult cuGraphAddEventRecordNode(CUgraphNode *out, CUgraph graph,
+                                          const CUgraphNode *before, size_t count, CUevent event) {
     ENTER(cuGraphAddEventRecordNode, 0);
-    return add(out, graph, before, count, &(struct node_params){.type = NODE_RECORD_EVENT, .u.event = {event, NULL, NULL}});
+    return add(out, graph, before, count,
+               &(struct node_params){.type = NODE_RECORD_EVENT, .u.event = {event, NULL, NULL}});
 }
 
-EXPORT CUresult cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUevent event)
-{
+EXPORT CUresult cuGraphAddEventWaitNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
+                                        size_t count, CUevent event) {
     ENTER(cuGraphAddEventWaitNode, 0);
-    return add(out, graph, before, count, &(struct node_params){.type = NODE_WAIT_EVENT, .u.event = {event, NULL, NULL}});
+    return add(out, graph, before, count,
+               &(struct node_params){.type = NODE_WAIT_EVENT, .u.event = {event, NULL, NULL}});
 }
 
-EXPORT CUresult cuGraphAddBatchMemOpNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                                         const struct words_params *params)
-{
+EXPORT CUresult cuGraphAddBatchMemOpNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
+                                         size_t count, const struct words_params *params) {
     ENTER(cuGraphAddBatchMemOpNode, 0);
     return params == NULL ? leave(INVALID_VALUE)
-                          : add(out, graph, before, count, &(struct node_params){.type = NODE_WORDS, .u.words = *params});
+                          : add(out, graph, before, count,
+                                &(struct node_params){.type = NODE_WORDS, .u.words = *params});
 }
 
-EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                                       struct alloc_params *params)
-{
+EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
+                                       size_t count, struct alloc_params *params) {
     ENTER(cuGraphAddMemAllocNode, 0);
-    if (params == NULL)
-        return leave(INVALID_VALUE);
+    if (params == NULL) return leave(INVALID_VALUE);
     struct node_params node = {.type = NODE_ALLOC, .u.alloc = *params};
     CUresult code = add(out, graph, before, count, &node);
-    if (code == OK)
-        params->address = node.u.alloc.address;
+    if (code == OK) params->address = node.u.alloc.address;
     return code;
 }
 
-EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr address)
-{
+EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
+                                      size_t count, CUdeviceptr address) {
     ENTER(cuGraphAddMemFreeNode, 0);
-    return add(out, graph, before, count, &(struct node_params){.type = NODE_FREE, .u.free = address});
+    return add(out, graph, before, count,
+               &(struct node_params){.type = NODE_FREE, .u.free = address});
 }
 
-bool node_params_valid(const struct node_params *params)
-{
-    return params != NULL && params->reserved0[0] == 0 && params->reserved0[1] == 0 && params->reserved0[2] == 0 &&
-           params->reserved2 == 0;
+bool node_params_valid(const struct node_params *params) {
+    return params != NULL && params->reserved0[0] == 0 && params->reserved0[1] == 0 &&
+           params->reserved0[2] == 0 && params->reserved2 == 0;
 }
 
-EXPORT CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                               const struct node_params *params)
-{
+EXPORT CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
+                               size_t count, const struct node_params *params) {
     ENTER(cuGraphAddNode, 0);
-    return node_params_valid(params) ? add(out, graph, before, count, params) : leave(INVALID_VALUE);
+    return node_params_valid(params) ? add(out, graph, before, count, params)
+                                     : leave(INVALID_VALUE);
 }
 
-EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, const void *edges, size_t count,
-                                  const struct node_params *params)
-{
+EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
+                                  const void *edges, size_t count,
+                                  const struct node_params *params) {
     ENTER(cuGraphAddNode, 0);
-    return node_params_valid(params) ? add_with(out, graph, before, edges, count, params) : leave(INVALID_VALUE);
+    return node_params_valid(params) ? add_with(out, graph, before, edges, count, params)
+                                     : leave(INVALID_VALUE);
 }
 
-/* --- telling --- */
+/* --- reading --- */
 
-static CUresult get_params(CUgraphNode handle, int type, struct node_params *out, const void *wanted)
-{
+static CUresult get_params(CUgraphNode handle, int type, struct node_params *out,
+                           const void *wanted) {
     struct node *node = object_find(handle, OBJECT_NODE);
     if (node == NULL || wanted == NULL || (type >= 0 && node->type != type))
         return node == NULL ? INVALID_HANDLE : INVALID_VALUE;
@@ -409,19 +409,20 @@ static CUresult get_params(CUgraphNode handle, int type, struct node_params *out
     return OK;
 }
 
-#define GETTERS(call, kind, type, field, bytes) \
-    EXPORT CUresult call(CUgraphNode node, kind *out) \
-    { \
-        ENTER(call, 0); \
-        struct node_params params; \
-        CUresult code = get_params(node, type, &params, out); \
-        if (code == OK) \
-            memcpy(out, &params.u.field, bytes); \
-        return leave(code); \
+#define GETTERS(call, kind, type, field, bytes)                                                    \
+    EXPORT CUresult call(CUgraphNode node, kind *out) {                                            \
+        ENTER(call, 0);                                                                            \
+        ;                                                                                          \
+        struct node_params params;                                                                 \
+        CUresult code = get_params(node, type, &params, out);                                      \
+        if (code == OK) memcpy(out, &params.u.field, bytes);                                       \
+        return leave(code);                                                                        \
     }
 GETTERS(cuGraphMemcpyNodeGetParams, struct copy_params, NODE_COPY, copy.params, sizeof *out)
-GETTERS(cuGraphMemsetNodeGetParams, struct fill_params, NODE_FILL, fill, offsetof(struct fill_params, context))
-GETTERS(cuGraphHostNodeGetParams, struct host_params, NODE_HOST, host, offsetof(struct host_params, sync_mode))
+GETTERS(cuGraphMemsetNodeGetParams, struct fill_params, NODE_FILL, fill,
+        offsetof(struct fill_params, context))
+GETTERS(cuGraphHostNodeGetParams, struct host_params, NODE_HOST, host,
+        offsetof(struct host_params, sync_mode))
 GETTERS(cuGraphChildGraphNodeGetGraph, CUgraph, NODE_CHILD, child.graph, sizeof *out)
 GETTERS(cuGraphEventRecordNodeGetEvent, CUevent, NODE_RECORD_EVENT, event.event, sizeof *out)
 GETTERS(cuGraphEventWaitNodeGetEvent, CUevent, NODE_WAIT_EVENT, event.event, sizeof *out)
@@ -429,99 +430,90 @@ GETTERS(cuGraphMemAllocNodeGetParams, struct alloc_params, NODE_ALLOC, alloc, si
 GETTERS(cuGraphMemFreeNodeGetParams, CUdeviceptr, NODE_FREE, free, sizeof *out)
 GETTERS(cuGraphBatchMemOpNodeGetParams, struct words_params, NODE_WORDS, words, sizeof *out)
 
-EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, struct kernel_params *out)
-{
+EXPORT CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, struct kernel_params *out) {
     ENTER(cuGraphKernelNodeGetParams, 0);
     struct node_params params;
     CUresult code = get_params(node, NODE_KERNEL, &params, out);
-    if (code == OK)
-        *out = params.u.kernel;
+    if (code == OK) *out = params.u.kernel;
     return leave(code);
 }
 
-EXPORT CUresult cuGraphNodeGetParams(CUgraphNode node, struct node_params *out)
-{
+EXPORT CUresult cuGraphNodeGetParams(CUgraphNode node, struct node_params *out) {
     ENTER(cuGraphNodeGetParams, 0);
     struct node_params params;
     CUresult code = get_params(node, -1, &params, out);
-    if (code == OK)
-        *out = params;
+    if (code == OK) *out = params;
     return leave(code);
 }
 
 /* --- setting: of a graph's node; executables made of it keep theirs --- */
 
-static CUresult set(CUgraphNode handle, const struct node_params *params)
-{
+static CUresult set(CUgraphNode handle, const struct node_params *params) {
     struct node *node = object_find(handle, OBJECT_NODE), *with;
-    if (node == NULL || node->type != params->type || node->memory != NULL || (node->child != NULL && capture_inside(node->child) != NULL))
+    if (node == NULL || node->type != params->type || node->memory != NULL ||
+        (node->child != NULL && capture_inside(node->child) != NULL))
         return leave(node == NULL ? INVALID_HANDLE : INVALID_VALUE);
     CUresult code = node_make(params->type, params, &with);
-    if (code == OK)
-        node_refill(node, with);
+    if (code == OK) node_refill(node, with);
     return leave(code);
 }
 
-EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const struct kernel_params *params)
-{
+EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node,
+                                              const struct kernel_params *params) {
     ENTER(cuGraphKernelNodeSetParams, 0);
-    return params == NULL ? leave(INVALID_VALUE) : set(node, &(struct node_params){.type = NODE_KERNEL, .u.kernel = *params});
+    return params == NULL
+               ? leave(INVALID_VALUE)
+               : set(node, &(struct node_params){.type = NODE_KERNEL, .u.kernel = *params});
 }
 
 /* For the forms that name no context: the node's own. */
-static CUcontext context_of(CUgraphNode handle)
-{
+static CUcontext context_of(CUgraphNode handle) {
     const struct node *node = object_find(handle, OBJECT_NODE);
     return node != NULL ? node->context : NULL;
 }
 
-EXPORT CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const struct copy_params *params)
-{
+EXPORT CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const struct copy_params *params) {
     ENTER(cuGraphMemcpyNodeSetParams, 0);
-    if (params == NULL)
-        return leave(INVALID_VALUE);
+    if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = copy_node_params(params, context_of(node));
     return set(node, &all);
 }
 
-EXPORT CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const struct fill_params *params)
-{
+EXPORT CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const struct fill_params *params) {
     ENTER(cuGraphMemsetNodeSetParams, 0);
-    if (params == NULL)
-        return leave(INVALID_VALUE);
+    if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = fill_node_params(params, context_of(node));
     return set(node, &all);
 }
 
-EXPORT CUresult cuGraphHostNodeSetParams(CUgraphNode node, const struct host_params *params)
-{
+EXPORT CUresult cuGraphHostNodeSetParams(CUgraphNode node, const struct host_params *params) {
     ENTER(cuGraphHostNodeSetParams, 0);
-    if (params == NULL)
-        return leave(INVALID_VALUE);
+    if (params == NULL) return leave(INVALID_VALUE);
     struct node_params all = host_node_params(params);
     return set(node, &all);
 }
 
-EXPORT CUresult cuGraphEventRecordNodeSetEvent(CUgraphNode node, CUevent event)
-{
+EXPORT CUresult cuGraphEventRecordNodeSetEvent(CUgraphNode node, CUevent event) {
     ENTER(cuGraphEventRecordNodeSetEvent, 0);
-    return set(node, &(struct node_params){.type = NODE_RECORD_EVENT, .u.event = {event, NULL, NULL}});
+    return set(node,
+               &(struct node_params){.type = NODE_RECORD_EVENT, .u.event = {event, NULL, NULL}});
 }
 
-EXPORT CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event)
-{
+EXPORT CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event) {
     ENTER(cuGraphEventWaitNodeSetEvent, 0);
-    return set(node, &(struct node_params){.type = NODE_WAIT_EVENT, .u.event = {event, NULL, NULL}});
+    return set(node,
+               &(struct node_params){.type = NODE_WAIT_EVENT, .u.event = {event, NULL, NULL}});
 }
 
-EXPORT CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode node, const struct words_params *params)
-{
+EXPORT CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode node,
+                                               const struct words_params *params) {
     ENTER(cuGraphBatchMemOpNodeSetParams, 0);
-    return params == NULL ? leave(INVALID_VALUE) : set(node, &(struct node_params){.type = NODE_WORDS, .u.words = *params});
+    return params == NULL
+               ? leave(INVALID_VALUE)
+               : set(node, &(struct node_params){.type = NODE_WORDS, .u.words = *params});
 }
 
-EXPORT CUresult cuGraphNodeSetParams(CUgraphNode node, const struct node_params *params)
-{
+EXPORT CUresult cuGraphNodeSetParams(CUgraphNode node, const struct node_params *params) {
     ENTER(cuGraphNodeSetParams, 0);
     return node_params_valid(params) ? set(node, params) : leave(INVALID_VALUE);
 }

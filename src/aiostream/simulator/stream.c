@@ -1,4 +1,4 @@
-/* Streams: their handles, their lives, what is asked of them. */
+/* Streams: their handles, their lives, and the questions about them. */
 #include "driver.h"
 
 #include "api.h"
@@ -6,8 +6,7 @@
 
 #include <stdlib.h>
 
-struct stream *stream_make(struct context *context, unsigned flags, int priority)
-{
+struct stream *stream_make(struct context *context, unsigned flags, int priority) {
     struct stream *stream = object_new(OBJECT_STREAM, sizeof *stream);
     stream->context = context;
     stream->id = ++sim.next_id;
@@ -15,41 +14,33 @@ struct stream *stream_make(struct context *context, unsigned flags, int priority
     attributes_start(&stream->attributes, priority);
     stream->blocking = !(flags & 1);
     stream->next = context->streams;
-    if (stream->next != NULL)
-        stream->next->previous = stream;
+    if (stream->next != NULL) stream->next->previous = stream;
     context->streams = stream;
     return stream;
 }
 
-void stream_release(struct stream *stream)
-{
+void stream_release(struct stream *stream) {
     if (!stream->destroyed || stream->head != NULL || stream->references > 0 || stream->ready)
         return;
     struct context *context = stream->context;
-    if (stream->previous != NULL)
-        stream->previous->next = stream->next;
-    else
-        context->streams = stream->next;
-    if (stream->next != NULL)
-        stream->next->previous = stream->previous;
+    if (stream->previous != NULL) stream->previous->next = stream->next;
+    else context->streams = stream->next;
+    if (stream->next != NULL) stream->next->previous = stream->previous;
     dependencies_clear(&stream->dependencies);
     free(stream);
 }
 
-static void destroy(struct stream *stream)
-{
+static void destroy(struct stream *stream) {
     capture_unregister_stream(stream);
     object_unregister(stream);
     stream->destroyed = true;
     stream_release(stream);
 }
 
-void streams_unregister(struct context *context)
-{
+void streams_unregister(struct context *context) {
     for (struct stream *stream = context->streams, *next; stream != NULL; stream = next) {
         next = stream->next;
-        if (!stream->destroyed)
-            destroy(stream);
+        if (!stream->destroyed) destroy(stream);
     }
     context->legacy = NULL;
 }
@@ -59,16 +50,13 @@ void streams_unregister(struct context *context)
 static pthread_key_t thread_ends;
 static pthread_once_t thread_ends_once = PTHREAD_ONCE_INIT;
 
-static void forget_thread(void *unused)
-{
+static void forget_thread(void *unused) {
     (void)unused;
-    if (atomic_load(&sim.forked))
-        return;
+    if (atomic_load(&sim.forked)) return;
     pthread_mutex_lock(&sim.lock);
     for (size_t i = 0; i < me.stream_count; i++) {
         struct stream *stream = object_find(me.streams[i].stream, OBJECT_STREAM);
-        if (stream != NULL && stream->id == me.streams[i].id)
-            destroy(stream);
+        if (stream != NULL && stream->id == me.streams[i].id) destroy(stream);
     }
     leave(OK);
     free(me.streams);
@@ -76,35 +64,29 @@ static void forget_thread(void *unused)
     me = (struct thread_state){0};
 }
 
-static void make_thread_key(void)
-{
-    pthread_key_create(&thread_ends, forget_thread);
-}
+static void make_thread_key(void) { pthread_key_create(&thread_ends, forget_thread); }
 
 /* Called when this thread first owns something. */
-void thread_register(void)
-{
+void thread_register(void) {
     pthread_once(&thread_ends_once, make_thread_key);
     pthread_setspecific(thread_ends, &me);
 }
 
-static struct stream *per_thread_stream(struct context *context)
-{
+static struct stream *per_thread_stream(struct context *context) {
     for (size_t i = 0; i < me.stream_count; i++) {
         struct stream *stream = object_find(me.streams[i].stream, OBJECT_STREAM);
         if (stream != NULL && stream->id == me.streams[i].id && stream->context == context)
             return stream;
     }
     thread_register();
-    me.streams = realloc(me.streams, (me.stream_count + 1) * sizeof *me.streams);
+    me.streams = alloc_more(me.streams, (me.stream_count + 1) * sizeof *me.streams);
     struct stream *stream = stream_make(context, 0, 0);
     me.streams[me.stream_count].stream = stream;
     me.streams[me.stream_count++].id = stream->id;
     return stream;
 }
 
-CUresult find_stream(CUstream handle, struct stream **out)
-{
+CUresult find_stream(CUstream handle, struct stream **out) {
     if ((uintptr_t)handle > 2) {
         *out = object_find(handle, OBJECT_STREAM);
         return *out != NULL ? OK : INVALID_HANDLE;
@@ -118,9 +100,9 @@ CUresult find_stream(CUstream handle, struct stream **out)
 
 /* --- waiting --- */
 
-/* Until everything enqueued up to `target` is done. The stream may be destroyed meanwhile. */
-CUresult stream_wait(struct stream *stream, uint64_t target)
-{
+/* Waits until everything enqueued up to `target` is done. The stream may be destroyed in the
+ * meantime. */
+CUresult stream_wait(struct stream *stream, uint64_t target) {
     CUresult code = OK;
     stream->references++;
     while (code == OK && stream->head != NULL && stream->head->sequence <= target)
@@ -130,189 +112,152 @@ CUresult stream_wait(struct stream *stream, uint64_t target)
     return code;
 }
 
-static bool blocking_streams_busy(const struct context *context)
-{
+static bool blocking_streams_busy(const struct context *context) {
     for (const struct stream *stream = context->streams; stream != NULL; stream = stream->next)
-        if (stream->blocking && stream->head != NULL)
-            return true;
+        if (stream->blocking && stream->head != NULL) return true;
     return false;
 }
 
-static bool busy(const struct stream *stream)
-{
+static bool busy(const struct stream *stream) {
     return stream->head != NULL || (stream->legacy && blocking_streams_busy(stream->context));
 }
 
-/* Waits for all that the stream has to do now; the legacy stream's work includes that of the blocking streams. */
-CUresult drain(struct stream *stream)
-{
+/* Waits for all that the stream has to do now; the legacy stream's work includes that of the
+ * blocking streams. */
+CUresult drain(struct stream *stream) {
     if (!stream->legacy)
         return stream->tail != NULL ? stream_wait(stream, stream->tail->sequence) : OK;
-    if (!busy(stream))
-        return OK;
+    if (!busy(stream)) return OK;
     struct op *op = op_new(OP_EMPTY, 0);
     CUresult code = enqueue(stream, op);
     return code != OK ? code : stream_wait(stream, stream->tail->sequence);
 }
 
-CUresult context_drain(struct context *context)
-{
+CUresult context_drain(struct context *context) {
     uint64_t target = sim.next_sequence;
     for (;;) {
         const struct stream *stream = context->streams;
         while (stream != NULL && (stream->head == NULL || stream->head->sequence > target))
             stream = stream->next;
-        if (stream == NULL)
-            return OK;
+        if (stream == NULL) return OK;
         CUresult code = wait_on(&context->waiters, target);
-        if (code != OK)
-            return code;
+        if (code != OK) return code;
     }
 }
 
 /* --- the calls --- */
 
-static CUresult create(CUstream *out, unsigned flags, int priority)
-{
+static CUresult create(CUstream *out, unsigned flags, int priority) {
     struct context *context;
     CUresult code = out == NULL || flags > 1 ? INVALID_VALUE : current_context(&context);
-    if (code == OK)
-        *out = stream_make(context, flags, priority);
+    if (code == OK) *out = (CUstream)stream_make(context, flags, priority);
     return leave(code);
 }
 
-EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags)
-{
+EXPORT CUresult cuStreamCreate(CUstream *out, unsigned flags) {
     ENTER(cuStreamCreate, 0);
     return create(out, flags, 0);
 }
 
-EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority)
-{
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority) {
     ENTER(cuStreamCreateWithPriority, 0);
     return create(out, flags, priority);
 }
 
-EXPORT CUresult cuStreamDestroy_v2(CUstream handle)
-{
-    ENTER(cuStreamDestroy, 0);
+EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
+    ENTER(cuStreamDestroy, FREES);
     struct stream *stream = object_find(handle, OBJECT_STREAM);
-    if (stream == NULL)
-        return leave(INVALID_HANDLE);
+    if (stream == NULL) return leave(INVALID_HANDLE);
     destroy(stream);
     return leave(OK);
 }
 
-EXPORT CUresult cuStreamGetPriority(CUstream handle, int *out)
-{
+EXPORT CUresult cuStreamGetPriority(CUstream handle, int *out) {
     ENTER(cuStreamGetPriority, 0);
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
-    if (code == OK)
-        *out = stream->attributes.priority;
+    if (code == OK) *out = stream->attributes.priority;
     return leave(code);
 }
 
-EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *out)
-{
+EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned *out) {
     ENTER(cuStreamGetFlags, 0);
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
-    if (code == OK)
-        code = capture_forbids_question(stream);
-    if (code == OK)
-        *out = stream->flags;
+    if (code == OK) code = capture_forbids_question(stream);
+    if (code == OK) *out = stream->flags;
     return leave(code);
 }
 
-EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *out)
-{
+EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *out) {
     ENTER(cuStreamGetId, 0);
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
-    if (code == OK)
-        code = capture_forbids_question(stream);
-    if (code == OK)
-        *out = stream->id;
+    if (code == OK) code = capture_forbids_question(stream);
+    if (code == OK) *out = stream->id;
     return leave(code);
 }
 
-EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *out)
-{
+EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *out) {
     ENTER(cuStreamGetDevice, 0);
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
-    if (code == OK)
-        code = capture_forbids_question(stream);
-    if (code == OK)
-        *out = stream->context->device;
+    if (code == OK) code = capture_forbids_question(stream);
+    if (code == OK) *out = stream->context->device;
     return leave(code);
 }
 
-EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *out, void **green)
-{
+EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *out, void **green) {
     ENTER(cuStreamGetCtx, 0);
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
     if (code == OK) {
         *out = stream->context;
-        if (green != NULL)
-            *green = NULL;
+        if (green != NULL) *green = NULL;
     }
     return leave(code);
 }
 
-EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out)
-{
+EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *out) {
     return cuStreamGetCtx_v2(handle, out, NULL);
 }
 
 /* No stream here has a green context. */
-EXPORT CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *out)
-{
+EXPORT CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *out) {
     ENTER(cuStreamGetGreenCtx, 0);
     struct stream *stream;
     CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
-    if (code == OK)
-        *out = NULL;
+    if (code == OK) *out = NULL;
     return leave(code);
 }
 
-EXPORT CUresult cuStreamQuery(CUstream handle)
-{
+EXPORT CUresult cuStreamQuery(CUstream handle) {
     if (atomic_load(&sim.forked))
         return OK; /* so the H200 answers in a forked child, where nearly all else is 3 */
-    ENTER(cuStreamQuery, HOST_NOT_READY);
+    ENTER(cuStreamQuery, HOST_NOT_READY | FREES);
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
-    if (code == OK)
-        code = capture_forbids_query(stream);
-    if (code == OK && busy(stream))
-        code = NOT_READY;
+    if (code == OK) code = capture_forbids_query(stream);
+    if (code == OK && busy(stream)) code = NOT_READY;
     return leave(code);
 }
 
-EXPORT CUresult cuStreamSynchronize(CUstream handle)
-{
+EXPORT CUresult cuStreamSynchronize(CUstream handle) {
     if (atomic_load(&sim.forked))
         return OK; /* so the H200 answers in a forked child, where nearly all else is 3 */
-    ENTER(cuStreamSynchronize, 0);
+    ENTER(cuStreamSynchronize, FREES);
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
-    if (code == OK)
-        code = capture_forbids_query(stream);
-    if (code == OK)
-        code = drain(stream);
+    if (code == OK) code = capture_forbids_query(stream);
+    if (code == OK) code = drain(stream);
     return leave(code);
 }
 
-/* What is enqueued goes into the capture if the stream has one. Owns op. */
-static CUresult submit(CUstream handle, struct op *op, int node_type)
-{
+/* Enqueues op, or puts it into the stream's capture if there is one. Owns op. */
+static CUresult submit(CUstream handle, struct op *op, int node_type) {
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
-    if (code == OK)
-        code = capture_forbids_legacy(stream);
+    if (code == OK) code = capture_forbids_legacy(stream);
     if (code != OK) {
         op_free(op);
         return code;
@@ -320,32 +265,29 @@ static CUresult submit(CUstream handle, struct op *op, int node_type)
     return stream->capture != NULL ? capture_add(stream, op, node_type) : enqueue(stream, op);
 }
 
-/* How the host thread waits for its next task, blocking or spinning, is a matter of microseconds: here it always blocks. */
-EXPORT CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *user_data, unsigned sync_mode)
-{
+/* The mode says how the host thread waits for its next task, blocking or spinning. That is a matter
+ * of microseconds, so here it always blocks. */
+EXPORT CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *user_data,
+                                    unsigned sync_mode) {
     ENTER(cuLaunchHostFunc, ENQUEUES);
-    if (function == NULL || sync_mode > 1)
-        return leave(INVALID_VALUE);
+    if (function == NULL || sync_mode > 1) return leave(INVALID_VALUE);
     struct op *op = op_new(OP_HOST, 0);
     op->u.host.host = function;
     op->u.host.user_data = user_data;
     return leave(submit(handle, op, NODE_HOST));
 }
 
-EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_data)
-{
+EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_data) {
     return cuLaunchHostFunc_v2(handle, function, user_data, 0);
 }
 
-EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *user_data, unsigned flags)
-{
+EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *user_data,
+                                    unsigned flags) {
     ENTER(cuStreamAddCallback, ENQUEUES);
     struct stream *stream;
     CUresult code = callback == NULL || flags != 0 ? INVALID_VALUE : find_stream(handle, &stream);
-    if (code == OK && stream->capture != NULL)
-        code = capture_unsupported(stream);
-    if (code != OK)
-        return leave(code);
+    if (code == OK && stream->capture != NULL) code = capture_unsupported(stream);
+    if (code != OK) return leave(code);
     struct op *op = op_new(OP_CALLBACK, 0);
     op->u.host.callback = callback;
     op->u.host.handle = handle;
@@ -353,27 +295,25 @@ EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, 
     return leave(submit(handle, op, -1));
 }
 
-/* Managed memory, all of an allocation. Pageable memory an H200 refused. */
-static bool can_attach(const struct stream *stream, CUdeviceptr address, size_t bytes, unsigned flags)
-{
+/* Managed memory, all of an allocation. An H200 refused pageable memory. */
+static bool can_attach(const struct stream *stream, CUdeviceptr address, size_t bytes,
+                       unsigned flags) {
     const struct allocation *allocation = find_allocation((void *)(uintptr_t)address);
     if ((flags != 1 && flags != 2 && flags != 4) || address == 0 || (flags == 4 && stream->legacy))
         return false;
-    return allocation != NULL && allocation->kind == MEMORY_MANAGED && address == allocation->base &&
-           (bytes == 0 || bytes == allocation->bytes);
+    return allocation != NULL && allocation->kind == MEMORY_MANAGED &&
+           address == allocation->base && (bytes == 0 || bytes == allocation->bytes);
 }
 
-/* Stream association changes nothing where, as here, host and device may touch memory at the same time. */
-EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes, unsigned flags)
-{
+/* Association with a stream changes nothing here, because host and device may touch memory at the
+ * same time. */
+EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes,
+                                       unsigned flags) {
     ENTER(cuStreamAttachMemAsync, ENQUEUES);
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
-    if (code == OK && !can_attach(stream, address, bytes, flags))
-        code = INVALID_VALUE;
-    if (code == OK && stream->capture != NULL)
-        code = capture_unsupported(stream);
-    if (code != OK)
-        return leave(code);
+    if (code == OK && !can_attach(stream, address, bytes, flags)) code = INVALID_VALUE;
+    if (code == OK && stream->capture != NULL) code = capture_unsupported(stream);
+    if (code != OK) return leave(code);
     return leave(submit(handle, op_new(OP_EMPTY, 0), -1));
 }

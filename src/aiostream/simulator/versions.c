@@ -1,17 +1,20 @@
-/* Which symbol a name stands for, by the CUDA version that brought it; and the functions that are not simulated. */
+/* Which symbol a name stands for, by the CUDA version that brought it, and the functions that are
+ * not simulated. */
 #include "driver.h"
 
 #include "api.h"
 
-/* A function that is lacking counts its call, may answer an injected fault, and refuses. It ignores its arguments, which every
- * ABI that we build for leaves to the caller to clean up. One function for each symbol, so that each can name itself. */
-static CUresult lacking(enum call_id id)
-{
+/* A function that is not simulated counts its call, may answer an injected fault, and refuses. It
+ * ignores its arguments, because in every ABI that this is built for the caller cleans them up.
+ * There is one function for each symbol, because each has its own name. */
+static CUresult lacking(enum call_id id) {
     CUresult code = enter(id, PURE);
     return code != OK ? code : NOT_SUPPORTED;
 }
 
-#define REFUSE_none(name, symbol) EXPORT CUresult symbol(void); EXPORT CUresult symbol(void) { return lacking(CALL_##name); }
+#define REFUSE_none(name, symbol)                                                                  \
+    EXPORT CUresult symbol(void);                                                                  \
+    EXPORT CUresult symbol(void) { return lacking(CALL_##name); }
 #define REFUSE_ptsz(name, symbol) REFUSE_none(name, symbol) REFUSE_none(name, symbol##_ptsz)
 #define REFUSE_ptds(name, symbol) REFUSE_none(name, symbol) REFUSE_none(name, symbol##_ptds)
 #define LACK(name, version, symbol, forms) REFUSE_##forms(name, symbol)
@@ -21,11 +24,12 @@ static CUresult lacking(enum call_id id)
 #define F(symbol) ((void (*)(void))symbol)
 #define PER_THREAD_none(symbol) NULL
 #define PER_THREAD_ptsz(symbol) F(symbol##_ptsz)
+#define PER_THREAD_own PER_THREAD_ptsz
 #define PER_THREAD_ptds(symbol) F(symbol##_ptds)
-#define CALL(name, version, symbol, forms) {#name, version, F(symbol), PER_THREAD_##forms(symbol)},
+#define LACK(name, version, symbol, forms) {#name, version, F(symbol), PER_THREAD_##forms(symbol)},
+#define LACK_AGAIN LACK
+#define CALL(name, version, symbol, forms, parameters) LACK(name, version, symbol, forms)
 #define AGAIN CALL
-#define LACK CALL
-#define LACK_AGAIN CALL
 const struct version versions[] = {
 #include "functions.h"
 };

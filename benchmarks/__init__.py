@@ -1,0 +1,1 @@
+"""The benchmark of aiostream, run from a clone: `python -m benchmarks`."""

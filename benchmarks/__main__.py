@@ -1,0 +1,30 @@
+"""`python -m benchmarks`: the ways to wait for the GPU from Python, and this project's goals.
+
+The peers take turns in several rounds, so that whatever drifts hits all alike. The figures are
+medians with their spread. The results are written after every setting, so that a run that was
+interrupted leaves what it had.
+"""
+
+from __future__ import annotations
+
+import sys
+
+NEEDED = ("numpy", "rich")
+
+
+def main() -> int:
+    """Runs the benchmark, or says what to install."""
+    import importlib.util
+
+    lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if lacking:
+        names = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'}"
+        print(f"{names} not installed: pip install 'aiostream-cuda[bench]'", file=sys.stderr)
+        return 2
+    from benchmarks import command
+
+    return command.main()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,297 @@
+"""The ways to wait for the GPU from Python that are compared, each as one would write it.
+
+A peer that cannot be imported, or fails its trial, is reported with the reason and never left out
+silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from aiostream import Stream
+from benchmarks import lanes
+from benchmarks.lanes import Lane, call, check
+from benchmarks.loops import LOOPS, LoopAdapter
+
+Wait = Callable[[], Awaitable[Any]]
+Waiter = Callable[[LoopAdapter, Lane], Wait]
+NO_CONTEXT, NOT_READY = 201, 600
+
+AUTO, UNPREDICTED, HOSTFUNC = "aiostream auto", "aiostream unpredicted", "aiostream hostfunc"
+ENQUEUE = "enqueue_async"
+THREADS = ("to_thread", "to_thread bindings")  # the second stands in where there is no torch
+SLEEPING = "sleep 1 ms"
+OLDER = {"older auto": "auto", "older event": "event"}  # the version of --older, by `wait=`
+
+
+@dataclass
+class Peer:
+    """One way to wait.
+
+    Attributes:
+        name: As in the tables.
+        summary: How it waits.
+        waiter: Makes what waits, when called and awaited, for all that is on a lane's stream then.
+        prepare: Imports what is needed, and returns the waiter. It may raise, and says with that
+            why the peer cannot be had.
+        wait: The `wait=` of its streams.
+        predicted: Whether aiostream uses what it has learnt.
+        learns: Whether a stream learns from its waits. Then this peer alone uses its streams.
+        runtime: Whether it needs libcudart, which the simulator is not.
+        blocks: Whether the loop is blocked meanwhile.
+        loops: Where it can wait.
+    """
+
+    name: str
+    summary: str
+    waiter: Waiter | None = None
+    prepare: Callable[[], Waiter] | None = None
+    wait: str = "auto"
+    predicted: bool = True
+    learns: bool = False
+    runtime: bool = False
+    blocks: bool = False
+    loops: tuple[str, ...] = LOOPS
+
+    @property
+    def kind(self) -> str:
+        """Peers of the same kind can share streams."""
+        return self.name if self.learns else "plain"
+
+    def new_stream(self) -> Stream:
+        """A stream to wait for."""
+        return Stream(wait=self.wait)
+
+    def on(self, adapter: LoopAdapter, lane: Lane) -> Wait:
+        """What waits for a lane on a loop."""
+        assert self.waiter is not None, f"{self.name} was not prepared"
+        return self.waiter(adapter, lane)
+
+    @contextlib.contextmanager
+    def selected(self) -> Iterator[None]:
+        """Holds while this peer is measured."""
+        if self.predicted:
+            yield
+            return
+        native = importlib.import_module("aiostream._native")
+        native.predict(False)
+        try:
+            yield
+        finally:
+            native.predict(True)
+
+
+# -- ours
+
+
+def _synchronize_async(adapter: LoopAdapter, lane: Lane) -> Wait:
+    wait: Wait = lane.stream.synchronize_async
+    return wait
+
+
+def _enqueue_async(adapter: LoopAdapter, lane: Lane) -> Wait:
+    enqueue_async = lane.stream.enqueue_async
+
+    async def wait() -> None:
+        await enqueue_async(_nothing)  # the same future, wherever the work was launched
+
+    return wait
+
+
+def _nothing(stream: Stream) -> None:
+    pass
+
+
+# -- the driver's own means
+
+
+def _blocking(adapter: LoopAdapter, lane: Lane) -> Wait:
+    async def wait() -> None:
+        lane.synchronize()
+
+    return wait
+
+
+def _polling(adapter: LoopAdapter, lane: Lane) -> Wait:
+    """Yields first: what was launched just now is not done yet, and other tasks get their turn."""
+    query, stream, checkpoint = lanes.bindings().cuStreamQuery, lane.cu_stream, adapter.checkpoint
+
+    async def wait() -> None:
+        code = NOT_READY
+        while code == NOT_READY:
+            await checkpoint()
+            (code,) = query(stream)
+        check(code, "cuStreamQuery")
+
+    return wait
+
+
+def _sleeping(adapter: LoopAdapter, lane: Lane) -> Wait:
+    """Queries first, and sleeps only while there is work."""
+    query, stream, sleep = lanes.bindings().cuStreamQuery, lane.cu_stream, adapter.sleep
+
+    async def wait() -> None:
+        while (code := query(stream)[0]) == NOT_READY:
+            await sleep(0.001)
+        check(code, "cuStreamQuery")
+
+    return wait
+
+
+def _in_thread(adapter: LoopAdapter, lane: Lane) -> Wait:
+    """In the loop's default threads."""
+    in_thread, synchronize = adapter.in_thread, lane.synchronize
+    return lambda: in_thread(synchronize)
+
+
+def _blocking_event(adapter: LoopAdapter, lane: Lane) -> Wait:
+    """The event is recorded in the loop, and waited for in a thread."""
+    event, in_thread = _OwnedEvent(), adapter.in_thread
+    record, stream = lanes.bindings().cuEventRecord, lane.cu_stream
+
+    async def wait() -> None:
+        (code,) = record(event.handle, stream)
+        check(code, "cuEventRecord")
+        await in_thread(event.synchronize)
+
+    return wait
+
+
+class _OwnedEvent:
+    def __init__(self) -> None:
+        driver = lanes.bindings()
+        flags = driver.CUevent_flags
+        self.handle = call(
+            "cuEventCreate",
+            flags.CU_EVENT_BLOCKING_SYNC.value | flags.CU_EVENT_DISABLE_TIMING.value,
+        )
+        self._context = call("cuCtxGetCurrent")
+        self._synchronize, self._destroy = driver.cuEventSynchronize, driver.cuEventDestroy
+
+    def synchronize(self) -> None:
+        """Blocks."""
+        (code,) = self._synchronize(self.handle)
+        if code == NO_CONTEXT:  # the first time in this thread
+            call("cuCtxSetCurrent", self._context)
+            (code,) = self._synchronize(self.handle)
+        check(code, "cuEventSynchronize")
+
+    def __del__(self) -> None:
+        self._destroy(self.handle)
+
+
+def _prepare_ctypes() -> Waiter:
+    """One C function for all waits, each known by a number."""
+    pointer = ctypes.c_void_p
+    launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc  # of the library that is loaded already
+    launch.argtypes = (pointer, pointer, pointer)
+    waiting: dict[int, Callable[[], Any]] = {}
+    numbers = itertools.count(1)
+    # The driver calls it on its own thread, with the GIL.
+    fired = ctypes.CFUNCTYPE(None, pointer)(lambda number: waiting.pop(number)())
+
+    def waiter(adapter: LoopAdapter, lane: Lane) -> Wait:
+        signal, stream = adapter.signal, lane.handle
+
+        async def wait() -> None:
+            done, wake = signal()
+            number = next(numbers)
+            waiting[number] = wake
+            check(launch(stream, fired, number), "cuLaunchHostFunc")
+            await done
+
+        return wait
+
+    return waiter
+
+
+# -- other libraries
+
+
+def _prepare_torch() -> Waiter:
+    torch: Any = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch sees no GPU")
+
+    def waiter(adapter: LoopAdapter, lane: Lane) -> Wait:
+        in_thread, synchronize = (
+            adapter.in_thread,
+            torch.cuda.ExternalStream(lane.handle).synchronize,
+        )
+        return lambda: in_thread(synchronize)
+
+    return waiter
+
+
+def _prepare_cupy() -> Waiter:
+    cupy: Any = importlib.import_module("cupy")
+    cupy.cuda.runtime.getDeviceCount()
+
+    def waiter(adapter: LoopAdapter, lane: Lane) -> Wait:
+        launch = cupy.cuda.ExternalStream(lane.handle).launch_host_func
+        signal = adapter.signal
+
+        async def wait() -> None:
+            done, wake = signal()
+            launch(_wake, wake)
+            await done
+
+        return wait
+
+    return waiter
+
+
+def _wake(wake: Callable[[], Any]) -> None:
+    wake()
+
+
+def _prepare_numba() -> Waiter:
+    cuda: Any = importlib.import_module("numba.cuda")
+    return lambda adapter, lane: cuda.external_stream(lane.handle).async_done
+
+
+_OURS = (
+    (AUTO, 'Stream(wait="auto").synchronize_async()', "auto"),
+    (UNPREDICTED, "the same with prediction switched off", "auto"),
+    (HOSTFUNC, 'Stream(wait="hostfunc"): one native host function on the stream', "hostfunc"),
+    ("aiostream event", 'Stream(wait="event"): an event and the native watcher', "event"),
+    ("aiostream spin", 'Stream(wait="spin"): an event, queried in the loop', "spin"),
+)
+_BLOCKING = "cuStreamSynchronize in the loop's thread: the floor, and the loop is blocked"
+_ENQUEUE = "enqueue_async of nothing, behind the work: the await of its future"
+_CTYPES = "a ctypes Python function, given raw to cuLaunchHostFunc, and call_soon_threadsafe"
+_BLOCKING_SYNC = "to_thread(cuEventSynchronize) of an event made with BLOCKING_SYNC"
+_TORCH = "to_thread(torch.cuda.ExternalStream(...).synchronize)"
+_CUPY = "cupy.cuda.ExternalStream(...).launch_host_func and call_soon_threadsafe"
+_NUMBA = "numba.cuda.external_stream(...).async_done()"
+_OLDER = 'the older version of --older, Stream(wait="{}"), in a process of its own'
+
+
+def all_peers() -> dict[str, Peer]:
+    """Every peer by its name, in the order of the tables, and the older library's last."""
+    ours = [*_OURS, *((name, _OLDER.format(wait), wait) for name, wait in OLDER.items())]
+    of_ours = [
+        Peer(name, summary, _synchronize_async, wait=wait, learns=True)
+        for name, summary, wait in ours
+    ]
+    of_ours[1].predicted = False
+    others = (
+        Peer(ENQUEUE, _ENQUEUE, _enqueue_async, learns=True),
+        Peer("blocking", _BLOCKING, _blocking, blocks=True),
+        Peer("polling", "cuStreamQuery and sleep(0) in the loop, again and again", _polling),
+        Peer(SLEEPING, "cuStreamQuery and sleep(0.001) in the loop, again and again", _sleeping),
+        Peer(THREADS[0], _TORCH, prepare=_prepare_torch, runtime=True),
+        Peer(THREADS[1], "to_thread(cuStreamSynchronize) through cuda-bindings", _in_thread),
+        Peer("blocking event", _BLOCKING_SYNC, _blocking_event),
+        Peer("cupy", _CUPY, prepare=_prepare_cupy, runtime=True),
+        Peer("ctypes", _CTYPES, prepare=_prepare_ctypes),
+        Peer("numba", _NUMBA, prepare=_prepare_numba, runtime=True, loops=("uvloop", "asyncio")),
+    )
+    at = len(_OURS)
+    return {peer.name: peer for peer in (*of_ours[:at], *others, *of_ours[at:])}

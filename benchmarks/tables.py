@@ -1,0 +1,318 @@
+"""The results as tables, and a row in a few words for the progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.measure import Row
+from benchmarks.results import SIMULATED, machine
+from benchmarks.work import LOADS, duration
+
+Cell = str | Callable[[Row], str]  # a format of the row's keys, or what makes the text
+
+
+def text(cell: Cell, row: Row) -> str:
+    """A cell's text."""
+    return cell.format_map(row) if isinstance(cell, str) else cell(row)
+
+
+# ------------------------------------------------------------------------------ what the cells say
+
+TAILS: dict[str, Cell] = {
+    "p50": "{p50_us:,.0f}",
+    "p90": "{p90_us:,.0f}",
+    "p99": "{p99_us:,.0f}",
+    "p99.9": "{p999_us:,.0f}",
+    "max": "{max_us:,.0f}",
+}
+RATE: dict[str, Cell] = {
+    "per second": "{per_second:,.0f}",
+    "95 % interval": "{low:,.0f} to {high:,.0f}",
+    "cores": "{cores:.2f}",
+}
+
+
+def _ms(key: str, part: str = "") -> Callable[[Row], str]:
+    """A figure of a row, or of a part of it that may be missing, in ms."""
+
+    def cell(row: Row) -> str:
+        figures = row[part] if part else row
+        return f"{figures[key] / 1e3:,.2f}" if figures else "-"
+
+    return cell
+
+
+def _known(key: str, form: str) -> Callable[[Row], str]:
+    return lambda row: "-" if row.get(key) is None else form.format_map(row)
+
+
+def _client(row: Row) -> str:
+    """An open loop's client polls all the time: what says something of it is how late it sends."""
+    late = row.get("client_late")
+    return f"{late['p99_us'] / 1e3:,.2f} ms" if late else f"{row['client_cores']:.2f} cores"
+
+
+REQUESTS: dict[str, Cell] = {
+    "requests/s": RATE["per second"],
+    "95 % interval": RATE["95 % interval"],
+    "p50": _ms("p50_us"),
+    "p99": _ms("p99_us"),
+    "beyond": _ms("p99_us", "beyond"),
+    "/ping p99": _ms("p99_us", "ping"),
+    "CPU us": _known("cpu_us", "{cpu_us:.1f}"),
+    "cores": "{cores:.2f}",
+    "client": _client,
+    "not served": "{unserved:,}",
+    "samples": "{samples:,}",
+}
+
+
+def _busy(row: Row) -> str:
+    return ", Python busy" if row["python_busy"] else ""
+
+
+def _where(row: Row) -> str:
+    return f"{row['loop']}, all on one core" if row["set"] == "one-core" else str(row["loop"])
+
+
+def _latency_title(row: Row) -> str:
+    what = (
+        "Latency over the kernel's length in us (95 % interval of the median), CPU in % of a core"
+    )
+    busy = ", another Python thread computing" if row["python_busy"] else ""
+    return f"{what}; {row['load']}, {row['loop']}{busy}"
+
+
+def _throughput_title(row: Row) -> str:
+    kernels = f"kernels of {duration(row['length_ns'])}, by streams; {row['loop']}"
+    others = f"; beside {row['neighbours']} x 1.2 s" if row["neighbours"] else ""
+    return f"Completions per second, and CPU us of each; {kernels}{others}"
+
+
+def _lag_title(row: Row) -> str:
+    load = f"{row['streams']} streams x {duration(row['length_ns'])}"
+    return f"Loop lag in us beside {load}; {row['loop']}"
+
+
+def _fairness_title(row: Row) -> str:
+    what = "Completions of a task in a window, and lateness in us of a 1 ms timer"
+    return f"{what}; {row['streams']} x empty kernels; {_where(row)}"
+
+
+def _idle_text(row: Row) -> str:
+    if "added_us" not in row:
+        return f"none of {row['late']} in time"
+    return f"{row['added_us']:.1f} ({row['low_us']:.1f}-{row['high_us']:.1f})"
+
+
+# -------------------------------------------------------------------------------------- the tables
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of a measure are printed.
+
+    Attributes:
+        title: Rows of one title are one table.
+        brief: A row in a few words, for the progress.
+        columns: The cells of a row's line by their headings; or, if there is one alone, what stands
+            in each setting's column.
+        across: The setting of a row, if the settings stand across and a peer has one line.
+        group: The setting of a row, if each setting has its own lines.
+        before: A word before the columns, for sorting: tables of a kind stand together.
+    """
+
+    title: Cell
+    brief: Cell
+    columns: dict[str, Cell]
+    across: Callable[[Row], str] | None = None
+    group: Cell | None = None
+
+
+LAYOUTS = {
+    "latency": Layout(
+        _latency_title,
+        "{median_us:.1f} us, {cpu_percent:.3g} %",
+        {"": "{median_us:.0f} ({low_us:.0f}-{high_us:.0f}) {cpu_percent:.3g}%"},
+        across=lambda row: duration(row["length_ns"]) if row["length_ns"] else "50 us to 50 ms",
+    ),
+    "throughput": Layout(
+        _throughput_title,
+        "{per_second:,.0f}/s, {cores:.2f} cores",
+        {
+            "": lambda row: (
+                "{per_second:,.0f} / {cpu_us:.3g}".format_map(row) if row["cpu_us"] else "0"
+            )
+        },
+        across=lambda row: str(row["streams"]),
+    ),
+    "idle": Layout(
+        "GPU idle added on the awaited stream in us (95 % interval), after a kernel of; {loop}",
+        lambda row: f"{row['added_us']:.1f} us" if "added_us" in row else "none in time",
+        {"": _idle_text},
+        across=lambda row: f"{duration(row['length_ns'])}{_busy(row)}",
+    ),
+    "lag": Layout(
+        _lag_title,
+        "p99 {p99_us:.0f} us",
+        {
+            **{key: TAILS[key] for key in ("p50", "p99", "p99.9")},
+            "wake-ups/s": "{wake_ups_per_second:,}",
+            "samples": "{samples:,}",
+        },
+    ),
+    "pending": Layout(
+        "CPU us per completion with so many pending; {loop}",
+        "{pending:,}: {cpu_us:.1f} us",
+        {"": "{cpu_us:.1f}"},
+        across=lambda row: f"{row['pending']:,}",
+    ),
+    "memory": Layout(
+        "Bytes for each of {pending:,} pending waits, task and future included; asyncio",
+        "{by} {bytes:.0f} bytes",
+        {"": "{bytes:,.0f}"},
+        across=lambda row: str(row["by"]),
+    ),
+    "import": Layout("Import time in ms", "{median_ms:.1f} ms", {"median": "{median_ms:.1f}"}),
+    "patterns": Layout(
+        lambda row: (
+            "Lateness in us by pattern of work (lower is better), "
+            f"CPU in % of a core while waiting; {_where(row)}"
+        ),
+        "p99 {p99_us:.0f} us",
+        {**TAILS, "CPU %": "{cpu_percent:.3g}", "samples": "{samples:,}"},
+        group="{pattern}",
+    ),
+    "mixed": Layout(
+        "Lateness in us beyond kernels of 0.2 to 20 ms (lower is better), "
+        "a task for each stream; {loop}",
+        "{per_second:,.0f}/s, p99 {p99_us:.0f} us",
+        {**TAILS, **RATE},
+        group="{streams} streams",
+    ),
+    "fairness": Layout(
+        _fairness_title,
+        "{per_second:,.0f}/s, {ratio:.2f} x, timer p99 {timer[p99_us]:.0f} us",
+        {
+            "fewest": "{fewest:,}",
+            "most": "{most:,}",
+            "ratio": "{ratio:.2f}",
+            "timer p50": "{timer[p50_us]:,.0f}",
+            "p99": "{timer[p99_us]:,.0f}",
+            "max": "{timer[max_us]:,.0f}",
+            **RATE,
+        },
+    ),
+    "server": Layout(
+        "A server's requests: ms, also p99 beyond the kernel, "
+        "and the process's CPU us for each; {server}",
+        lambda row: f"{row['per_second']:,.0f}/s, p99 {row['p99_us'] / 1e3:.1f} ms",
+        REQUESTS,
+        group="{load}",
+    ),
+    "torch": Layout(
+        "A torch server's requests: ms, and the process's CPU us for each; {server}",
+        lambda row: f"{row['per_second']:,.0f}/s, p99 {row['p99_us'] / 1e3:.1f} ms",
+        {key: cell for key, cell in REQUESTS.items() if key not in ("beyond", "not served")},
+        group="{load}",
+    ),
+}
+
+
+def brief(row: Row) -> str:
+    """A row's figure in a few words."""
+    return text(LAYOUTS[row["measure"]].brief, row)
+
+
+def table(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    """A table: the first column to the left, the others to the right. Nothing is cut."""
+    look: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 2, 0, 0)}
+    found = Table(title=Text(title), title_justify="left", header_style="dim", **look)
+    for number, heading in enumerate(headings):
+        found.add_column(Text(heading), justify="right" if number else "left", no_wrap=True)
+    for line in lines:
+        found.add_row(*map(Text, line))
+    return found
+
+
+def _of_layout(layout: Layout, rows: Sequence[Row]) -> Iterator[Table]:
+    for title in dict.fromkeys(text(layout.title, row) for row in rows):
+        some = [row for row in rows if text(layout.title, row) == title]
+        if layout.across is None:
+            yield table(title, ["", *layout.columns], list(_lines(layout, some)))
+            continue
+        (cell,) = layout.columns.values()
+        settings = list(dict.fromkeys(map(layout.across, some)))
+        known = {(row["peer"], layout.across(row)): text(cell, row) for row in some}
+        peers = dict.fromkeys(row["peer"] for row in some)
+        lines = [[peer, *(known.get((peer, each), "-") for each in settings)] for peer in peers]
+        yield table(title, ["", *settings], lines)
+
+
+def _lines(layout: Layout, rows: Sequence[Row]) -> Iterator[list[str]]:
+    """With a group, a line with each setting's name, and a line for each peer below it."""
+    groups = [text(layout.group or "", row) for row in rows]
+    for group in dict.fromkeys(groups):
+        if layout.group:
+            yield [group]
+        for own, row in zip(groups, rows, strict=True):
+            if own == group:
+                cells = (text(cell, row) for cell in layout.columns.values())
+                yield [f"  {row['peer']}" if layout.group else row["peer"], *cells]
+
+
+def tables(results: Row) -> RenderableType:
+    """Everything that a results file holds, for a console."""
+    versions = f"cuda-bindings {results['environment']['cuda-bindings']}; {results['date']}"
+    parts: list[RenderableType] = [Text(f"{machine(results)}, {versions}")]
+    if results["simulator"]:
+        parts.append(Text(SIMULATED))
+    for chosen in (False, True):
+        rows = [row for row in results["rows"] if (row["set"] == "goals") == chosen]
+        # Tables on one core stand behind the others, and those with a busy thread, too.
+        rows.sort(key=lambda row: (row["set"] == "one-core", row.get("python_busy", False)))
+        rows.sort(key=lambda row: LOADS.index(row["load"]) if row.get("load") in LOADS else 0)
+        if rows and chosen:
+            parts.append(Text("The settings of the goals:"))
+        for measure, layout in LAYOUTS.items():
+            parts += _of_layout(layout, [row for row in rows if row["measure"] == measure])
+    if results["goals"]:
+        parts += [_goals(results["goals"]), Text(_summary(results["goals"]))]
+    if results["not_run"]:
+        lines = [
+            f"  {entry['peer']}{' on ' + entry['loop'] if entry['loop'] else ''}: {entry['reason']}"
+            for entry in results["not_run"]
+        ]
+        parts.append(Text("\n".join(["Not run:", *lines])))
+    return Group(*(each for part in parts for each in (part, Text())))
+
+
+def _goals(goals: Sequence[Row]) -> Table:
+    lines: list[list[str]] = []
+    for goal in goals:
+        unit = goal["unit"] if goal["unit"] in ("x", "%") else f" {goal['unit']}"
+        known = goal["measured"] is not None
+        lines.append(
+            [
+                f"{goal['group']}: {goal['what']}",
+                f"{goal['measured']:.3g}{unit}" if known else "-",
+                f"{goal['low']:.3g} to {goal['high']:.3g}" if known else "-",
+                f"{goal['relation']} {goal['bound']:.4g}{unit}",
+                f"{goal['verdict']}{'?' if known and not goal['sure'] else ''}",
+                str(goal["samples"]),
+            ]
+        )
+    return table("Goals", ["Goal", "measured", "95 % interval", "goal", "", "samples"], lines)
+
+
+def _summary(goals: Sequence[Row]) -> str:
+    verdicts = [goal["verdict"] for goal in goals]
+    known = (each for each in ("met", "missed", "not measured") if each in verdicts)
+    counts = ", ".join(f"{verdicts.count(each)} {each}" for each in known)
+    return f"{counts} (with a question mark: the interval has the goal within it)"

@@ -1,0 +1,123 @@
+"""The project's checks by one command: `nox`, or `nox -s lint` for one of them.
+
+`nox --no-venv` runs them in the environment that is active. It needs the extra `dev` there.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2"
+nox.options.sessions = ["tests", "lint", "types"]
+nox.options.error_on_missing_interpreters = True
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def install(session: nox.Session, *packages: str) -> None:
+    """Installs packages, except with `--no-venv`, which takes what is there."""
+    if session.venv_backend != "none":
+        session.run("rm", "-rf", "build", external=True)  # of an earlier build, for another Python
+        session.install(*packages)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Runs the whole suite on the package as users install it: about 20 minutes on two cores."""
+    install(session, ".[test]")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Looks at the form of Python and C; changes nothing."""
+    install(session, *(need for need in dev_tools() if need.startswith(("ruff", "clang-format"))))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    if Path(".clang-format").exists():
+        c_files = [str(path) for path in sorted(Path().glob("*/**/*.[ch]")) if is_source(path)]
+        session.run("clang-format", "--dry-run", "-Werror", *c_files)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Checks the types of everything, and that each public name has one."""
+    install(session, ".[dev]")
+    session.run("mypy")
+    # mypy takes one module of a name, and tests/conftest.py is in the run above. nox is no
+    # dependency of the tests, so the run above does without this file too.
+    session.run("mypy", "tests/simulator/conftest.py", "noxfile.py")
+    session.run("pyright", "--verifytypes", "aiostream", "--ignoreexternal")
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Runs the suite under branch coverage, and compares each module with its floor."""
+    install(session, ".[test]", *(need for need in dev_tools() if need.startswith("coverage")))
+    # coverage starts in each interpreter, and its C part refuses subinterpreters on stderr.
+    selected = "not subinterpreters"
+    core = "sysmon"
+    if python_version(session) < (3, 14):
+        # sys.monitoring sees branches from 3.14 on. coverage takes sys.settrace before that, which
+        # the tests of interrupts need for themselves.
+        core = "ctrace"
+        selected += " and not interrupt"
+    data = Path(session.create_tmp()).resolve()
+    environment = {"COVERAGE_CORE": core, "COVERAGE_FILE": str(data / ".coverage")}
+    session.run("coverage", "erase", env=environment)
+    session.run(
+        *("coverage", "run", "-m", "pytest", "-k", selected, *session.posargs), env=environment
+    )
+    session.run("coverage", "combine", "--quiet", env=environment)
+    report = str(data / "coverage.json")
+    session.run("coverage", "json", "--quiet", "-o", report, env=environment)
+    session.run("python", "tools/check_coverage.py", report)
+
+
+@nox.session
+def sanitizers(session: nox.Session) -> None:
+    """Runs the native threads and the simulator under the sanitizers, a minute each."""
+    install(session, ".[test]")
+    files = ("tests/test_native.py", "tests/simulator/test_sim_process.py")
+    session.run(
+        *("python", "-m", "pytest", "-k", "sanitizer or race or policy", *files, *session.posargs),
+        env={"AIOSTREAM_TEST_SECONDS": "60"},
+    )
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Builds the documentation into site/, with warnings as errors, and tests it."""
+    install(session, ".[docs,test]")
+    session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("python", "-m", "pytest", "tests/test_site.py", *session.posargs)
+
+
+@nox.session(python="3.11")
+def wheels(session: nox.Session) -> None:
+    """Builds the sdist and the portable wheels into dist/, checks them and tries them."""
+    session.install(*nox.project.dependency_groups(PROJECT, "wheels"))
+    session.run("python", "tools/build_wheels.py", *session.posargs)
+
+
+def dev_tools() -> list[str]:
+    """What the extra `dev` names, without the package itself."""
+    needs: list[str] = PROJECT["project"]["optional-dependencies"]["dev"]
+    return [need for need in needs if not need.startswith("aiostream")]
+
+
+def is_source(path: Path) -> bool:
+    """Whether it is a file of ours, not one of an environment in a folder such as .nox."""
+    return path.parts[0] in {"src", "tests"}
+
+
+def python_version(session: nox.Session) -> tuple[int, ...]:
+    """The version of the Python that the session runs, which may be another than nox's own."""
+    if session.venv_backend == "none":
+        return sys.version_info[:2]
+    command = "import sys; print(*sys.version_info[:2])"
+    printed = session.run("python", "-c", command, silent=True)
+    return tuple(int(part) for part in str(printed).split())

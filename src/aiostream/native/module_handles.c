@@ -1,0 +1,410 @@
+/* Handles as Python sees them, and the driver calls that need one handle and no more. */
+#include "module.h"
+
+#include "waits.h"
+
+typedef struct {
+    PyObject_HEAD
+    struct handle *handle;
+    PyObject *parent; /* the Handle that a borrowed one pins too; it keeps handle->parent alive */
+} HandleObject;
+
+static PyTypeObject *handle_type;
+
+static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"kind", "value", "context", "owned", "needs_context", "parent", NULL};
+    int kind, owned, needs_context;
+    unsigned long long value, context;
+    PyObject *parent = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iKKpp|O", names, &kind, &value, &context,
+                                     &owned, &needs_context, &parent))
+        return NULL;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    HandleObject *self = (HandleObject *)allocate(type, 0);
+    if (!self) return NULL;
+    bool borrowed = parent != Py_None;
+    self->parent = borrowed ? Py_NewRef(parent) : NULL;
+    self->handle = handle_new(kind, (void *)(uintptr_t)value, (void *)(uintptr_t)context, owned,
+                              needs_context, borrowed ? ((HandleObject *)parent)->handle : NULL);
+    if (!self->handle) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    return (PyObject *)self;
+}
+
+static void Handle_dealloc(PyObject *object) {
+    HandleObject *self = (HandleObject *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->handle) handle_unref(self->handle);
+    Py_XDECREF(self->parent);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* What this thread has pinned and not yet unpinned. If it waited for the end of one of these, it
+ * would wait for itself. A pin that does not fit is not found, and is waited for. */
+static _Thread_local struct {
+    const struct handle *handles[32];
+    int count;
+} own_pins;
+
+static bool is_pinned_here(const struct handle *handle) {
+    for (int i = 0; i < own_pins.count; i++)
+        if (handle_is_part_of(own_pins.handles[i], handle)) return true;
+    return false;
+}
+
+static void note_unpinned(const struct handle *handle) {
+    int i = own_pins.count - 1;
+    while (i >= 0 && own_pins.handles[i] != handle) i--;
+    if (i >= 0) own_pins.handles[i] = own_pins.handles[--own_pins.count];
+}
+
+/* Python may raise a KeyboardInterrupt as soon as a method has returned. So a pin is noted in a
+ * list before that, and the caller's `finally` knows of it. A pin that is lost would keep the
+ * handle for the life of the process, and block release(). */
+static int pin_noted(struct handle *handle, PyObject *held) {
+    if (!handle_pin(handle)) return 0;
+    if (PyList_Append(held, Py_True) == 0) return 1;
+    handle_unpin(handle);
+    return -1;
+}
+
+static PyObject *Handle_pin(PyObject *self, PyObject *held) {
+    struct handle *handle = ((HandleObject *)self)->handle;
+    if (refuse_in_child()) return NULL;
+    int pinned = pin_noted(handle, held);
+    if (pinned < 0) return NULL;
+    if (pinned && own_pins.count < (int)(sizeof own_pins.handles / sizeof *own_pins.handles))
+        own_pins.handles[own_pins.count++] = handle;
+    return PyBool_FromLong(pinned);
+}
+
+static PyObject *Handle_unpin(PyObject *self, PyObject *unused) {
+    (void)unused;
+    struct handle *handle = ((HandleObject *)self)->handle;
+    /* forked since the pin: the last user would destroy the parent's object */
+    if (is_child()) Py_RETURN_NONE;
+    note_unpinned(handle);
+    Py_BEGIN_ALLOW_THREADS
+    handle_unpin(handle);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *Handle_hold(PyObject *self, PyObject *held) {
+    if (refuse_in_child()) return NULL;
+    int pinned = pin_noted(((HandleObject *)self)->handle, held);
+    return pinned < 0 ? NULL : PyBool_FromLong(pinned);
+}
+
+static PyObject *Handle_let_go(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (is_child()) Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    handle_unpin(((HandleObject *)self)->handle);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *Handle_close(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (refuse_in_child()) return NULL;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = handle_close(((HandleObject *)self)->handle);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(status);
+}
+
+static PyObject *Handle_drop(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (is_child()) Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    handle_drop(((HandleObject *)self)->handle);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *Handle_share(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyBool_FromLong(handle_share(((HandleObject *)self)->handle));
+}
+
+static PyObject *Handle_mark_destroyed(PyObject *self, PyObject *unused) {
+    (void)unused;
+    if (refuse_in_child()) return NULL;
+    handle_mark_destroyed(((HandleObject *)self)->handle);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Handle_release(PyObject *self, PyObject *unused) {
+    (void)unused;
+    struct handle *handle = ((HandleObject *)self)->handle;
+    if (refuse_in_child()) return NULL;
+    if (is_pinned_here(handle)) {
+        PyErr_SetString(PyExc_RuntimeError, "this thread itself is using the handle, as in the "
+                                            "function that enqueue_async calls: give it "
+                                            "away after that call");
+        return NULL;
+    }
+    if (!handle_release_begin(handle)) Py_RETURN_FALSE;
+    for (bool over = false; !over;) {
+        Py_BEGIN_ALLOW_THREADS
+        over = handle_release_await(handle);
+        Py_END_ALLOW_THREADS
+        if (!over && PyErr_CheckSignals() < 0) {
+            handle_release_cancel(handle); /* Ctrl-C: the handle is the caller's as before */
+            return NULL;
+        }
+    }
+    handle_release_end(handle);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *Handle_value(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLongLong((uintptr_t)handle_value(((HandleObject *)self)->handle));
+}
+
+static PyObject *Handle_is_open(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(handle_is_open(((HandleObject *)self)->handle));
+}
+
+static PyObject *Handle_is_shared(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(handle_is_shared(((HandleObject *)self)->handle));
+}
+
+static PyObject *Handle_is_used(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(handle_is_used(((HandleObject *)self)->handle));
+}
+
+static PyMethodDef handle_methods[] = {
+    {"pin", Handle_pin, METH_O,
+     "True, noted in a list, and the handle stays valid until unpin(); False if it was closed."},
+    {"unpin", Handle_unpin, METH_NOARGS,
+     "Ends one pin, in its thread; the last user of a closed handle destroys it."},
+    {"hold", Handle_hold, METH_O, "As pin(), until let_go() in any thread."},
+    {"let_go", Handle_let_go, METH_NOARGS, "As unpin(), for hold()."},
+    {"close", Handle_close, METH_NOARGS,
+     "Refuses new uses; the driver's code of the destruction, if it happened here."},
+    {"drop", Handle_drop, METH_NOARGS,
+     "As close(), but what the driver refuses goes to sys.unraisablehook."},
+    {"share", Handle_share, METH_NOARGS,
+     "Another library has it: close() no longer destroys. False if it was closed before."},
+    {"mark_destroyed", Handle_mark_destroyed, METH_NOARGS,
+     "The driver destroyed it by itself; new uses are refused."},
+    {"release", Handle_release, METH_NOARGS,
+     "Refuses new uses and waits for the last; interruptible. False if it was closed before."},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef handle_properties[] = {
+    {"value", Handle_value, NULL, "The driver's handle, as an integer.", NULL},
+    {"is_open", Handle_is_open, NULL, "Whether new uses are accepted.", NULL},
+    {"is_used", Handle_is_used, NULL,
+     "Whether a call is using it, or a thread of enqueue_in_thread.", NULL},
+    {"is_shared", Handle_is_shared, NULL,
+     "Whether another library has it too: then it is retired and not destroyed.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot handle_slots[] = {
+    {Py_tp_new, Handle_new},
+    {Py_tp_dealloc, Handle_dealloc},
+    {Py_tp_methods, handle_methods},
+    {Py_tp_getset, handle_properties},
+    {Py_tp_doc,
+     "Counts the uses of a driver's stream, event or graph, so that no thread destroys it while "
+     "another uses it."},
+    {0, NULL},
+};
+static PyType_Spec handle_spec = {"aiostream._native.Handle", sizeof(HandleObject), 0,
+                                  Py_TPFLAGS_DEFAULT, handle_slots};
+
+struct handle *as_handle(PyObject *object) {
+    if (!PyObject_TypeCheck(object, handle_type)) {
+        PyErr_SetString(PyExc_TypeError, "a Handle is needed");
+        return NULL;
+    }
+    return refuse_in_child() ? NULL : ((HandleObject *)object)->handle;
+}
+
+/* --- driver calls on a handle --- */
+
+static int operate_in_context(struct handle *handle, handle_operation operation, void *argument) {
+    bool entered;
+    failed_forget();
+    int refusal = handle_enter_context(handle, &entered);
+    if (refusal) return refusal;
+    int result = operation(handle, argument);
+    handle_leave_context(entered);
+    return result;
+}
+
+int operate_pinned(struct handle *handle, handle_operation operation, void *argument) {
+    int mode = relaxed_enter();
+    int result = operate_in_context(handle, operation, argument);
+    relaxed_leave(mode);
+    return result;
+}
+
+int operate_pinned_as_is(struct handle *handle, handle_operation operation, void *argument) {
+    return operate_in_context(handle, operation, argument);
+}
+
+int operate_as_is(struct handle *handle, handle_operation operation, void *argument) {
+    if (!handle_pin(handle)) return RESULT_CLOSED;
+    int result = operate_in_context(handle, operation, argument);
+    handle_unpin(handle);
+    return result;
+}
+
+int operate(struct handle *handle, handle_operation operation, void *argument) {
+    if (!handle_pin(handle)) return RESULT_CLOSED;
+    int result = operate_pinned(handle, operation, argument);
+    handle_unpin(handle);
+    return result;
+}
+
+static PyObject *operate_from_python(PyObject *object, handle_operation operation, void *argument) {
+    struct handle *handle = as_handle(object);
+    if (!handle) return NULL;
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = operate(handle, operation, argument);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(result);
+}
+
+static int do_stream_query(struct handle *handle, void *unused) {
+    (void)unused;
+    int refusal = capture_refusal(handle_value(handle));
+    return refusal ? refusal : driver.stream_query(handle_value(handle));
+}
+static int do_stream_synchronize(struct handle *handle, void *unused) {
+    (void)unused;
+    int refusal = capture_refusal(handle_value(handle));
+    return refusal ? refusal : driver.stream_synchronize(handle_value(handle));
+}
+static int do_capture_refusal(struct handle *handle, void *unused) {
+    (void)unused;
+    return capture_refusal(handle_value(handle));
+}
+static int do_event_query(struct handle *handle, void *unused) {
+    (void)unused;
+    return driver.event_query(handle_value(handle));
+}
+static int do_event_synchronize(struct handle *handle, void *unused) {
+    (void)unused;
+    return driver.event_synchronize(handle_value(handle));
+}
+
+static PyObject *native_stream_query(PyObject *self, PyObject *handle) {
+    (void)self;
+    return operate_from_python(handle, do_stream_query, NULL);
+}
+static PyObject *native_stream_synchronize(PyObject *self, PyObject *handle) {
+    (void)self;
+    return operate_from_python(handle, do_stream_synchronize, NULL);
+}
+static PyObject *native_capture_refusal(PyObject *self, PyObject *handle) {
+    (void)self;
+    return operate_from_python(handle, do_capture_refusal, NULL);
+}
+static PyObject *native_event_query(PyObject *self, PyObject *handle) {
+    (void)self;
+    return operate_from_python(handle, do_event_query, NULL);
+}
+static PyObject *native_event_synchronize(PyObject *self, PyObject *handle) {
+    (void)self;
+    return operate_from_python(handle, do_event_synchronize, NULL);
+}
+
+struct recording {
+    struct handle *event;
+    struct context *context; /* the event's */
+    unsigned flags;
+    bool captured;
+};
+
+/* An event that is recorded on a capturing stream becomes part of the capture. Programs join
+ * streams to a capture that way, so it is allowed. The answer says so, because such an event may
+ * never be queried. */
+static int do_event_record(struct handle *stream, void *argument) {
+    struct recording *recording = argument;
+    void *value = handle_value(stream);
+    int refusal = capture_refusal(value);
+    /* 906: touching the legacy stream would end the other's capture */
+    if (refusal > 0 || refusal == -906) return refusal;
+    if (!handle_pin(recording->event)) return RESULT_CLOSED;
+    int status = wait_snapshot_before_record(recording->context, recording->event);
+    if (status == CUDA_SUCCESS)
+        status = driver.event_record(handle_value(recording->event), value, recording->flags);
+    handle_unpin(recording->event);
+    recording->captured = refusal < 0 || capture_refusal(value) < 0;
+    return status;
+}
+
+static PyObject *native_event_record(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *event, *stream;
+    struct recording recording = {0};
+    int context_id;
+    if (!PyArg_ParseTuple(args, "OOIi", &event, &stream, &recording.flags, &context_id))
+        return NULL;
+    recording.context = as_context(context_id);
+    if (!recording.context) return NULL;
+    struct handle *stream_handle = as_handle(stream);
+    recording.event = as_handle(event);
+    if (!stream_handle || !recording.event) return NULL;
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = operate(stream_handle, do_event_record, &recording);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("iN", result, PyBool_FromLong(recording.captured));
+}
+
+/* Calls a function with a stream's context current, and appends its result to a list. It is one
+ * step, because a KeyboardInterrupt may come between any two of Python. Then the context would stay
+ * current, or the result would be freed while the GPU uses it. */
+static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *stream, *function, *results;
+    if (!PyArg_ParseTuple(args, "OOO!", &stream, &function, &PyList_Type, &results)) return NULL;
+    struct handle *handle = as_handle(stream);
+    if (!handle) return NULL;
+    /* the caller has read the context's health */
+    int status = driver.ctx_push(handle_context(handle));
+    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
+    PyObject *result = PyObject_CallNoArgs(function);
+    bool kept = result && PyList_Append(results, result) == 0;
+    Py_XDECREF(result);
+    void *popped;
+    if (!is_child()) driver.ctx_pop(&popped);
+    return kept ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
+}
+
+static PyMethodDef handle_functions[] = {
+    {"call_in_context", native_call_in_context, METH_VARARGS,
+     "Calls f() in a stream's context, appends its result: the driver's code."},
+    {"stream_query", native_stream_query, METH_O, "cuStreamQuery, unless the stream captures."},
+    {"stream_synchronize", native_stream_synchronize, METH_O,
+     "cuStreamSynchronize, unless the stream captures."},
+    {"capture_refusal", native_capture_refusal, METH_O,
+     "0, or the negative code that says that the stream captures."},
+    {"event_record", native_event_record, METH_VARARGS, "(code, captured)."},
+    {"event_query", native_event_query, METH_O, "cuEventQuery."},
+    {"event_synchronize", native_event_synchronize, METH_O, "cuEventSynchronize."},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_handle_type(PyObject *module) {
+    if (!handle_type) handle_type = (PyTypeObject *)PyType_FromSpec(&handle_spec);
+    if (!handle_type || PyModule_AddObjectRef(module, "Handle", (PyObject *)handle_type) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, handle_functions);
+}

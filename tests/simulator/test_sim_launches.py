@@ -1,0 +1,128 @@
+"""Launches with attributes: which are taken and kept, and which are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from simdriver import code, cu, ok
+
+from aiostream import simulator
+
+ID = cu.CUlaunchAttributeID
+CLUSTER = ID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+PRIORITY = ID.CU_LAUNCH_ATTRIBUTE_PRIORITY
+RELAXED = cu.CUstreamCaptureMode(2)
+INVALID_CLUSTER_SIZE, NOT_SUPPORTED = 912, 801
+
+
+def attribute(which: Any, **fields: Any) -> Any:
+    made = cu.CUlaunchAttribute()
+    made.id = which
+    for name, value in fields.items():
+        if name == "cluster":
+            dimensions = made.value.clusterDim
+            dimensions.x, dimensions.y, dimensions.z = value
+        else:
+            setattr(made.value, name, value)
+    return made
+
+
+def launch(
+    kernels: Any, stream: Any, *attributes: Any, grid: tuple[int, int, int] = (8, 1, 1)
+) -> int:
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX = config.blockDimY = config.blockDimZ = 1
+    config.hStream = stream
+    config.attrs, config.numAttrs = list(attributes), len(attributes)
+    return code(cu.cuLaunchKernelEx(config, kernels.function("empty"), ((), ()), 0))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "grid", "expected"),
+    [
+        ((2, 1, 1), (8, 1, 1), 0),
+        ((2, 2, 2), (8, 2, 4), 0),
+        ((0, 0, 0), (8, 1, 1), 0),  # none is asked for
+        ((3, 1, 1), (8, 1, 1), INVALID_CLUSTER_SIZE),  # the grid is no multiple of it
+        ((1, 2, 1), (8, 1, 1), INVALID_CLUSTER_SIZE),
+        ((16, 1, 1), (16, 1, 1), INVALID_CLUSTER_SIZE),  # more than is portable
+        ((2, 0, 1), (8, 1, 1), INVALID_CLUSTER_SIZE),
+    ],
+)
+def test_clusters_are_checked(
+    kernels: Any, stream: Any, cluster: Any, grid: Any, expected: Any
+) -> None:
+    assert launch(kernels, stream, attribute(CLUSTER, cluster=cluster), grid=grid) == expected
+    ok(cu.cuStreamSynchronize(stream))
+
+
+def test_larger_clusters_need_the_functions_consent(kernels: Any, stream: Any) -> None:
+    function = kernels.function("empty")
+    allowed = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    ok(cu.cuFuncSetAttribute(function, allowed, 1))
+    sixteen, more = attribute(CLUSTER, cluster=(16, 1, 1)), attribute(CLUSTER, cluster=(32, 1, 1))
+    assert launch(kernels, stream, sixteen, grid=(32, 1, 1)) == 0
+    assert launch(kernels, stream, more, grid=(32, 1, 1)) == INVALID_CLUSTER_SIZE
+    ok(cu.cuFuncSetAttribute(function, allowed, 0))
+    assert launch(kernels, stream, sixteen, grid=(32, 1, 1)) == INVALID_CLUSTER_SIZE
+
+
+def test_hints_are_taken(kernels: Any, stream: Any) -> None:
+    overlap = ID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    assert (
+        launch(kernels, stream, attribute(overlap, programmaticStreamSerializationAllowed=1)) == 0
+    )
+    assert launch(kernels, stream, attribute(PRIORITY, priority=-1)) == 0
+    assert launch(kernels, stream, attribute(ID.CU_LAUNCH_ATTRIBUTE_IGNORE)) == 0
+    assert (
+        launch(
+            kernels, stream, attribute(PRIORITY, priority=-1), attribute(CLUSTER, cluster=(4, 1, 1))
+        )
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("which", "fields"),
+    [
+        (ID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, {"cooperative": 1}),  # as the device says
+        (ID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT, {}),
+        (ID.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT, {}),
+        (ID.CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE, {}),
+    ],
+)
+def test_what_would_have_to_act_is_refused(
+    kernels: Any, stream: Any, which: Any, fields: Any
+) -> None:
+    """Nothing is enqueued then."""
+    assert launch(kernels, stream, attribute(which, **fields)) == NOT_SUPPORTED
+    assert simulator.pending_work() == 0
+
+
+def test_captured_launch_keeps_its_attributes(kernels: Any, stream: Any) -> None:
+    ok(cu.cuStreamBeginCapture(stream, RELAXED))
+    cluster, priority = attribute(CLUSTER, cluster=(2, 2, 1)), attribute(PRIORITY, priority=-2)
+    assert launch(kernels, stream, cluster, priority, grid=(8, 2, 1)) == 0
+    assert launch(kernels, stream) == 0
+    graph = ok(cu.cuStreamEndCapture(stream))
+    nodes, _ = ok(cu.cuGraphGetNodes(graph, 2))
+    kept = ok(cu.cuGraphKernelNodeGetAttribute(nodes[0], CLUSTER)).clusterDim
+    assert (kept.x, kept.y, kept.z) == (2, 2, 1)
+    assert ok(cu.cuGraphKernelNodeGetAttribute(nodes[0], PRIORITY)).priority == -2
+    none = ok(cu.cuGraphKernelNodeGetAttribute(nodes[1], CLUSTER)).clusterDim
+    assert (none.x, none.y, none.z) == (0, 0, 0)
+    assert ok(cu.cuGraphKernelNodeGetAttribute(nodes[1], PRIORITY)).priority == 0
+    ok(cu.cuGraphDestroy(graph))
+
+
+def test_conditional_nodes_are_refused(build: Any) -> None:
+    """A kernel on the device would have to set their handle, and no PTX is executed here."""
+    context = ok(cu.cuCtxGetCurrent())
+    assert code(cu.cuGraphConditionalHandleCreate(build.graph, context, 1, 0)) == NOT_SUPPORTED
+    params = cu.CUgraphNodeParams()
+    params.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+    edges: list[list[Any]] = [[]] if cu.CUDA_VERSION >= 13000 else []
+    assert code(cu.cuGraphAddNode(build.graph, [], *edges, 0, params)) == NOT_SUPPORTED
+    assert "cuGraphConditionalHandleCreate" in simulator.unsupported_calls()

@@ -1,0 +1,271 @@
+"""The benchmark's statistics, its goals and its pictures, from figures that are made up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import goals, loops, peers, pictures, plan, serving, stats, tables, work
+from benchmarks.measure import Measure
+
+
+def canned() -> list[dict[str, Any]]:
+    """Cells of two goals: a latency that meets its goal and one that does not."""
+    us = 1_000
+
+    def latency(peer: str, median: int, cpu: int) -> dict[str, Any]:
+        row = {
+            "set": "goals",
+            "measure": "latency",
+            "loop": "uvloop",
+            "peer": peer,
+            "load": "steady",
+            "length_ns": 100 * us,
+        }
+        figures = {"latency_ns": [median - 1, median, median + 1] * 10, "cpu_ns": [cpu] * 30}
+        return {**row, **figures, "samples": 30, "wall_ns": 30 * (100 * us + median)}
+
+    windows = [
+        {"per_second": rate, "cpu_us": 40.0, "cores": 1.2}
+        for rate in (24_000.0, 24_500.0, 25_000.0)
+    ]
+    slow = [{"per_second": 1_600.0, "cpu_us": 90.0, "cores": 0.2}] * 3
+    busy = {
+        "set": "goals",
+        "measure": "throughput",
+        "loop": "uvloop",
+        "streams": 128,
+        "length_ns": 5_000_000,
+        "neighbours": 0,
+    }
+    return [
+        latency("aiostream auto", 22 * us, 60 * us),
+        latency("to_thread", 44 * us, 144 * us),
+        {**busy, "peer": "aiostream auto", "windows": windows},
+        {**busy, "peer": "aiostream hostfunc", "windows": slow},
+        {
+            "set": "latency",
+            "measure": "latency",
+            "loop": "uvloop",
+            "peer": "cupy",
+            "length_ns": 20 * us,
+            "load": "steady",
+        },
+    ]
+
+
+def test_goals_are_judged_from_cells() -> None:
+    judged = {
+        (row["group"], row["what"]): row for row in goals.judge(json.loads(json.dumps(canned())))
+    }
+    latency = judged["steady work", "latency, 100 us / to_thread"]
+    assert (latency["measured"], latency["bound"], latency["verdict"]) == (0.5, 0.55, "met")
+    assert latency["low"] <= 0.5 <= latency["high"]
+    assert latency["sure"]
+    assert latency["samples"] == 30
+    cpu = judged["steady work", "CPU, 100 us / to_thread"]
+    assert cpu["measured"] == pytest.approx(
+        60 / 122 / (144 / 144), abs=1e-3
+    )  # shares of a core, and not of each other's time
+    assert cpu["verdict"] == "met"
+    rate = judged["128 streams x 5 ms", "completions per second / aiostream hostfunc"]
+    assert (rate["measured"], rate["verdict"]) == (pytest.approx(15.3125), "met")
+    assert judged["128 streams x 5 ms", "cores busy"]["verdict"] == "missed"
+    assert (
+        judged["20 us kernel", "latency / cupy"]["verdict"] == "not measured"
+    )  # a table's row is none of the goals'
+    assert {row["verdict"] for row in judged.values()} == {"met", "missed", "not measured"}
+
+
+def test_every_goal_has_a_setting_that_measures_it() -> None:
+    names = list(peers.all_peers())
+    rows = []
+    for job in plan.jobs("goals", loops.LOOPS, names, plan.Cut()):
+        settings = {
+            key: value
+            for key, value in vars(job).items()
+            if key in ("length", "load", "streams", "neighbours", "busy")
+        }
+        for loop in getattr(job, "loops", ("asyncio",)):
+            for peer in getattr(job, "peers", ("aiostream auto",)):
+                rows.append((type(job).__name__, loop, peer, settings))
+    assert len(goals.judge([])) == len(goals.judge(canned())) == 67
+    assert (
+        "Latency",
+        "uvloop",
+        "to_thread",
+        {"streams": 1, "length": 100_000_000, "load": "varying", "busy": False},
+    ) in rows
+    assert (
+        "Throughput",
+        "trio",
+        "aiostream auto",
+        {"length": 5_000_000, "streams": 256, "neighbours": 0},
+    ) in rows
+    assert sum(job.seconds() for job in plan.jobs("goals", loops.LOOPS, names, plan.Cut())) < 8 * 60
+
+
+def test_statistics() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert stats.percentile(values, 99) == 99
+    assert stats.percentile(values, 99.9) == 100
+    low, high = stats.median_interval(values)
+    assert (low, high) == (41, 61)
+    assert stats.median_interval([3.0]) == (3.0, 3.0)
+    low, high = stats.bootstrap(stats.ratio_of_medians, values, [2 * value for value in values])
+    assert 0.3 < low < 0.5 < high < 0.7
+
+
+def test_percentiles_of_known_data() -> None:
+    values = [1_000 * value for value in range(1_000, 0, -1)]  # ns
+    expected = {"p50_us": 500, "p90_us": 900, "p99_us": 990, "p999_us": 999, "max_us": 1_000}
+    assert stats.tails(values) == expected
+    assert stats.tails([3_000]) == dict.fromkeys(expected, 3)
+    low, high = stats.percentile_interval([value / 1_000 for value in values], 99)
+    assert (low, high) == (983, 998)  # ranks 990 -+ 6.2, rounded outwards
+    assert stats.percentile_interval([7.0, 8.0], 99) == (7.0, 8.0)
+
+
+def canned_tails() -> list[dict[str, Any]]:
+    """Late ends of one pattern, of one crowd and of starved tasks."""
+    ms = 1_000_000
+
+    def row(measure: str, peer: str, **figures: Any) -> dict[str, Any]:
+        return {
+            "set": measure,
+            "measure": measure,
+            "loop": "uvloop",
+            "peer": peer,
+            "samples": 100,
+            **figures,
+        }
+
+    def pattern(peer: str, tail: int, share: float) -> dict[str, Any]:
+        latency = [50_000] * 85 + [tail] * 15
+        name = {"pattern": "alternating 9 and 0.4 ms", "mean_ns": 5 * ms}
+        return row("patterns", peer, **name, latency_ns=latency, cpu_shares=[share] * 10)
+
+    def mixed(peer: str, rate: float, p99: float) -> dict[str, Any]:
+        tails = {"p99_us": p99, "p999_us": 2 * p99}
+        windows = [{"per_second": rate + number, **tails} for number in range(10)]
+        return row("mixed", peer, streams=16, windows=windows, **tails)
+
+    def fairness(peer: str, ratio: float, late: int) -> dict[str, Any]:
+        windows = [{"ratio": ratio}] * 10
+        return row(
+            "fairness", peer, windows=windows, timer={"p99_us": late / 1e3}, timer_ns=[late] * 100
+        )
+
+    return [
+        pattern("aiostream auto", 4 * ms, 0.05),
+        pattern("to_thread bindings", 200_000, 0.5),
+        pattern("enqueue_async", 4 * ms, 0.05),
+        mixed("aiostream auto", 3_900.0, 900.0),
+        mixed("polling", 4_000.0, 100.0),
+        mixed("older event", 3_900.0, 800.0),
+        fairness("aiostream auto", 60.0, 83 * ms),
+        fairness("polling", 1.8, 2 * ms),
+    ]
+
+
+def test_late_ends_are_judged_against_the_peers() -> None:
+    judged = {(row["group"], row["what"]): row for row in goals.judge(canned_tails())}
+    assert len(judged) == 11  # none of the other goals, because nothing was measured for them
+    pattern = "alternating 9 and 0.4 ms"
+    tail = judged["patterns", f"p99, {pattern}, bound by to_thread bindings"]
+    assert (tail["measured"], tail["bound"], tail["verdict"]) == (4.0, 0.3, "missed")
+    assert judged["patterns", f"CPU, {pattern} / to_thread bindings"]["measured"] == pytest.approx(
+        0.1
+    )
+    assert judged["patterns", f"median, {pattern} / to_thread bindings"]["verdict"] == "missed"
+    enqueued = judged["patterns", f"median of enqueue_async, {pattern} / synchronize_async"]
+    assert (enqueued["measured"], enqueued["bound"], enqueued["verdict"]) == (1.0, 1.3, "met")
+    assert judged["mixed, 16 streams", "p99"]["verdict"] == "met"
+    older = judged["mixed, 16 streams", "p99, bound by older event"]
+    assert (older["measured"], older["bound"], older["verdict"]) == (0.9, 0.88, "missed")
+    assert judged["mixed, 16 streams", "p99.9"]["verdict"] == "met"
+    assert (
+        judged["mixed, 16 streams", "completions per second / polling, upper end"]["verdict"]
+        == "met"
+    )
+    assert judged["fairness", "most / fewest completions of a task"]["verdict"] == "missed"
+    timer = judged["fairness", "p99 of a 1 ms timer, bound by polling"]
+    assert (timer["measured"], timer["bound"], timer["verdict"]) == (83.0, 2.4, "missed")
+    assert len(goals.judge([*canned(), *canned_tails()])) == 67 + 11
+
+
+def drawable() -> list[dict[str, Any]]:
+    """Rows of each picture but the server's."""
+    rate = {"loop": "uvloop", "per_second": 90.0, "low": 80.0, "high": 95.0}
+    tails = {"p50_us": 20.0, "p99_us": 90.0, "cpu_percent": 7.0}
+    rows: list[dict[str, Any]] = []
+    for peer in ("aiostream auto", "to_thread", "polling"):
+        for name in work.patterns(0, 1):
+            row: dict[str, Any] = {"set": "patterns", "measure": "patterns", "peer": peer}
+            rows.append({**row, "loop": "uvloop", "pattern": name, **tails})
+        for streams in (1, 8, 64):
+            row = {"set": "throughput", "measure": "throughput", "peer": peer, "streams": streams}
+            rows.append({**row, "length_ns": 5 * work.MS, **rate})
+    return rows
+
+
+def results_of(rows: list[dict[str, Any]], *, simulator: bool = False) -> dict[str, Any]:
+    keys = ("gpu", "driver", "cuda", "cores", "python")
+    date = "2026-11-21T00:00:00+00:00"
+    return {"environment": dict.fromkeys(keys), "date": date, "simulator": simulator, "rows": rows}
+
+
+def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", "import matplotlib"]
+    if subprocess.run(program, capture_output=True, check=False).returncode:
+        with pytest.raises(pictures.UnavailableError, match="matplotlib is not installed"):
+            pictures.draw([results_of(drawable())], tmp_path / "here")
+        return
+    drawn = pictures.draw([results_of([]), results_of(drawable())], tmp_path / "here")
+    names = [f"here-{name}" for name in ("cost", "tails", "streams")]
+    assert [path.name for path in drawn] == [
+        f"{name}{end}" for name in names for end in (".png", ".svg")
+    ]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn[::2])
+    assert all(b"<svg" in path.read_bytes() for path in drawn[1::2])
+    with pytest.raises(pictures.UnavailableError, match="no rows"):
+        pictures.draw([results_of([])], tmp_path / "results")
+
+
+def test_a_picture_is_the_same_each_time(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    first, second = (
+        pictures.draw([results_of(drawable())], tmp_path / name) for name in ("one", "two")
+    )
+    for one, two in zip(first, second, strict=True):
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_every_peer_has_a_name_that_a_user_knows() -> None:
+    assert set(peers.all_peers()) <= pictures.NAMES.keys()
+    assert set(serving.WAYS) <= pictures.NAMES.keys()
+    assert len(set(pictures.NAMES.values())) == len(pictures.NAMES)
+
+
+def test_every_measure_has_a_layout() -> None:
+    names = {measure.name for measure in Measure.known.values() if hasattr(measure, "name")}
+    assert names - {"one-core"} == tables.LAYOUTS.keys()
+    settings = [
+        job
+        for measure in (*plan.MEASURES, *plan.ON_REQUEST)
+        for job in plan.jobs(measure, ("uvloop",), plan.TAIL_PEERS, plan.Cut())
+    ]
+    assert {job.name for job in settings} == names
+    assert all(job.seconds() > 0 for job in settings)
+
+
+def test_a_worker_makes_the_measure_that_was_asked_for() -> None:
+    for measure in (*plan.TABLES, *plan.TAILS):
+        for job in plan.jobs(measure, ("uvloop",), plan.TAIL_PEERS, plan.Cut()):
+            if measure != "one-core":
+                assert Measure.of(json.loads(json.dumps(job.request()))) == job

@@ -1,0 +1,325 @@
+"""What the benchmark measures: on every loop, with workers that fail, and with an older library."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benching import OLDER, LocalRunner, pack_wheel, running
+from benchmarks import child, loops, plan, runner, work
+from benchmarks.idle import Idle
+from benchmarks.imports import ImportTime
+from benchmarks.lag import PLAIN, Lag
+from benchmarks.latency import Latency
+from benchmarks.measure import Found, Measure, Turn
+from benchmarks.patterns import Patterns
+from benchmarks.peers import Peer, Wait
+from benchmarks.pending import Memory, Pending
+from benchmarks.windows import Fairness, Mixed, OneCore, Throughput
+
+
+def new_runner(
+    driver_kind: str, loop: str, names: tuple[str, ...], **options: Any
+) -> runner.Runner:
+    simulator = driver_kind == "simulator"
+    return runner.Runner([loop], names, simulator=simulator, say=lambda line: None, **options)
+
+
+# ----------------------------------------------------------------------------------- on every loop
+
+
+@pytest.mark.parametrize("loop", loops.LOOPS)
+def test_peers_wait_on_every_loop(loop: str) -> None:
+    names = ("aiostream auto", "polling", "to_thread bindings", "blocking event", "ctypes")
+    local = LocalRunner([loop], names, say=lambda line: None)
+    latency = Latency((loop,), names, length=0, load="unpredictable", samples=3, rounds=1, warm=1)
+    throughput = Throughput(
+        (loop,), names, streams=4, length=500_000, rounds=1, window=0.02, warm=0.0
+    )
+    with running(local) as bench_runner:
+        assert bench_runner.not_run == []
+        assert {row["peer"] for row in latency.run(bench_runner)} == set(names)
+        assert all(row["per_second"] > 0 for row in throughput.run(bench_runner))
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_every_measure_runs_in_a_worker(driver_kind: str, loop: str) -> None:
+    names = ("aiostream auto", "aiostream unpredicted", "enqueue_async", "sleep 1 ms", "blocking")
+    on: tuple[tuple[str, ...], tuple[str, ...]] = ((loop,), names)
+    crowd: dict[str, Any] = {"streams": 4, "rounds": 1, "window": 0.05, "warm": 0.0}
+    jobs: list[tuple[Measure, set[str]]] = [
+        (Latency(*on, length=20_000, load="fresh", samples=4, rounds=2), set(names)),
+        (Latency(*on, length=20_000, load="varying", samples=4, rounds=2, busy=True), set(names)),
+        (Patterns(*on, words=("alternating",), waits=2, rounds=1), set(names)),
+        (Throughput(*on, length=20_000, **crowd), set(names)),
+        (Mixed(*on, **crowd), set(names)),
+        (Fairness(*on, **crowd), set(names)),
+        (Idle(*on, length=300_000, samples=4, rounds=2), {*names} - {"blocking"}),
+        (Pending(*on, counts=(20,), total=20, rounds=1), {*names} - {"blocking"}),
+        (Lag((loop,), names[:1], **crowd), {names[0], PLAIN, f"{PLAIN} with a launch's computing"}),
+    ]
+    with running(new_runner(driver_kind, loop, names)) as bench_runner:
+        for job, expected in jobs:
+            rows = job.run(bench_runner)
+            assert {row["peer"] for row in rows} == expected, job.title
+            assert {(row["measure"], row["loop"]) for row in rows} == {(job.name, loop)}
+        assert bench_runner.not_run == []
+
+
+def test_one_core_has_a_worker_of_its_own(driver_kind: str) -> None:
+    on = (("asyncio",), ("aiostream auto", "polling"))
+    part = Fairness(*on, streams=2, rounds=1, window=0.03, warm=0.0)
+    advanced: list[float] = []
+    with running(
+        new_runner(driver_kind, "asyncio", on[1], advance=advanced.append)
+    ) as bench_runner:
+        rows = OneCore(*on, parts=(part,)).run(bench_runner)
+    assert [(row["measure"], row["peer"]) for row in rows] == [("fairness", name) for name in on[1]]
+    assert advanced == [part.turn_seconds()] * 2
+
+
+def test_memory_is_measured_in_a_worker_for_each_turn(
+    driver_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt of each is held too short, and the next one has more patience."""
+    asked: list[int] = []
+    alone = runner.Runner.alone
+
+    def held_short(self: runner.Runner, job: Measure, loop: str, name: str) -> Found:
+        assert isinstance(job, Memory)
+        asked.append(job.patience)
+        return {"bytes": None} if job.patience == 1 else alone(self, job, loop, name)
+
+    monkeypatch.setattr(runner.Runner, "alone", held_short)
+    job = Memory(("asyncio",), ("aiostream auto",), count=100, rounds=1)
+    with running(new_runner(driver_kind, "asyncio", ("aiostream auto",))) as bench_runner:
+        rows = job.run(bench_runner)
+    assert asked == [1, 2] * 4
+    assert {(row["peer"], row["by"]) for row in rows} == {
+        (peer, by) for peer in ("aiostream auto", PLAIN) for by in ("traced", "rss")
+    }
+
+
+def test_all_that_is_late_is_measured_on_trio(driver_kind: str) -> None:
+    names = ("aiostream auto", "sleep 1 ms", "blocking")
+    jobs = [
+        Patterns(("trio",), names, words=("alternating",), waits=2, rounds=1),
+        Mixed(("trio",), names, streams=4, rounds=1, window=0.05, warm=0.0),
+        Fairness(("trio",), names, streams=4, rounds=1, window=0.05, warm=0.0),
+    ]
+    with running(LocalRunner(["trio"], names, say=lambda line: None)) as bench_runner:
+        for job in jobs:
+            assert [row["peer"] for row in job.run(bench_runner)] == list(names)
+        assert bench_runner.not_run == []
+
+
+# ---------------------------------------------------------------------------------------- failures
+
+
+def test_a_peer_that_fails_is_left_out_and_named() -> None:
+    said: list[str] = []
+    names = ("blocking", "polling", "ctypes")
+    local = LocalRunner(["asyncio"], names, say=said.append)
+    known = local.local.worker.peers
+
+    def cannot() -> Any:
+        raise ImportError("No module named 'polls'")
+
+    known["polling"].prepare = cannot
+    calls = 0
+
+    def fails_later(adapter: loops.LoopAdapter, lane: Any) -> Wait:
+        async def wait() -> None:
+            nonlocal calls
+            calls += 1
+            if calls > 4:  # two of the trial, and one round
+                raise ValueError("no more")
+            lane.synchronize()
+
+        return wait
+
+    known["ctypes"].prepare = lambda: fails_later
+    job = Latency(("asyncio",), names, length=5_000, samples=4, rounds=4, warm=1)
+    with running(local) as bench_runner:
+        rows = {row["peer"]: row for row in job.run(bench_runner)}
+    # What it measured before it failed is kept: it is as good as any.
+    assert {peer: row["samples"] for peer, row in rows.items()} == {"blocking": 4, "ctypes": 1}
+    assert [(entry["peer"], entry["reason"]) for entry in bench_runner.not_run] == [
+        ("polling", "ImportError: No module named 'polls'"),
+        ("ctypes", "ValueError: no more"),
+    ]
+    assert len(said) == 2
+
+
+def test_a_worker_that_dies_costs_one_peer(driver_kind: str) -> None:
+    names = ("polling", "blocking")
+    job = Latency(("asyncio",), names, length=5_000, samples=4, rounds=2, warm=1)
+    with running(new_runner(driver_kind, "asyncio", names)) as bench_runner:
+        bench_runner.workers[0].kill()
+        rows = job.run(bench_runner)
+    assert {row["peer"]: row["samples"] for row in rows} == {"blocking": 4}
+    (entry,) = bench_runner.not_run
+    assert (entry["peer"], entry["reason"]) == (
+        "polling",
+        "the worker's process has ended, exit code -9",
+    )
+
+
+def test_what_cannot_be_imported_is_named(driver_kind: str) -> None:
+    job = ImportTime((), (), modules=("json", "no_such_module"), rounds=2)
+    with running(new_runner(driver_kind, "asyncio", ())) as bench_runner:
+        assert [row["peer"] for row in job.run(bench_runner)] == ["json"]
+    (entry,) = bench_runner.not_run
+    assert entry["peer"] == "import no_such_module"
+    assert "No module named 'no_such_module'" in entry["reason"]
+
+
+def test_a_child_that_does_not_answer_is_killed() -> None:
+    silent = child.Child("the silent", "load", "asyncio")
+    try:
+        assert silent.answer(60) == "ready"
+        with pytest.raises(RuntimeError, match=r"the silent gave no answer within 0 s"):
+            silent.answer(0.05)
+        assert silent.ended
+    finally:
+        silent.close()
+
+
+# -------------------------------------------------------------------------------- an older library
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def test_an_older_library_that_cannot_be_used_is_named(driver_kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("aiostream/__init__.py", "raise ImportError('of another Python')")
+    with (
+        runner.unpacked(path) as folder,
+        pytest.raises(RuntimeError, match="the older library's process has ended, exit code 1"),
+    ):
+        new_runner(driver_kind, "asyncio", ("polling",), older=folder)
+
+
+def test_an_older_library_that_fails_is_left_out(driver_kind: str, wheel: Path) -> None:
+    said: list[str] = []
+    with runner.unpacked(wheel) as folder:
+        older = runner.Runner(
+            ["asyncio"],
+            ["polling"],
+            simulator=driver_kind == "simulator",
+            say=said.append,
+            older=folder,
+        )
+        with running(older) as bench_runner:
+            assert said == []
+            with pytest.raises(RuntimeError, match="KeyError: 'dance'"):
+                bench_runner.workers[1].ask({"do": "dance"}, 10)
+            bench_runner.workers[1].kill()
+            names = ("polling", *sorted(OLDER))
+            job = Patterns(("asyncio",), names, words=("steady",), waits=2, rounds=2)
+            rows = job.run(bench_runner)
+    assert {row["peer"] for row in rows} == {"polling"}
+    assert {entry["peer"] for entry in bench_runner.not_run} == OLDER
+    assert "process has ended, exit code -9" in said[0]
+
+
+def test_an_older_library_takes_part_in_the_tables(driver_kind: str, wheel: Path) -> None:
+    names = ("aiostream auto", "older event")
+    with runner.unpacked(wheel) as folder:
+        new = new_runner(driver_kind, "asyncio", names[:1], older=folder)
+        with running(new) as bench_runner:
+            job = Latency(("asyncio",), names, length=20_000, samples=2, rounds=1)
+            rows = job.run(bench_runner)
+            assert bench_runner.older_version
+    assert [row["peer"] for row in rows] == list(names)
+
+
+# ------------------------------------------------------------------------------------------- turns
+
+
+class Taken:
+    """A lane that notes what is launched on it, and a peer that waits with a function of
+    its own.
+    """
+
+    def __init__(self, wait: Wait) -> None:
+        self.launched: list[int] = []
+        self.spin, self.wait = self.launched.append, wait
+
+
+def take(job: Measure, *waits: Wait) -> tuple[Found, list[Any]]:
+    """One turn of a measure on lanes of these waits."""
+    lanes: list[Any] = list(map(Taken, waits))
+    peer = Peer("made up", "", lambda adapter, lane: lane.wait)  # type: ignore[attr-defined]
+
+    async def turn(adapter: loops.LoopAdapter) -> Found:
+        another: Any = SimpleNamespace
+        return await job.turn(Turn(adapter, peer, 0, lanes, another))
+
+    return loops.run("asyncio", turn), lanes
+
+
+def test_a_window_shows_a_task_that_keeps_the_others_waiting() -> None:
+    taken = 0
+
+    async def greedy() -> None:
+        nonlocal taken
+        taken += 1
+        time.sleep(0.0002)
+        if taken % 20 == 0:
+            await asyncio.sleep(0)
+
+    async def modest() -> None:
+        await asyncio.sleep(0)
+
+    job = Fairness(("asyncio",), (), streams=3, warm=0.0, window=0.3)
+    found, _ = take(job, greedy, modest, modest)
+    window = job.of_window(found)
+    assert window["most"] == found["counts"][0]
+    assert 10 < window["ratio"] < 40
+    # The greedy task's 20 turns, less the timer's own millisecond:
+    assert max(found["timer_ns"]) > 2_000_000
+    assert max(found["latency_ns"]) >= 200_000
+    assert len(found["latency_ns"]) == sum(found["counts"])
+
+
+def test_waits_are_late_by_what_is_beyond_the_kernel() -> None:
+    async def late() -> None:
+        time.sleep(0.003)
+
+    job = Patterns(("asyncio",), (), words=("steady 1 ms",), waits=3, rounds=1)
+    found, (lane,) = take(job, late)
+    assert lane.launched == [1_000_000] * 8  # two are not timed
+    for name in ("steady 1 ms", "steady 1 ms again"):
+        assert len(found[name]["latency_ns"]) == 3
+        assert min(found[name]["latency_ns"]) >= 2_000_000
+        assert sum(found[name]["wall_ns"]) >= 9_000_000
+
+
+def test_patterns_are_as_they_are_named_and_enough_for_a_percentile() -> None:
+    patterns = work.patterns(3, 100)
+    assert patterns == work.patterns(3, 100) != work.patterns(4, 100)
+    assert all(len(lengths) >= 100 for lengths in patterns.values())
+    assert len(patterns["prefill and decode"]) % 13 == 0
+    drifting = patterns["drifting from 1 to 4 ms"]
+    assert (drifting[0], drifting[-1]) == (1_000_000, 4_000_000)
+    (job,) = plan.jobs("patterns", ("uvloop",), plan.TAIL_PEERS, plan.Cut())
+    assert isinstance(job, Patterns)
+    assert job.rounds >= 10
+    assert job.waits * job.rounds >= 1_000
+    cut = plan.Cut(rounds=2, words=("bimodal", "prefill"))
+    (fewer,) = plan.jobs("patterns", ("uvloop",), plan.TAIL_PEERS, cut)
+    assert fewer.seconds() < job.seconds() / 10
+    for measure in plan.TAILS:
+        jobs = plan.jobs(measure, ("uvloop",), (*plan.TAIL_PEERS, *OLDER), plan.Cut())
+        assert sum(one.seconds() for one in jobs) < 300

@@ -1,0 +1,144 @@
+"""What the distribution says of itself: version, dependencies, commands, floors of coverage."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import aiostream
+from support import succeed
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    path = ROOT / "pyproject.toml"
+    if not path.exists():
+        pytest.skip("pyproject.toml is not beside the tests")
+    return tomllib.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def check_coverage() -> ModuleType:
+    path = ROOT / "tools" / "check_coverage.py"
+    if not path.exists():
+        pytest.skip("the tools are not beside the tests")
+    spec = importlib.util.spec_from_file_location("check_coverage", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_version_is_written_once(project: dict[str, Any]) -> None:
+    assert importlib.metadata.version("aiostream-cuda") == aiostream.__version__
+    assert "version" not in project["project"]
+    assert aiostream.__version__ not in (ROOT / "pyproject.toml").read_text()
+
+
+def test_install_commands_agree_with_the_dependencies(project: dict[str, Any]) -> None:
+    needs = project["project"]["dependencies"]
+    assert [re.split(r"[<>=]", need)[0] for need in needs] == ["anyio", "cuda-bindings"]
+    package = Path(aiostream.__file__).parent
+    named = {
+        requirement
+        for path in package.glob("*.py")
+        for requirement in re.findall(r"pip install '([\w-]+[<>=][^']*)'", path.read_text())
+    }
+    assert named == {need for need in needs if need.startswith("cuda-bindings")}
+
+
+def test_demo_imports_the_dependencies_alone(driver_kind: str) -> None:
+    """What else lies in the environment, as the rest of cuda-python, is not needed."""
+    script = """
+        import sys
+        def from_elsewhere():
+            return {
+                name for name, module in sys.modules.items()
+                if "site-packages" in (getattr(module, "__file__", None) or "")
+            }
+        before = from_elsewhere()
+        from aiostream.__main__ import main
+        assert main(["demo"]) == 0
+        new = from_elsewhere() - before
+        cuda = {".".join(name.split(".")[:2]) for name in new if name.startswith("cuda.")}
+        assert cuda <= {"cuda.bindings", "cuda.pathfinder"}, cuda
+        others = {name.split(".")[0] for name in new} - {"aiostream", "cuda"}
+        # What anyio needs, and what cython makes for the bindings.
+        allowed = {"anyio", "idna", "sniffio", "typing_extensions"}
+        assert {name for name in others if not name.startswith("_cython")} <= allowed, others
+        """
+    assert "balanced" in succeed(driver_kind, script)
+
+
+def test_console_script_is_the_command_line(driver_kind: str, project: dict[str, Any]) -> None:
+    (name, target), *others = project["project"]["scripts"].items()
+    assert (name, others) == ("aiostream-cuda", [])
+    module, _, function = target.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+    for program, usage in (
+        (f"/usr/bin/{name}", f"usage: {name} "),
+        ("/lib/aiostream/__main__.py", "usage: python -m aiostream "),
+    ):
+        script = f"""
+            import sys
+            sys.argv = [{program!r}, "--help"]
+            from {module} import {function}
+            {function}()
+            """
+        assert succeed(driver_kind, script).startswith(usage)
+
+
+def test_tested_pythons_are_the_ones_that_are_named(project: dict[str, Any]) -> None:
+    workflow = ROOT / ".github" / "workflows" / "ci.yml"
+    if not workflow.exists():
+        pytest.skip("the CI file is not beside the tests")
+    listed = re.search(r"python: \[(.*)\]", workflow.read_text())
+    assert listed is not None
+    tested = set(re.findall(r'"(3\.\d+)"', listed[1]))
+    start = "Programming Language :: Python :: 3."
+    classifiers = project["project"]["classifiers"]
+    named = {f"3.{line.removeprefix(start)}" for line in classifiers if line.startswith(start)}
+    assert named == tested
+    oldest = min(tested, key=lambda version: int(version.partition(".")[2]))
+    assert project["project"]["requires-python"] == f">={oldest}"
+
+
+# ------------------------------------------------------------------------------------------ floors
+
+
+def test_coverage_floors_are_of_modules_that_exist(
+    project: dict[str, Any], check_coverage: ModuleType
+) -> None:
+    package = Path(aiostream.__file__).parent
+    there = {
+        ".".join(path.relative_to(package).with_suffix("").parts) for path in package.rglob("*.py")
+    }
+    floors = project["tool"]["aiostream"]["coverage-floors"]
+    assert floors.keys() - {"default"} <= there
+    assert all(50 <= floor <= 100 for floor in floors.values())
+
+
+def test_module_below_its_floor_is_named(check_coverage: ModuleType) -> None:
+    report = {
+        "files": {
+            f"/anywhere/aiostream/{name}": {"summary": {"percent_covered": percent}}
+            for name, percent in (("pool.py", 94.9), ("_loops/bridge.py", 91.0), ("new.py", 89.9))
+        }
+    }
+    covered = check_coverage.modules(report)
+    assert covered == {"pool": 94.9, "_loops.bridge": 91.0, "new": 89.9}
+    floors = {"default": 90, "pool": 95, "gone": 80}
+    wrong = check_coverage.complaints(covered, floors)
+    assert [line.partition(":")[0] for line in wrong] == ["new", "pool", "gone"]
+    assert check_coverage.complaints(covered, {"default": 89}) == []

@@ -1,0 +1,89 @@
+"""What streams, events and graphs have in common: a handle that they own or borrow."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import internals
+from aiostream import Event, ExecutableGraph, Graph, Stream, StreamClosedError, statistics
+from support import settle
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "Stream": Stream,
+    "Event": Event,
+    "Graph": Graph,
+    "ExecutableGraph": lambda: Graph().instantiate(),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_repr_says_what_an_object_is(kind: str) -> None:
+    thing = KINDS[kind]()
+    place = " on device 0" if kind in ("Stream", "Event") else ""
+    said = f"<aiostream.{kind} {thing.handle:#x}{place}"
+    assert repr(thing) == f"{said}>"
+    thing.close()
+    assert repr(thing) == f"{said}, closed>"
+
+
+def test_repr_says_more_of_some() -> None:
+    class Mine(Stream):
+        """A user's class."""
+
+    with Graph() as graph, graph.instantiate() as executable, Event(timing=True) as event:
+        assert repr(Graph.borrow(int(graph))).endswith(", borrowed>")
+        assert repr(ExecutableGraph.borrow(int(executable))).endswith(", borrowed>")
+        assert repr(event).endswith(" on device 0, timing>")
+    mine = Mine()
+    assert repr(mine).startswith("<test_owned.test_repr_says_more_of_some.<locals>.Mine 0x")
+    mine.close()
+
+
+def test_closed_object_refuses_with_its_name(kind: str) -> None:
+    thing = KINDS[kind]()
+    assert int(thing) == thing.handle
+    assert not thing.closed
+    thing.close()
+    thing.close()
+    assert thing.closed
+    with pytest.raises(
+        StreamClosedError, match=r"^(stream|event|graph|executable graph) 0x.* is closed"
+    ):
+        int(thing)
+
+
+def test_dropped_object_is_destroyed_once(kind: str) -> None:
+    before = statistics().handles
+    KINDS[kind]()
+    gc.collect()
+    assert settle(lambda: statistics().handles.open == before.open)
+    now = statistics().handles
+    assert now.created - before.created == now.destroyed - before.destroyed
+
+
+@pytest.mark.parametrize("kind", ["Stream", "Graph", "ExecutableGraph"])
+def test_borrowed_object_leaves_the_handle_to_its_owner(kind: str) -> None:
+    before = statistics().handles.open
+    owner = KINDS[kind]()
+    gc.collect()
+    assert settle(lambda: statistics().handles.open == before + 1)  # no graph behind an executable
+    destroyed = statistics().handles.destroyed
+    borrowed = type(owner).borrow(int(owner))
+    del borrowed
+    gc.collect()
+    assert settle(internals.janitor_is_idle)
+    borrowed = type(owner).borrow(int(owner))
+    borrowed.close()
+    assert borrowed.closed
+    assert not owner.closed
+    assert statistics().handles.destroyed == destroyed
+    owner.close()
+    assert statistics().handles.destroyed == destroyed + 1

