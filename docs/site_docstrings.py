@@ -28,8 +28,17 @@ def with_code(text: str) -> str:
     """A docstring in which griffe and Markdown find the code."""
     # griffe takes "Example:" for a note, and reads `>>>` in a section "Examples:" only.
     text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
+    # griffe takes these for notes too, if the next line is indented.
+    text = re.sub(
+        r"^(Cancellation|Threads): (\S.*(?:\n +\S.*)*)", _paragraph, text, flags=re.MULTILINE
+    )
     # The indented lines after "::" are Python.
     return re.sub(r"^( *)::\n\n((?:\1 +.*\n?|\n)+)", _fenced, text, flags=re.MULTILINE)
+
+
+def _paragraph(match: re.Match[str]) -> str:
+    text = re.sub(r"\n +", " ", match[2])
+    return f"**{match[1]}:** {text}"
 
 
 def _fenced(match: re.Match[str]) -> str:

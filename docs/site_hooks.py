@@ -40,7 +40,8 @@ PAGES = {
 # Columns that a page does without: there is nothing to list, or its tables need the room.
 WITHOUT = {
     "index.md": ["navigation"],
-    **{page: ["toc"] for page in ("coverage.md", "simulator.md", *PAGES.values())},
+    **{page: ["toc"] for page in ("coverage.md", "how-it-works.md", *PAGES.values())},
+    "simulator.md": ["toc"],
     "contributing.md": [],
     "benchmarks/index.md": [],
 }
