@@ -88,6 +88,14 @@ def sanitizers(session: nox.Session) -> None:
     )
 
 
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Builds the documentation into site/, with warnings as errors, and tests it."""
+    install(session, ".[docs,test]")
+    session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("python", "-m", "pytest", "tests/test_site.py", *session.posargs)
+
+
 @nox.session(python="3.11")
 def wheels(session: nox.Session) -> None:
     """Builds the sdist and the portable wheels into dist/, checks them and tries them."""
