@@ -586,3 +586,11 @@ def fairness_of(window: dict[str, Any]) -> dict[str, Any]:
 def health_watches() -> int:
     """Returns how many pools have their context watched."""
     return sum(isinstance(entry, _pool_waiters.Watch) for entry in list(_points.registry.values()))
+
+
+# ------------------------------------------------------------------------------------------------ traces
+
+
+def traced_inside() -> list[type]:
+    """The private classes whose methods a trace replaces."""
+    return [_completion.Completion, on_asyncio.AsyncioFuture, on_trio.TrioFuture]

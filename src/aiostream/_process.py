@@ -27,6 +27,8 @@ ORPHANS = 0  # the queue of that number: native code hands it what arrives on cl
 # in the thread that holds it, and does all of it then: each step of _start() can be repeated.
 _lock = threading.RLock()
 _started = False  # written under _lock, when everything runs
+# What `__init__` has to have done before the library is used first. Each may be called again.
+before_first_use: list[Callable[[], None]] = []
 _EXIT_PATIENCE = 1.0  # seconds: a destructor that blocks holds up the interpreter's end no longer
 
 # The threads that serve, by their names; each thread enters itself, by `dict.setdefault`. So a
@@ -171,6 +173,7 @@ def start() -> None:
         NoDriverError: There is no CUDA driver.
         OSError: There are no descriptors, or no thread, left.
         RuntimeError: This is a forked child, or Python has no thread left.
+        ValueError: An environment variable of the library makes no sense.
     """
     if _started and not _native.is_forked():
         return
@@ -179,6 +182,8 @@ def start() -> None:
 
 def _start() -> None:
     global _started
+    for prepare in before_first_use:
+        prepare()
     addresses = _driver.native_addresses()
     with _lock:
         if _started:

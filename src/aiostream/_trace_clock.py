@@ -1,0 +1,176 @@
+"""When the GPU reached a point, on the host's clock: by timing events, and a mapping of clocks.
+
+A timing event says only how many milliseconds on the GPU lie between it and another one. So each
+context has a reference event, and an interval for the host's time of that reference. Each event
+whose host times are known narrows the interval: the GPU did not reach it before the host recorded
+it, nor after the host saw it complete. A new reference replaces the old one every second, because
+the two clocks drift apart, and because the driver's milliseconds are 32-bit floats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from typing import Any
+
+from aiostream import _native, interop
+from aiostream.device import Context
+from aiostream.errors import CudaError, StreamClosedError
+from aiostream.event import Event
+from aiostream.stream import Stream
+
+_now = time.perf_counter_ns
+_EPOCH = 1_000_000_000  # nanoseconds until the next reference
+_TRIES = 4  # calibrations of a reference: the best one counts
+_PATIENCE = 300_000  # nanoseconds: a calibration on a busy GPU must not hold up the loop
+
+
+class Epoch:
+    """A reference event, and when the host's clock may have shown its time at most and at least.
+
+    Threads: any. Two threads that narrow at once may lose one narrowing, which does no harm.
+    """
+
+    __slots__ = ("high", "low", "reference")
+
+    def __init__(self, reference: Event, low: int, high: int) -> None:
+        self.reference: Event | None = reference
+        self.low = low
+        self.high = high
+
+    def narrow(self, after: float, earliest: int, latest: int | None) -> None:
+        """Takes in that the host knows an event `after` nanoseconds behind the reference."""
+        self.low = max(self.low, round(earliest - after))
+        if latest is not None:
+            self.high = min(self.high, round(latest - after))
+
+    def host_time(self, after: float) -> int:
+        """Returns the host's time of what lies `after` nanoseconds behind the reference."""
+        return round((self.low + self.high) / 2 + after)
+
+    @property
+    def uncertainty(self) -> float:
+        """By how many nanoseconds a time may be wrong."""
+        return abs(self.high - self.low) / 2
+
+
+class Moment:
+    """A point of a stream, and when the GPU reached it, once that is known."""
+
+    __slots__ = ("after", "epoch", "event", "recorded")
+
+    def __init__(self, event: Event, recorded: int) -> None:
+        self.event: Event | None = event  # until the time is known
+        self.recorded = recorded  # by the host, not later than this
+        self.epoch: Epoch | None = None
+        self.after = 0.0
+
+    @property
+    def host_time(self) -> int | None:
+        """When the GPU reached it; `None` while that is not known."""
+        return None if self.epoch is None else self.epoch.host_time(self.after)
+
+
+class GpuClock:
+    """The clock of one context.
+
+    Threads: any. No lock is held across a driver call: each change is one list operation.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._free: deque[Event] = deque()
+        self._epoch: Epoch | None = None
+        self._calibrated = 0  # when that was tried last
+        self.uncertainty = 0.0  # the worst so far, in nanoseconds
+        with context.as_current():
+            self._stream = Stream()
+
+    def mark(self, stream: Any) -> Moment | None:
+        """Records a timing event on a stream. `None` if that is not possible, as under capture."""
+        try:
+            if _now() - self._calibrated > _EPOCH:
+                self._calibrate()
+            if _native.capture_refusal(interop.reference_to(stream).handle) != 0:
+                return None
+            event = self._new_event()
+            recorded = _now()
+            event.record(stream)
+        except (CudaError, StreamClosedError):
+            return None
+        return Moment(event, recorded)
+
+    def resolve(self, moment: Moment, seen: int | None) -> bool:
+        """Finds out when the GPU reached a moment. Returns `False` if it has not done so yet.
+
+        Args:
+            moment: What `mark` has returned.
+            seen: When the host saw it complete, if it did.
+        """
+        event, epoch = moment.event, self._epoch
+        if event is None or epoch is None or epoch.reference is None:
+            return event is None
+        try:
+            if not event.query():
+                return False
+            after = epoch.reference.elapsed_time(event) * 1e6
+        except (CudaError, StreamClosedError):
+            self.drop(moment)
+            return True
+        epoch.narrow(after, moment.recorded, seen)
+        self.uncertainty = max(self.uncertainty, epoch.uncertainty)
+        moment.after, moment.epoch, moment.event = after, epoch, None
+        self._free.append(event)
+        return True
+
+    def drop(self, moment: Moment) -> None:
+        """Gives up a moment, whose time stays unknown."""
+        event, moment.event = moment.event, None
+        if event is not None:
+            with contextlib.suppress(CudaError):
+                event.close()
+
+    def close(self) -> None:
+        """Destroys the events and the stream. Times that are known stay known."""
+        epoch, self._epoch = self._epoch, None
+        self._calibrated = _now() + 3600 * _EPOCH  # a late mark records no new reference
+        open_events = [*self._free]
+        self._free.clear()
+        if epoch is not None and epoch.reference is not None:
+            open_events.append(epoch.reference)
+            epoch.reference = None
+        for each in (*open_events, self._stream):
+            with contextlib.suppress(CudaError):
+                each.close()
+
+    def _new_event(self) -> Event:
+        with contextlib.suppress(IndexError):
+            return self._free.pop()
+        with self._context.as_current():
+            return Event(timing=True)
+
+    def _calibrate(self) -> None:
+        # First, so that no other thread does the same meanwhile.
+        self._calibrated = _now()
+        epoch: Epoch | None = None
+        for _ in range(_TRIES):
+            event = self._new_event()
+            before = _now()
+            event.record(self._stream)
+            while not event.query():
+                if _now() - before > _PATIENCE:
+                    # The GPU is too busy. Without an epoch yet, times stay unknown until the next
+                    # calibration. With one, they drift on.
+                    event.close()
+                    return
+            after = _now()
+            if epoch is None or epoch.reference is None:
+                epoch = Epoch(event, before, after)
+            else:
+                epoch.narrow(epoch.reference.elapsed_time(event) * 1e6, before, after)
+                self._free.append(event)
+        last, self._epoch = self._epoch, epoch
+        # Another thread may be asking the old reference, which then raises, and that time is lost.
+        if last is not None and last.reference is not None:
+            last.reference.close()
