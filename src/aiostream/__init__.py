@@ -79,7 +79,6 @@ from aiostream.stream import Stream
 from aiostream.waiting import default_wait, set_default_wait
 
 
-
 def _trace_if_asked() -> None:
     if os.environ.get("AIOSTREAM_TRACE"):
         from aiostream import trace

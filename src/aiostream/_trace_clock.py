@@ -34,25 +34,27 @@ class Epoch:
 
     __slots__ = ("high", "low", "reference")
 
-    def __init__(self, reference: Event, low: int, high: int) -> None:
+    def __init__(self, reference: Event, low: int) -> None:
         self.reference: Event | None = reference
         self.low = low
-        self.high = high
+        self.high: int | None = None  # until the host has seen the first event complete
 
     def narrow(self, after: float, earliest: int, latest: int | None) -> None:
         """Takes in that the host knows an event `after` nanoseconds behind the reference."""
         self.low = max(self.low, round(earliest - after))
         if latest is not None:
-            self.high = min(self.high, round(latest - after))
+            high = round(latest - after)
+            self.high = high if self.high is None else min(self.high, high)
 
     def host_time(self, after: float) -> int:
         """Returns the host's time of what lies `after` nanoseconds behind the reference."""
-        return round((self.low + self.high) / 2 + after)
+        high = self.low if self.high is None else self.high
+        return round((self.low + high) / 2 + after)
 
     @property
     def uncertainty(self) -> float:
         """By how many nanoseconds a time may be wrong."""
-        return abs(self.high - self.low) / 2
+        return 0.0 if self.high is None else abs(self.high - self.low) / 2
 
 
 class Moment:
@@ -112,7 +114,7 @@ class GpuClock:
         if event is None or epoch is None or epoch.reference is None:
             return event is None
         try:
-            if not event.query():
+            if not (event.query() and epoch.reference.query()):
                 return False
             after = epoch.reference.elapsed_time(event) * 1e6
         except (CudaError, StreamClosedError):
@@ -140,9 +142,11 @@ class GpuClock:
         if epoch is not None and epoch.reference is not None:
             open_events.append(epoch.reference)
             epoch.reference = None
-        for each in (*open_events, self._stream):
+        with contextlib.suppress(CudaError):
+            self._stream.close()
+        for event in open_events:
             with contextlib.suppress(CudaError):
-                each.close()
+                event.close()
 
     def _new_event(self) -> Event:
         with contextlib.suppress(IndexError):
@@ -153,23 +157,20 @@ class GpuClock:
     def _calibrate(self) -> None:
         # First, so that no other thread does the same meanwhile.
         self._calibrated = _now()
-        epoch: Epoch | None = None
-        for _ in range(_TRIES):
-            event = self._new_event()
+        reference = self._new_event()
+        epoch = Epoch(reference, _now())
+        for tried in range(_TRIES):
+            event = self._new_event() if tried else reference
             before = _now()
             event.record(self._stream)
-            while not event.query():
-                if _now() - before > _PATIENCE:
-                    # The GPU is too busy. Without an epoch yet, times stay unknown until the next
-                    # calibration. With one, they drift on.
-                    event.close()
-                    return
-            after = _now()
-            if epoch is None or epoch.reference is None:
-                epoch = Epoch(event, before, after)
-            else:
-                epoch.narrow(epoch.reference.elapsed_time(event) * 1e6, before, after)
+            while not (reached := event.query()) and _now() - before < _PATIENCE:
+                pass
+            if reached:
+                epoch.narrow(reference.elapsed_time(event) * 1e6, before, _now())
+            if tried:
                 self._free.append(event)
+            if not reached:  # the GPU is too busy; the ends of awaits will narrow the interval
+                break
         last, self._epoch = self._epoch, epoch
         # Another thread may be asking the old reference, which then raises, and that time is lost.
         if last is not None and last.reference is not None:

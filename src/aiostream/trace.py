@@ -19,6 +19,7 @@ from types import FunctionType, TracebackType
 from typing import Any, Self
 
 from aiostream import _arguments, _awaits, _loops, _trace_files, interop
+from aiostream._reference import HasReference
 from aiostream._trace_clock import GpuClock, Moment
 from aiostream.device import Context
 from aiostream.errors import CudaError, StreamClosedError
@@ -186,7 +187,8 @@ class _Record(_awaits.Watch):
         """Asks for the times on the GPU. Returns `False` if it has not got there yet."""
         seen = self.noticed_at if self.outcome == "done" else None
         return self._clock is None or all(
-            moment is None or self._clock.resolve(moment, seen) for moment in (self.first, self.last)
+            moment is None or self._clock.resolve(moment, seen)
+            for moment in (self.first, self.last)
         )
 
     def drop_moments(self) -> None:
@@ -242,10 +244,13 @@ class Recording:
         self._process = os.getpid()
         self._started_at: tuple[int, float] = (0, 0.0)
         self._stopped_at: int | None = None
+        self._final: list[Await] | None = None  # at the end; what ends later changes nothing
 
     @property
     def awaits(self) -> list[Await]:
         """The awaits so far, by the times of their calls. At most `limit`, the latest ones."""
+        if self._final is not None:
+            return list(self._final)
         with self._lock:
             records = list(self._records)
         return sorted((each.public() for each in records), key=lambda each: each.launched)
@@ -316,6 +321,10 @@ class Recording:
                 each.drop_moments()
         for clock in clocks:
             clock.close()
+        dropped, self._final = self.dropped, self.awaits
+        with self._lock:
+            self._records.clear()
+            self._begun = dropped
         if self._path is not None:
             self.write(self._path)
 
@@ -448,8 +457,10 @@ def _kind_of(path: str | os.PathLike[str], what: str = "a trace's file") -> str:
 def _name_of(target: Any) -> str:
     if isinstance(target, StreamPool):
         return f"pool of {target.size} streams"
+    if isinstance(target, HasReference):  # a stream or an event
+        return target._reference.name
     try:
-        return interop.reference_to(target).name
+        return interop.reference_to(target).name  # another library's stream
     except (TypeError, ValueError, CudaError, StreamClosedError):
         return repr(target)
 
