@@ -588,7 +588,7 @@ def health_watches() -> int:
     return sum(isinstance(entry, _pool_waiters.Watch) for entry in list(_points.registry.values()))
 
 
-# ------------------------------------------------------------------------------------------------ traces
+# ------------------------------------------------------------------------ traces
 
 
 def traced_inside() -> list[type]:

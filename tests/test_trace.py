@@ -246,7 +246,7 @@ async def test_the_latest_awaits_are_kept_and_the_others_counted() -> None:
     assert recording.dropped == 2
 
 
-# ------------------------------------------------------------------------------------------------ off
+# ------------------------------------------------------------------------ off
 
 
 def test_without_a_recording_the_methods_are_untouched(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ async def test_metrics_and_traces_do_not_disturb_each_other(trace_ends_first: bo
     assert len(waits) == (2 if trace_ends_first else 1)
 
 
-# ------------------------------------------------------------------------------------------------ the formats
+# ------------------------------------------------------------------------ the formats
 
 
 def well_nested(events: list[dict[str, Any]]) -> bool:
@@ -364,7 +364,7 @@ def test_a_block_that_fails_writes_its_trace(tmp_path: Path) -> None:
     assert json.loads(written.read_text())["otherData"]["awaits"] == 0
 
 
-# ------------------------------------------------------------------------------------------------ NVTX
+# ------------------------------------------------------------------------ NVTX
 
 
 def test_each_await_gets_an_nvtx_range(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +410,7 @@ def test_nvtx_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) ->
         trace.record(nvtx=True)
 
 
-# ------------------------------------------------------------------------------------------------ the environment
+# ------------------------------------------------------------------------ the environment
 
 PROGRAM = """
 import asyncio, aiostream

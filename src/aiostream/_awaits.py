@@ -235,6 +235,7 @@ def _steps(inner: Any, watches: tuple[Watch, ...]) -> Generator[Any, Any, Any]:
             return stop.value
         finally:
             _here.watches = before
+            value = None  # an error that refers to this frame would keep itself alive
         _each(watches, "leaves", yielded)
         try:
             value = yield yielded
@@ -266,16 +267,17 @@ def _awaited(original: Any) -> Any:
     def observed(self: Any) -> Any:
         watches = () if self.done() else _watches_of(self)
         inner = original(self)
-        return _awaited_steps(inner, watches) if watches else inner
+        return _awaited_steps(self, inner, watches) if watches else inner
 
     return observed
 
 
-def _awaited_steps(inner: Any, watches: tuple[Watch, ...]) -> Generator[Any, Any, Any]:
+def _awaited_steps(future: Any, inner: Any, watches: tuple[Watch, ...]) -> Generator[Any, Any, Any]:
     try:
         result = yield from _steps(inner, watches)
     except Exception as error:
-        _end(watches, "failed", error)
+        if future.done():  # it is not if this is the wrong loop
+            _end(watches, "failed", error)
         raise
     # A cancellation may end this await alone, and not the future: the callback has the outcome.
     _end(watches, "done", None)

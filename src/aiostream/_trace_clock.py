@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from typing import Any
 
-from aiostream import _native, interop
+from aiostream import _native
+from aiostream._reference import Reference
 from aiostream.device import Context
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.event import Event
@@ -22,6 +22,7 @@ from aiostream.stream import Stream
 
 _now = time.perf_counter_ns
 _EPOCH = 1_000_000_000  # nanoseconds until the next reference
+_SOON = 50_000_000  # nanoseconds until the next calibration if this one has failed
 _TRIES = 4  # calibrations of a reference: the best one counts
 _PATIENCE = 300_000  # nanoseconds: a calibration on a busy GPU must not hold up the loop
 
@@ -32,11 +33,12 @@ class Epoch:
     Threads: any. Two threads that narrow at once may lose one narrowing, which does no harm.
     """
 
-    __slots__ = ("high", "low", "reference")
+    __slots__ = ("high", "is_reached", "low", "reference")
 
     def __init__(self, reference: Event, low: int) -> None:
         self.reference: Event | None = reference
         self.low = low
+        self.is_reached = False  # by the GPU
         self.high: int | None = None  # until the host has seen the first event complete
 
     def narrow(self, after: float, earliest: int, latest: int | None) -> None:
@@ -85,23 +87,29 @@ class GpuClock:
         self._free: deque[Event] = deque()
         self._epoch: Epoch | None = None
         self._calibrated = 0  # when that was tried last
-        self.uncertainty = 0.0  # the worst so far, in nanoseconds
         with context.as_current():
             self._stream = Stream()
 
-    def mark(self, stream: Any) -> Moment | None:
+    def mark(self, stream: Reference) -> Moment | None:
         """Records a timing event on a stream. `None` if that is not possible, as under capture."""
         try:
             if _now() - self._calibrated > _EPOCH:
                 self._calibrate()
-            if _native.capture_refusal(interop.reference_to(stream).handle) != 0:
+            if _native.capture_refusal(stream.handle) != 0:
                 return None
             event = self._new_event()
-            recorded = _now()
-            event.record(stream)
         except (CudaError, StreamClosedError):
             return None
-        return Moment(event, recorded)
+        recorded = _now()
+        # Not `Event.record`, whose checks take longer than the record.
+        code, captured = _native.event_record(
+            event._handle, stream.handle, 0, self._context._ensure_monitored()
+        )
+        moment = Moment(event, recorded)
+        if code == 0 and not captured:
+            return moment
+        self.drop(moment)
+        return None
 
     def resolve(self, moment: Moment, seen: int | None) -> bool:
         """Finds out when the GPU reached a moment. Returns `False` if it has not done so yet.
@@ -114,14 +122,14 @@ class GpuClock:
         if event is None or epoch is None or epoch.reference is None:
             return event is None
         try:
-            if not (event.query() and epoch.reference.query()):
+            if not (event.query() and (epoch.is_reached or epoch.reference.query())):
                 return False
+            epoch.is_reached = True
             after = epoch.reference.elapsed_time(event) * 1e6
         except (CudaError, StreamClosedError):
             self.drop(moment)
             return True
         epoch.narrow(after, moment.recorded, seen)
-        self.uncertainty = max(self.uncertainty, epoch.uncertainty)
         moment.after, moment.epoch, moment.event = after, epoch, None
         self._free.append(event)
         return True
@@ -158,18 +166,23 @@ class GpuClock:
         # First, so that no other thread does the same meanwhile.
         self._calibrated = _now()
         reference = self._new_event()
-        epoch = Epoch(reference, _now())
+        started = _now()
+        epoch = Epoch(reference, started)
         for tried in range(_TRIES):
             event = self._new_event() if tried else reference
             before = _now()
             event.record(self._stream)
-            while not (reached := event.query()) and _now() - before < _PATIENCE:
+            while not (reached := event.query()) and _now() - started < _PATIENCE:
                 pass
+            after = _now()
             if reached:
-                epoch.narrow(reference.elapsed_time(event) * 1e6, before, _now())
+                epoch.narrow(reference.elapsed_time(event) * 1e6, before, after)
             if tried:
                 self._free.append(event)
-            if not reached:  # the GPU is too busy; the ends of awaits will narrow the interval
+            if not reached:
+                # The GPU is too busy. The ends of awaits narrow the interval, and so does the next
+                # calibration, which comes soon.
+                self._calibrated += _SOON - _EPOCH
                 break
         last, self._epoch = self._epoch, epoch
         # Another thread may be asking the old reference, which then raises, and that time is lost.

@@ -49,12 +49,13 @@ Hook = Callable[[Wait], object]
 def on_wait(hook: Hook, /) -> Callable[[], None]:
     """Has `hook(wait)` called at the end of each wait that begins from now on.
 
-    Waits are the awaitable methods of `Stream`, `Event` and `ExecutableGraph`, and `StreamPool.acquire`.
-    While there is no hook, a wait costs nothing more: the methods are replaced when the first hook comes, and
-    put back when the last one goes. A bound method that you took before is not timed.
+    Waits are the awaitable methods of `Stream`, `Event` and `ExecutableGraph`, and
+    `StreamPool.acquire`. While there is no hook, a wait costs nothing more: the methods are
+    replaced when the first hook comes, and put back when the last one goes. A bound method that you
+    took before is not timed.
 
-    Threads: `hook` is called in the thread of the loop in which the task waits, so it must not block. Its
-    exception goes to `sys.unraisablehook`.
+    Threads: `hook` is called in the thread of the loop in which the task waits, so it must not
+    block. Its exception goes to `sys.unraisablehook`.
 
     Returns:
         A function that ends this. You may call it again.
@@ -98,7 +99,7 @@ class _Timed(_awaits.Watch):
             hook(Wait(self._call, time.perf_counter() - self._began, outcome, error))
 
 
-# ------------------------------------------------------------------------------------------------ Prometheus
+# ------------------------------------------------------------------------ Prometheus
 
 
 class _Histogram:
@@ -112,12 +113,13 @@ class _Histogram:
 class Collector:
     """Counts and histograms of this process, for the registry of `prometheus_client`.
 
-    It exports how long waits take, by call and outcome; how many futures, waits and host functions are pending
-    and how they ended; how the stages of waiting were used; the streams of the pools that you name, and the
-    tasks that wait for one; handles that are open or leaked; and whether a context is lost.
+    It exports how long waits take, by call and outcome; how many futures, waits and host functions
+    are pending and how they ended; how the stages of waiting were used; the streams of the pools
+    that you name, and the tasks that wait for one; handles that are open or leaked; and whether a
+    context is lost.
 
-    How late a task is resumed is not among them, because the library does not know when the GPU was done.
-    `python -m aiostream bench` measures that.
+    How late a task is resumed is not among them, because the library does not know when the GPU was
+    done. `python -m aiostream bench` measures that.
 
     Threads: any. A scrape never blocks, and calls the driver only for its `health()`.
 
@@ -132,7 +134,8 @@ class Collector:
     Example:
         >>> from aiostream.metrics import Collector
         >>> pool = aiostream.StreamPool(4)
-        >>> collector = Collector(pools={"model": pool})  # prometheus_client.REGISTRY.register(collector)
+        >>> collector = Collector(pools={"model": pool})
+        >>> # prometheus_client.REGISTRY.register(collector)
         >>> collector.close()
         >>> await pool.aclose()
     """

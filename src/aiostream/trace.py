@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, Self
 
-from aiostream import _arguments, _awaits, _loops, _trace_files, interop
-from aiostream._reference import HasReference
+from aiostream import _arguments, _awaits, _loops, _native, _trace_files, interop
+from aiostream._reference import Reference
 from aiostream._trace_clock import GpuClock, Moment
 from aiostream.device import Context
 from aiostream.errors import CudaError, StreamClosedError
@@ -92,10 +92,10 @@ class _Record(_awaits.Watch):
         "task",
     )
 
-    def __init__(self, recorder: Recording, call: str, target: Any, stream: Any) -> None:
+    def __init__(self, recorder: Recording, call: str, name: str, stream: Reference | None) -> None:
         self._recorder = recorder
         self.call = call
-        self.stream = _name_of(target if stream is None else stream)
+        self.stream = name
         self.task, self.loop = _task(), threading.current_thread().name
         self.stages: list[tuple[str, int]] = []
         self.outcome = "pending"
@@ -109,10 +109,13 @@ class _Record(_awaits.Watch):
         self._is_launch = call.startswith("ExecutableGraph.")
         self.range: Any = recorder._begin_range(self)
         self._entered = self.launched = _now()
-        if self._clock is not None and self._is_launch:
+        if self._clock is None or stream is None or call.startswith("Stream.enqueue"):
+            return
+        if self._is_launch:
             self.first = self._clock.mark(stream)
-        elif self._clock is not None and not call.startswith("Stream.enqueue"):
-            # The library records its own event at this place of the stream, right after this one.
+        # The library records its own event at this place of the stream, right after this one. An
+        # idle stream is left alone: with a mark it would be busy, and the await not over at once.
+        elif call != "Stream.synchronize_async" or _native.stream_query(stream.handle) != 0:
             self.last = self._clock.mark(stream)
 
     def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -129,17 +132,20 @@ class _Record(_awaits.Watch):
         except TypeError:  # the call itself raises the error
             return args
 
-        def marked(stream: Any, *more: Any, **named: Any) -> Any:
-            self.first = clock.mark(stream)
-            result = fn(stream, *more, **named)
-            self.last = clock.mark(stream)
+        reference = self._stream
+        assert reference is not None
+
+        def marked(*more: Any, **named: Any) -> Any:
+            self.first = clock.mark(reference)
+            result = fn(*more, **named)
+            self.last = clock.mark(reference)
             return result
 
         return (marked, *args[1:])
 
     def returned(self) -> None:
         """Marks the end of a graph that was launched."""
-        if self._is_launch and self._clock is not None and self.last is None:
+        if self._is_launch and self._clock and self._stream and self.last is None:
             self.last = self._clock.mark(self._stream)
 
     def enters(self) -> None:
@@ -197,6 +203,12 @@ class _Record(_awaits.Watch):
             if moment is not None and self._clock is not None:
                 self._clock.drop(moment)
 
+    @property
+    def uncertainty(self) -> float:
+        """By how many nanoseconds its times on the GPU may be wrong."""
+        moments = [each for each in (self.first, self.last) if each is not None]
+        return max((each.epoch.uncertainty for each in moments if each.epoch), default=0.0)
+
     def public(self) -> Await:
         """Returns what it knows now, with the times on the GPU between those of the host."""
         latest = self.noticed_at if self.outcome == "done" else None
@@ -244,6 +256,7 @@ class Recording:
         self._process = os.getpid()
         self._started_at: tuple[int, float] = (0, 0.0)
         self._stopped_at: int | None = None
+        self._final_uncertainty: float | None = None
         self._final: list[Await] | None = None  # at the end; what ends later changes nothing
 
     @property
@@ -264,8 +277,11 @@ class Recording:
     @property
     def gpu_uncertainty(self) -> float:
         """By how many nanoseconds the times on the GPU may be wrong, at worst."""
+        if self._final_uncertainty is not None:
+            return self._final_uncertainty
         with self._lock:
-            return max((each.uncertainty for each in self._clocks.values()), default=0.0)
+            records = list(self._records)
+        return max((each.uncertainty for each in records), default=0.0)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes what was recorded so far.
@@ -321,7 +337,8 @@ class Recording:
                 each.drop_moments()
         for clock in clocks:
             clock.close()
-        dropped, self._final = self.dropped, self.awaits
+        dropped = self.dropped
+        self._final_uncertainty, self._final = self.gpu_uncertainty, self.awaits
         with self._lock:
             self._records.clear()
             self._begun = dropped
@@ -333,31 +350,36 @@ class Recording:
     def _observe(
         self, call: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Record:
-        stream = None
-        if call.startswith("Stream."):
-            stream = target
-        elif call.startswith("ExecutableGraph."):
-            stream = args[0] if args else kwargs.get("stream")
-        made = _Record(self, call, target, stream)
+        stream: Reference | None = None
+        if call.startswith("ExecutableGraph."):
+            stream = _reference_to(args[0] if args else kwargs.get("stream"))
+            name = "no stream" if stream is None else stream.name
+        elif isinstance(target, StreamPool):
+            name = f"pool of {target.size} streams"
+        else:
+            stream = target._reference
+            name = stream.name
+            if stream.is_event:
+                stream = None
+        made = _Record(self, call, name, stream)
         with self._lock:
             self._begun += 1
             self._records.append(made)
         return made
 
-    def _clock_of(self, stream: Any) -> GpuClock | None:
+    def _clock_of(self, stream: Reference) -> GpuClock | None:
         if not self._gpu:
             return None
-        try:
-            context = interop.reference_to(stream).context
-            clock = self._clocks.get(context)
-            if clock is None:
-                made = GpuClock(context)
-                with self._lock:
-                    clock = self._clocks.setdefault(context, made)
-                if clock is not made:  # another thread was first
-                    made.close()
-        except (CudaError, StreamClosedError, TypeError, ValueError):
-            return None  # the call itself raises the error
+        clock = self._clocks.get(stream.context)
+        if clock is None:
+            try:
+                made = GpuClock(stream.context)
+            except (CudaError, StreamClosedError):
+                return None  # the call itself raises the error
+            with self._lock:
+                clock = self._clocks.setdefault(stream.context, made)
+            if clock is not made:  # another thread was first
+                made.close()
         return clock
 
     def _ended(self, record: _Record) -> None:
@@ -454,15 +476,11 @@ def _kind_of(path: str | os.PathLike[str], what: str = "a trace's file") -> str:
     return kind
 
 
-def _name_of(target: Any) -> str:
-    if isinstance(target, StreamPool):
-        return f"pool of {target.size} streams"
-    if isinstance(target, HasReference):  # a stream or an event
-        return target._reference.name
+def _reference_to(stream: Any) -> Reference | None:
     try:
-        return interop.reference_to(target).name  # another library's stream
+        return interop.reference_to(stream)
     except (TypeError, ValueError, CudaError, StreamClosedError):
-        return repr(target)
+        return None  # the call itself raises the error
 
 
 def _task() -> str:
