@@ -188,7 +188,7 @@ def test_what_is_no_hook_is_refused() -> None:
             on_wait(wrong)  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------------ Prometheus
+# ------------------------------------------------------------------------ Prometheus
 
 
 def scrape(collector: Collector) -> dict[str, float]:
@@ -286,7 +286,7 @@ def test_importing_it_needs_no_prometheus(driver_kind: str) -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ logging
+# ------------------------------------------------------------------------ logging
 
 
 def test_lost_context_is_logged_once_where_logging_is_configured(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 import threading
 import types
@@ -339,6 +342,56 @@ async def test_html_is_one_file_that_holds_the_data(tmp_path: Path) -> None:
     ]
     assert any("</script><b>" in name for name in data["names"])
     assert page.count("</script>") == 1
+
+
+PROBE = """<script>{
+drawNow();
+const [left, right, top] = hits.find((hit) => hit[3].call === "Stream.enqueue_async");
+const box = canvas.getBoundingClientRect();
+const at = { clientX: box.left + (left + right) / 2, clientY: box.top + top + 2 };
+canvas.dispatchEvent(new PointerEvent("pointermove", at));
+const whole = to - from;
+canvas.dispatchEvent(new WheelEvent("wheel", { deltaY: -1, cancelable: true }));
+$("tasks").click();
+const facts = { tip: $("tip").textContent, zoom: whole / (to - from), rows: rows.length };
+document.body.dataset.probe = JSON.stringify(facts);
+}</script>"""
+
+
+async def write_page(path: Path) -> None:
+    with trace.record(path):
+        async with StreamPool(2) as pool, pool.stream() as stream:
+            await stream.enqueue_async(spin, 0.005)
+
+
+def test_the_page_draws_zooms_and_shows_times_in_a_browser(tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium is installed")
+    page = tmp_path / "trace.html"
+    run_on("asyncio", write_page, page)
+    page.write_text(page.read_text().replace("</html>", PROBE + "</html>"))
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
+    command = [browser, *options, "--dump-dom", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+    found = re.search(r'data-probe="([^"]*)"', shown)
+    assert found is not None, "the script has failed"
+    facts = json.loads(html.unescape(found[1]))
+    assert facts["tip"].startswith("Stream.enqueue_async")
+    for name in ("launched", "the GPU began", "the GPU was done", "noticed", "resumed"):
+        assert name in facts["tip"]
+    assert facts["zoom"] > 1.1
+    assert facts["rows"] == 1, "by loop"
 
 
 def test_what_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:

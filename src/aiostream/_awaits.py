@@ -1,4 +1,4 @@
-"""Tells observers what each await does: the seam for metrics and for traces.
+"""Reports to observers what each await does: the seam for metrics and for traces.
 
 While there is no observer, nothing is replaced, and a wait costs nothing more. The first observer
 replaces the methods, and the last one that ends puts them back. There is one such mechanism for
@@ -222,7 +222,7 @@ def _each(watches: tuple[Watch, ...], name: str, *values: Any) -> None:
 
 
 def _steps(inner: Any, watches: tuple[Watch, ...]) -> Generator[Any, Any, Any]:
-    """Awaits `inner`, a coroutine or the iterator of an awaitable, and tells of each step."""
+    """Awaits `inner`, a coroutine or the iterator of an awaitable, and reports each step."""
     # A generator, because a coroutine does not see what goes through it to the loop. What is
     # yielded says how the task waits: by turns of the loop, or until it is woken.
     step, value = inner.send, None

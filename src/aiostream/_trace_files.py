@@ -79,7 +79,8 @@ def perfetto(trace: Trace) -> str:
                 "began_at": trace.began_at,
                 "process": os.getpid(),
             },
-        }
+        },
+        separators=(",", ":"),
     )
 
 
