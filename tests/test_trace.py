@@ -164,6 +164,19 @@ async def test_a_capture_is_left_alone() -> None:
     assert recording.awaits[0].gpu_ended is None
 
 
+async def test_a_capture_of_another_stream_is_left_alone() -> None:
+    async with Stream() as capturing, Stream() as other:
+        with trace.record() as recording:
+            with capturing.capture_executable(aiostream.CaptureMode.GLOBAL) as capture:
+                spin(capturing, 0.001)
+                await other.enqueue_async(lambda stream: None)
+                await other.completion_future()
+            await capture.executable.launch_and_wait(capturing)
+        capture.executable.close()
+    assert [each.outcome for each in recording.awaits] == ["done"] * 3
+    assert all(each.gpu_ended is not None for each in recording.awaits)
+
+
 async def test_a_wrong_function_is_refused_as_ever() -> None:
     async def coroutine(stream: Stream) -> None: ...
 

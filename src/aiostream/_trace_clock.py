@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections import deque
 
-from aiostream import _native
+from aiostream import _driver, _native
 from aiostream._reference import Reference
 from aiostream.device import Context
 from aiostream.errors import CudaError, StreamClosedError
@@ -25,6 +25,12 @@ _EPOCH = 1_000_000_000  # nanoseconds until the next reference
 _SOON = 50_000_000  # nanoseconds until the next calibration if this one has failed
 _TRIES = 4  # calibrations of a reference: the best one counts
 _PATIENCE = 300_000  # nanoseconds: a calibration on a busy GPU must not hold up the loop
+
+
+def _nanoseconds(reference: Event, event: Event) -> float:
+    """Returns the time between two events on the GPU. Both are complete."""
+    with _driver.relaxed():  # it would invalidate another stream's capture by this thread
+        return reference.elapsed_time(event) * 1e6
 
 
 class Epoch:
@@ -87,7 +93,7 @@ class GpuClock:
         self._free: deque[Event] = deque()
         self._epoch: Epoch | None = None
         self._calibrated = 0  # when that was tried last
-        with context.as_current():
+        with _driver.relaxed(), context.as_current():
             self._stream = Stream()
 
     def mark(self, stream: Reference) -> Moment | None:
@@ -125,7 +131,7 @@ class GpuClock:
             if not (event.query() and (epoch.is_reached or epoch.reference.query())):
                 return False
             epoch.is_reached = True
-            after = epoch.reference.elapsed_time(event) * 1e6
+            after = _nanoseconds(epoch.reference, event)
         except (CudaError, StreamClosedError):
             self.drop(moment)
             return True
@@ -159,7 +165,7 @@ class GpuClock:
     def _new_event(self) -> Event:
         with contextlib.suppress(IndexError):
             return self._free.pop()
-        with self._context.as_current():
+        with _driver.relaxed(), self._context.as_current():
             return Event(timing=True)
 
     def _calibrate(self) -> None:
@@ -176,7 +182,7 @@ class GpuClock:
                 pass
             after = _now()
             if reached:
-                epoch.narrow(reference.elapsed_time(event) * 1e6, before, after)
+                epoch.narrow(_nanoseconds(reference, event), before, after)
             if tried:
                 self._free.append(event)
             if not reached:
