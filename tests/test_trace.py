@@ -150,6 +150,7 @@ async def test_stages_say_how_the_task_waited() -> None:
 
 async def test_a_capture_is_left_alone() -> None:
     async with Stream() as stream:
+        spin(stream, 0)  # loads the kernel, which a capture refuses
         with trace.record() as recording:
             with stream.capture_executable() as capture:
                 spin(stream, 0.001)
@@ -166,6 +167,7 @@ async def test_a_capture_is_left_alone() -> None:
 
 async def test_a_capture_of_another_stream_is_left_alone() -> None:
     async with Stream() as capturing, Stream() as other:
+        spin(capturing, 0)  # loads the kernel, which a capture refuses
         with trace.record() as recording:
             with capturing.capture_executable(aiostream.CaptureMode.GLOBAL) as capture:
                 spin(capturing, 0.001)
