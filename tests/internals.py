@@ -664,3 +664,11 @@ def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[
 def health_watches() -> int:
     """Returns how many pools have their context watched."""
     return sum(isinstance(entry, _pool_waiters.Watch) for entry in list(_points.registry.values()))
+
+
+# ------------------------------------------------------------------------ traces
+
+
+def traced_inside() -> list[type]:
+    """The private classes whose methods a trace replaces."""
+    return [_completion.Completion, on_asyncio.AsyncioFuture, on_trio.TrioFuture]

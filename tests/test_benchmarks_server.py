@@ -318,7 +318,9 @@ def test_a_library_that_cannot_serve_is_left_out(driver_kind: str, tmp_path: Pat
     lines = "if 'benchmarks.serving' in __import__('sys').orig_argv: raise OSError('no')"
     rows, not_run = measured(driver_kind, tmp_path, lines)
     assert {row["peer"] for row in rows} == {server.PING, *KNOWN}
-    assert not_run == {"older event as a server": "OSError: no"}
+    assert not_run.keys() == {"older event as a server"}
+    # It may end before it can say why.
+    assert re.search("OSError: no|exit code 1", not_run["older event as a server"])
 
 
 def test_without_uvicorn_the_measure_is_named_and_the_rest_runs(

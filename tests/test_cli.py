@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -95,6 +96,26 @@ def on_a_terminal(driver_kind: str, **environment: str) -> str:
         os.close(outer)
     assert process.returncode == 0
     return b"".join(pieces).decode()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_demo_writes_the_same_as_a_timeline(driver_kind: str, loop: str, tmp_path: Path) -> None:
+    page = tmp_path / "demo.html"
+    out = succeed(driver_kind, "demo", "--loop", loop, "--html", str(page))
+    assert str(page) in out
+    assert "balanced" in out
+    found = re.search(r"^const data = (\{.*\});$", page.read_text(), re.MULTILINE)
+    assert found is not None
+    data = json.loads(found[1])
+    assert len(data["awaits"]) == 29
+    assert {data["names"][row[2]] for row in data["awaits"]} >= {"5 ms x 10", "bursts"}
+
+
+def test_demo_names_a_timeline_that_it_cannot_write(driver_kind: str, tmp_path: Path) -> None:
+    assert command(driver_kind, "demo", "--html", "demo.txt").returncode == 2
+    wrong = command(driver_kind, "demo", "--html", str(tmp_path / "none" / "demo.html"))
+    assert wrong.returncode == 1
+    assert "cannot be written" in wrong.stderr
 
 
 def test_demo_takes_the_simulator_by_itself_where_there_is_no_gpu() -> None:

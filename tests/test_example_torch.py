@@ -14,7 +14,7 @@ STAND_INS = ROOT / "tests" / "stand_ins"
 
 def check(driver_kind: str, **variables: str) -> subprocess.CompletedProcess[str]:
     there = driver_kind == "gpu" and importlib.util.find_spec("torch") is not None
-    paths = [] if there else [str(STAND_INS)]
+    paths = [] if there else [str(STAND_INS), str(ROOT)]
     search = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
     options = ("--check", "--seconds", "0.5", "--connections", "8")
     return subprocess.run(

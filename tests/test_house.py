@@ -25,7 +25,7 @@ TESTS = Path(__file__).parent
 LOOPS_LEVELS = {"bridge": 0, "dispatcher": 1, "__init__": 3}
 A_LOOP = 2
 # Public modules whose names are not the package's: `from aiostream.testing import spin`.
-IMPORTED_BY_NAME = {"metrics", "testing"}
+IMPORTED_BY_NAME = {"metrics", "testing", "trace"}
 # The benchmark has a package of its own beside the library, of which nothing imports it.
 BENCHMARK_LEVELS = {
     "child": 0,

@@ -11,7 +11,10 @@ from aiostream import _clash as _clash
 if (_found := _clash.other_distribution()) is not None:
     raise ImportError(_clash.MESSAGE.format(path=_found))
 
+import os
+
 # Modules import downwards only, in the order that docs/design.md draws.
+from aiostream import _process
 from aiostream._statistics import (
     FutureCounts,
     HandleCounts,
@@ -75,6 +78,16 @@ from aiostream.service import (
 )
 from aiostream.stream import Stream
 from aiostream.waiting import default_wait, set_default_wait
+
+
+def _trace_if_asked() -> None:
+    if os.environ.get("AIOSTREAM_TRACE"):
+        from aiostream import trace
+
+        trace.begin_from_environment()
+
+
+_process.before_first_use.append(_trace_if_asked)
 
 __version__ = "0.1.0"
 __all__ = [

@@ -38,6 +38,12 @@ def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentPar
     demo.add_argument(
         "--loop", choices=LOOPS, default="asyncio", help="the event loop (default: asyncio)"
     )
+    demo.add_argument(
+        "--html",
+        metavar="FILE",
+        type=_html_file,
+        help="write a timeline for the browser too, to a file that ends with .html",
+    )
     doctor = commands.add_parser(
         "doctor",
         help="look at this installation, and measure one await",
@@ -55,6 +61,12 @@ def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentPar
     )
     _bench.add_arguments(compare)
     return parser, compare
+
+
+def _html_file(name: str) -> str:
+    if not name.endswith(".html"):
+        raise argparse.ArgumentTypeError(f"the file's name ends with .html, unlike {name!r}")
+    return name
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--loop {options.loop}: it is not installed; `pip install {options.loop}`")
     from aiostream import _demo
 
-    return _demo.run(options.loop)
+    return _demo.run(options.loop, options.html)
 
 
 if __name__ == "__main__":

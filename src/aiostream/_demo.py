@@ -23,7 +23,7 @@ from typing import Any
 import anyio
 
 import aiostream
-from aiostream import CudaError, Device, NoDriverError, Stream, _driver, _kernels
+from aiostream import CudaError, Device, NoDriverError, Stream, _driver, _kernels, trace
 
 HEARTBEAT = 0.005  # seconds
 
@@ -66,8 +66,8 @@ class Record:
     uncertainty: float = 0.0
 
 
-def run(loop: str) -> int:
-    """Runs the demo on `loop` and returns the exit code."""
+def run(loop: str, html: str | None = None) -> int:
+    """Runs the demo on `loop`, writes the timeline to `html` too, and returns the exit code."""
     try:
         where = _choose_driver()
         version = _driver.driver_version()
@@ -75,12 +75,20 @@ def run(loop: str) -> int:
         print(f"{len(LOADS)} streams, each with its task, in one {loop} loop with a heartbeat.\n")
         options = {"use_uvloop": True} if loop == "uvloop" else {}
         record = anyio.run(
-            _everything, backend="trio" if loop == "trio" else "asyncio", backend_options=options
+            _everything,
+            html,
+            backend="trio" if loop == "trio" else "asyncio",
+            backend_options=options,
         )
     except (CudaError, NoDriverError) as error:
         print(f"The demo has failed: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"The timeline cannot be written: {error}", file=sys.stderr)
+        return 1
     print("\n".join(_drawing(record)))
+    if html is not None:
+        print(f"The same as a timeline for the browser: {html}")
     return 0 if _print_ledger() else 1
 
 
@@ -109,7 +117,7 @@ def _choose_driver() -> str:
 # ---------------------------------------------------------------------------------- what is awaited
 
 
-async def _everything() -> Record:
+async def _everything(html: str | None) -> Record:
     record = Record()
     count = sum(len(steps) for steps in LOADS.values())
     with _pinned(2 * count + 1) as words:
@@ -121,7 +129,8 @@ async def _everything() -> Record:
                 await stream.synchronize_async()
             clock = GpuClock(streams[0], words, 2 * count)
             clock.calibrate()
-            await _timeline(record, streams, words)
+            with contextlib.nullcontext() if html is None else trace.record(html):
+                await _timeline(record, streams, words)
             clock.calibrate()
         record.uncertainty = clock.uncertainty
         at = 0
@@ -140,7 +149,7 @@ async def _timeline(record: Record, streams: list[Stream], words: Any) -> None:
             at = 0
             for stream, (name, load) in zip(streams, LOADS.items(), strict=True):
                 steps = record.steps[name] = []
-                inner.start_soon(_one_stream, stream, load, steps, words, at)
+                inner.start_soon(_one_stream, stream, load, steps, words, at, name=name)
                 at += 2 * len(load)
         record.ended = time.perf_counter_ns()
         outer.cancel_scope.cancel()

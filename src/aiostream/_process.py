@@ -31,6 +31,10 @@ _lock = threading.RLock()
 _started = False  # written under _lock, after everything runs; read without it
 # Seconds that the interpreter's end waits for the two threads, because a destructor may block.
 _EXIT_PATIENCE = 1.0
+_started = False  # written under _lock, when everything runs
+# What `__init__` has to have done before the library is used first. Each may be called again.
+before_first_use: list[Callable[[], None]] = []
+_EXIT_PATIENCE = 1.0  # seconds: a destructor that blocks holds up the interpreter's end no longer
 
 # The threads that serve, by name. Each thread enters itself by `dict.setdefault`, which lets one
 # thread win. So a start that a KeyboardInterrupt has cut short can be repeated, whether its thread
@@ -209,6 +213,7 @@ def start() -> None:
         NoDriverError: There is no CUDA driver.
         OSError: The process has no descriptor or thread left.
         RuntimeError: This is a forked child, or Python has no thread left.
+        ValueError: An environment variable of the library makes no sense.
     """
     # Without the lock, because each use of the library comes here, and a flag that is late only
     # costs the call of `_start`.
@@ -221,6 +226,8 @@ def _start() -> None:
     global _started
     # Before the lock, because this loads and calls the driver, and the library holds no lock across
     # a call of the driver. Such a call may wait for a thread that waits for the lock.
+    for prepare in before_first_use:
+        prepare()
     addresses = _driver.native_addresses()
     with _lock:
         if _started:

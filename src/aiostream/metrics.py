@@ -8,19 +8,15 @@ Nothing of this costs anything before `on_wait` or `Collector` is called.
 from __future__ import annotations
 
 import bisect
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aiostream import _arguments, _process, device, service
+from aiostream import _arguments, _awaits, device, service
 from aiostream._statistics import statistics
-from aiostream.event import Event
-from aiostream.graph import ExecutableGraph
 from aiostream.pool import StreamPool
-from aiostream.stream import Stream
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -31,23 +27,6 @@ BUCKETS = tuple(
     digit * 10**power for power in range(-4, 1) for digit in (1, 2.5, 5)
 )  # 0.1 ms to 5 s
 """Upper bounds, in seconds, of the histograms of a `Collector`."""
-
-# What is timed: coroutines, and calls that return futures.
-_COROUTINES: tuple[tuple[type, str], ...] = (
-    (Stream, "synchronize_async"),
-    (Stream, "enqueue_in_thread"),
-    (Event, "synchronize_async"),
-    (ExecutableGraph, "launch_and_wait"),
-    (ExecutableGraph, "upload_and_wait"),
-    (StreamPool, "acquire"),
-)
-_FUTURES: tuple[tuple[type, str], ...] = (
-    (Stream, "enqueue_async"),
-    (Stream, "completion_future"),
-    (Stream, "checked_completion_future"),
-    (ExecutableGraph, "launch_async"),
-    (ExecutableGraph, "upload_async"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +45,14 @@ class Wait:
 
 Hook = Callable[[Wait], object]
 
-_lock = threading.RLock()  # guards changes of the next two
-_hooks: tuple[Hook, ...] = ()
-_undo: list[Callable[[], None]] = []
-
 
 def on_wait(hook: Hook, /) -> Callable[[], None]:
     """Has `hook(wait)` called at the end of each wait that begins from now on.
 
     Waits are the awaitable methods of `Stream`, `Event` and `ExecutableGraph`, and
     `StreamPool.acquire`. While there is no hook, a wait costs nothing more: the methods are
-    replaced when the first hook comes, and put back when the last one goes. A bound method that
-    you took before is not timed.
+    replaced when the first hook comes, and put back when the last one goes. A bound method that you
+    took before is not timed.
 
     Threads: `hook` is called in the thread of the loop in which the task waits, so it must not
     block. Its exception goes to `sys.unraisablehook`.
@@ -98,86 +73,30 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
         >>> calls[0]
         ('Stream.synchronize_async', 'done')
     """
-    global _hooks
     _arguments.plain_function(hook, "on_wait", "have it call loop.create_task")
-
-    def own(wait: Wait) -> object:  # each registration is one of its own, also of the same hook
-        return hook(wait)
-
-    with _lock:
-        _hooks = (*_hooks, own)
-        if not _undo:
-            _replace_all()
+    hooks = [hook]
+    stop = _awaits.observe(lambda call, *_: _Timed(call, hooks))
 
     def end() -> None:
-        global _hooks
-        with _lock:
-            _hooks = tuple(each for each in _hooks if each is not own)
-            while _undo and not _hooks:
-                _undo.pop()()
+        hooks.clear()  # a wait that began before is not reported any more
+        stop()
 
     return end
 
 
-def _replace_all() -> None:
-    for owners, timed in ((_COROUTINES, _timed_coroutine), (_FUTURES, _timed_future)):
-        for owner, name in owners:
-            inherited = name not in vars(owner)
-            original = getattr(owner, name)
-            setattr(owner, name, timed(original, f"{owner.__name__}.{name}"))
-            put_back = (owner, name) if inherited else (owner, name, original)
-            _undo.append(functools.partial(delattr if inherited else setattr, *put_back))
+class _Timed(_awaits.Watch):
+    __slots__ = ("_began", "_call", "_hooks")
 
+    def __init__(self, call: str, hooks: list[Hook]) -> None:
+        self._call = call
+        self._hooks: list[Hook] | None = hooks
+        self._began = time.perf_counter()
 
-def _timed_coroutine(original: Any, call: str) -> Any:
-    @functools.wraps(original)
-    async def timed(*args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            result = await original(*args, **kwargs)
-        except BaseException as error:
-            outcome = "failed" if isinstance(error, Exception) else "cancelled"
-            _report(Wait(call, time.perf_counter() - began, outcome, error))
-            raise
-        _report(Wait(call, time.perf_counter() - began, "done", None))
-        return result
-
-    return timed
-
-
-def _timed_future(original: Any, call: str) -> Any:
-    @functools.wraps(original)
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-
-        def ended(future: Any) -> None:
-            seconds = time.perf_counter() - began
-            if future.cancelled():
-                _report(Wait(call, seconds, "cancelled", None))
-                return
-            # To ask for the exception would count as retrieving it, and asyncio would not report
-            # one that no task takes.
-            error = _unretrieved(future)
-            _report(Wait(call, seconds, "done" if error is None else "failed", error))
-
-        future = original(*args, **kwargs)
-        future.add_done_callback(ended)
-        return future
-
-    return timed
-
-
-def _unretrieved(future: Any) -> BaseException | None:
-    error: BaseException | None = getattr(future, "_exception", None)
-    return error
-
-
-def _report(wait: Wait) -> None:
-    for hook in _hooks:
-        try:
-            hook(wait)
-        except BaseException as error:
-            _process.report_unraisable(error, hook)
+    def ended(self, outcome: str, error: BaseException | None) -> None:
+        # Once: an await of a future reports its end, and so does the future's callback.
+        hooks, self._hooks = self._hooks or (), None
+        for hook in hooks:
+            hook(Wait(self._call, time.perf_counter() - self._began, outcome, error))
 
 
 # ------------------------------------------------------------------------------ Prometheus

@@ -1,0 +1,232 @@
+"""Writes a trace as JSON for Perfetto, and as one HTML file with a timeline.
+
+This module knows no stream and no loop. It gets the awaits as `trace.Await` has them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aiostream.trace import Await
+
+_GPU_PROCESS = 1  # Perfetto's process of all streams; the loops have the numbers from 2 on
+_DATA = '"the data of the trace"'  # in the template
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What is written."""
+
+    awaits: Sequence[Await]
+    dropped: int
+    uncertainty: float
+    """Of times on the GPU, in nanoseconds."""
+    began: int
+    """`time.perf_counter_ns()` at the beginning."""
+    began_at: float
+    """`time.time()` at the beginning."""
+    ended: int
+
+
+def pack(spans: Iterable[tuple[Hashable, int, int]]) -> list[int]:
+    """Gives each span a lane of its group, so that no two spans of a lane overlap.
+
+    Args:
+        spans: Group, beginning and end, by their beginnings.
+
+    Returns:
+        The number of the lane of each span, within its group.
+    """
+    lanes: dict[Hashable, list[int]] = {}  # by group, the end of each lane
+    chosen = []
+    for group, began, ended in spans:
+        ends = lanes.setdefault(group, [])
+        lane = next((n for n, end in enumerate(ends) if end <= began), len(ends))
+        ends[lane : lane + 1] = [ended]
+        chosen.append(lane)
+    return chosen
+
+
+# ------------------------------------------------------------------------ Perfetto
+
+
+def perfetto(trace: Trace) -> str:
+    """Returns Chrome's trace format ("JSON object format"), which ui.perfetto.dev reads.
+
+    Each loop is a process, whose threads are lanes of awaits that do not overlap. One more process
+    has a thread for each stream, with its work on the GPU. An arrow leads from the end of the work
+    to the await.
+    """
+    events = [*_host_events(trace), *_gpu_events(trace)]
+    # Metadata first, then by time. Of what begins together the longer comes first, because
+    # Perfetto nests what comes later.
+    events.sort(key=lambda each: (each["ph"] != "M", each.get("ts", 0), -each.get("dur", 0)))
+    return json.dumps(
+        {
+            "traceEvents": events,
+            "displayTimeUnit": "ns",
+            "otherData": {
+                "awaits": len(trace.awaits),
+                "dropped": trace.dropped,
+                "gpu_uncertainty_us": round(trace.uncertainty / 1000, 1),
+                "began_at": trace.began_at,
+                "process": os.getpid(),
+            },
+        },
+        separators=(",", ":"),
+    )
+
+
+def _host_events(trace: Trace) -> Iterable[dict[str, Any]]:
+    ends = [trace.ended if each.resumed is None else each.resumed for each in trace.awaits]
+    lanes = pack(
+        (each.loop, each.launched, end) for each, end in zip(trace.awaits, ends, strict=True)
+    )
+    loops = {name: n for n, name in enumerate(dict.fromkeys(e.loop for e in trace.awaits), 2)}
+    for name, number in loops.items():
+        yield _name("process_name", number, 0, f"loop in {name}")
+    for name, lane in sorted({(e.loop, lane) for e, lane in zip(trace.awaits, lanes, strict=True)}):
+        yield _name("thread_name", loops[name], lane + 1, f"awaits {lane + 1}")
+    for number, (each, lane, end) in enumerate(zip(trace.awaits, lanes, ends, strict=True)):
+        place = {"pid": loops[each.loop], "tid": lane + 1}
+        yield {
+            "ph": "X",
+            "cat": "await",
+            "name": f"{each.call} ({each.task})",
+            "ts": _micro(trace, each.launched),
+            "dur": _length(trace, each.launched, end),
+            **place,
+            "args": _arguments(trace, each),
+        }
+        stages = (*each.stages, ("", end))
+        for (stage, began), (_, stage_end) in itertools.pairwise(stages):
+            yield {
+                "ph": "X",
+                "cat": "stage",
+                "name": stage,
+                "ts": _micro(trace, began),
+                "dur": _length(trace, began, stage_end),
+                **place,
+            }
+        if each.gpu_ended is not None and each.resumed is not None:
+            yield {
+                "ph": "f",
+                "bp": "e",
+                "cat": "completion",
+                "name": "complete",
+                "id": number,
+                "ts": _micro(trace, each.resumed),
+                **place,
+            }
+
+
+def _gpu_events(trace: Trace) -> Iterable[dict[str, Any]]:
+    known = [(n, each) for n, each in enumerate(trace.awaits) if each.gpu_ended is not None]
+    # Marks of one stream are in its order. Those of two awaits at the same place may cross by the
+    # rounding, so they get lanes too.
+    known.sort(key=lambda item: item[1].gpu_began or item[1].gpu_ended or 0)
+    lanes = pack((e.stream, e.gpu_began or e.gpu_ended or 0, e.gpu_ended or 0) for _, e in known)
+    numbers: dict[tuple[str, int], int] = {}
+    if known:
+        yield _name("process_name", _GPU_PROCESS, 0, "streams on the GPU")
+    for (number, each), lane in zip(known, lanes, strict=True):
+        thread = numbers.get((each.stream, lane))
+        if thread is None:
+            thread = numbers[each.stream, lane] = len(numbers) + 1
+            yield _name("thread_name", _GPU_PROCESS, thread, each.stream)
+        place = {"pid": _GPU_PROCESS, "tid": thread}
+        assert each.gpu_ended is not None
+        began = each.gpu_ended if each.gpu_began is None else each.gpu_began
+        event = {
+            "cat": "gpu",
+            "name": f"{each.call} ({each.task})",
+            "ts": _micro(trace, began),
+            **place,
+        }
+        if each.gpu_began is None:
+            yield {"ph": "i", "s": "t", **event}
+        else:
+            yield {"ph": "X", "dur": _length(trace, began, each.gpu_ended), **event}
+        if each.resumed is not None:
+            yield {
+                "ph": "s",
+                "cat": "completion",
+                "name": "complete",
+                "id": number,
+                "ts": _micro(trace, each.gpu_ended),
+                **place,
+            }
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _arguments(trace: Trace, each: Await) -> dict[str, Any]:
+    times = {
+        f"{name}_us": _micro(trace, value)
+        for name in ("launched", "gpu_began", "gpu_ended", "noticed", "resumed")
+        if (value := getattr(each, name)) is not None
+    }
+    more = {} if each.error is None else {"error": each.error}
+    return {"stream": each.stream, "task": each.task, "outcome": each.outcome, **times, **more}
+
+
+def _micro(trace: Trace, time: int) -> float:
+    return (time - trace.began) / 1000
+
+
+def _length(trace: Trace, began: int, ended: int) -> float:
+    # The difference of two rounded times, so that what is nested ends where its parent ends.
+    return max(0.0, round(_micro(trace, ended) - _micro(trace, began), 3))
+
+
+# ------------------------------------------------------------------------ HTML
+
+
+def html(trace: Trace) -> str:
+    """Returns a page that needs no network, with the data and the script that draws it."""
+    names: dict[str, int] = {}
+
+    def number(name: str) -> int:
+        return names.setdefault(name, len(names))
+
+    def micro(time: int | None) -> float | None:
+        return None if time is None else round((time - trace.began) / 1000, 1)
+
+    rows = [
+        [
+            number(each.call),
+            number(each.stream),
+            number(each.task),
+            number(each.loop),
+            number(each.outcome),
+            micro(each.launched),
+            micro(each.gpu_began),
+            micro(each.gpu_ended),
+            micro(each.noticed),
+            micro(each.resumed),
+            [[stage == "polls", micro(began)] for stage, began in each.stages],
+            *([] if each.error is None else [each.error]),
+        ]
+        for each in trace.awaits
+    ]
+    data = {
+        "names": list(names),
+        "awaits": rows,
+        "dropped": trace.dropped,
+        "uncertainty": round(trace.uncertainty / 1000, 1),
+        "began": trace.began_at,
+        "length": micro(trace.ended),
+    }
+    # A "</script>" in the name of a task would end the script.
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    template = resources.files("aiostream").joinpath("_timeline.html").read_text(encoding="utf-8")
+    return template.replace(_DATA, text, 1)

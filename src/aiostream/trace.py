@@ -1,0 +1,512 @@
+"""Traces: what each await did, and when, as a timeline.
+
+Nothing of this costs anything before `record` is called, or if the environment variable
+`AIOSTREAM_TRACE` is not set.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, TracebackType
+from typing import Any, Self
+
+from aiostream import _arguments, _awaits, _loops, _native, _trace_files, interop
+from aiostream._reference import Reference
+from aiostream._trace_clock import GpuClock, Moment
+from aiostream.device import Context
+from aiostream.errors import CudaError, StreamClosedError
+from aiostream.pool import StreamPool
+
+__all__ = ["Await", "Recording", "record"]
+
+VARIABLE = "AIOSTREAM_TRACE"
+_LIMIT = 50_000
+_MOST_UNRESOLVED = 1000  # events that the GPU has not reached yet, such as those of cancelled waits
+_PATIENCE = 2_000_000  # nanoseconds, at the end of a recording
+_now = time.perf_counter_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """What one await did. Times are nanoseconds of `time.perf_counter_ns`, or `None`."""
+
+    call: str
+    """The method, such as `Stream.enqueue_async`."""
+    stream: str
+    """The stream, with its device. For `StreamPool.acquire` the pool, and for an event that."""
+    task: str
+    """The name of the task that made the call."""
+    loop: str
+    """The name of the thread whose loop the task runs in."""
+    launched: int
+    """When the task made the call."""
+    gpu_began: int | None
+    """About when the GPU began with the work, if the call itself enqueued it."""
+    gpu_ended: int | None
+    """About when the GPU reached the point that the task waits for."""
+    noticed: int | None
+    """When the loop's thread learned of that."""
+    resumed: int | None
+    """When the task went on, or when the callbacks of its future were called."""
+    outcome: str
+    """`done`, `failed`, `cancelled`, or `pending` if the recording ended first."""
+    stages: tuple[tuple[str, int], ...]
+    """The stages of the wait, each with its beginning: `polls` or `suspended`.
+
+    The task `polls` in each turn of its loop. While it is `suspended`, a timer, the watcher, the
+    driver or another thread wakes it. There is none if the await was over at once.
+    """
+    error: str | None
+    """The error's type and text, if it failed."""
+
+
+class _Record(_awaits.Watch):
+    """One await while it is recorded. All fields belong to the thread of its loop."""
+
+    __slots__ = (
+        "_clock",
+        "_entered",
+        "_is_launch",
+        "_recorder",
+        "_stream",
+        "call",
+        "error",
+        "first",
+        "last",
+        "launched",
+        "loop",
+        "noticed_at",
+        "outcome",
+        "range",
+        "resumed",
+        "stages",
+        "stream",
+        "task",
+    )
+
+    def __init__(self, recorder: Recording, call: str, name: str, stream: Reference | None) -> None:
+        self._recorder = recorder
+        self.call = call
+        self.stream = name
+        self.task, self.loop = _task(), threading.current_thread().name
+        self.stages: list[tuple[str, int]] = []
+        self.outcome = "pending"
+        self.error: str | None = None
+        self.noticed_at: int | None = None
+        self.resumed: int | None = None
+        self.first: Moment | None = None  # before the work
+        self.last: Moment | None = None  # behind it
+        self._stream = stream
+        self._clock = recorder._clock_of(stream) if stream is not None else None
+        self._is_launch = call.startswith("ExecutableGraph.")
+        self.range: Any = recorder._begin_range(self)
+        self._entered = self.launched = _now()
+        if self._clock is None or stream is None or call.startswith("Stream.enqueue"):
+            return
+        if self._is_launch:
+            self.first = self._clock.mark(stream)
+        # The library records its own event at this place of the stream, right after this one. An
+        # idle stream is left alone: with a mark it would be busy, and the await not over at once.
+        elif call != "Stream.synchronize_async" or _native.stream_query(stream.handle) != 0:
+            self.last = self._clock.mark(stream)
+
+    def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Puts marks before and behind what the function enqueues."""
+        clock = self._clock
+        if clock is None or not args or not self.call.startswith("Stream.enqueue"):
+            return args
+        fn = args[0]
+        try:
+            if type(fn) is not FunctionType:
+                _arguments.plain_function(fn, self.call)
+            elif fn.__code__.co_flags & 0x2A0:  # a coroutine or generator function
+                return args
+        except TypeError:  # the call itself raises the error
+            return args
+
+        reference = self._stream
+        assert reference is not None
+
+        def marked(*more: Any, **named: Any) -> Any:
+            self.first = clock.mark(reference)
+            result = fn(*more, **named)
+            self.last = clock.mark(reference)
+            return result
+
+        return (marked, *args[1:])
+
+    def returned(self) -> None:
+        """Marks the end of a graph that was launched."""
+        if self._is_launch and self._clock and self._stream and self.last is None:
+            self.last = self._clock.mark(self._stream)
+
+    def enters(self) -> None:
+        """See `Watch`."""
+        self._entered = _now()
+
+    def leaves(self, yielded: Any) -> None:
+        """Notes the stage: asyncio's tasks yield `None` for a turn, or a future."""
+        if not self.stages:
+            self.returned()
+        # trio's tasks yield an object with an abort function when they are to be woken.
+        waits = yielded is not None and (
+            hasattr(yielded, "_asyncio_future_blocking") or hasattr(yielded, "abort_func")
+        )
+        stage = "suspended" if waits else "polls"
+        if not self.stages or self.stages[-1][0] != stage:
+            self.stages.append((stage, _now()))
+
+    def noticed(self) -> None:
+        """See `Watch`."""
+        if self.noticed_at is None:
+            self.noticed_at = _now()
+
+    def refused(self, error: BaseException) -> None:
+        """See `Watch`."""
+        self.ended("failed" if isinstance(error, Exception) else "cancelled", error)
+
+    def ended(self, outcome: str, error: BaseException | None) -> None:
+        """See `Watch`."""
+        if self.outcome != "pending":
+            return
+        self.resumed = _now()
+        if outcome == "cancelled":
+            self.noticed_at = error = None
+        else:
+            # A task that polls sees the end in the step in which it goes on.
+            polled = not self.stages or self.stages[-1][0] == "polls"
+            self.noticed_at = self.noticed_at or (self._entered if polled else self.resumed)
+        self.error = None if error is None else f"{type(error).__name__}: {error}"
+        self.outcome = outcome
+        self._stream = None  # the stream need not outlive its await here
+        self._recorder._ended(self)
+
+    def resolve(self) -> bool:
+        """Asks for the times on the GPU. Returns `False` if it has not got there yet."""
+        seen = self.noticed_at if self.outcome == "done" else None
+        return self._clock is None or all(
+            moment is None or self._clock.resolve(moment, seen)
+            for moment in (self.first, self.last)
+        )
+
+    def drop_moments(self) -> None:
+        """Gives up what the GPU has not reached."""
+        for moment in (self.first, self.last):
+            if moment is not None and self._clock is not None:
+                self._clock.drop(moment)
+
+    @property
+    def uncertainty(self) -> float:
+        """By how many nanoseconds its times on the GPU may be wrong."""
+        moments = [each for each in (self.first, self.last) if each is not None]
+        return max((each.epoch.uncertainty for each in moments if each.epoch), default=0.0)
+
+    def public(self) -> Await:
+        """Returns what it knows now, with the times on the GPU between those of the host."""
+        latest = self.noticed_at if self.outcome == "done" else None
+        times: list[int | None] = []
+        earliest = self.launched
+        for moment in (self.first, self.last):
+            at = None if moment is None else moment.host_time
+            if at is not None:
+                at = max(earliest, at if latest is None else min(latest, at))
+                earliest = at
+            times.append(at)
+        return Await(
+            self.call,
+            self.stream,
+            self.task,
+            self.loop,
+            self.launched,
+            times[0],
+            times[1],
+            self.noticed_at,
+            self.resumed,
+            self.outcome,
+            tuple(self.stages),
+            self.error,
+        )
+
+
+class Recording:
+    """What `record` records. Use it with `with`. One recording cannot be entered twice.
+
+    Threads: any. Awaits of all loops and threads of the process are recorded.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, gpu: bool, nvtx: Any, limit: int):
+        self._path = None if path is None else Path(str(path).replace("{pid}", str(os.getpid())))
+        self._gpu = gpu
+        self._nvtx = nvtx
+        self._lock = threading.RLock()  # guards the next three; held across no driver call
+        self._records: deque[_Record] = deque(maxlen=limit)
+        self._begun = 0
+        self._clocks: dict[Context, GpuClock] = {}
+        # Awaits that are over and whose events are not. Any thread, single deque operations.
+        self._unresolved: deque[_Record] = deque()
+        self._stop: Callable[[], None] | None = None
+        self._process = os.getpid()
+        self._started_at: tuple[int, float] = (0, 0.0)
+        self._stopped_at: int | None = None
+        self._final_uncertainty: float | None = None
+        self._final: list[Await] | None = None  # at the end; what ends later changes nothing
+
+    @property
+    def awaits(self) -> list[Await]:
+        """The awaits so far, by the times of their calls. At most `limit`, the latest ones."""
+        if self._final is not None:
+            return list(self._final)
+        with self._lock:
+            records = list(self._records)
+        return sorted((each.public() for each in records), key=lambda each: each.launched)
+
+    @property
+    def dropped(self) -> int:
+        """How many awaits were dropped, the earliest ones, because there were more than `limit`."""
+        with self._lock:
+            return self._begun - len(self._records)
+
+    @property
+    def gpu_uncertainty(self) -> float:
+        """By how many nanoseconds the times on the GPU may be wrong, at worst."""
+        if self._final_uncertainty is not None:
+            return self._final_uncertainty
+        with self._lock:
+            records = list(self._records)
+        return max((each.uncertainty for each in records), default=0.0)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes what was recorded so far.
+
+        Args:
+            path: A file that ends with `.json` or `.html`.
+
+        Raises:
+            ValueError: It ends otherwise.
+            OSError: The file cannot be written.
+        """
+        kind = _kind_of(path)
+        trace = _trace_files.Trace(
+            self.awaits,
+            self.dropped,
+            self.gpu_uncertainty,
+            *self._started_at,
+            self._stopped_at or _now(),
+        )
+        text = _trace_files.html(trace) if kind == ".html" else _trace_files.perfetto(trace)
+        Path(path).write_text(text, encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        if self._stop is not None or self._stopped_at is not None:
+            raise RuntimeError("this recording has begun before: call record() for each block")
+        if self._path is not None:
+            # A directory that does not exist is to be found now, and not after an hour.
+            self._path.write_text("", encoding="utf-8")
+        self._started_at = (_now(), time.time())
+        self._stop = _awaits.observe(self._observe, steps=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        stop, self._stop = self._stop, None
+        if stop is None or os.getpid() != self._process:  # a forked child leaves the file alone
+            return
+        stop()
+        self._stopped_at = _now()
+        with self._lock:
+            records, clocks = list(self._records), list(self._clocks.values())
+        patience = _now() + _PATIENCE
+        for each in (*records, *self._unresolved):
+            # The mark behind a graph comes after the event that its await has waited for.
+            while not (over := each.outcome != "pending" and each.resolve()):
+                if each.outcome != "done" or _now() > patience:
+                    break
+            if not over:
+                each.drop_moments()
+        for clock in clocks:
+            clock.close()
+        dropped = self.dropped
+        self._final_uncertainty, self._final = self.gpu_uncertainty, self.awaits
+        with self._lock:
+            self._records.clear()
+            self._begun = dropped
+        if self._path is not None:
+            self.write(self._path)
+
+    # ------------------------------------------------------------------------ for its records
+
+    def _observe(
+        self, call: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Record:
+        stream: Reference | None = None
+        if call.startswith("ExecutableGraph."):
+            stream = _reference_to(args[0] if args else kwargs.get("stream"))
+            name = "no stream" if stream is None else stream.name
+        elif isinstance(target, StreamPool):
+            name = f"pool of {target.size} streams"
+        else:
+            stream = target._reference
+            name = stream.name
+            if stream.is_event:
+                stream = None
+        made = _Record(self, call, name, stream)
+        with self._lock:
+            self._begun += 1
+            self._records.append(made)
+        return made
+
+    def _clock_of(self, stream: Reference) -> GpuClock | None:
+        if not self._gpu:
+            return None
+        clock = self._clocks.get(stream.context)
+        if clock is None:
+            try:
+                made = GpuClock(stream.context)
+            except (CudaError, StreamClosedError):
+                return None  # the call itself raises the error
+            with self._lock:
+                clock = self._clocks.setdefault(stream.context, made)
+            if clock is not made:  # another thread was first
+                made.close()
+        return clock
+
+    def _ended(self, record: _Record) -> None:
+        if record.range is not None:
+            self._nvtx.end_range(record.range)
+            record.range = None
+        if self._stop is None:  # the clocks are closed
+            record.drop_moments()
+            return
+        if not record.resolve():
+            self._unresolved.append(record)
+        for _ in range(2):
+            try:
+                earlier = self._unresolved.popleft()
+            except IndexError:
+                return
+            if not earlier.resolve():
+                self._unresolved.append(earlier)
+        while len(self._unresolved) > _MOST_UNRESOLVED:
+            self._unresolved.popleft().drop_moments()
+
+    def _begin_range(self, record: _Record) -> Any:
+        if self._nvtx is None:
+            return None
+        text = f"{record.call} · {record.stream} · {record.task}"
+        return self._nvtx.start_range(message=text, domain="aiostream")
+
+
+def record(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    gpu: bool = True,
+    nvtx: bool = False,
+    limit: int = _LIMIT,
+) -> Recording:
+    """Records what each await does in a `with` block, and writes it to a file at the block's end.
+
+    It records the awaitable methods of `Stream`, `Event` and `ExecutableGraph`, and
+    `StreamPool.acquire`, of all loops and threads of the process. Outside of such a block, a wait
+    costs nothing more: the methods are replaced when the first block begins, and put back when
+    the last one ends. A bound method that you took before is not recorded.
+
+    The environment variable `AIOSTREAM_TRACE=file` does the same from the first use of the library
+    until the process exits.
+
+    Threads: the block may begin and end in any thread.
+
+    Args:
+        path: A file that ends with `.html`, for a timeline in any browser, or with `.json`, for
+            ui.perfetto.dev. `{pid}` in it becomes the number of the process. Without it, read
+            `awaits` or call `write`.
+        gpu: Record timing events around the work, to learn when the GPU was done. They cost some
+            microseconds of the host for each await.
+        nvtx: Give each await an NVTX range too, in the domain `aiostream`. It needs the package
+            `nvtx`.
+        limit: How many awaits are kept. If there are more, the earliest ones are dropped, and the
+            file says how many.
+
+    Raises:
+        ValueError: `path` ends otherwise, or `limit` is less than 1.
+        ImportError: `nvtx` is not installed.
+        OSError: At the block's beginning, the file cannot be written.
+
+    Example:
+        >>> from aiostream import trace
+        >>> with trace.record() as recording:  # or trace.record("trace.html")
+        ...     async with aiostream.Stream() as stream:
+        ...         await stream.enqueue_async(lambda stream: "launched")
+        'launched'
+        >>> first = recording.awaits[0]
+        >>> first.call, first.outcome
+        ('Stream.enqueue_async', 'done')
+        >>> first.launched <= first.noticed <= first.resumed
+        True
+    """
+    if path is not None:
+        _kind_of(path)
+    _arguments.number("limit", limit, 1, "limit is 1 or more")
+    ranges = None
+    if nvtx:
+        try:
+            ranges = importlib.import_module("nvtx")
+        except ImportError as error:
+            raise ImportError(
+                "nvtx=True needs the package nvtx, which is not installed: `pip install nvtx`"
+            ) from error
+    return Recording(path, gpu, ranges, limit)
+
+
+def _kind_of(path: str | os.PathLike[str], what: str = "a trace's file") -> str:
+    kind = Path(path).suffix
+    if kind not in (".json", ".html"):
+        raise ValueError(f"{what} ends with .json or .html, unlike {os.fspath(path)!r}")
+    return kind
+
+
+def _reference_to(stream: Any) -> Reference | None:
+    try:
+        return interop.reference_to(stream)
+    except (TypeError, ValueError, CudaError, StreamClosedError):
+        return None  # the call itself raises the error
+
+
+def _task() -> str:
+    try:
+        task = _loops.current_bridge().current_task()
+    except RuntimeError:  # no loop runs here: the call itself raises the error
+        return "no task"
+    return "a callback" if task is None else _loops.task_name(task)
+
+
+# ------------------------------------------------------------------------ the environment variable
+
+_from_environment: list[Recording] = []  # one at most; written at the library's first use
+
+
+def begin_from_environment() -> None:
+    """Begins to record until the process exits, if `AIOSTREAM_TRACE` asks for it.
+
+    Raises:
+        ValueError: The variable names no file of a known kind.
+    """
+    path = os.environ.get(VARIABLE)
+    if not path or _from_environment:
+        return
+    _kind_of(path, f"the environment variable {VARIABLE}")
+    recording = Recording(path, True, None, _LIMIT)
+    recording.__enter__()
+    _from_environment.append(recording)
+    atexit.register(recording.__exit__)
