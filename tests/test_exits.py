@@ -17,7 +17,7 @@ import pytest
 
 import exits
 
-COUNT = int(os.environ.get("AIOSTREAM_EXITS", "80"))
+COUNT = int(os.environ.get("AIOSTREAM_EXITS", "60"))
 FIRST = int(os.environ.get("AIOSTREAM_EXITS_SEED", "1"))
 EARLY_AWAITS = os.environ.get("AIOSTREAM_EXITS_EARLY_AWAITS", "1") == "1"
 BOUND = 3.0

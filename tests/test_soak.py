@@ -18,7 +18,7 @@ from aiostream import Device, Event, Stream, statistics
 from support import Gate, held_stream, settle, spin
 from waiters import until
 
-SECONDS = float(os.environ.get("AIOSTREAM_SOAK_SECONDS", "30"))
+SECONDS = float(os.environ.get("AIOSTREAM_SOAK_SECONDS", "20"))
 
 
 @pytest.mark.timeout(SECONDS + 240)

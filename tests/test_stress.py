@@ -469,6 +469,8 @@ class Streams(RuleBasedStateMachine):
             stream.close()
         self.event.close()
         self.loop.close()
+        # A cancelled task keeps its error, whose traceback keeps a stream that was dropped.
+        self.points.clear()
         gc.collect()
 
         def ended() -> bool:
