@@ -127,9 +127,9 @@ def install(
         code = library.aiostream_sim_configure(*options)
         if code != 0:
             raise RuntimeError(
-                "The simulator's library was initialised before it was installed. Call "
-                "`from aiostream import simulator; simulator.install()` before you load it in another "
-                "way"
+                "The simulator's library was initialised before it was installed. Write "
+                "`from aiostream import simulator; simulator.install()` before you load it in "
+                "another way"
             )
         _library, _options = library, options
     if chosen_seed is not None:
