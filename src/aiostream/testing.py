@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 from aiostream import _driver, _kernels, _native, _turns, interop, service
 from aiostream._statistics import Statistics, statistics
@@ -161,7 +161,7 @@ class Gate:
         """Holds what comes from now on. Everything that was held before must be through."""
         self._word.value = 0
 
-    def __enter__(self) -> Gate:
+    def __enter__(self) -> Self:
         """Returns the gate."""
         return self
 
