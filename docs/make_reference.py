@@ -13,9 +13,11 @@ show each row of `coverage.md`.
 from __future__ import annotations
 
 import argparse
+import ast
 import enum
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -248,6 +250,17 @@ def text_of(thing: Any) -> str:
     return inspect.getdoc(thing) or ""
 
 
+def text_of_constant(name: str) -> str:
+    """The string that follows a constant's assignment in its module. Python does not keep it."""
+    module_name, _, constant = name.rpartition(".")
+    source = inspect.getsource(importlib.import_module(f"aiostream.{module_name}"))
+    lines = ast.parse(source).body
+    for line, following in itertools.pairwise(lines):
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == constant:
+            return str(ast.literal_eval(ast.unparse(following)))
+    raise LookupError(f"{name} has no description")
+
+
 def first_sentences(thing: Any) -> str:
     """The first paragraph of its docstring, fit for a table."""
     text = re.sub(r"\s+", " ", text_of(thing).split("\n\n")[0]).strip()
@@ -301,7 +314,8 @@ def members(public: type) -> Iterator[tuple[str, Any]]:
 
 def entry(name: str, thing: Any) -> list[str]:
     """The lines of the page for one public name."""
-    lines = [f"### `{name}`\n", first_sentences(thing), ""]
+    about = text_of_constant(name) if isinstance(thing, tuple) else first_sentences(thing)
+    lines = [f"### `{name}`\n", about, ""]
     if called := driver_functions(thing):
         lines[1] += f" ({', '.join(called)})" if called[0] not in lines[1] else ""
     if isinstance(thing, type) and issubclass(thing, enum.Enum):

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 _HIDES = "CUDA_VISIBLE_DEVICES"
 
+GATE_OPENS_AFTER = 30.0
+"""Seconds after which a gate that a test has not opened opens by itself. The test fails then."""
+
+_GATE_WAS_FORGOTTEN = (
+    "cuda_gate was not opened in time, so it opened by itself. The end of `async with Stream()` "
+    "waits for the gate, also after a failed assertion: write `with cuda_gate:` inside the "
+    "stream's block, and its end opens the gate"
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the options."""
@@ -168,5 +177,7 @@ def cuda_gate() -> Iterator[Gate]:
     """Holds streams until it is opened (`aiostream.testing.Gate`). Opened after the test."""
     from aiostream import testing
 
-    with testing.Gate() as gate:
+    with testing.GateOfTest(GATE_OPENS_AFTER) as gate:
         yield gate
+    if gate.has_given_up:
+        pytest.fail(_GATE_WAS_FORGOTTEN, pytrace=False)

@@ -582,7 +582,8 @@ def test_the_doctor_names_the_variable() -> None:
         sys.exit(main(["doctor"]))
         """
     done = run_script("none", script)
-    assert "AIOSTREAM_SIMULATOR is 1 (yes, true, on)" in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())  # without the breaks of lines
+    assert "AIOSTREAM_SIMULATOR is 1 (yes, true, on)" in said
     assert done.stderr == ""
 
 

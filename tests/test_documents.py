@@ -141,6 +141,14 @@ def test_snippet_runs(driver_kind: str, program: Program, tmp_path: Path) -> Non
     done = run_script(driver_kind, code, warnings=warnings, NO_COLOR="1")
     assert done.returncode == 0, done.stderr
     assert program.needs or not done.stderr, done.stderr
+    printed = iter(done.stdout.splitlines())
+    for comment in said_to_print(program.code):  # in this order, among other lines
+        assert any(line.endswith(comment) for line in printed), (comment, done.stdout)
+
+
+def said_to_print(code: str) -> list[str]:
+    """The comments after `print(...)`: how the printed line ends."""
+    return re.findall(r"^\s*print\(.*\)  # (.+)$", code, re.MULTILINE)
 
 
 def run_files(driver_kind: str, program: Program, folder: Path) -> None:

@@ -269,6 +269,32 @@ def test_what_is_wrong_fails(tmp_path: Path) -> None:
     assert "2 failed, 3 passed, 2 errors" in last_line(done), done.stdout
 
 
+def test_a_gate_that_is_not_opened_opens_by_itself(tmp_path: Path) -> None:
+    suite = """
+    import asyncio
+    import aiostream
+    import aiostream_pytest
+
+    aiostream_pytest.GATE_OPENS_AFTER = 0.2
+
+    async def wait_behind(gate, answer):
+        async with aiostream.Stream() as stream:
+            gate.hold(stream)
+            assert answer == 42
+            gate.open()
+
+    def test_forgets_the_gate(cuda_gate):
+        asyncio.run(wait_behind(cuda_gate, 41))
+
+    def test_opens_the_gate(cuda_gate):
+        asyncio.run(wait_behind(cuda_gate, 42))
+    """
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator")
+    assert "assert 41 == 42" in done.stdout, done.stdout
+    assert "write `with cuda_gate:` inside the stream's block" in done.stdout
+    assert "1 failed, 1 passed, 1 error" in last_line(done), done.stdout
+
+
 def test_without_the_option_nothing_is_checked_and_nothing_imported(tmp_path: Path) -> None:
     suite = """
     import sys

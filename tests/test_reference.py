@@ -143,3 +143,13 @@ def test_the_pages_are_not_stale(reference: ModuleType) -> None:
 def test_the_pages_name_no_tests(reference: ModuleType) -> None:
     for path in reference.pages():
         assert not re.search(r"\btest_\w|`\w+: \w+`", path.read_text())
+
+
+def test_constants_are_described_by_their_own_words() -> None:
+    """And not by the docstring of their type."""
+    page = Path(__file__).parents[1] / "docs" / "reference.md"
+    if not page.is_file():
+        pytest.skip("the documents are not beside the tests")
+    text = page.read_text()
+    assert "Upper bounds, in seconds" in text
+    assert "Built-in" not in text

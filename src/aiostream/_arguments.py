@@ -169,6 +169,24 @@ _UNPLAIN: dict[str, Callable[[Any], bool]] = {
 }
 
 
+# The modules that call the functions which users give to `enqueue_async` and `enqueue_in_thread`.
+_CALLERS = tuple(f"aiostream.{name}" for name in ("_arming", "_reference", "threads", "waiting"))
+
+
+def explain_call(problem: BaseException, name: str) -> None:
+    """Adds a note to the TypeError of a function that does not take a stream as its first argument.
+
+    If the function has begun, its frame is the traceback's last, and the error is its own.
+    """
+    last = problem.__traceback__
+    if not isinstance(problem, TypeError) or last is None:
+        return
+    while last.tb_next is not None:
+        last = last.tb_next
+    if last.tb_frame.f_globals.get("__name__") in _CALLERS:
+        problem.add_note(f"{name} calls fn(stream, *args): the stream is fn's first argument")
+
+
 class NotCopied:
     """Refuses to be copied, because a copy would destroy the driver's object a second time.
 

@@ -267,7 +267,7 @@ def _driver_and_devices(report: Report) -> bool:
         version = _driver.driver_version()
         devices = [_device(number) for number in range(Device.count())]
     except NoDriverError as error:
-        report.problem("CUDA driver", "none", str(error))
+        report.problem("CUDA driver", "no driver found", str(error))
         return False
     except ValueError as error:  # of an environment variable
         report.problem("CUDA driver", str(error), "unset the variable, or set it to one of these")

@@ -49,8 +49,8 @@ _CONTEXT_IS_DESTROYED = 709
 _NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED, _CAPTURED_EVENT = 3, 100, 800, 907
 _NO_DRIVER = (
     "No CUDA driver was found ({reason}). Install NVIDIA's driver, or run without a GPU on the "
-    "simulator: set the environment variable AIOSTREAM_SIMULATOR=1, or call "
-    "aiostream.simulator.install() before anything else uses CUDA."
+    "simulator: set the environment variable AIOSTREAM_SIMULATOR=1, or write "
+    "`from aiostream import simulator; simulator.install()` before anything else uses CUDA."
 )
 _NO_DEVICE_SEEN = (
     "cuInit reported CUDA_ERROR_NO_DEVICE (100): the driver finds no GPU, because the environment "
@@ -78,7 +78,10 @@ _CAPTURED = (
 )
 _CAPTURES = "The stream is capturing already"
 _DOES_NOT_CAPTURE = "The stream is not capturing"
-_REFUSED_IN_CAPTURE = "The stream is capturing. The call was refused, and the capture goes on"
+_REFUSED_IN_CAPTURE = (
+    "The stream is capturing. The call was refused, and the capture goes on. Await after the "
+    "`with` block of the capture"
+)
 _QUARANTINED = (
     "Another thread began or ended a capture of the stream during the call. What was enqueued may "
     "have become a node of the graph, where it does nothing"
@@ -138,7 +141,8 @@ def _load() -> ModuleType:
         # here, and that is safe: a process may call cuInit any number of times.
         (code,) = module.cuInit(0)
     except RuntimeError as error:  # the bindings' DynamicLibNotFoundError
-        raise errors.NoDriverError(_NO_DRIVER.format(reason=str(error).splitlines()[0])) from error
+        reason = str(error).splitlines()[0]
+        raise errors.NoDriverError(_NO_DRIVER.format(reason=reason)) from None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if int(code) == _NOT_INITIALIZED:
         raise RuntimeError(f"cuInit reported CUDA_ERROR_NOT_INITIALIZED (3). {_FORKED}")

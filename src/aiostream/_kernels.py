@@ -138,7 +138,13 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
 
 
 def spin(stream: Any, seconds: float) -> None:
-    """Keeps a stream busy on the GPU for so many seconds."""
+    """Keeps a stream busy on the GPU for so many seconds.
+
+    Raises:
+        ValueError: They are fewer than 0, or no number.
+    """
+    if not seconds >= 0:  # in this form, because a NaN must not pass
+        raise ValueError(f"a kernel spins for 0 seconds or more, not {seconds}")
     launch(stream, "spin", ctypes.c_uint64(round(seconds * 1e9)))
 
 

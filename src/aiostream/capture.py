@@ -388,7 +388,7 @@ class CaptureScope:
         if self._executable is None:
             raise RuntimeError(
                 "there is no executable graph: the capture goes on, or has failed, or was one of "
-                "capture()"
+                "capture(). Use capture_executable() or graph.instantiate()"
             )
         return self._executable
 

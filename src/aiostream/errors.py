@@ -127,8 +127,8 @@ class PoolFullError(RuntimeError):
 class NoDriverError(RuntimeError):
     """There is no CUDA driver, or the driver finds no GPU.
 
-    Without a GPU, set `AIOSTREAM_SIMULATOR=1`, or call `aiostream.simulator.install()` before you
-    use anything else.
+    Without a GPU, set `AIOSTREAM_SIMULATOR=1`. Or write `from aiostream import simulator` and
+    `simulator.install()` before you use anything else.
     """
 
 
@@ -150,4 +150,7 @@ def class_for(code: int) -> type[CudaError]:
 
 def closed(name: str) -> StreamClosedError:
     """The error for an object that is closed."""
-    return StreamClosedError(f"{name} is closed: its handle was destroyed or given away")
+    return StreamClosedError(
+        f"{name} is closed: its block has ended, or it was closed, given back to its pool, or its "
+        "handle was given away"
+    )

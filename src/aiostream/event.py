@@ -250,7 +250,7 @@ class Event(WithBlock):
         if not isinstance(end, Event):
             raise TypeError(f"the other event must be an aiostream.Event, not {type(end).__name__}")
         if not (self._timing and end._timing):
-            raise ValueError("both events must be created with timing=True")
+            raise ValueError("there is no time: make both events with Event(timing=True)")
         driver = _driver.bindings()
         return float(
             _driver.call(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from aiostream import _arguments, _loops, waiting
 from aiostream._pool_core import PoolCore
@@ -353,6 +353,20 @@ class _Lending(_arguments.AsyncBlock):
     """What `async with pool.stream()` enters."""
 
     __slots__ = ("_lent", "_pool")
+
+    if not TYPE_CHECKING:  # type checkers say it without this
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(
+                "pool.stream() is a block and cannot be awaited: write `async with pool.stream() "
+                "as stream:`, or `stream = await pool.acquire()`"
+            )
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"pool.stream() is a block and has no {name}: write `async with pool.stream() as "
+                "stream:`, and use the stream"
+            )
 
     def __init__(self, pool: StreamPool) -> None:
         self._pool = pool

@@ -7,7 +7,7 @@ import signal as signals
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from aiostream import _arguments, _driver, _loops, _native, _process, _statistics, device, waiting
 from aiostream._completion import SettledFuture, set_result
@@ -192,6 +192,11 @@ class _AsCompleted(AsyncIterator[F]):
                 self._ended.futures.append(future)
             else:
                 future.add_done_callback(self._ended)
+
+    if not TYPE_CHECKING:  # type checkers say it without this
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError("as_completed() has no plain iterator: write `async for`")
 
     async def __anext__(self) -> F:
         if not self._left:

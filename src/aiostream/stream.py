@@ -659,6 +659,9 @@ class Stream(
                 "CompletionFuture[T]",
                 waiting.enqueue(self._reference, self._mode, call, work).future,
             )
+        except TypeError as problem:
+            _arguments.explain_call(problem, "enqueue_async")
+            raise
         finally:
             if held:
                 handle.unpin()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 from aiostream import _driver, _kernels, _native, _turns, interop, service
 from aiostream._statistics import Statistics, statistics
@@ -75,6 +75,7 @@ def spin(stream: Any, seconds: float) -> None:
         seconds: How long the kernel runs, on the GPU and on the simulator.
 
     Raises:
+        ValueError: `seconds` is below 0.
         CudaError: The driver refused.
 
     Example:
@@ -160,7 +161,7 @@ class Gate:
         """Holds what comes from now on. Everything that was held before must be through."""
         self._word.value = 0
 
-    def __enter__(self) -> Gate:
+    def __enter__(self) -> Self:
         """Returns the gate."""
         return self
 
@@ -172,6 +173,44 @@ class Gate:
     ) -> None:
         """Opens it."""
         self.open()
+
+
+class GateOfTest(Gate):
+    """The gate of the fixture `cuda_gate`: it opens by itself if a test has forgotten it.
+
+    Otherwise the test would hang: the end of `async with Stream()` waits for the stream's work,
+    also if an assertion has failed before the test opens the gate.
+
+    Args:
+        seconds: How long after the first `hold` it opens.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.has_given_up = False
+        self._seconds = seconds
+        self._timer: threading.Timer | None = None
+
+    def hold(self, stream: Any) -> None:
+        """Holds the stream, and starts the clock."""
+        super().hold(stream)
+        if self._timer is None and self._word.value == 0:
+            self._timer = threading.Timer(self._seconds, self._give_up)
+            self._timer.daemon = True  # it must not keep the interpreter at its exit
+            self._timer.start()
+
+    def open(self) -> None:
+        """Opens it, and stops the clock."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        super().open()
+
+    def _give_up(self) -> None:
+        # In the timer's thread. After an `open()` that came at the same time, nothing is held.
+        if self._timer is not None:
+            self.has_given_up = True
+            super().open()
 
 
 def settle(condition: Callable[..., bool], seconds: float = 10.0) -> bool:
@@ -237,7 +276,11 @@ def _left_since(before: Statistics, leaks: int) -> list[str]:
     left = [f"{count} more {what}" for what, count in counts.items() if count > 0]
     leaked = now.points.leaked - before.points.leaked
     if leaked != leaks:
-        left.append(f"{leaked} points were leaked, and not {leaks}")
+        were = "point was" if leaked == 1 else "points were"
+        left.append(
+            f"{leaked} {were} leaked, and not {leaks}. If the test loses a context, mark it "
+            f"@pytest.mark.cuda_leaks({leaked})"
+        )
     if not now.balanced:
         left.append("the counters do not add up")
     return left

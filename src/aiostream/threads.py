@@ -331,6 +331,7 @@ class ThreadStream:
             raise
         if call.raised is not None:
             raised, call.raised = call.raised, None
+            _arguments.explain_call(raised, "enqueue_in_thread")
             try:
                 raise raised
             finally:

@@ -127,8 +127,9 @@ def install(
         code = library.aiostream_sim_configure(*options)
         if code != 0:
             raise RuntimeError(
-                "The simulator's library was initialised before it was installed. Call "
-                "aiostream.simulator.install() before you load it in another way"
+                "The simulator's library was initialised before it was installed. Write "
+                "`from aiostream import simulator; simulator.install()` before you load it in "
+                "another way"
             )
         _library, _options = library, options
     if chosen_seed is not None:
@@ -242,9 +243,7 @@ def installed() -> bool:
 
 def _driver() -> ctypes.CDLL:
     if _library is None:
-        raise RuntimeError(
-            "The simulator is not installed: call aiostream.simulator.install() first"
-        )
+        raise RuntimeError("The simulator is not installed: call simulator.install() first")
     return _library
 
 

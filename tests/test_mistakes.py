@@ -1,0 +1,83 @@
+"""Mistakes that are easy to make: each error says what to write instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import aiostream
+from aiostream.testing import spin
+
+
+def takes_no_stream() -> None:
+    """Launches nothing."""
+
+
+def fails_itself(stream: Any) -> None:
+    raise TypeError("its own")
+
+
+async def test_a_pool_s_stream_after_its_block() -> None:
+    async with aiostream.StreamPool(1) as pool:
+        async with pool.stream() as stream:
+            pass
+        with pytest.raises(aiostream.StreamClosedError, match="block has ended"):
+            await stream.synchronize_async()
+
+
+async def test_a_function_that_takes_no_stream() -> None:
+    call: Any
+    async with aiostream.Stream() as stream:
+        for name in ("enqueue_async", "enqueue_in_thread"):
+            call = getattr(stream, name)
+            with pytest.raises(TypeError) as found:
+                await call(takes_no_stream)
+            assert f"{name} calls fn(stream, *args)" in found.value.__notes__[0]
+            with pytest.raises(TypeError) as found:
+                await call(fails_itself)
+            assert not hasattr(found.value, "__notes__")
+
+
+async def test_a_block_of_a_pool_is_no_stream() -> None:
+    async with aiostream.StreamPool(1) as pool:
+        block: Any = pool.stream()
+        with pytest.raises(TypeError, match=r"async with pool.stream\(\) as stream:"):
+            await block
+        with pytest.raises(AttributeError, match=r"async with pool.stream\(\) as stream:"):
+            block.enqueue_async(spin, 0.001)
+        assert not hasattr(block, "__len__")
+
+
+async def test_as_completed_without_async() -> None:
+    async with aiostream.Stream() as stream:
+        futures: Any = aiostream.as_completed([stream.completion_future()])
+        with pytest.raises(TypeError, match="async for"):
+            for _ in futures:
+                pass
+        assert [future.done() async for future in futures] == [True]
+
+
+async def test_an_await_in_a_capture() -> None:
+    async with aiostream.Stream() as stream:
+        with (
+            stream.capture() as capture,
+            pytest.raises(aiostream.StreamCaptureError, match="Await after the `with` block of"),
+        ):
+            await stream.synchronize_async()
+        with pytest.raises(RuntimeError, match=r"capture_executable\(\).*graph.instantiate\(\)"):
+            _ = capture.executable
+        capture.graph.close()
+
+
+def test_events_without_times() -> None:
+    begin, end = aiostream.Event(), aiostream.Event()
+    with pytest.raises(ValueError, match=r"Event\(timing=True\)"):
+        begin.elapsed_time(end)
+    begin.close()
+    end.close()
+
+
+def test_a_spin_of_less_than_nothing() -> None:
+    with pytest.raises(ValueError, match="-1"):
+        spin(1, -1)
