@@ -8,9 +8,11 @@ Nothing of this costs anything before `on_wait` or `Collector` is called.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,9 +68,11 @@ class Wait:
 
 Hook = Callable[[Wait], object]
 
-_lock = threading.RLock()  # guards changes of the next two
-_hooks: tuple[Hook, ...] = ()
-_undo: list[Callable[[], None]] = []
+# By registration, in order. Any thread, single dict operations.
+_hooks: dict[object, Hook] = {}
+# Guards changes of the methods. Reentrant, because a signal handler may come to it in the thread
+# that holds it. Each step can be repeated, because a KeyboardInterrupt may come after any of them.
+_lock = threading.RLock()
 
 
 def on_wait(hook: Hook, /) -> Callable[[], None]:
@@ -80,7 +84,8 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
     you took before is not timed.
 
     Threads: `hook` is called in the thread of the loop in which the task waits, so it must not
-    block. Its exception goes to `sys.unraisablehook`.
+    block. Its exception goes to `sys.unraisablehook`. A `KeyboardInterrupt` and a `SystemExit` go
+    on to the task.
 
     Returns:
         A function that ends this. You may call it again.
@@ -98,48 +103,84 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
         >>> calls[0]
         ('Stream.synchronize_async', 'done')
     """
-    global _hooks
     _arguments.plain_function(hook, "on_wait", "have it call loop.create_task")
-
-    def own(wait: Wait) -> object:  # each registration is one of its own, also of the same hook
-        return hook(wait)
-
-    with _lock:
-        _hooks = (*_hooks, own)
-        if not _undo:
-            _replace_all()
+    own = object()  # each registration is one of its own, also of the same hook
 
     def end() -> None:
-        global _hooks
-        with _lock:
-            _hooks = tuple(each for each in _hooks if each is not own)
-            while _undo and not _hooks:
-                _undo.pop()()
+        _hooks.pop(own, None)
+        _replace_or_put_back()
 
+    _hooks[own] = hook
+    try:
+        _replace_or_put_back()
+    except BaseException:
+        end()  # the caller gets no function that ends it
+        raise
     return end
 
 
-def _replace_all() -> None:
-    for owners, timed in ((_COROUTINES, _timed_coroutine), (_FUTURES, _timed_future)):
-        for owner, name in owners:
-            inherited = name not in vars(owner)
-            original = getattr(owner, name)
-            setattr(owner, name, timed(original, f"{owner.__name__}.{name}"))
-            put_back = (owner, name) if inherited else (owner, name, original)
-            _undo.append(functools.partial(delattr if inherited else setattr, *put_back))
+def _replace_or_put_back() -> None:
+    """Has the methods timed if there is a hook, and untimed if there is none."""
+    with _lock:
+        while True:
+            wanted = bool(_hooks)
+            for owners, timed in ((_COROUTINES, _timed_coroutine), (_FUTURES, _timed_future)):
+                for owner, name in owners:
+                    if wanted:
+                        _replace(owner, name, timed)
+                    else:
+                        _put_back(owner, name)
+            if bool(_hooks) == wanted:  # else a signal handler has changed it meanwhile
+                return
+
+
+def _replace(owner: type, name: str, timed: Callable[[Any, str], Any]) -> None:
+    # Read once, because a signal handler may replace it here, and then it looks like an own one.
+    own = vars(owner).get(name)
+    original = own or getattr(owner, name)
+    if _origin(original) is None:
+        method = timed(original, f"{owner.__name__}.{name}")
+        setattr(method, _ORIGIN, (method, original, own is None))
+        setattr(owner, name, method)
+
+
+def _put_back(owner: type, name: str) -> None:
+    origin = _origin(vars(owner).get(name))
+    if origin is not None:
+        _, original, inherited = origin
+        if inherited:
+            with contextlib.suppress(AttributeError):  # a signal handler was faster
+                delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+# The attribute of a timed method that holds: the method, the original, and whether the class has
+# inherited the original. The method, because functools.wraps copies attributes to other functions.
+_ORIGIN = "_aiostream_origin"
+
+
+def _origin(method: Any) -> tuple[Any, Any, bool] | None:
+    origin: tuple[Any, Any, bool] | None = getattr(method, _ORIGIN, None)
+    return origin if origin is not None and origin[0] is method else None
 
 
 def _timed_coroutine(original: Any, call: str) -> Any:
     @functools.wraps(original)
     async def timed(*args: Any, **kwargs: Any) -> Any:
+        hooks = list(_hooks.items())
         began = time.perf_counter()
         try:
             result = await original(*args, **kwargs)
+        except GeneratorExit:
+            # The coroutine was dropped, and no task waits any more. This may be the garbage
+            # collector, anywhere in any thread. A hook could meet a lock there that is held.
+            raise
         except BaseException as error:
             outcome = "failed" if isinstance(error, Exception) else "cancelled"
-            _report(Wait(call, time.perf_counter() - began, outcome, error))
+            _report(hooks, Wait(call, time.perf_counter() - began, outcome, error))
             raise
-        _report(Wait(call, time.perf_counter() - began, "done", None))
+        _report(hooks, Wait(call, time.perf_counter() - began, "done", None))
         return result
 
     return timed
@@ -148,17 +189,18 @@ def _timed_coroutine(original: Any, call: str) -> Any:
 def _timed_future(original: Any, call: str) -> Any:
     @functools.wraps(original)
     def timed(*args: Any, **kwargs: Any) -> Any:
+        hooks = list(_hooks.items())
         began = time.perf_counter()
 
         def ended(future: Any) -> None:
             seconds = time.perf_counter() - began
             if future.cancelled():
-                _report(Wait(call, seconds, "cancelled", None))
+                _report(hooks, Wait(call, seconds, "cancelled", None))
                 return
             # To ask for the exception would count as retrieving it, and asyncio would not report
             # one that no task takes.
             error = _unretrieved(future)
-            _report(Wait(call, seconds, "done" if error is None else "failed", error))
+            _report(hooks, Wait(call, seconds, "done" if error is None else "failed", error))
 
         future = original(*args, **kwargs)
         future.add_done_callback(ended)
@@ -172,15 +214,20 @@ def _unretrieved(future: Any) -> BaseException | None:
     return error
 
 
-def _report(wait: Wait) -> None:
-    for hook in _hooks:
+def _report(hooks: list[tuple[object, Hook]], wait: Wait) -> None:
+    """Calls the hooks that were there when the wait began, and still are."""
+    for own, hook in hooks:
         try:
-            hook(wait)
-        except BaseException as error:
+            if own in _hooks:
+                hook(wait)
+        except Exception as error:
             _process.report_unraisable(error, hook)
 
 
 # ------------------------------------------------------------------------------ Prometheus
+
+
+_MOST_UNCOUNTED = 1024  # waits
 
 
 class _Histogram:
@@ -233,7 +280,12 @@ class Collector:
         if not self._bounds or sorted(set(self._bounds)) != self._bounds:
             raise ValueError(f"buckets rise and are not empty, unlike {list(buckets)}")
         self._pools = dict(pools or {})
-        self._lock = threading.RLock()  # guards the histograms
+        # Waits that are not in the histograms yet. Any thread appends, because a deque needs no
+        # lock, and a wait may end inside a garbage collection that interrupts a scrape.
+        self._seen: deque[tuple[str, str, float]] = deque()
+        # Guards the next two. Reentrant, for signal handlers.
+        self._lock = threading.RLock()
+        self._counting = False  # a thread counts, and may be interrupted in it by its own code
         self._histograms: dict[tuple[str, str], _Histogram] = {}
         self._end = on_wait(self._observe)
 
@@ -242,13 +294,30 @@ class Collector:
         self._end()
 
     def _observe(self, wait: Wait) -> None:
-        place = bisect.bisect_left(self._bounds, wait.seconds)
-        with self._lock:
-            histogram = self._histograms.get((wait.call, wait.outcome))
-            if histogram is None:
-                histogram = self._histograms[wait.call, wait.outcome] = _Histogram(self._bounds)
-            histogram.counts[place] += 1
-            histogram.seconds += wait.seconds
+        # Without the error, because its traceback keeps the frames of the task.
+        self._seen.append((wait.call, wait.outcome, wait.seconds))
+        # Counted here too, because it may be long until the next scrape. Never waits for the lock.
+        if len(self._seen) >= _MOST_UNCOUNTED and self._lock.acquire(blocking=False):
+            try:
+                self._count()
+            finally:
+                self._lock.release()
+
+    def _count(self) -> None:
+        """Moves what was seen into the histograms. Its caller holds the lock."""
+        if self._counting:
+            return
+        self._counting = True
+        try:
+            while self._seen:
+                call, outcome, seconds = self._seen.popleft()
+                histogram = self._histograms.get((call, outcome))
+                if histogram is None:
+                    histogram = self._histograms[call, outcome] = _Histogram(self._bounds)
+                histogram.counts[bisect.bisect_left(self._bounds, seconds)] += 1
+                histogram.seconds += seconds
+        finally:
+            self._counting = False
 
     def describe(self) -> list[Metric]:
         """Nothing: so the registry need not collect when this is registered."""
@@ -276,9 +345,10 @@ class Collector:
             labels=["call", "outcome"],
         )
         with self._lock:
+            self._count()
             counted = {
                 labels: (list(each.counts), each.seconds)
-                for labels, each in self._histograms.items()
+                for labels, each in list(self._histograms.items())
             }
         for labels, (counts, seconds) in sorted(counted.items()):
             total, buckets = 0, []
