@@ -254,7 +254,9 @@ class PoolCore:
 
     def _holders(self) -> str:
         """Which tasks hold streams, such as ` to 'Task-3', 'Task-5'`."""
-        tasks = [slot.holder() for slot in self._lent.values() if slot.holder is not None]
+        # Also for another thread's repr: each list is made in one step.
+        holders = [slot.holder for slot in list(self._lent.values())]
+        tasks = [holder() for holder in holders if holder is not None]
         names = [repr(_loops.task_name(task)) for task in tasks[:_MOST_NAMES] if task is not None]
         if not names:
             return ""
