@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import gc
 import sys
 import time
@@ -202,7 +203,10 @@ async def test_torch_s_synchronize_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 def test_calls_that_others_have_replaced_meanwhile_stay_and_ours_call_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    torch = types.SimpleNamespace(synchronize=lambda: "done")
+    def synchronize() -> str:
+        return "done"
+
+    torch: Any = types.SimpleNamespace(synchronize=synchronize)
     original = torch.synchronize
     monkeypatch.setitem(sys.modules, "torch.cuda", torch)
 
@@ -211,7 +215,7 @@ def test_calls_that_others_have_replaced_meanwhile_stay_and_ours_call_through(
 
     with blocking_calls() as found:
         stale = torch.synchronize
-        torch.synchronize = own = lambda: stale()
+        torch.synchronize = own = functools.partial(stale)
     assert torch.synchronize is own
     assert asyncio.run(call()) == ["done", "done"]
     assert found == []
