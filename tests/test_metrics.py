@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -493,6 +494,30 @@ def test_lost_context_is_logged_once_where_logging_is_configured(
     assert settle(lambda: bool(lost()))
     assert [record.levelname for record in lost()] == ["ERROR"]
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in lost()[0].getMessage()
+
+
+def test_a_slow_handler_of_logging_does_not_delay_the_listeners(breakable: Any) -> None:
+    told = threading.Event()
+    came_first: list[bool] = []
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            came_first.append(told.wait(5))
+
+    logger, slow = logging.getLogger("aiostream"), Slow()
+    logger.addHandler(slow)
+    end = aiostream.on_context_failed(lambda error: told.set())
+    try:
+        stream = Stream()
+        breakable.break_context(700)
+        assert aiostream.health() is not None
+        with pytest.raises(aiostream.CudaError):
+            stream.shutdown()
+        assert settle(lambda: bool(came_first))
+    finally:
+        end()
+        logger.removeHandler(slow)
+    assert came_first == [True]
 
 
 def test_nothing_is_printed_where_logging_is_not_configured(driver_kind: str) -> None:

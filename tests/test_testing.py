@@ -99,9 +99,9 @@ async def test_ledger_names_what_is_pending() -> None:
 async def test_ledger_in_a_coroutine_does_not_wait_for_a_turn_of_the_loop() -> None:
     """A task that has polled its work goes on before the loop has got the ticket."""
     async with Stream() as stream:
-        for number in range(20):
+        for _ in range(20):
             with ledger(seconds=0.2):
-                assert await stream.enqueue_async(lambda stream, n=number: [n]) == [number]
+                assert await stream.enqueue_async(lambda stream: [stream]) == [stream]
 
 
 async def test_ledger_names_work_whose_future_was_cancelled() -> None:
