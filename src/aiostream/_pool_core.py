@@ -240,6 +240,9 @@ class PoolCore:
     def _error(self, code: int) -> CudaError:
         numbers = dict.fromkeys(str(slot.device) for slot in self._slots)
         where = f"{'device' if len(numbers) == 1 else 'devices'} {', '.join(numbers)}"
+        lost = [str(int(each.device)) for each in self._places if each.context.health()]
+        if 0 < len(lost) < len(numbers):  # a reset concerns one device, and a fault concerns all
+            where += f", whose device {', '.join(lost)} is lost"
         return _driver.error(code, "cuStreamQuery", f"a pool of {self._size} streams on {where}")
 
     def _refuse(self, reason: str = "the pool was closed") -> None:
