@@ -7,6 +7,7 @@ its page.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,13 @@ def pytest_configure(config: pytest.Config) -> None:
         _use_simulator(devices) if driver == "simulator" else _use_gpu()
     except (RuntimeError, ValueError) as problem:
         raise pytest.UsageError(f"--aiostream={driver}: {problem}") from problem
-    config.pluginmanager.register(_Checks(), "aiostream-checks")
+    try:
+        checks = _checks()
+    except TypeError as problem:  # `wrapper` is not known
+        raise pytest.UsageError(
+            f"--aiostream={driver} needs pytest 8 with pluggy 1.2 or newer: {problem}"
+        ) from problem
+    config.pluginmanager.register(checks, "aiostream-checks")
 
 
 def _use_simulator(devices: int | None) -> None:
@@ -93,27 +100,43 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"aiostream: {', '.join(Device(n).name for n in range(Device.count()))}"
 
 
-class _Checks:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
+    """Notes that a test has failed, for the ledger. Other plugins make the report."""
+    if call.when == "call" and call.excinfo is not None:
+        skipped = call.excinfo.errisinstance(pytest.skip.Exception)
+        setattr(item, _FAILED, not skipped)
+
+
+_FAILED = "_aiostream_failed"
+
+
+def _checks() -> object:
     """What `--aiostream` adds to each test."""
+    # Made only when the option asks for it. An old pluggy does not know `wrapper`, and pytest
+    # imports this module also in suites that do not use aiostream.
 
-    @pytest.fixture(autouse=True)
-    def _cuda_ledger_of_each_test(self, request: pytest.FixtureRequest) -> Iterator[None]:
-        if request.node.get_closest_marker("cuda_ledger_off") is None:
-            yield from _ledger(request)
-        else:
-            yield
+    class Checks:
+        @pytest.fixture(autouse=True)
+        def _cuda_ledger_of_each_test(self, request: pytest.FixtureRequest) -> Iterator[None]:
+            if request.node.get_closest_marker("cuda_ledger_off") is None:
+                yield from _ledger(request)
+            else:
+                yield
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Fails a test that has blocked its loop. The code of its fixtures does not count."""
-        if item.get_closest_marker("cuda_blocking") is not None:
-            return (yield)
-        from aiostream import testing
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+            """Fails a test that has blocked its loop. The code of its fixtures does not count."""
+            if item.get_closest_marker("cuda_blocking") is not None:
+                return (yield)
+            from aiostream import testing
 
-        with testing.blocking_calls() as found:
-            result = yield
-        _fail_if_blocked(found)
-        return result
+            with testing.blocking_calls() as found:
+                result = yield
+            _fail_if_blocked(found)
+            return result
+
+    return Checks()
 
 
 def _fail_if_blocked(found: list[Any]) -> None:
@@ -126,8 +149,18 @@ def _ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     from aiostream import testing
 
     marker = request.node.get_closest_marker("cuda_leaks")
-    with testing.ledger(leaks=marker.args[0] if marker is not None else 0):
+    leaks = cuda_leaks(*marker.args, **marker.kwargs) if marker is not None else 0
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(testing.ledger(leaks=leaks))
         yield
+        if getattr(request.node, _FAILED, False):
+            # Its error says what went wrong, and its traceback keeps its streams open.
+            stack.pop_all()
+
+
+def cuda_leaks(n: int) -> int:
+    """The arguments of the marker `cuda_leaks`."""
+    return n
 
 
 # ------------------------------------------------------------------------------ fixtures

@@ -23,6 +23,7 @@ from aiostream import (
     CudaError,
     Stream,
     _arming,
+    _awaits,
     _bench,
     _clash,
     _completion,
@@ -44,6 +45,9 @@ from aiostream import (
 )
 from aiostream._loops import bridge as loop_bridge
 from aiostream._loops import dispatcher, on_asyncio, on_trio
+
+AWAITS = str(_awaits.__file__)
+"""The file of what metrics and traces share."""
 
 # --------------------------------------------------------------------------------------- the driver
 

@@ -14,6 +14,7 @@ import pytest
 
 import aiostream
 import internals
+from support import succeed
 
 
 def command(driver_kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -88,6 +89,29 @@ def test_a_driver_that_fails_is_said(
     internals.replace_driver_version(monkeypatch, fails)
     assert internals.run_bench(parser, parser.parse_args(["--quick"])) == 1
     assert "did not get through: there is no CUDA driver here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["bench", "demo"])
+def test_missing_bindings_are_said_in_one_line(driver_kind: str, command: str) -> None:
+    printed = succeed(
+        driver_kind,
+        f"""
+        import contextlib, io, sys
+
+        class WithoutBindings:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == "cuda":
+                    raise ModuleNotFoundError("No module named 'cuda'", name="cuda")
+
+        sys.meta_path.insert(0, WithoutBindings())
+        from aiostream.__main__ import main
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            print(main(["{command}"]))
+        print(len(said.getvalue().splitlines()), said.getvalue())
+        """,
+    )
+    assert "1\n1 NVIDIA's bindings are missing (No module named 'cuda')" in printed
+    assert "pip install 'cuda-bindings" in printed
 
 
 def test_what_it_opens_is_closed(driver_kind: str) -> None:

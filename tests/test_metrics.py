@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
 import aiostream
+import internals
 from aiostream import Event, ExecutableGraph, Stream, StreamPool, metrics
 from aiostream.metrics import Collector, Wait, on_wait
 from aiostream.testing import Gate, spin
+from interrupts import Striker
 from support import run_on, settle, succeed
 
 
@@ -188,6 +194,169 @@ def test_what_is_no_hook_is_refused() -> None:
             on_wait(wrong)  # type: ignore[arg-type]
 
 
+def test_a_wait_that_is_dropped_is_not_reported(waits: list[Wait]) -> None:
+    """The garbage collector may drop it anywhere, also where a hook would meet a held lock."""
+
+    async def main() -> None:
+        async with Stream() as stream:
+            with Gate() as gate:
+                gate.hold(stream)
+                dropped = stream.synchronize_async()
+                dropped.send(None)
+                dropped.close()
+                assert waits == []
+
+    asyncio.run(main())
+
+
+async def test_a_hook_gets_only_waits_that_begin_after_it(waits: list[Wait]) -> None:
+    import anyio
+
+    later: list[Wait] = []
+    async with Stream() as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+            async with anyio.create_task_group() as group:
+                group.start_soon(stream.synchronize_async)
+                future = stream.completion_future()
+                await turns()
+                end = on_wait(later.append)
+                gate.open()
+            await future
+            await turns()
+            end()
+            assert (len(waits), later) == (2, [])
+
+
+def test_ctrl_c_in_a_hook_goes_on() -> None:
+    def interrupt(wait: Wait) -> None:
+        raise KeyboardInterrupt
+
+    end = on_wait(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            report_failed_waits()
+    finally:
+        end()
+
+
+# ------------------------------------------------------------------------------ interrupts
+
+OWNERS = (Stream, Event, ExecutableGraph, StreamPool)
+
+
+def attributes() -> list[dict[str, Any]]:
+    return [dict(vars(owner)) for owner in OWNERS]
+
+
+def report_failed_waits() -> None:
+    """Has a wait of each class fail and reported, before this returns."""
+    for wait in (
+        Stream.synchronize_async,
+        Event.synchronize_async,
+        ExecutableGraph.launch_and_wait,
+        ExecutableGraph.upload_and_wait,
+        StreamPool.acquire,
+    ):
+        wrong: Any = wait
+        with pytest.raises((TypeError, AttributeError, RuntimeError)):
+            wrong(None, None).send(None)
+
+
+def with_a_handler_at_each_line(function: Callable[[], object], handler: Callable[[], Any]) -> None:
+    """Calls a function often, with a signal handler at each line of `metrics` and `_awaits`."""
+    line = left = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in (metrics.__file__, internals.AWAITS):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                handler()  # Python does not trace what a trace function calls
+        return trace
+
+    former = sys.gettrace()
+    while left <= 0:
+        line += 1
+        left = line
+        sys.settrace(trace)
+        try:
+            function()
+        finally:
+            sys.settrace(former)
+    assert line > 10
+
+
+def test_a_handler_may_add_a_hook_while_one_is_added_or_removed() -> None:
+    before, ends = attributes(), []
+    seen: list[Wait] = []
+
+    def add() -> None:
+        ends.append(on_wait(seen.append))
+
+    def add_and_remove() -> None:
+        assert not ends
+        on_wait(lambda wait: None)()
+        seen.clear()
+        report_failed_waits()
+        while ends:
+            assert len(seen) == 5, "the handler's hook"
+            ends.pop()()
+        assert attributes() == before
+
+    with_a_handler_at_each_line(add_and_remove, add)
+
+
+def test_methods_are_replaced_and_put_back_after_ctrl_c_at_any_place() -> None:
+    before, strikes = attributes(), 0
+    while True:
+        strikes += 1
+        first = None
+        with Striker(strikes) as striker, contextlib.suppress(KeyboardInterrupt):
+            first = on_wait(lambda wait: None)
+            first()
+        if first is not None:
+            first()
+        seen: list[Wait] = []
+        end = on_wait(seen.append)
+        report_failed_waits()
+        end()
+        assert len(seen) == 5, striker.where
+        assert attributes() == before, striker.where
+        if not striker.has_struck:
+            break
+    assert strikes > 10
+
+
+def test_a_wait_may_end_in_a_garbage_collection_in_a_scrape() -> None:
+    pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
+    collector = Collector()
+
+    def scrape_it() -> None:
+        on_wait(lambda wait: None)()
+        report_failed_waits()
+        scrape(collector)
+
+    with_a_handler_at_each_line(scrape_it, report_failed_waits)
+    collector.close()
+    family = 'aiostream_wait_seconds_count{call="StreamPool.acquire",outcome="failed"}'
+    counted = scrape(collector)[family]
+    report_failed_waits()
+    assert counted > 10
+    assert scrape(collector)[family] == counted
+
+
+def test_waits_are_counted_also_if_no_scrape_comes() -> None:
+    collector = Collector()
+    for _ in range(1000):
+        report_failed_waits()
+    collector.close()
+    family = 'aiostream_wait_seconds_count{call="StreamPool.acquire",outcome="failed"}'
+    assert scrape(collector)[family] == 1000
+
+
 # ------------------------------------------------------------------------------ Prometheus
 
 
@@ -326,6 +495,30 @@ def test_lost_context_is_logged_once_where_logging_is_configured(
     assert settle(lambda: bool(lost()))
     assert [record.levelname for record in lost()] == ["ERROR"]
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in lost()[0].getMessage()
+
+
+def test_a_slow_handler_of_logging_does_not_delay_the_listeners(breakable: Any) -> None:
+    told = threading.Event()
+    came_first: list[bool] = []
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            came_first.append(told.wait(5))
+
+    logger, slow = logging.getLogger("aiostream"), Slow()
+    logger.addHandler(slow)
+    end = aiostream.on_context_failed(lambda error: told.set())
+    try:
+        stream = Stream()
+        breakable.break_context(700)
+        assert aiostream.health() is not None
+        with pytest.raises(aiostream.CudaError):
+            stream.shutdown()
+        assert settle(lambda: bool(came_first))
+    finally:
+        end()
+        logger.removeHandler(slow)
+    assert came_first == [True]
 
 
 def test_nothing_is_printed_where_logging_is_not_configured(driver_kind: str) -> None:

@@ -34,6 +34,11 @@ def test_repr_says_what_an_object_is(kind: str) -> None:
     assert repr(thing) == f"{said}, closed>"
 
 
+def test_repr_of_an_object_whose_constructor_has_not_ended(kind: str) -> None:
+    made: Any = type(KINDS[kind]())
+    assert repr(made.__new__(made)) == f"<aiostream.{kind}, not made>"
+
+
 def test_repr_says_more_of_some() -> None:
     class Mine(Stream):
         """A user's class."""

@@ -10,7 +10,7 @@ import pytest
 
 import internals
 from aiostream import ContextFailedError, Device, Stream, StreamPool
-from support import Gate, recover, spin
+from support import Gate, recover, spin, succeed
 from waiters import until
 
 
@@ -117,6 +117,35 @@ async def test_lost_context_wakes_waiting_tasks_and_names_the_devices(breakable:
     async with pool.stream() as stream:
         await stream.synchronize_async()
     await pool.aclose()
+
+
+@pytest.mark.simulator_only("resets a device's context")
+def test_the_error_names_the_device_that_is_lost(driver_kind: str) -> None:
+    printed = succeed(
+        driver_kind,
+        """
+        import asyncio
+        import aiostream
+        from aiostream import simulator
+
+        simulator.install(devices=2)
+        from cuda.bindings import driver
+
+        async def main():
+            pool = aiostream.StreamPool(2, devices=[0, 1])
+            assert int(driver.cuDevicePrimaryCtxReset(1)[0]) == 0
+            held = [await pool.acquire() for _ in range(2)]
+            for stream in held:
+                pool.release(stream)
+            try:
+                await pool.acquire()
+            except aiostream.ContextFailedError as error:
+                print(error)
+
+        asyncio.run(main())
+        """,
+    )
+    assert "a pool of 2 streams on devices 0, 1, whose device 1 is lost: " in printed
 
 
 def test_wrong_devices_are_refused() -> None:

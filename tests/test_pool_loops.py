@@ -354,3 +354,37 @@ def test_acquire_nowait_finds_a_lost_stream() -> None:
         pool.close()
 
     asyncio.run(lose())
+
+
+async def test_pool_may_change_while_another_thread_counts_its_tasks() -> None:
+    """As a scrape of the metrics does. Here the change comes between two steps of the count."""
+    steps = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal steps
+        if not frame.f_code.co_filename.endswith("_pool_waiters.py"):
+            return None
+        if event == "return" and frame.f_code.co_name != "count":
+            steps += 1
+            if steps == 1:
+                pool.release(held)  # it goes to the first task that waits
+        return trace
+
+    async def use() -> None:
+        async with pool.stream() as stream:
+            await stream.synchronize_async()
+
+    async with StreamPool(1) as pool:
+        held = await pool.acquire()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(use)
+            await until(lambda: pool.waiting == 3)
+            former = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                count = pool.waiting
+            finally:
+                sys.settrace(former)
+            assert count in (2, 3)
+            assert steps > 1

@@ -295,6 +295,62 @@ def test_a_gate_that_is_not_opened_opens_by_itself(tmp_path: Path) -> None:
     assert "1 failed, 1 passed, 1 error" in last_line(done), done.stdout
 
 
+def test_a_test_that_failed_is_not_said_to_leave_something_behind(tmp_path: Path) -> None:
+    suite = """
+    import aiostream
+    import pytest
+
+    def test_is_skipped_with_a_stream():
+        test_is_skipped_with_a_stream.kept = aiostream.Stream()
+        pytest.skip("why")
+
+    def test_fails_with_a_stream():
+        stream = aiostream.Stream()
+        assert stream is None
+    """
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator")
+    assert "ERROR test_suite.py::test_is_skipped_with_a_stream" in done.stdout, done.stdout
+    assert "1 failed, 1 skipped, 1 error" in last_line(done), done.stdout
+
+
+def test_leaks_are_allowed_also_by_name(tmp_path: Path) -> None:
+    suite = """
+    import pytest
+
+    @pytest.mark.cuda_leaks(n=0)
+    def test_by_name():
+        pass
+
+    @pytest.mark.cuda_leaks
+    def test_without_a_number():
+        pass
+    """
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator")
+    assert "cuda_leaks() missing 1 required positional argument: 'n'" in done.stdout, done.stdout
+    assert "1 passed, 1 error" in last_line(done), done.stdout
+
+
+def test_an_old_pytest_is_left_alone_until_it_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "old_pluggy.py").write_text(
+        textwrap.dedent("""
+        import pytest
+
+        def hookimpl(function=None, hookwrapper=False, optionalhook=False, tryfirst=False,
+                     trylast=False, specname=None, new=pytest.hookimpl):
+            return new(function, hookwrapper, optionalhook, tryfirst, trylast, specname)
+
+        pytest.hookimpl = hookimpl
+        """)
+    )
+    suite = "def test_it():\n    pass\n"
+    old = {"PYTEST_ADDOPTS": "-p old_pluggy"}
+    done = pytest_of(tmp_path, suite, **old)
+    assert last_line(done).startswith("1 passed"), done.stdout + done.stderr
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator", **old)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--aiostream=simulator needs pytest 8 with pluggy 1.2 or newer" in done.stderr
+
+
 def test_without_the_option_nothing_is_checked_and_nothing_imported(tmp_path: Path) -> None:
     suite = """
     import sys

@@ -219,6 +219,66 @@ async def test_wrong_iterations_are_refused() -> None:
             gate.open()
 
 
+async def test_two_tasks_cannot_take_the_futures_that_are_done() -> None:
+    import anyio
+
+    async with Stream() as stream:
+        future = stream.completion_future()
+        await future
+        steps = aiostream.as_completed([future])
+        ends: list[object] = []
+
+        async def take() -> None:
+            try:
+                ends.append(await steps.__anext__())
+            except (RuntimeError, StopAsyncIteration) as error:
+                ends.append(type(error))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            tasks.start_soon(take)
+        assert future in ends
+        assert ends.count(future) == 1
+        assert set(ends) - {future} <= {RuntimeError, StopAsyncIteration}
+
+
+async def test_an_iteration_that_was_left_early_is_not_called_back() -> None:
+    class Counted:
+        """A future as another library's, which shows its callbacks."""
+
+        def __init__(self) -> None:
+            self.callbacks: list[object] = []
+
+        def done(self) -> bool:
+            return False
+
+        def add_done_callback(self, callback: object) -> None:
+            self.callbacks.append(callback)
+
+        def remove_done_callback(self, callback: object) -> None:
+            self.callbacks.remove(callback)
+
+    futures = [Counted() for _ in range(3)]
+    steps = aiostream.as_completed(futures)
+    assert [len(future.callbacks) for future in futures] == [1, 1, 1]
+    del steps
+    assert [len(future.callbacks) for future in futures] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("loop_kind", ["trio"])
+async def test_each_step_of_the_iteration_is_a_checkpoint() -> None:
+    import trio.testing
+
+    async with Stream() as stream:
+        future = stream.completion_future()
+        await future
+        steps = aiostream.as_completed([future])
+        with trio.testing.assert_checkpoints():
+            await steps.__anext__()
+        with trio.testing.assert_checkpoints(), pytest.raises(StopAsyncIteration):
+            await steps.__anext__()
+
+
 def test_iteration_needs_a_loop() -> None:
     with pytest.raises(RuntimeError, match="asyncio"):
         aiostream.as_completed([])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import gc
 import sys
 import time
@@ -95,6 +96,23 @@ async def test_ledger_names_what_is_pending() -> None:
             await future
 
 
+async def test_ledger_in_a_coroutine_does_not_wait_for_a_turn_of_the_loop() -> None:
+    """A task that has polled its work goes on before the loop has got the ticket."""
+    async with Stream() as stream:
+        for _ in range(20):
+            with ledger(seconds=0.2):
+                assert await stream.enqueue_async(lambda stream: [stream]) == [stream]
+
+
+async def test_ledger_names_work_whose_future_was_cancelled() -> None:
+    async with Stream() as stream:
+        with Gate() as gate:
+            with pytest.raises(LedgerError, match="pending"), ledger(seconds=0.05):
+                gate.hold(stream)
+                stream.enqueue_async(lambda stream: None).cancel()
+            gate.open()
+
+
 def test_ledger_collects_garbage_and_lets_the_error_of_the_block_win() -> None:
     gc.collect()
     with ledger():
@@ -181,6 +199,34 @@ async def test_torch_s_synchronize_is_found(monkeypatch: pytest.MonkeyPatch) -> 
         torch.synchronize()
     # One call, although it calls another that would be found.
     assert [call.name for call in found] == ["torch.cuda.synchronize"]
+
+
+def test_calls_that_others_have_replaced_meanwhile_stay_and_ours_call_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def synchronize() -> str:
+        return "done"
+
+    torch: Any = types.SimpleNamespace(synchronize=synchronize)
+    original = torch.synchronize
+    monkeypatch.setitem(sys.modules, "torch.cuda", torch)
+
+    async def call() -> list[str]:
+        return [torch.synchronize(), stale()]
+
+    with blocking_calls() as found:
+        stale = torch.synchronize
+        torch.synchronize = own = functools.partial(stale)
+    assert torch.synchronize is own
+    assert asyncio.run(call()) == ["done", "done"]
+    assert found == []
+    with blocking_calls() as first:
+        torch.synchronize = original
+        with blocking_calls() as second:
+            asyncio.run(call())
+        assert torch.synchronize is original
+    assert torch.synchronize is original
+    assert ([call.name for call in second], first) == (["torch.cuda.synchronize"], [])
 
 
 # ------------------------------------------------------------------------------ faults

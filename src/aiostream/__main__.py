@@ -86,6 +86,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from aiostream import _doctor
 
         return _doctor.run(as_json=options.json)
+    try:
+        return _run_on_driver(parser, compare, options)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "cuda":
+            raise
+        print(
+            f"NVIDIA's bindings are missing ({error}): run `pip install 'cuda-bindings>=12.9,<14'`",
+            file=sys.stderr,
+        )
+        return 1
+
+
+def _run_on_driver(
+    parser: argparse.ArgumentParser,
+    compare: argparse.ArgumentParser,
+    options: argparse.Namespace,
+) -> int:
     if options.command == "bench":
         from aiostream import _bench
 

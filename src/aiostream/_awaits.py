@@ -7,10 +7,11 @@ all, because two that replace the same methods would put each other's functions 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from aiostream import _process
@@ -78,10 +79,12 @@ class _Here(threading.local):
     watches: tuple[Watch, ...] = ()  # of the call or the step that runs in this thread
 
 
-_lock = threading.RLock()  # guards changes of the next three; reentrant for signal handlers
-_observers: tuple[Observer, ...] = ()
-_close_observers: tuple[Observer, ...] = ()  # those of them that need each step
-_undo: dict[bool, list[Callable[[], None]]] = {False: [], True: []}  # [True]: for each step
+# Guards changes of the methods. Reentrant, because a signal handler may come to it in the thread
+# that holds it.
+_lock = threading.RLock()
+# By registration, in order. Any thread, single dict operations, which a handler cannot divide.
+_observers: dict[object, Observer] = {}
+_close_observers: dict[object, Observer] = {}  # those of them that need each step
 _here = _Here()
 # The watches of a future, while it lives. Guarded by `_watched_lock`, because the janitor asks too.
 _watched: weakref.WeakKeyDictionary[Any, tuple[Watch, ...]] = weakref.WeakKeyDictionary()
@@ -92,57 +95,87 @@ def observe(observer: Observer, *, steps: bool = False) -> Callable[[], None]:
     """Has `observer` called at the beginning of each await from now on, until you call the result.
 
     Args:
-        observer: Makes a `Watch`. Each registration is a registration of its own.
+        observer: Makes a `Watch`. Register an object of its own each time.
         steps: Whether its watches need more than `arguments`, `returned` and `ended`.
 
     Threads: any.
     """
-    global _observers, _close_observers
-
-    def own(call: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch:
-        return observer(call, target, args, kwargs)
-
-    with _lock:
-        _observers = (*_observers, own)
+    end = functools.partial(forget, observer)
+    try:
+        _observers[observer] = observer
         if steps:
-            _close_observers = (*_close_observers, own)
+            _close_observers[observer] = observer
         _replace_or_put_back()
-
-    def end() -> None:
-        global _observers, _close_observers
-        with _lock:
-            _observers = tuple(each for each in _observers if each is not own)
-            _close_observers = tuple(each for each in _close_observers if each is not own)
-            _replace_or_put_back()
-
+    except BaseException:
+        end()  # the caller gets no function that ends it
+        raise
     return end
 
 
+def forget(observer: Observer) -> None:
+    """Ends what `observe` has begun. It may have ended already."""
+    _observers.pop(observer, None)
+    _close_observers.pop(observer, None)
+    _replace_or_put_back()
+
+
 def _replace_or_put_back() -> None:
-    if _observers and not _undo[False]:
-        for owners, observed in ((_COROUTINES, _coroutine), (_FUTURES, _future)):
-            for owner, name in owners:
-                original = getattr(owner, name)
-                _replace(owner, name, observed(original, f"{owner.__name__}.{name}"), False)
-    if _close_observers and not _undo[True]:
-        for owner, name, wrap in _INSIDE:
-            _replace(owner, name, wrap(getattr(owner, name)), True)
-    for steps, wanted in ((True, _close_observers), (False, _observers)):
-        while _undo[steps] and not wanted:
-            _undo[steps].pop()()
+    """Replaces what the observers need, and puts back the rest.
+
+    Each step can be repeated, because a KeyboardInterrupt may come after any of them.
+    """
+    with _lock:
+        while True:
+            wanted = bool(_observers), bool(_close_observers)
+            for owner, name, wrap in _methods():
+                _replace(owner, name, wrap) if wanted[0] else _put_back(owner, name)
+            for owner, name, wrap in _INSIDE:
+                _replace(owner, name, wrap) if wanted[1] else _put_back(owner, name)
+            if wanted == (bool(_observers), bool(_close_observers)):
+                return  # else a signal handler has changed it meanwhile
 
 
-def _replace(owner: type, name: str, new: Any, steps: bool) -> None:
-    inherited = name not in vars(owner)
-    put_back = (owner, name) if inherited else (owner, name, vars(owner)[name])
-    setattr(owner, name, new)
-    _undo[steps].append(functools.partial(delattr if inherited else setattr, *put_back))
+def _methods() -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
+    for owners, observed in ((_COROUTINES, _coroutine), (_FUTURES, _future)):
+        for owner, name in owners:
+            yield owner, name, functools.partial(observed, call=f"{owner.__name__}.{name}")
+
+
+def _replace(owner: type, name: str, wrap: Callable[[Any], Any]) -> None:
+    # Read once, because a signal handler may replace it here, and then it looks like an own one.
+    own = vars(owner).get(name)
+    original = own or getattr(owner, name)
+    if _origin(original) is None:
+        new = wrap(original)
+        setattr(new, _ORIGIN, (new, original, own is None))
+        setattr(owner, name, new)
+
+
+def _put_back(owner: type, name: str) -> None:
+    origin = _origin(vars(owner).get(name))
+    if origin is not None:
+        _, original, inherited = origin
+        if inherited:
+            with contextlib.suppress(AttributeError):  # a signal handler was faster
+                delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+# The attribute of a replacement that holds: itself, the original, and whether the class has
+# inherited the original. Itself, because functools.wraps copies attributes to other functions.
+_ORIGIN = "_aiostream_origin"
+
+
+def _origin(method: Any) -> tuple[Any, Any, bool] | None:
+    origin: tuple[Any, Any, bool] | None = getattr(method, _ORIGIN, None)
+    return origin if origin is not None and origin[0] is method else None
 
 
 # ------------------------------------------------------------------------ the public methods
 
 
-def _coroutine(original: Any, call: str) -> Any:
+def _coroutine(original: Any, *, call: str) -> Any:
     @functools.wraps(original)
     async def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
         watches, args = _begin(call, self, args, kwargs)
@@ -151,6 +184,10 @@ def _coroutine(original: Any, call: str) -> Any:
                 result = await _Stepped(original(self, *args, **kwargs), watches)
             else:
                 result = await original(self, *args, **kwargs)
+        except GeneratorExit:
+            # The coroutine was dropped, and no task waits any more. This may be the garbage
+            # collector, anywhere in any thread. An observer could meet a lock there that is held.
+            raise
         except BaseException as error:
             _end(watches, "failed" if isinstance(error, Exception) else "cancelled", error)
             raise
@@ -160,7 +197,7 @@ def _coroutine(original: Any, call: str) -> Any:
     return observed
 
 
-def _future(original: Any, call: str) -> Any:
+def _future(original: Any, *, call: str) -> Any:
     @functools.wraps(original)
     def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
         watches, args = _begin(call, self, args, kwargs)
@@ -195,7 +232,7 @@ def _begin(
     call: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Watch, ...], tuple[Any, ...]]:
     watches = []
-    for observer in _observers:
+    for observer in list(_observers.values()):
         try:
             watch = observer(call, target, args, kwargs)
             args = watch.arguments(args)
@@ -214,7 +251,7 @@ def _each(watches: tuple[Watch, ...], name: str, *values: Any) -> None:
     for watch in watches:
         try:
             getattr(watch, name)(*values)
-        except BaseException as error:
+        except Exception as error:
             _process.report_unraisable(error, watch)
 
 

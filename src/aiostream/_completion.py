@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
 from aiostream import _arguments, _driver, _native, _points, _process
@@ -322,8 +323,19 @@ class KeepAlive:
 
 def pending_futures() -> int:
     """Counts the futures that wait for their point, one by one."""
-    return sum(
-        1
-        for point in list(_points.registry.values())
-        if isinstance(point, Completion) and point.state is State.PENDING
-    )
+    return sum(1 for _ in _pending())
+
+
+def settled_futures() -> int:
+    """Counts those of them that are done for their task, and wait for a turn of their loop.
+
+    A task that has polled its work goes on before its loop gets the ticket.
+    """
+    futures = [point.future for point in _pending()]
+    return sum(future is not None and future.done() for future in futures)
+
+
+def _pending() -> Iterator[Completion]:
+    for point in list(_points.registry.values()):
+        if isinstance(point, Completion) and point.state is State.PENDING:
+            yield point

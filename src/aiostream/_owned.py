@@ -59,6 +59,9 @@ class Owned(_arguments.NotCopied):
 
     def __repr__(self) -> str:
         kind = type(self)
+        if getattr(self, "_handle", None) is None:
+            # A debugger shows it in its constructor, and a traceback after that has failed.
+            return f"<{_package_of(kind)}.{kind.__qualname__}, not made>"
         traits = "".join(f", {trait}" for trait in self._traits())
         place = "".join(self._name.partition(" on ")[1:])
         return f"<{_package_of(kind)}.{kind.__qualname__} {self._handle.value:#x}{place}{traits}>"

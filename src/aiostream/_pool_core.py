@@ -240,6 +240,9 @@ class PoolCore:
     def _error(self, code: int) -> CudaError:
         numbers = dict.fromkeys(str(slot.device) for slot in self._slots)
         where = f"{'device' if len(numbers) == 1 else 'devices'} {', '.join(numbers)}"
+        lost = [str(int(each.device)) for each in self._places if each.context.health()]
+        if 0 < len(lost) < len(numbers):  # a reset concerns one device, and a fault concerns all
+            where += f", whose device {', '.join(lost)} is lost"
         return _driver.error(code, "cuStreamQuery", f"a pool of {self._size} streams on {where}")
 
     def _refuse(self, reason: str = "the pool was closed") -> None:
@@ -254,7 +257,9 @@ class PoolCore:
 
     def _holders(self) -> str:
         """Which tasks hold streams, such as ` to 'Task-3', 'Task-5'`."""
-        tasks = [slot.holder() for slot in self._lent.values() if slot.holder is not None]
+        # Also for another thread's repr: each list is made in one step.
+        holders = [slot.holder for slot in list(self._lent.values())]
+        tasks = [holder() for holder in holders if holder is not None]
         names = [repr(_loops.task_name(task)) for task in tasks[:_MOST_NAMES] if task is not None]
         if not names:
             return ""

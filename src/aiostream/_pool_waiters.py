@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Waiters:
     """The futures of the waiting tasks, and the watches of the pool's contexts meanwhile.
 
-    Only the thread of the loop that uses the pool touches them, except `end_watches`.
+    Only the thread of the loop that uses the pool touches them, except `count` and `end_watches`.
     """
 
     def __init__(self) -> None:
@@ -27,8 +27,9 @@ class Waiters:
         self._watches: list[Watch] = []
 
     def count(self) -> int:
-        """How many tasks still wait."""
-        return sum(not future.done() for future in self.futures)
+        """How many tasks still wait. Any thread may ask, such as one that exports metrics."""
+        # A list, made in one step, because Python refuses to iterate over a dict that changes.
+        return sum(not future.done() for future in list(self.futures))
 
     def alive(self) -> list[Any]:
         """The futures of the tasks that still can be woken, because their loop is open."""

@@ -183,8 +183,8 @@ _to_release: queue.SimpleQueue[Any] = queue.SimpleQueue()
 def _release() -> None:
     while True:
         held = _to_release.get()
-        if isinstance(held, threading.Event):  # from `_settle`, which waits for it
-            held.set()
+        if not isinstance(held, tuple):  # from `run_in_releaser`
+            _report_from(held, held)
         # The destructor runs here, before the next `get` blocks.
         del held
 
@@ -199,6 +199,15 @@ def release_in_thread(*objects: Any) -> None:
     """
     if _started and not _native.is_forked():
         _to_release.put(objects)
+
+
+def run_in_releaser(task: Callable[[], Any]) -> None:
+    """Has the releaser call `task`, which may block. Does nothing in a forked child.
+
+    Threads: any, also in a finalizer.
+    """
+    if _started and not _native.is_forked():
+        _to_release.put(task)
 
 
 # -------------------------------------------------------------------------------- start and end
@@ -265,5 +274,5 @@ def _settle() -> None:
     deadline = time.monotonic() + _EXIT_PATIENCE
     if cleaned.wait(_EXIT_PATIENCE):
         # After the janitor, because the janitor gives objects to the releaser.
-        _to_release.put(released)
+        _to_release.put(released.set)
         released.wait(deadline - time.monotonic())

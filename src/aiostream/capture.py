@@ -488,9 +488,9 @@ class CaptureMethods:
     def begin_capture(self, mode: CaptureMode = CaptureMode.GLOBAL) -> None:
         """Begins to collect the stream's work in a graph (`cuStreamBeginCapture`).
 
-        The work does not run.         `capture` does this for a block, and always ends it. Other
-        streams join the capture if they wait for an event that you record on this stream. You have
-        to join them back in the same way before the end. During the capture, the waits, `query` and
+        The work does not run. `capture` does this for a block, and always ends it. Other streams
+        join the capture if they wait for an event that you record on this stream. You have to join
+        them back in the same way before the end. During the capture, the waits, `query` and
         `synchronize` are refused.
 
         Args:

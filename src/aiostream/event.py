@@ -159,9 +159,9 @@ class Event(WithBlock):
     def query(self) -> bool:
         """Whether the GPU has passed the recorded point (`cuEventQuery`).
 
-        Without a record it is `True`.         If you have recorded the event on a capturing stream
-        with `record`, this call is refused and the capture goes on. If other code has recorded its
-        raw handle there, the library cannot know. Then the driver refuses, and the capture is
+        Without a record it is `True`. If you have recorded the event on a capturing stream with
+        `record`, this call is refused and the capture goes on. If other code has recorded its raw
+        handle there, the library cannot know. Then the driver refuses, and the capture is
         invalidated.
 
         Raises:
@@ -283,8 +283,8 @@ class Event(WithBlock):
     async def aclose(self) -> None:
         """Waits until the GPU has passed the recorded point, then destroys the event.
 
-        You may call this again.         If the event was recorded on a capturing stream there is no
-        such point, and it is destroyed at once.
+        You may call this again. If the event was recorded on a capturing stream there is no such
+        point, and it is destroyed at once.
 
         Cancellation: destroys the event at once, and raises.
 

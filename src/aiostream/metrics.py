@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,8 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
     took before is not timed.
 
     Threads: `hook` is called in the thread of the loop in which the task waits, so it must not
-    block. Its exception goes to `sys.unraisablehook`.
+    block. Its exception goes to `sys.unraisablehook`. A `KeyboardInterrupt` and a `SystemExit` go
+    on to the task.
 
     Returns:
         A function that ends this. You may call it again.
@@ -75,13 +77,20 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
     """
     _arguments.plain_function(hook, "on_wait", "have it call loop.create_task")
     hooks = [hook]
-    stop = _awaits.observe(lambda call, *_: _Timed(call, hooks))
+
+    def observer(call: str, *_: Any) -> _Timed:
+        return _Timed(call, hooks)
 
     def end() -> None:
         hooks.clear()  # a wait that began before is not reported any more
-        stop()
+        _awaits.forget(observer)
 
-    return end
+    try:
+        _awaits.observe(observer)
+        return end
+    except BaseException:
+        end()  # the caller gets no function that ends it
+        raise
 
 
 class _Timed(_awaits.Watch):
@@ -100,6 +109,9 @@ class _Timed(_awaits.Watch):
 
 
 # ------------------------------------------------------------------------------ Prometheus
+
+
+_MOST_UNCOUNTED = 1024  # waits
 
 
 class _Histogram:
@@ -152,7 +164,12 @@ class Collector:
         if not self._bounds or sorted(set(self._bounds)) != self._bounds:
             raise ValueError(f"buckets rise and are not empty, unlike {list(buckets)}")
         self._pools = dict(pools or {})
-        self._lock = threading.RLock()  # guards the histograms
+        # Waits that are not in the histograms yet. Any thread appends, because a deque needs no
+        # lock, and a wait may end inside a garbage collection that interrupts a scrape.
+        self._seen: deque[tuple[str, str, float]] = deque()
+        # Guards the next two. Reentrant, for signal handlers.
+        self._lock = threading.RLock()
+        self._counting = False  # a thread counts, and may be interrupted in it by its own code
         self._histograms: dict[tuple[str, str], _Histogram] = {}
         self._end = on_wait(self._observe)
 
@@ -161,13 +178,30 @@ class Collector:
         self._end()
 
     def _observe(self, wait: Wait) -> None:
-        place = bisect.bisect_left(self._bounds, wait.seconds)
-        with self._lock:
-            histogram = self._histograms.get((wait.call, wait.outcome))
-            if histogram is None:
-                histogram = self._histograms[wait.call, wait.outcome] = _Histogram(self._bounds)
-            histogram.counts[place] += 1
-            histogram.seconds += wait.seconds
+        # Without the error, because its traceback keeps the frames of the task.
+        self._seen.append((wait.call, wait.outcome, wait.seconds))
+        # Counted here too, because it may be long until the next scrape. Never waits for the lock.
+        if len(self._seen) >= _MOST_UNCOUNTED and self._lock.acquire(blocking=False):
+            try:
+                self._count()
+            finally:
+                self._lock.release()
+
+    def _count(self) -> None:
+        """Moves what was seen into the histograms. Its caller holds the lock."""
+        if self._counting:
+            return
+        self._counting = True
+        try:
+            while self._seen:
+                call, outcome, seconds = self._seen.popleft()
+                histogram = self._histograms.get((call, outcome))
+                if histogram is None:
+                    histogram = self._histograms[call, outcome] = _Histogram(self._bounds)
+                histogram.counts[bisect.bisect_left(self._bounds, seconds)] += 1
+                histogram.seconds += seconds
+        finally:
+            self._counting = False
 
     def describe(self) -> list[Metric]:
         """Nothing: so the registry need not collect when this is registered."""
@@ -195,9 +229,10 @@ class Collector:
             labels=["call", "outcome"],
         )
         with self._lock:
+            self._count()
             counted = {
                 labels: (list(each.counts), each.seconds)
-                for labels, each in self._histograms.items()
+                for labels, each in list(self._histograms.items())
             }
         for labels, (counts, seconds) in sorted(counted.items()):
             total, buckets = 0, []

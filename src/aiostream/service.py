@@ -186,12 +186,23 @@ class _AsCompleted(AsyncIterator[F]):
         _loops.current_bridge()  # refuses where no loop runs
         self._deadline = math.inf if seconds is None else anyio.current_time() + seconds
         self._left = len(futures)
+        self._in_use = False  # a task is in a step
         self._ended: _Ended[F] = _Ended()
+        self._pending: dict[F, None] = {}  # those that call back, or are not given yet
+        self._thread = threading.get_ident()
         for future in futures:
             if future.done():
                 self._ended.futures.append(future)
             else:
                 future.add_done_callback(self._ended)
+                self._pending[future] = None
+
+    def __del__(self, this_thread: Callable[[], int] = threading.get_ident) -> None:
+        # Left early: the pending futures need not call back. Only in the loop's own thread, because
+        # futures are not safe for others, and a garbage collection may come anywhere.
+        if getattr(self, "_thread", None) == this_thread():
+            for future in list(self._pending):
+                future.remove_done_callback(self._ended)
 
     if not TYPE_CHECKING:  # type checkers say it without this
 
@@ -199,20 +210,26 @@ class _AsCompleted(AsyncIterator[F]):
             raise TypeError("as_completed() has no plain iterator: write `async for`")
 
     async def __anext__(self) -> F:
+        if self._in_use:
+            raise RuntimeError("another task waits for the next of these futures: use one task")
+        self._in_use = True
+        try:
+            if self._ended.futures or not self._left:
+                await waiting.checkpoint()
+            else:
+                await self._next_end()
+        finally:
+            self._in_use = False
         if not self._left:
             raise StopAsyncIteration
-        if self._ended.futures:
-            await waiting.checkpoint()
-        else:
-            await self._next_end()
         self._left -= 1
-        return self._ended.futures.popleft()
+        future = self._ended.futures.popleft()
+        self._pending.pop(future, None)
+        return future
 
     async def _next_end(self) -> None:
         import anyio
 
-        if self._ended.waiter is not None:
-            raise RuntimeError("another task waits for the next of these futures: use one task")
         self._ended.waiter = waiter = _loops.current_bridge().new_future()
         left = self._deadline - anyio.current_time()
         try:
@@ -380,9 +397,10 @@ def _noticed(error: ContextFailedError) -> None:
     first = _copy_of(error)
     # Several threads may meet the code at once. One of them wins, and notifies the listeners.
     if _failures.setdefault(error.code, first) is first:
-        _process.run_in_janitor(lambda: _log_lost_context(first))
         for listener in list(_listeners):
             listener.notify(first)
+        # In another thread than the listeners, because a handler of the application may be slow.
+        _process.run_in_releaser(lambda: _log_lost_context(first))
 
 
 def _log_lost_context(error: ContextFailedError) -> None:

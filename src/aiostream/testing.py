@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from aiostream import _driver, _kernels, _native, _turns, interop, service
+from aiostream import _completion, _driver, _kernels, _native, _turns, interop, service
 from aiostream._statistics import Statistics, statistics
 from aiostream.device import Context, Device
 
@@ -256,21 +256,26 @@ def ledger(*, leaks: int = 0, seconds: float = 5.0) -> Iterator[None]:
         ...     async with aiostream.Stream() as stream:
         ...         spin(stream, 0.001)
     """
-    before = statistics()
+    before, settled = statistics(), _completion.settled_futures()
     yield
     gc.collect()
-    if not settle(lambda: not _left_since(before, leaks), seconds):
-        error = LedgerError("; ".join(_left_since(before, leaks)) or "it ended too late")
+    if not settle(lambda: not _left_since(before, settled, leaks), seconds):
+        error = LedgerError("; ".join(_left_since(before, settled, leaks)) or "it ended too late")
         error.add_note(f"{before}\n-> {statistics()}")
         raise error
 
 
-def _left_since(before: Statistics, leaks: int) -> list[str]:
+def _left_since(before: Statistics, settled: int, leaks: int) -> list[str]:
+    # If the block is in a coroutine, its loop has no turn now. So what only waits for that does not
+    # count: a future that is done for its task. Read last, because another loop may deliver one
+    # meanwhile. It then counts too much here, and the next look corrects it.
     now = statistics()
+    settled = _completion.settled_futures() - settled
+    pending = now.futures.pending - before.futures.pending
     counts = {
         "streams, events or graphs are open": now.handles.open - before.handles.open,
         "host functions or callbacks are pending": now.points.pending - before.points.pending,
-        "futures are pending": now.futures.pending - before.futures.pending,
+        "futures are pending": pending - settled,
         "waits are pending": now.waits.pending - before.waits.pending,
     }
     left = [f"{count} more {what}" for what, count in counts.items() if count > 0]
@@ -366,8 +371,11 @@ def _replace(
     if original is None:
         return
 
+    has_ended = False
+
     def noted(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_outermost, "busy", False) or not _turns.runs_loop():
+        # Some code may have kept this function, and call it after the block.
+        if has_ended or getattr(_outermost, "busy", False) or not _turns.runs_loop():
             return original(*args, **kwargs)
         _outermost.busy = True
         try:
@@ -376,8 +384,14 @@ def _replace(
         finally:
             _outermost.busy = False
 
+    def put_back() -> None:
+        nonlocal has_ended
+        has_ended = True
+        if getattr(owner, last, None) is noted:  # else other code has replaced it meanwhile
+            setattr(owner, last, original)
+
     setattr(owner, last, noted)
-    undo.callback(setattr, owner, last, original)
+    undo.callback(put_back)
 
 
 _LOOPS = ("asyncio", "trio", "anyio", "uvloop")
