@@ -35,7 +35,7 @@ def test_repr_says_what_an_object_is(kind: str) -> None:
 
 
 def test_repr_of_an_object_whose_constructor_has_not_ended(kind: str) -> None:
-    made = type(KINDS[kind]())
+    made: Any = type(KINDS[kind]())
     assert repr(made.__new__(made)) == f"<aiostream.{kind}, not made>"
 
 
