@@ -240,7 +240,10 @@ class PoolCore:
     def _error(self, code: int) -> CudaError:
         numbers = dict.fromkeys(str(slot.device) for slot in self._slots)
         where = f"{'device' if len(numbers) == 1 else 'devices'} {', '.join(numbers)}"
-        lost = [str(int(each.device)) for each in self._places if each.context.health()]
+        # Both are in the order of the slots. A lost context no longer knows its device.
+        lost = [
+            number for number, each in zip(numbers, self._places, strict=False) if _is_lost(each)
+        ]
         if 0 < len(lost) < len(numbers):  # a reset concerns one device, and a fault concerns all
             where += f", whose device {', '.join(lost)} is lost"
         return _driver.error(code, "cuStreamQuery", f"a pool of {self._size} streams on {where}")
@@ -279,6 +282,13 @@ class PoolCore:
         waiters = getattr(self, "_waiters", None)
         if waiters is not None:
             waiters.end_watches(end_health)
+
+
+def _is_lost(stream: Stream) -> bool:
+    try:
+        return stream.context.health() != 0
+    except CudaError:  # the first use of the context, and it is lost already
+        return True
 
 
 def _end_watches_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[_loops.Bridge]) -> None:
