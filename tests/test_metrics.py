@@ -309,6 +309,10 @@ def test_a_handler_may_add_a_hook_while_one_is_added_or_removed() -> None:
     with_a_handler_at_each_line(add_and_remove, add)
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12),
+    reason="Python 3.12 does not trace every instruction that it is asked to",
+)
 def test_methods_are_replaced_and_put_back_after_ctrl_c_at_any_place() -> None:
     before, strikes = attributes(), 0
     while True:

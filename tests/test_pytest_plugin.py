@@ -321,13 +321,17 @@ def test_leaks_are_allowed_also_by_name(tmp_path: Path) -> None:
     def test_by_name():
         pass
 
+    @pytest.mark.cuda_leaks(3)
+    def test_skipped():
+        pytest.skip("why")
+
     @pytest.mark.cuda_leaks
     def test_without_a_number():
         pass
     """
     done = pytest_of(tmp_path, suite, "--aiostream=simulator")
     assert "cuda_leaks() missing 1 required positional argument: 'n'" in done.stdout, done.stdout
-    assert "1 passed, 1 error" in last_line(done), done.stdout
+    assert "1 passed, 1 skipped, 1 error" in last_line(done), done.stdout
 
 
 def test_an_old_pytest_is_left_alone_until_it_is_asked(tmp_path: Path) -> None:
