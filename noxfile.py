@@ -26,7 +26,7 @@ def install(session: nox.Session, *packages: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Runs the whole suite on the package as users install it: about 20 minutes on two cores."""
+    """Runs the whole suite on the package as users install it: about half an hour."""
     install(session, ".[test]")
     session.run("python", "-m", "pytest", *session.posargs)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import internals
-from aiostream import CaptureMode, Stream, StreamCaptureError
+from aiostream import CaptureMode, Stream, StreamCaptureError, statistics
 from support import Gate, held_stream, run_on, run_script, settle
 
 RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
@@ -197,7 +197,10 @@ def test_an_interrupt_while_a_queue_is_used_leaves_none(loop_kind: str) -> None:
         struck, internals.QUEUE_STEPS, lambda: run_on(loop_kind, use)
     ):
         struck += 1
-        gc.collect()  # what is alive at once has a queue each, and the queues are kept for reuse
+        # Each loop that is alive, or whose host function has yet to run, has a queue of its own, and
+        # queues are kept for reuse.
+        assert settle(lambda: statistics().points.pending == 0)
+        gc.collect()
         assert settle(internals.janitor_is_idle)
     assert struck > 10
     run_on(loop_kind, use)
