@@ -197,8 +197,8 @@ def test_an_interrupt_while_a_queue_is_used_leaves_none(loop_kind: str) -> None:
         struck, internals.QUEUE_STEPS, lambda: run_on(loop_kind, use)
     ):
         struck += 1
-        # Each loop that is alive, or whose host function has yet to run, has a queue of its own, and
-        # queues are kept for reuse.
+        # Each loop that is alive, or whose host function has yet to run, has a queue of its own.
+        # Queues are kept for reuse.
         assert settle(lambda: statistics().points.pending == 0)
         gc.collect()
         assert settle(internals.janitor_is_idle)
