@@ -187,7 +187,7 @@ class GateOfTest(Gate):
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
-        self.has_given_up = False
+        self.has_given_up: bool = False
         self._seconds = seconds
         self._timer: threading.Timer | None = None
 
