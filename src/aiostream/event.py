@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from aiostream import _arguments, _driver, _native, _process, errors, interop, waiting
 from aiostream._owned import WithBlock
 from aiostream._reference import HasReference, Reference, current_or_default_context
 from aiostream.device import Context, Device, DeviceLike
-from aiostream.errors import CudaError, StreamClosedError
 from aiostream.futures import CompletionFuture
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ _BLOCKING_SYNC, _DISABLE_TIMING, _INTERPROCESS = 1, 2, 4
 _INVALID_HANDLE, _NOT_READY = 400, 600
 
 
-class Event(WithBlock):
+class Event(WithBlock, waiting.AwaitedBlock):
     """A CUDA event: a point of a stream that you can wait for.
 
     `record(stream)` sets the point. `await event` waits for it without blocking the loop. An event
@@ -301,24 +299,6 @@ class Event(WithBlock):
             self._close_quietly()
             raise
         self.close()
-
-    async def __aenter__(self) -> Self:
-        self._require_open()
-        await waiting.checkpoint()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            await self.aclose()
-        except (CudaError, StreamClosedError):
-            if error is None:
-                raise
-            # The body's own error says what went wrong first.
 
     def _traits(self) -> list[str]:
         return ["timing", *super()._traits()] if self._timing else super()._traits()

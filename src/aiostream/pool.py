@@ -22,7 +22,7 @@ __all__ = ["StreamPool"]
 _TURNS_AFTER = 16
 
 
-class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock):
+class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.AwaitedBlock):
     """A fixed number of streams for any number of tasks. One task at a time uses each stream.
 
     `async with pool.stream() as stream:` waits until a stream is free, and gives it back at the end
@@ -329,24 +329,6 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock):
                 self.close()
             raise
         self.close()
-
-    async def __aenter__(self) -> StreamPool:
-        self._require_open()
-        await waiting.checkpoint()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            await self.aclose()
-        except (CudaError, StreamClosedError):
-            if error is None:
-                raise
-            # The body's own error says what went wrong first.
 
 
 class _Lending(_arguments.AsyncBlock):

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from types import FunctionType, TracebackType
+from types import FunctionType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _arguments, _arming, _driver, _native, _process, capture, interop, waiting
@@ -55,6 +55,7 @@ class Stream(
     ThreadStream,
     Transferable,
     _arguments.AsyncBlock,
+    waiting.AwaitedBlock,
 ):
     """A CUDA stream that you can await.
 
@@ -381,24 +382,6 @@ class Stream(
                 raise self._closed_capturing(error) from None
             raise
         self.close()
-
-    async def __aenter__(self) -> Self:
-        self._require_open()
-        await waiting.checkpoint()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            await self.aclose()
-        except (CudaError, StreamClosedError):
-            if error is None:
-                raise
-            # The body's own error says what went wrong first.
 
     def into_raw(self) -> int:
         """Gives the handle away, and returns it.

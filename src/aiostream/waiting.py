@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aiostream import _arguments, _arming, _driver, _loops, _native, _points
 from aiostream._completion import Completion, EventCompletion, SettledFuture, State, leak
 from aiostream._reference import Reference, call_with, wait_list_of
 from aiostream.enums import WaitStrategy
+from aiostream.errors import CudaError, StreamClosedError
 
 __all__ = ["default_wait", "set_default_wait"]
 
@@ -340,3 +342,33 @@ async def wait_for(completion: Completion) -> None:
     except BaseException:
         completion.cancel()
         raise
+
+
+class AwaitedBlock:
+    """An object whose `async with` block ends with its `aclose`."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def _require_open(self) -> None: ...
+
+        async def aclose(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        self._require_open()
+        await checkpoint()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.aclose()
+        except (CudaError, StreamClosedError):
+            if error is None:
+                raise
+            # The body's own error says what went wrong first.
