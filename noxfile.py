@@ -110,7 +110,7 @@ def dev_tools() -> list[str]:
 
 
 def is_source(path: Path) -> bool:
-    """Whether it is a file of ours, not one of an environment in a folder such as .nox."""
+    """Whether it is a file of this project. An environment in a folder such as .nox has others."""
     return path.parts[0] in {"src", "tests"}
 
 

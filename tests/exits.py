@@ -219,8 +219,8 @@ class Running:
         import anyio
 
         if self.plan.end == "SIGTERM handled":
-            # A task group of anyio cancels its tasks for ever if the handler's SystemExit has come
-            # in the wrong place.
+            # Without a task group: if the handler's SystemExit strikes one of anyio at some places,
+            # the group cancels its tasks again and again, and the program does not end.
             self.begin_all(lambda function: self.kept.append(asyncio.ensure_future(function())))
             await self.end()
             return

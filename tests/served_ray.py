@@ -33,7 +33,7 @@ class Model(ray_serve.Model.func_or_class):  # type: ignore[name-defined, misc, 
 
     async def __call__(self, request: Request) -> dict[str, Any]:
         if "fault" in request.query_params:
-            testing.launch(aiostream.Stream(0), "trap")  # and nobody waits for it
+            testing.launch(aiostream.Stream(0), "trap")  # no task waits for it
             return {"pid": os.getpid()}
         answer: dict[str, Any] = await super().__call__(request)
         return answer

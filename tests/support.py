@@ -143,6 +143,7 @@ def run_script(
     *,
     timeout: float = 60.0,
     warnings: str = "error",
+    folder: Path | None = None,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python text in a process of its own, on the driver that is under test.
@@ -164,6 +165,7 @@ def run_script(
         text=True,
         timeout=timeout,
         env=variables,
+        cwd=folder,
         check=False,
     )
 

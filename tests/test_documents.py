@@ -138,7 +138,7 @@ def test_snippet_runs(driver_kind: str, program: Program, tmp_path: Path) -> Non
         return
     code = _TYPED.format(source=program.code) if program.how == "typed" else program.code
     warnings = "ignore" if program.needs else "error"
-    done = run_script(driver_kind, code, warnings=warnings, NO_COLOR="1")
+    done = run_script(driver_kind, code, warnings=warnings, folder=tmp_path, NO_COLOR="1")
     assert done.returncode == 0, done.stderr
     assert program.needs or not done.stderr, done.stderr
     printed = iter(done.stdout.splitlines())

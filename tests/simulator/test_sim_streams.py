@@ -345,7 +345,8 @@ def test_thousands_of_host_functions_queue_without_blocking(stream: Any, gate: G
 def test_idle_costs_nothing() -> None:
     """In a process of its own: the suite's has other threads.
 
-    The least of several periods, for a busy machine charges its own to whoever runs there.
+    It takes the smallest of several measured times, because other work on a busy machine makes
+    some of them larger.
     """
     program = """
         from aiostream import simulator
