@@ -7,6 +7,7 @@ import ctypes
 import functools
 import gc
 import sys
+import threading
 import time
 import types
 from typing import Any
@@ -281,6 +282,24 @@ def test_lost_context_is_healed_and_reported_again(breakable: Any) -> None:
             assert testing.settle(lambda times=times: told == [719] * times), told
     finally:
         end()
+
+
+def test_a_failure_that_only_the_watcher_meets_is_told_again(breakable: Any) -> None:
+    """After `recover`, also for a listener that no call and no wait tells."""
+    for _ in range(2):
+        told = threading.Event()
+        end = aiostream.on_context_failed(lambda error, told=told: told.set())  # type: ignore[misc]
+        breakable.break_context(716)
+        assert told.wait(20)
+        end()
+        testing.recover()
+
+
+def test_exit_on_context_failed_forgets_what_was_healed(breakable: Any) -> None:
+    breakable.break_context(716)
+    assert aiostream.health() is not None
+    testing.recover()
+    aiostream.exit_on_context_failed(99)()  # or this process has ended here
 
 
 def test_faults_need_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -474,9 +474,9 @@ class Faults:
 def recover() -> None:
     """Makes the simulator's lost contexts healthy again, which no GPU can. Drops pending work.
 
-    Afterwards the listeners of `on_context_failed` are called again for an error that a call or a
-    wait meets. `exit_on_context_failed` does not forget: it ends the process at once if a context
-    was ever lost. Test it in a process of its own.
+    Afterwards the library forgets the errors that it met: the listeners of `on_context_failed` are
+    called again for the next one. A process that `exit_on_context_failed` has begun to end still
+    ends. So test that function in a process of its own.
 
     Raises:
         RuntimeError: The simulator is not this process's driver.
@@ -487,7 +487,7 @@ def recover() -> None:
     # fail what is waited for afterwards. Stopping waits for the end of the pass.
     _native.watcher_stop()
     simulator.recover()
-    while _native.failure_take() is not None:
-        pass  # what the watcher has met is over now, and must not be reported later
+    # What the watcher has met is over now, and must not be reported later.
+    _native.failures_forget()
     service.forget_failures()
     _native.watcher_start()

@@ -160,6 +160,13 @@ int failure_take(const char **call) {
     return code;
 }
 
+void failures_forget(void) {
+    pthread_mutex_lock(&failure_lock);
+    for (int i = 0; fatal_codes[i].code; i++) calls[i][0] = 0;
+    unreported = 0;
+    pthread_mutex_unlock(&failure_lock);
+}
+
 void failures_set_listener(void (*listener)(void)) { atomic_store(&failure_listener, listener); }
 void failures_watch(int more) { atomic_fetch_add(&watching, more); }
 bool failures_watched(void) { return atomic_load(&watching) > 0; }

@@ -27,6 +27,8 @@ bool failure_is_of_process(int code);
 /* The next code that the process has met for the first time, and the call that answered it. 0:
  * none. One thread calls this. */
 int failure_take(const char **call);
+/* For tests: the simulator has healed its contexts, so each code counts as not met. */
+void failures_forget(void);
 /* Sets the function that is called once for each code, in the thread that met it. */
 void failures_set_listener(void (*listener)(void));
 

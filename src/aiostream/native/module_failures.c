@@ -38,6 +38,12 @@ static PyObject *native_failure_take(PyObject *self, PyObject *unused) {
     return Py_BuildValue("is", code, call);
 }
 
+static PyObject *native_failures_forget(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    if (!is_child()) failures_forget();
+    Py_RETURN_NONE;
+}
+
 static PyObject *native_failures_watch(PyObject *self, PyObject *args) {
     (void)self;
     int more;
@@ -104,6 +110,8 @@ static PyMethodDef failure_functions[] = {
      "A driver call has answered this code: may end the process."},
     {"failure_take", native_failure_take, METH_NOARGS,
      "(code, call) of a fatal code that is new, or None."},
+    {"failures_forget", native_failures_forget, METH_NOARGS,
+     "For tests: no fatal code counts as met."},
     {"refusal_take", native_refusal_take, METH_NOARGS,
      "(call, code) of a destruction that the driver refused, or None."},
     {"failures_watch", native_failures_watch, METH_VARARGS,
