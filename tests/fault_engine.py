@@ -420,14 +420,14 @@ class Explorer:
             faulthandler.cancel_dump_traceback_later()
             _disarm()
 
-    async def _until(self, condition: Callable[..., bool], seconds: float = 3.0) -> bool:
+    async def _until(self, condition: Callable[..., bool], seconds: float = 10.0) -> bool:
         began = time.monotonic()
-        collected = False
+        collect_at = 0.02
         while not condition():
             passed = time.monotonic() - began
-            if passed > 0.02 and not collected:
+            if passed > collect_at:  # again, because a thread may have let go of a cycle since
                 gc.collect()
-                collected = True
+                collect_at = 4 * passed
             if passed > seconds:
                 return False
             await self._pause()
@@ -454,6 +454,10 @@ def explore_starts(
         counted.pop(
             "cuGetProcAddress", None
         )  # the bindings keep a look-up that has failed for the life of the process
+        if name == "trio":
+            # trio registers descriptors too, and which call is whose depends on the load.
+            # test_trio_whose_epoll_is_full refuses what the library asks for.
+            counted.pop("epoll_ctl", None)
         points = points_of(counted, most, chosen)
         if name != next(iter(uses)):
             points = chosen.sample(points, min(sample, len(points)))
