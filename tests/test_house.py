@@ -19,6 +19,7 @@ import internals
 
 PACKAGE = Path(aiostream.__file__).parent
 TESTS = Path(__file__).parent
+EXAMPLES = TESTS.parent / "examples"
 
 # Within `_loops`. Each other file there is one kind of loop: it stands above these two, and below
 # `__init__`.
@@ -308,6 +309,21 @@ def test_modules_stay_small() -> None:
 
 
 # ---------------------------------------------------------------------------------------- the tests
+
+
+def test_no_module_assigns_a_name_twice() -> None:
+    """Ruff sees a function that is defined twice, but not a constant: a merge can leave two."""
+    twice = []
+    for path in [*PACKAGE.rglob("*.py"), *TESTS.rglob("*.py"), *EXAMPLES.glob("*.py")]:
+        names = [
+            target.id
+            for statement in ast.parse(path.read_text()).body
+            if isinstance(statement, ast.Assign)
+            for target in statement.targets
+            if isinstance(target, ast.Name)
+        ]
+        twice += [(path.name, name) for name in set(names) if names.count(name) > 1]
+    assert not twice
 
 
 def test_no_test_imports_a_test_module() -> None:

@@ -31,10 +31,8 @@ _lock = threading.RLock()
 _started = False  # written under _lock, after everything runs; read without it
 # Seconds that the interpreter's end waits for the two threads, because a destructor may block.
 _EXIT_PATIENCE = 1.0
-_started = False  # written under _lock, when everything runs
 # What `__init__` has to have done before the library is used first. Each may be called again.
 before_first_use: list[Callable[[], None]] = []
-_EXIT_PATIENCE = 1.0  # seconds: a destructor that blocks holds up the interpreter's end no longer
 
 # The threads that serve, by name. Each thread enters itself by `dict.setdefault`, which lets one
 # thread win. So a start that a KeyboardInterrupt has cut short can be repeated, whether its thread
