@@ -456,8 +456,11 @@ const at = { clientX: box.left + (left + right) / 2, clientY: box.top + top + 2 
 canvas.dispatchEvent(new PointerEvent("pointermove", at));
 const whole = to - from;
 canvas.dispatchEvent(new WheelEvent("wheel", { deltaY: -1, cancelable: true }));
+const wheeled = to - from;
+$("closer").click();
 $("tasks").click();
-const facts = { tip: $("tip").textContent, zoom: whole / (to - from), rows: rows.length };
+const facts = { tip: $("tip").textContent, zoom: whole / wheeled, button: wheeled / (to - from),
+  rows: rows.length, timeline: 1 - LABEL / width, overflow: document.body.scrollWidth - innerWidth };
 document.body.dataset.probe = JSON.stringify(facts);
 }</script>"""
 
@@ -468,7 +471,8 @@ async def write_page(path: Path) -> None:
             await stream.enqueue_async(spin, 0.005)
 
 
-def test_the_page_draws_zooms_and_shows_times_in_a_browser(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [1400, 500])
+def test_the_page_draws_zooms_and_shows_times_in_a_browser(tmp_path: Path, width: int) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium is installed")
@@ -485,6 +489,7 @@ def test_the_page_draws_zooms_and_shows_times_in_a_browser(tmp_path: Path) -> No
         "--disable-component-update",
         "--disable-sync",
         f"--user-data-dir={tmp_path / 'profile'}",
+        f"--window-size={width},800",
     ]
     command = [browser, *options, "--dump-dom", page.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
@@ -495,6 +500,9 @@ def test_the_page_draws_zooms_and_shows_times_in_a_browser(tmp_path: Path) -> No
     for name in ("launched", "the GPU began", "the GPU was done", "noticed", "resumed"):
         assert name in facts["tip"]
     assert facts["zoom"] > 1.1
+    assert facts["button"] > 1.1
+    assert facts["timeline"] > 0.75, "the names leave room for the timeline"
+    assert facts["overflow"] <= 0
     assert facts["rows"] == 1, "by loop"
 
 
