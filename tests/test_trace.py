@@ -369,6 +369,7 @@ def check_the_format(content: dict[str, Any]) -> None:
         assert fields <= event.keys() <= fields | {"args"}, event
         assert type(event["pid"]) is int
         assert type(event["tid"]) is int
+        assert event["tid"] != event["pid"], "Perfetto would call it the main thread"
         if kind == "M":
             assert event["name"] in ("process_name", "thread_name")
             assert event["args"].keys() == {"name"}
@@ -460,7 +461,8 @@ const wheeled = to - from;
 $("closer").click();
 $("tasks").click();
 const facts = { tip: $("tip").textContent, zoom: whole / wheeled, button: wheeled / (to - from),
-  rows: rows.length, timeline: 1 - LABEL / width, overflow: document.body.scrollWidth - innerWidth };
+  rows: rows.length, timeline: 1 - LABEL / width,
+  overflow: document.body.scrollWidth - innerWidth };
 document.body.dataset.probe = JSON.stringify(facts);
 }</script>"""
 

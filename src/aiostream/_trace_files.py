@@ -102,9 +102,9 @@ def _host_events(trace: Trace) -> Iterable[dict[str, Any]]:
     for name, number in loops.items():
         yield _name("process_name", number, 0, f"loop in {name}")
     for name, lane in sorted({(e.loop, lane) for e, lane in zip(trace.awaits, lanes, strict=True)}):
-        yield _name("thread_name", loops[name], lane + 1, f"awaits {lane + 1}")
+        yield _name("thread_name", loops[name], _thread(loops[name], lane), f"awaits {lane + 1}")
     for number, (each, lane, end) in enumerate(zip(trace.awaits, lanes, ends, strict=True)):
-        place = {"pid": loops[each.loop], "tid": lane + 1}
+        place = {"pid": loops[each.loop], "tid": _thread(loops[each.loop], lane)}
         yield {
             "ph": "X",
             "cat": "await",
@@ -143,7 +143,8 @@ def _gpu_events(trace: Trace) -> Iterable[dict[str, Any]]:
     for (number, each), lane in zip(known, lanes, strict=True):
         thread = numbers.get((each.stream, lane))
         if thread is None:
-            thread = numbers[each.stream, lane] = len(numbers) + 1
+            thread = _thread(_GPU_PROCESS, len(numbers))
+            numbers[each.stream, lane] = thread
             yield _name("thread_name", _GPU_PROCESS, thread, each.stream)
         place = {"pid": _GPU_PROCESS, "tid": thread}
         assert each.gpu_ended is not None
@@ -179,6 +180,11 @@ def _arrow(trace: Trace, number: int, time: int) -> dict[str, Any]:
     which usually began before the work.
     """
     return {"cat": "completion", "name": "complete", "id": number, "ts": _micro(trace, time)}
+
+
+def _thread(process: int, lane: int) -> int:
+    """Its number, which no process has: Perfetto calls such a thread the main thread."""
+    return 10_000 * process + lane + 1
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
