@@ -1,6 +1,6 @@
 """A stand-in for torch, for machines without torch or a GPU.
 
-It has what the benchmark and `examples/torch_server.py` use.
+It has what the benchmark, `examples/torch_server.py` and the documents use.
 
 Tensors are 4-byte floats in the driver's memory. An operation on the GPU launches one short
 kernel on the current stream and returns its input, so a model's result is its input, and arrives
@@ -101,7 +101,8 @@ class Event:
         _device()
         self._event = _call("cuEventCreate", 2)
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream: Stream | None = None) -> None:
+        stream = stream or _current_stream()
         _call("cuEventRecord", self._event, driver.CUstream(stream.cuda_stream))
 
     def query(self) -> bool:
@@ -233,6 +234,16 @@ class Tensor:
         found.copy_(self, non_blocking=non_blocking)
         return found
 
+    def cuda(self, non_blocking: bool = False) -> Tensor:
+        return self.to("cuda", non_blocking)
+
+    def cpu(self) -> Tensor:
+        return self.to("cpu")
+
+    def pin_memory(self) -> Tensor:
+        assert not self.on_gpu
+        return self  # all memory of the host is pinned here
+
     def copy_(self, source: Tensor, non_blocking: bool = False) -> Tensor:
         count = min(self.count, source.count)  # the model's layers keep their input's size
         if not (self.on_gpu or source.on_gpu):
@@ -282,8 +293,9 @@ def empty(shape: Sequence[int], *, dtype: Any = None, pin_memory: bool = False) 
     return Tensor(shape[0] * shape[1], columns=shape[1])
 
 
-def randn(shape: Sequence[int]) -> Tensor:
-    found = Tensor(shape[0] * shape[1], columns=shape[1])
+def randn(*shape: Any) -> Tensor:
+    rows, columns = shape if len(shape) == 2 else shape[0]
+    found = Tensor(rows * columns, columns=columns)
     found.numbers[:] = [_random.gauss() for _ in range(found.count)]
     return found
 
@@ -323,6 +335,9 @@ class Layer:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
+
+    def cuda(self) -> Layer:
+        return self
 
     def __call__(self, tensor: Tensor) -> Tensor:
         return tensor.float()
