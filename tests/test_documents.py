@@ -262,8 +262,9 @@ def test_pages_of_the_site_are_linked() -> None:
     if not (ROOT / "docs").is_dir():
         pytest.skip("the documents are not beside the tests")
     first = (ROOT / "docs" / "index.md").read_text()
-    linked = set(re.findall(r"\]\((\w[\w-]*\.md)", first))
-    assert {path.name for path in (ROOT / "docs").glob("*.md")} - linked == {"index.md"}
+    linked = set(re.findall(r"\]\((\w[\w/-]*\.md)", first))
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert pages - linked == {"index.md"}
 
 
 def test_the_readme_is_short() -> None:
