@@ -127,6 +127,8 @@ def test_the_documents_have_snippets() -> None:
         pytest.skip("the documents are not beside the tests")
     assert len(PROGRAMS) >= 25
     assert len(programs_of(ROOT / "README.md")) >= 2
+    shown = {program.name.partition(".md")[0] for program in PROGRAMS if "shown" in program.how}
+    assert shown <= {"serving", "simulator"}, "these need what no environment of the tests has"
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)

@@ -15,9 +15,9 @@ import contextlib
 import ctypes
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 from cuda.bindings import driver
 
@@ -227,6 +227,13 @@ class Tensor:
         assert not self.on_gpu
         return (ctypes.c_float * self.count).from_address(self.memory.address)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.count // self.columns, self.columns)
+
+    def clone(self) -> Tensor:
+        return self.to("cuda" if self.on_gpu else "cpu")
+
     def to(self, what: str, non_blocking: bool = False) -> Tensor:
         if what == bfloat16:
             return self
@@ -288,14 +295,23 @@ class Tensor:
         return numbers.index(max(numbers))
 
 
-def empty(shape: Sequence[int], *, dtype: Any = None, pin_memory: bool = False) -> Tensor:
+def _made(shape: tuple[Any, ...], on_gpu: bool = False) -> Tensor:
+    rows, columns = shape if len(shape) == 2 else shape[0]
+    return Tensor(rows * columns, on_gpu, columns=columns)
+
+
+def empty(*shape: Any, dtype: Any = None, pin_memory: bool = False) -> Tensor:
     assert pin_memory
-    return Tensor(shape[0] * shape[1], columns=shape[1])
+    return _made(shape)
+
+
+def zeros(*shape: int, device: str) -> Tensor:
+    assert device == "cuda"
+    return _made(shape, on_gpu=True)
 
 
 def randn(*shape: Any) -> Tensor:
-    rows, columns = shape if len(shape) == 2 else shape[0]
-    found = Tensor(rows * columns, columns=columns)
+    found = _made(shape)
     found.numbers[:] = [_random.gauss() for _ in range(found.count)]
     return found
 
@@ -324,26 +340,33 @@ def device(kind: str, index: int) -> str:
 
 _random = random.Random()
 manual_seed: Callable[[int], None] = _random.seed
-inference_mode = contextlib.nullcontext
+inference_mode = autocast = contextlib.nullcontext
 
 
 # ----------------------------------------------------------------------------------------- torch.nn
 
 
-class Layer:
+class Module:
+    """`torch.nn.Module`."""
+
+    def cuda(self) -> Self:
+        return self
+
+    def eval(self) -> Self:
+        return self
+
+
+class Layer(Module):
     """Any layer: one kernel."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def cuda(self) -> Layer:
-        return self
-
     def __call__(self, tensor: Tensor) -> Tensor:
         return tensor.float()
 
 
-class Sequential:
+class Sequential(Module):
     """`torch.nn.Sequential`."""
 
     def __init__(self, *layers: Layer) -> None:
