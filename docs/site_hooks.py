@@ -124,12 +124,16 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
 
 
 def cell(match: re.Match[str]) -> str:
-    """A table's cell: figures keep their unit, and sentences get some width."""
+    """A table's cell: figures keep their unit, lines stay whole, and sentences get some width."""
     text = match[1]
     if re.fullmatch(r"[\d.,/% ]+", text):
         return f"<td>{text.replace(' %', '&nbsp;%').replace(' /', '&nbsp;/')}</td>"
     plain = re.sub(r"<[^>]*>", "", text)
-    return f'<td class="prose">{text}</td>' if len(plain) > 60 and " " in plain else match[0]
+    if "<br" in text:
+        return f'<td class="lines">{text}</td>'
+    if len(plain) <= 24 or " " not in plain:
+        return match[0]
+    return f'<td class="{"prose" if len(plain) > 60 else "words"}">{text}</td>'
 
 
 @functools.cache

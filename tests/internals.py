@@ -36,6 +36,7 @@ from aiostream import (
     _points,
     _pool_waiters,
     _process,
+    _trace_files,
     _turns,
     capture,
     simulator,
@@ -45,6 +46,7 @@ from aiostream import (
 )
 from aiostream._loops import bridge as loop_bridge
 from aiostream._loops import dispatcher, on_asyncio, on_trio
+from aiostream.trace import Await
 
 AWAITS = str(_awaits.__file__)
 """The file of what metrics and traces share."""
@@ -676,3 +678,8 @@ def health_watches() -> int:
 def traced_inside() -> list[type]:
     """The private classes whose methods a trace replaces."""
     return [_completion.Completion, on_asyncio.AsyncioFuture, on_trio.TrioFuture]
+
+
+def perfetto(awaits: list[Await]) -> str:
+    """What a trace of these awaits is in Chrome's format."""
+    return _trace_files.perfetto(_trace_files.Trace(awaits, 0, 0.0, 0, 0.0, 100_000))

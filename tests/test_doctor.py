@@ -98,6 +98,15 @@ def test_doctor_gives_one_json_object(driver_kind: str) -> None:
     assert found["packages"].keys() >= {"torch", "cupy", "cuda.core", "trio", "uvloop", "anyio"}
 
 
+def test_doctor_gives_the_variables_that_the_documents_name(driver_kind: str) -> None:
+    page = Path(__file__).parents[1] / "docs" / "environment.md"
+    if not page.exists():
+        pytest.skip("the documents are not beside the tests")
+    named = set(re.findall(r"^\| `(\w+)` ", page.read_text(), re.MULTILINE))
+    assert "AIOSTREAM_TRACE" in named
+    assert as_json(driver_kind)["environment"].keys() >= named
+
+
 def test_doctor_gives_the_same_keys_without_a_driver(driver_kind: str) -> None:
     found = as_json("none", CUDA_VISIBLE_DEVICES="-1")
     assert found.keys() == as_json(driver_kind).keys()

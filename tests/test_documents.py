@@ -5,16 +5,19 @@ A comment before a snippet says how it runs. Without one, it is a program of its
     <!-- snippet: continues -->        it goes on from the snippet before it
     <!-- snippet: file conftest.py --> it is a file; pytest runs all files of the page together
     <!-- snippet: typed -->            its lines are typed into `python -m asyncio` or a notebook
+    <!-- snippet: with torch -->       the same, with a model, a batch and a pool: see `_WITH_TORCH`
     <!-- snippet: shown: why -->       it cannot run by itself; it only has to be Python
 
-Snippets that import torch, cupy or numba.cuda need a GPU, because those libraries stand on the
-CUDA runtime. The page about torch has a test of its own, `test_torch_page.py`.
+Snippets that import cupy or numba.cuda need a GPU, because those libraries stand on the CUDA
+runtime. So does torch: on the simulator, `stand_ins/torch.py` takes its place. The page about torch
+has a test of its own, `test_torch_page.py`.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -62,6 +65,17 @@ async def _type(source):
 _asyncio.run(_type({source!r}))
 """
 
+_WITH_TORCH = """
+import asyncio, anyio, torch, aiostream
+pool, limiter = aiostream.StreamPool(2), anyio.CapacityLimiter(2)
+model, event = torch.nn.Linear(512, 8).cuda(), torch.cuda.Event()
+batch = torch.randn(32, 512)
+pinned_batch, pinned_scores = batch.pin_memory(), torch.empty((32, 8), pin_memory=True)
+{}
+await pool.aclose()
+"""
+STAND_INS = Path(__file__).parent / "stand_ins"
+
 
 @dataclass
 class Program:
@@ -82,7 +96,8 @@ class Program:
     @property
     def needs(self) -> list[str]:
         """Libraries that the snippet imports and that need a GPU."""
-        return [name for name in OF_THE_RUNTIME if name in self.imported]
+        needed = [name for name in OF_THE_RUNTIME if name in self.imported]
+        return ["torch"] if self.how == "with torch" else needed
 
 
 def programs_of(page: Path) -> list[Program]:
@@ -112,13 +127,15 @@ def test_the_documents_have_snippets() -> None:
         pytest.skip("the documents are not beside the tests")
     assert len(PROGRAMS) >= 25
     assert len(programs_of(ROOT / "README.md")) >= 2
+    shown = {program.name.partition(".md")[0] for program in PROGRAMS if "shown" in program.how}
+    assert shown <= {"serving", "simulator"}, "these need what no environment of the tests has"
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_snippet_is_python(program: Program) -> None:
     for code in (program.code, *program.files.values()):
         compile(code, program.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    known = ("", "typed", "files")
+    known = ("", "typed", "files", "with torch")
     assert program.how in known or re.fullmatch(r"shown: \w.{4,}", program.how), program.how
 
 
@@ -128,15 +145,22 @@ def test_snippet_is_python(program: Program) -> None:
     ids=lambda program: program.name,
 )
 def test_snippet_runs(driver_kind: str, program: Program, tmp_path: Path) -> None:
-    if program.needs and driver_kind != "gpu":
+    has_stand_in = program.needs == ["torch"] and driver_kind != "gpu"
+    if program.needs and driver_kind != "gpu" and not has_stand_in:
         pytest.skip(f"{' and '.join(program.needs)} needs a GPU")
     for name in (*OF_THE_RUNTIME, *OPTIONAL):
-        if name in program.imported:
+        if name in {*program.needs, *program.imported} and not has_stand_in:
             pytest.importorskip(name)
     if program.how == "files":
         run_files(driver_kind, program, tmp_path)
         return
-    code = _TYPED.format(source=program.code) if program.how == "typed" else program.code
+    code = program.code
+    if program.how == "with torch":
+        code = _WITH_TORCH.format(code)
+    if program.how in ("typed", "with torch"):
+        code = _TYPED.format(source=code)
+    if has_stand_in:
+        code = f"import sys; sys.path[:0] = {[str(STAND_INS), str(ROOT)]}\n{code}"
     warnings = "ignore" if program.needs else "error"
     done = run_script(driver_kind, code, warnings=warnings, folder=tmp_path, NO_COLOR="1")
     assert done.returncode == 0, done.stderr
@@ -240,8 +264,9 @@ def test_pages_of_the_site_are_linked() -> None:
     if not (ROOT / "docs").is_dir():
         pytest.skip("the documents are not beside the tests")
     first = (ROOT / "docs" / "index.md").read_text()
-    linked = set(re.findall(r"\]\((\w[\w-]*\.md)", first))
-    assert {path.name for path in (ROOT / "docs").glob("*.md")} - linked == {"index.md"}
+    linked = set(re.findall(r"\]\((\w[\w/-]*\.md)", first))
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert pages - linked == {"index.md"}
 
 
 def test_the_readme_is_short() -> None:
@@ -259,17 +284,25 @@ def test_the_readme_keeps_its_set_up_commands() -> None:
     ]
 
 
-def test_mypy_accepts_the_readme_s_programs(tmp_path: Path) -> None:
-    if importlib.util.find_spec("mypy") is None:
-        pytest.skip("mypy is not installed")
+@pytest.mark.parametrize("checker", ["mypy --strict --config-file=", "pyright"])
+def test_type_checkers_accept_the_readme_s_programs(checker: str, tmp_path: Path) -> None:
+    name, *options = checker.split()
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
     files = []
     for number, program in enumerate(programs_of(ROOT / "README.md")):
         if not program.needs:
             files.append(tmp_path / f"snippet_{number}.py")
             files[-1].write_text(program.code)
     assert files
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", *map(str, files)]
+    if name == "pyright":
+        settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11"}
+        (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+        options = ["--pythonpath", sys.executable, "--project", str(tmp_path)]
+    else:
+        options += map(str, files)
+    command = [sys.executable, "-m", name, *options]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import internals
-from aiostream import Event, ExecutableGraph, Graph, Stream, StreamClosedError, statistics
+from aiostream import Device, Event, ExecutableGraph, Graph, Stream, StreamClosedError, statistics
 from support import settle
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -50,6 +50,22 @@ def test_repr_says_more_of_some() -> None:
     mine = Mine()
     assert repr(mine).startswith("<test_owned.test_repr_says_more_of_some.<locals>.Mine 0x")
     mine.close()
+
+
+def test_repr_of_a_context_names_its_device() -> None:
+    context = Device(0).primary_context
+    assert repr(context) == f"<aiostream.Context {context.handle:#x} on device 0>"
+
+
+def test_repr_of_a_capture_names_its_stream_and_its_state() -> None:
+    with Stream().sync_scope() as stream:
+        scope = stream.capture()
+        said = f"<aiostream.CaptureScope of stream {stream.handle:#x} on device 0, "
+        assert repr(scope) == f"{said}not begun>"
+        with scope:
+            assert repr(scope) == f"{said}capturing>"
+        assert repr(scope) == f"{said}ended>"
+        scope.graph.close()
 
 
 def test_closed_object_refuses_with_its_name(kind: str) -> None:

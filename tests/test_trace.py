@@ -141,8 +141,12 @@ async def test_stages_say_how_the_task_waited() -> None:
     async with Stream(wait="spin") as polled, Stream(wait="event") as watched:
         with trace.record(gpu=False) as recording:
             for stream in (polled, watched):
-                spin(stream, 0.005)
-                await stream.synchronize_async()
+                with Gate() as gate:
+                    gate.hold(stream)
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(stream.synchronize_async)
+                        await anyio.sleep(0.001)
+                        gate.open()
     assert [[stage for stage, _ in each.stages] for each in recording.awaits] == [
         ["polls"],
         ["suspended"],
@@ -333,13 +337,98 @@ async def test_json_is_valid_well_ordered_and_complete(tmp_path: Path) -> None:
     assert all(well_nested(each) for each in by_thread.values())
     named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     assert by_thread.keys() <= named
-    begun = {event["id"] for event in events if event["ph"] == "s"}
-    ended = {event["id"] for event in events if event["ph"] == "f"}
-    assert begun == ended
-    assert len(begun) >= 8
+    assert len({event["id"] for event in events if event["ph"] == "s"}) >= 8
+    check_the_format(content)
     for event in awaits:
         known = [event["args"].get(f"{name}_us") for name in ("launched", "noticed", "resumed")]
         assert known == sorted(known)
+
+
+FIELDS: dict[str, set[str]] = {  # of each phase, as Chrome's "Trace Event Format" names them
+    "M": {"args"},
+    "X": {"cat", "ts", "dur"},
+    "i": {"cat", "ts", "s"},
+    "s": {"cat", "ts", "id"},
+    "f": {"cat", "ts", "id", "bp"},
+}
+
+
+def check_the_format(content: dict[str, Any]) -> None:
+    """Each field, and that each arrow leads from the work to its await, and to no neighbour.
+
+    Readers go through the events in order. An arrow begins and ends at the span that is open there,
+    a span that ends at that very time is over, and an end without a beginning is dropped.
+    """
+    events = content["traceEvents"]
+    assert content["displayTimeUnit"] in ("ms", "ns")
+    open_spans: dict[tuple[int, int], list[tuple[float, str]]] = {}
+    arrows: dict[int, str] = {}
+    for event in events:
+        kind = event["ph"]
+        fields = {"ph", "name", "pid", "tid", *FIELDS[kind]}
+        assert fields <= event.keys() <= fields | {"args"}, event
+        assert type(event["pid"]) is int
+        assert type(event["tid"]) is int
+        assert event["tid"] != event["pid"], "Perfetto would call it the main thread"
+        if kind == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert event["args"].keys() == {"name"}
+            continue
+        assert event["ts"] >= 0
+        stack = open_spans.setdefault((event["pid"], event["tid"]), [])
+        while stack and stack[-1][0] <= event["ts"] + 0.0004:  # times are multiples of 0.001
+            stack.pop()
+        if kind in "Xi":
+            length = event.get("dur", 0)
+            assert length >= 0
+            # Without a length it is open until time goes on.
+            stack.append((event["ts"] + max(length, 0.0005), event["name"]))
+        else:
+            assert stack, f"no span is open at {event}"
+            if kind == "s":
+                arrows[event["id"]] = stack[-1][1]
+            else:
+                assert [name for _, name in stack] == [arrows.pop(event["id"]), "resumes"]
+    assert not arrows
+
+
+def await_of(number: int, **times: Any) -> Await:
+    """An await of 10 us that the GPU worked on, with other times."""
+    usual: dict[str, Any] = {
+        "call": "Stream.enqueue_async",
+        "stream": "stream",
+        "task": f"task {number}",
+        "loop": "loop",
+        "launched": 10_000 * number,
+        "gpu_began": 10_000 * number,
+        "gpu_ended": 10_000 * number + 5_000,
+        "noticed": 10_000 * number + 5_000,
+        "resumed": 10_000 * number + 10_000,
+        "outcome": "done",
+        "stages": (("suspended", 10_000 * number),),
+        "error": None,
+    }
+    return Await(**{**usual, **times})
+
+
+@pytest.mark.parametrize(
+    "awaits",
+    [
+        [await_of(0, gpu_ended=10_000, noticed=10_000, resumed=12_000), await_of(1)],
+        [await_of(0, resumed=5_000, stages=(("polls", 3_000),))],
+        [await_of(0, outcome="cancelled", noticed=None, resumed=2_000)],
+        [await_of(0, gpu_began=None), await_of(1, gpu_began=None, gpu_ended=15_000)],
+        [await_of(0, gpu_began=None, launched=5_000, noticed=5_000, resumed=5_000, stages=())],
+        [await_of(0, outcome="pending", noticed=None, resumed=None)],
+        [await_of(0, outcome="failed", noticed=4_000)],
+    ],
+    ids=["back to back", "at once", "cancelled", "begin unknown", "no length", "pending", "failed"],
+)
+def test_arrows_lead_to_their_own_await(awaits: list[Await]) -> None:
+    content = json.loads(internals.perfetto(awaits))
+    check_the_format(content)
+    arrows = [event for event in content["traceEvents"] if event["ph"] == "s"]
+    assert len(arrows) == sum((each.noticed or 0) >= (each.gpu_ended or 0) for each in awaits)
 
 
 async def test_html_is_one_file_that_holds_the_data(tmp_path: Path) -> None:
@@ -368,8 +457,12 @@ const at = { clientX: box.left + (left + right) / 2, clientY: box.top + top + 2 
 canvas.dispatchEvent(new PointerEvent("pointermove", at));
 const whole = to - from;
 canvas.dispatchEvent(new WheelEvent("wheel", { deltaY: -1, cancelable: true }));
+const wheeled = to - from;
+$("closer").click();
 $("tasks").click();
-const facts = { tip: $("tip").textContent, zoom: whole / (to - from), rows: rows.length };
+const facts = { tip: $("tip").textContent, zoom: whole / wheeled, button: wheeled / (to - from),
+  rows: rows.length, timeline: 1 - LABEL / width,
+  overflow: document.body.scrollWidth - innerWidth };
 document.body.dataset.probe = JSON.stringify(facts);
 }</script>"""
 
@@ -380,7 +473,8 @@ async def write_page(path: Path) -> None:
             await stream.enqueue_async(spin, 0.005)
 
 
-def test_the_page_draws_zooms_and_shows_times_in_a_browser(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [1400, 500])
+def test_the_page_draws_zooms_and_shows_times_in_a_browser(tmp_path: Path, width: int) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium is installed")
@@ -397,6 +491,7 @@ def test_the_page_draws_zooms_and_shows_times_in_a_browser(tmp_path: Path) -> No
         "--disable-component-update",
         "--disable-sync",
         f"--user-data-dir={tmp_path / 'profile'}",
+        f"--window-size={width},800",
     ]
     command = [browser, *options, "--dump-dom", page.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
@@ -407,6 +502,9 @@ def test_the_page_draws_zooms_and_shows_times_in_a_browser(tmp_path: Path) -> No
     for name in ("launched", "the GPU began", "the GPU was done", "noticed", "resumed"):
         assert name in facts["tip"]
     assert facts["zoom"] > 1.1
+    assert facts["button"] > 1.1
+    assert facts["timeline"] > 0.75, "the names leave room for the timeline"
+    assert facts["overflow"] <= 0
     assert facts["rows"] == 1, "by loop"
 
 

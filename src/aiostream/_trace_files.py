@@ -61,13 +61,21 @@ def perfetto(trace: Trace) -> str:
     """Returns Chrome's trace format ("JSON object format"), which ui.perfetto.dev reads.
 
     Each loop is a process, whose threads are lanes of awaits that do not overlap. One more process
-    has a thread for each stream, with its work on the GPU. An arrow leads from the end of the work
-    to the await.
+    has a thread for each stream, with its work on the GPU. An arrow leads from the work to the
+    await that it ended.
     """
     events = [*_host_events(trace), *_gpu_events(trace)]
     # Metadata first, then by time. Of what begins together the longer comes first, because
-    # Perfetto nests what comes later.
-    events.sort(key=lambda each: (each["ph"] != "M", each.get("ts", 0), -each.get("dur", 0)))
+    # Perfetto nests what comes later. An arrow's end comes last, because Perfetto drops an end
+    # without a beginning.
+    events.sort(
+        key=lambda each: (
+            each["ph"] != "M",
+            each.get("ts", 0),
+            -each.get("dur", 0),
+            each["ph"] == "f",
+        )
+    )
     return json.dumps(
         {
             "traceEvents": events,
@@ -85,7 +93,8 @@ def perfetto(trace: Trace) -> str:
 
 
 def _host_events(trace: Trace) -> Iterable[dict[str, Any]]:
-    ends = [trace.ended if each.resumed is None else each.resumed for each in trace.awaits]
+    # A nanosecond longer, so that what happens at an await's very end is still inside of it.
+    ends = [(trace.ended if each.resumed is None else each.resumed) + 1 for each in trace.awaits]
     lanes = pack(
         (each.loop, each.launched, end) for each, end in zip(trace.awaits, ends, strict=True)
     )
@@ -93,9 +102,9 @@ def _host_events(trace: Trace) -> Iterable[dict[str, Any]]:
     for name, number in loops.items():
         yield _name("process_name", number, 0, f"loop in {name}")
     for name, lane in sorted({(e.loop, lane) for e, lane in zip(trace.awaits, lanes, strict=True)}):
-        yield _name("thread_name", loops[name], lane + 1, f"awaits {lane + 1}")
+        yield _name("thread_name", loops[name], _thread(loops[name], lane), f"awaits {lane + 1}")
     for number, (each, lane, end) in enumerate(zip(trace.awaits, lanes, ends, strict=True)):
-        place = {"pid": loops[each.loop], "tid": lane + 1}
+        place = {"pid": loops[each.loop], "tid": _thread(loops[each.loop], lane)}
         yield {
             "ph": "X",
             "cat": "await",
@@ -105,8 +114,11 @@ def _host_events(trace: Trace) -> Iterable[dict[str, Any]]:
             **place,
             "args": _arguments(trace, each),
         }
-        stages = (*each.stages, ("", end))
-        for (stage, began), (_, stage_end) in itertools.pairwise(stages):
+        stages = list(each.stages)
+        if each.noticed is not None:
+            # No earlier than the stage before it, because spans of a lane must nest.
+            stages.append(("resumes", max(each.noticed, stages[-1][1] if stages else 0)))
+        for (stage, began), (_, stage_end) in itertools.pairwise([*stages, ("", end)]):
             yield {
                 "ph": "X",
                 "cat": "stage",
@@ -115,16 +127,8 @@ def _host_events(trace: Trace) -> Iterable[dict[str, Any]]:
                 "dur": _length(trace, began, stage_end),
                 **place,
             }
-        if each.gpu_ended is not None and each.resumed is not None:
-            yield {
-                "ph": "f",
-                "bp": "e",
-                "cat": "completion",
-                "name": "complete",
-                "id": number,
-                "ts": _micro(trace, each.resumed),
-                **place,
-            }
+        if _has_arrow(each):
+            yield {"ph": "f", "bp": "e", **_arrow(trace, number, stages[-1][1]), **place}
 
 
 def _gpu_events(trace: Trace) -> Iterable[dict[str, Any]]:
@@ -139,7 +143,8 @@ def _gpu_events(trace: Trace) -> Iterable[dict[str, Any]]:
     for (number, each), lane in zip(known, lanes, strict=True):
         thread = numbers.get((each.stream, lane))
         if thread is None:
-            thread = numbers[each.stream, lane] = len(numbers) + 1
+            thread = _thread(_GPU_PROCESS, len(numbers))
+            numbers[each.stream, lane] = thread
             yield _name("thread_name", _GPU_PROCESS, thread, each.stream)
         place = {"pid": _GPU_PROCESS, "tid": thread}
         assert each.gpu_ended is not None
@@ -154,15 +159,32 @@ def _gpu_events(trace: Trace) -> Iterable[dict[str, Any]]:
             yield {"ph": "i", "s": "t", **event}
         else:
             yield {"ph": "X", "dur": _length(trace, began, each.gpu_ended), **event}
-        if each.resumed is not None:
-            yield {
-                "ph": "s",
-                "cat": "completion",
-                "name": "complete",
-                "id": number,
-                "ts": _micro(trace, each.gpu_ended),
-                **place,
-            }
+        if _has_arrow(each):
+            # A nanosecond before the end: at the end the span is over, and a reader would take the
+            # next one, such as the work that follows at once.
+            time = max(began, each.gpu_ended - 1)
+            yield {"ph": "s", **_arrow(trace, number, time), **place}
+
+
+def _has_arrow(each: Await) -> bool:
+    """Whether the loop noticed the end of the work. A cancelled or failed await may not."""
+    if each.gpu_ended is None or each.noticed is None:
+        return False
+    return each.gpu_ended <= each.noticed
+
+
+def _arrow(trace: Trace, number: int, time: int) -> dict[str, Any]:
+    """One end of an arrow, which leads from the work on the GPU to the await that `resumes`.
+
+    Perfetto draws an arrow from the span that began first. So it must not lead to the await itself,
+    which usually began before the work.
+    """
+    return {"cat": "completion", "name": "complete", "id": number, "ts": _micro(trace, time)}
+
+
+def _thread(process: int, lane: int) -> int:
+    """Its number, which no process has: Perfetto calls such a thread the main thread."""
+    return 10_000 * process + lane + 1
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:

@@ -358,7 +358,7 @@ class CaptureScope:
         self._mode = _arguments.member(CaptureMode, mode, "mode")
         # None if the graph itself is wanted.
         self._flags = None if flags is None else _arguments.member(InstantiateFlags, flags, "flags")
-        self._entered = False
+        self._entered = self._ended = False
         self._graph: Graph | None = None
         self._executable: ExecutableGraph | None = None
 
@@ -392,6 +392,10 @@ class CaptureScope:
             )
         return self._executable
 
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else "capturing" if self._entered else "not begun"
+        return f"<aiostream.CaptureScope of {self._stream._reference.name}, {state}>"
+
     def __enter__(self) -> CaptureScope:
         if self._entered:
             raise RuntimeError(
@@ -407,6 +411,7 @@ class CaptureScope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._ended = True
         stream = self._stream._reference
         if error is not None:
             # The body's error says what went wrong first.

@@ -454,4 +454,8 @@ class Context(_arguments.NotCopied):
         return hash(("aiostream.Context", self._identity))
 
     def __repr__(self) -> str:
-        return f"Context({self._handle:#x})"
+        try:
+            place = f" on device {self._device_ordinal()}"
+        except RuntimeError:  # it is lost or destroyed, or this is a forked child
+            place = ""
+        return f"<aiostream.Context {self._handle:#x}{place}>"

@@ -1,6 +1,6 @@
 """A stand-in for torch, for machines without torch or a GPU.
 
-It has what the benchmark and `examples/torch_server.py` use.
+It has what the benchmark, `examples/torch_server.py` and the documents use.
 
 Tensors are 4-byte floats in the driver's memory. An operation on the GPU launches one short
 kernel on the current stream and returns its input, so a model's result is its input, and arrives
@@ -15,9 +15,9 @@ import contextlib
 import ctypes
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 from cuda.bindings import driver
 
@@ -101,7 +101,8 @@ class Event:
         _device()
         self._event = _call("cuEventCreate", 2)
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream: Stream | None = None) -> None:
+        stream = stream or _current_stream()
         _call("cuEventRecord", self._event, driver.CUstream(stream.cuda_stream))
 
     def query(self) -> bool:
@@ -226,12 +227,29 @@ class Tensor:
         assert not self.on_gpu
         return (ctypes.c_float * self.count).from_address(self.memory.address)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return (self.count // self.columns, self.columns)
+
+    def clone(self) -> Tensor:
+        return self.to("cuda" if self.on_gpu else "cpu")
+
     def to(self, what: str, non_blocking: bool = False) -> Tensor:
         if what == bfloat16:
             return self
         found = Tensor(self.count, what == "cuda", columns=self.columns)
         found.copy_(self, non_blocking=non_blocking)
         return found
+
+    def cuda(self, non_blocking: bool = False) -> Tensor:
+        return self.to("cuda", non_blocking)
+
+    def cpu(self) -> Tensor:
+        return self.to("cpu")
+
+    def pin_memory(self) -> Tensor:
+        assert not self.on_gpu
+        return self  # all memory of the host is pinned here
 
     def copy_(self, source: Tensor, non_blocking: bool = False) -> Tensor:
         count = min(self.count, source.count)  # the model's layers keep their input's size
@@ -277,13 +295,23 @@ class Tensor:
         return numbers.index(max(numbers))
 
 
-def empty(shape: Sequence[int], *, dtype: Any = None, pin_memory: bool = False) -> Tensor:
+def _made(shape: tuple[Any, ...], on_gpu: bool = False) -> Tensor:
+    rows, columns = shape if len(shape) == 2 else shape[0]
+    return Tensor(rows * columns, on_gpu, columns=columns)
+
+
+def empty(*shape: Any, dtype: Any = None, pin_memory: bool = False) -> Tensor:
     assert pin_memory
-    return Tensor(shape[0] * shape[1], columns=shape[1])
+    return _made(shape)
 
 
-def randn(shape: Sequence[int]) -> Tensor:
-    found = Tensor(shape[0] * shape[1], columns=shape[1])
+def zeros(*shape: int, device: str) -> Tensor:
+    assert device == "cuda"
+    return _made(shape, on_gpu=True)
+
+
+def randn(*shape: Any) -> Tensor:
+    found = _made(shape)
     found.numbers[:] = [_random.gauss() for _ in range(found.count)]
     return found
 
@@ -312,13 +340,23 @@ def device(kind: str, index: int) -> str:
 
 _random = random.Random()
 manual_seed: Callable[[int], None] = _random.seed
-inference_mode = contextlib.nullcontext
+inference_mode = autocast = contextlib.nullcontext
 
 
 # ----------------------------------------------------------------------------------------- torch.nn
 
 
-class Layer:
+class Module:
+    """`torch.nn.Module`."""
+
+    def cuda(self) -> Self:
+        return self
+
+    def eval(self) -> Self:
+        return self
+
+
+class Layer(Module):
     """Any layer: one kernel."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -328,7 +366,7 @@ class Layer:
         return tensor.float()
 
 
-class Sequential:
+class Sequential(Module):
     """`torch.nn.Sequential`."""
 
     def __init__(self, *layers: Layer) -> None:
