@@ -440,8 +440,7 @@ class Load:
 
     async def run(self, seconds: float, connections: int, rate: float = 0.0) -> float:
         """Prints a line; returns the requests per second."""
-        every = [await Connection.open(self._port) for _ in range(connections + 1)]
-        ping, *idle = every
+        ping, *idle = [await Connection.open(self._port) for _ in range(connections + 1)]
         await ask_once(self._port, "/blocks")  # forgets those of what came before
         before = (await ask_once(self._port, "/usage"))["cpu"]
         began = time.perf_counter()
@@ -456,7 +455,7 @@ class Load:
         took = time.perf_counter() - began
         cpu = (await ask_once(self._port, "/usage"))["cpu"] - before
         blocks = await ask_once(self._port, "/blocks")
-        for connection in every:
+        for connection in (ping, *idle):  # the open loop may have opened more
             connection.writer.close()
         count = len(self._latencies)
         p50, p99 = (1e3 * percentile(self._latencies, share) for share in (0.5, 0.99))

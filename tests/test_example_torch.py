@@ -104,7 +104,7 @@ def test_check_names_the_line_that_blocks_the_loop(driver_kind: str) -> None:
     line, collection = printed.splitlines()
     assert " looks at " in line
     assert " slow_line < " in line
-    assert "garbage collections: 2" in collection
+    assert " ms: garbage collections: " in collection
 
 
 def test_load_keeps_to_connections_that_a_server_has_not_closed(driver_kind: str) -> None:
