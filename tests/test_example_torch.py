@@ -87,24 +87,21 @@ def test_check_names_the_line_that_blocks_the_loop(driver_kind: str) -> None:
             global blocks
             blocks = torch_server.Blocks()
             await beats()
-            blocks.take()
             slow_line()
             await beats()
-            print(*blocks.take(), sep="\\n")
+            print([" looks at " in found and " slow_line < " in found for found in blocks.take()])
             gc.callbacks.append(slow_collection)
             gc.collect()
             gc.callbacks.remove(slow_collection)
             await beats()
-            print(*blocks.take(), sep="\\n")
+            print([" ms: garbage collections: " in found for found in blocks.take()])
             blocks.stop()
 
         asyncio.run(main())
         """,
     )
-    line, collection = printed.splitlines()
-    assert " looks at " in line
-    assert " slow_line < " in line
-    assert " ms: garbage collections: " in collection
+    # A busy machine may have blocked it too.
+    assert ["True" in line for line in printed.splitlines()] == [True, True], printed
 
 
 def test_load_keeps_to_connections_that_a_server_has_not_closed(driver_kind: str) -> None:
