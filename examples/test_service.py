@@ -1,7 +1,9 @@
 """The tests of a service that awaits CUDA work, with the pytest plugin and nothing else.
 
     pip install aiostream-cuda pytest
-    pytest --aiostream=simulator --aiostream-devices=2 examples/test_service.py
+    pytest -c /dev/null --aiostream=simulator --aiostream-devices=2 examples/test_service.py
+
+(`-c /dev/null` is for a clone: it leaves out the settings of the library's own tests.)
 
 The plugin brings a simulated driver, so the tests need no GPU. After each test it looks at what is
 open: a stream, a pending wait or a leak that a test leaves behind fails that test, and so does a
