@@ -12,7 +12,7 @@ import pytest
 
 import aiostream
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "test_service.py"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "test_with_plugin.py"
 
 WRONG = """
 import asyncio

@@ -1,7 +1,7 @@
 """The tests of a service that awaits CUDA work, with the pytest plugin and nothing else.
 
     pip install aiostream-cuda pytest
-    pytest -c /dev/null --aiostream=simulator --aiostream-devices=2 examples/test_service.py
+    pytest -c /dev/null --aiostream=simulator --aiostream-devices=2 examples/test_with_plugin.py
 
 (`-c /dev/null` is for a clone: it leaves out the settings of the library's own tests.)
 
