@@ -4,6 +4,7 @@ replaced. They need the extra `engines`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -63,7 +64,12 @@ def engine(
     try:
         yield f"http://127.0.0.1:{port}/infer", log
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        # BentoML's workers are in sessions of their own, and only BentoML ends them.
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
