@@ -32,6 +32,17 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def engines(session: nox.Session) -> None:
+    """Runs the tests of serving engines, with all engines installed: about five minutes."""
+    install(session, ".[test,engines]")
+    files = ("tests/test_engines.py", "tests/test_ray_serve.py", "tests/test_replaced_workers.py")
+    # They are skipped where an engine is missing, and here none may be.
+    for module in ("bentoml", "distributed", "litserve", "ray.serve"):
+        session.run("python", "-c", f"import {module}")
+    session.run("python", "-m", "pytest", *files, *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Looks at the form of Python and C; changes nothing."""
     install(session, *(need for need in dev_tools() if need.startswith(("ruff", "clang-format"))))

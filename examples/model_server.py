@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import gc
 import math
 import os
 import signal
@@ -182,6 +183,9 @@ def application(*, streams: int = 8, waiting: int = 64, timeout: float = 1.0) ->
             await app.state.model.warm_up()
             collector = Collector(pools={"model": pool})
             app.state.collector = collector
+            # A full garbage collection stops the loop. It does not look at frozen objects.
+            gc.collect()
+            gc.freeze()
             yield
             # SIGTERM: the server has answered the requests that it had. What they have left to
             # the GPU is awaited here. The end of the block destroys the streams.

@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import gc
 import json
 import os
 import random
@@ -27,7 +28,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import traceback
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -43,6 +47,7 @@ STREAMS = 3  # batches on the GPU at once: one computes while the next is copied
 WAITING = 256  # requests that may wait for a batch; one more gets 503
 TIMEOUT = 5.0  # seconds for one request
 WARM = 3  # forwards before a capture, as torch's manual asks
+watch_blocks = False  # --check sets it in its server
 CLOSE = 0.1  # how near two scores must be: bfloat16, and kernels that depend on the batch's size
 
 
@@ -225,7 +230,15 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         tasks = [group.create_task(serve()) for serve in serving]
         await eager.score(0)
         app.state.ways = ways
+        # A full collection looks at each object, and torch alone has some 150,000. It stopped the
+        # loop for 100 ms, several times a second under load. It does not look at frozen objects.
+        gc.collect()
+        gc.freeze()
+        blocks = Blocks() if watch_blocks else None
+        app.state.blocks = blocks.take if blocks else list
         yield
+        if blocks:
+            blocks.stop()
         await aiostream.drain(10)
         for task in tasks:
             task.cancel()
@@ -245,6 +258,13 @@ async def ping() -> str:
 @app.get("/usage")
 async def usage() -> dict[str, float]:
     return {"cpu": time.process_time()}
+
+
+@app.get("/blocks")
+async def blocked() -> list[str]:
+    """What has blocked the loop since the last such request, the longest block first."""
+    found: list[str] = app.state.blocks()
+    return found
 
 
 @app.get("/expected")
@@ -268,6 +288,70 @@ async def score(way: str, item: int) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------ --check
+
+
+class Blocks:
+    """Notes when the loop was blocked for long, and by which line. Make it in the loop's thread."""
+
+    EVERY = 0.005  # seconds between two beats of the loop, and between two looks of the thread
+    LONG = 0.02
+
+    def __init__(self) -> None:
+        self._loop, self._its_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._due = time.perf_counter() + self.EVERY  # the loop writes, the thread reads
+        self._seen: list[str] = []  # the thread appends, the loop takes
+        self._collecting = self._collected = 0.0
+        self._found: list[tuple[float, str]] = []
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="blocks", daemon=True)
+        gc.callbacks.append(self._on_collection)
+        self._timer = self._loop.call_later(self.EVERY, self._beat)
+        self._thread.start()
+
+    def take(self) -> list[str]:
+        """Returns the three longest blocks since the last call."""
+        found, self._found = sorted(self._found, reverse=True), []
+        return [f"{1e3 * late:.0f} ms: {what}" for late, what in found[:3]]
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        gc.callbacks.remove(self._on_collection)
+        self._timer.cancel()
+        self._stopped.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        late = time.perf_counter() - self._due
+        seen, self._seen = self._seen, []
+        collected, self._collected = self._collected, 0.0
+        if late > self.LONG:
+            places = [
+                f"{count} of {len(seen)} looks at {line}"
+                for line, count in Counter(seen).most_common(2)
+            ]
+            if collected > late / 2:
+                places.insert(0, f"garbage collections: {1e3 * collected:.0f} ms")
+            self._found.append((late, "; ".join(places) or "the thread did not see by what"))
+        self._due = time.perf_counter() + self.EVERY
+        self._timer = self._loop.call_later(self.EVERY, self._beat)
+
+    def _look(self) -> None:
+        while not self._stopped.wait(self.EVERY):
+            if time.perf_counter() - self._due > self.LONG:
+                stack = traceback.extract_stack(sys._current_frames()[self._its_thread])
+                self._seen.append(
+                    " < ".join(
+                        f"{'/'.join(each.filename.split('/')[-2:])}:{each.lineno} {each.name}"
+                        for each in stack[:-5:-1]
+                    )
+                )
+
+    def _on_collection(self, phase: str, _: dict[str, int]) -> None:
+        # Any thread's collection holds the GIL, and so stops the loop too.
+        if phase == "start":
+            self._collecting = time.perf_counter()
+        else:
+            self._collected += time.perf_counter() - self._collecting
 
 
 class Connection:
@@ -294,6 +378,15 @@ class Connection:
         if " 200 " not in head.partition("\r\n")[0]:
             raise RuntimeError(f"{path}: {head.partition(chr(13))[0]} {body.decode()}")
         return json.loads(body)
+
+
+async def ask_once(port: int, path: str) -> Any:
+    """One request on a connection of its own."""
+    connection = await Connection.open(port)
+    try:
+        return await connection.get(path)
+    finally:
+        connection.writer.close()
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -328,7 +421,8 @@ class Load:
 
     async def _open(self, idle: list[Connection], rate: float, until: float) -> None:
         async def one(due: float) -> None:
-            connection = idle.pop() if idle else await Connection.open(self._port)
+            # The one that was idle longest, because servers close those that are idle for long.
+            connection = idle.pop(0) if idle else await Connection.open(self._port)
             await self.ask(connection, due)  # from when it was due: a late server is not spared
             idle.append(connection)
 
@@ -346,9 +440,9 @@ class Load:
 
     async def run(self, seconds: float, connections: int, rate: float = 0.0) -> float:
         """Prints a line; returns the requests per second."""
-        every = [await Connection.open(self._port) for _ in range(connections + 2)]
-        usage, ping, *idle = every
-        before = (await usage.get("/usage"))["cpu"]
+        ping, *idle = [await Connection.open(self._port) for _ in range(connections + 1)]
+        await ask_once(self._port, "/blocks")  # forgets those of what came before
+        before = (await ask_once(self._port, "/usage"))["cpu"]
         began = time.perf_counter()
         until = began + seconds
         async with asyncio.TaskGroup() as group:
@@ -359,8 +453,9 @@ class Load:
                 for connection in idle:
                     group.create_task(self._closed(connection, until))
         took = time.perf_counter() - began
-        cpu = (await usage.get("/usage"))["cpu"] - before
-        for connection in every:
+        cpu = (await ask_once(self._port, "/usage"))["cpu"] - before
+        blocks = await ask_once(self._port, "/blocks")
+        for connection in (ping, *idle):  # the open loop may have opened more
             connection.writer.close()
         count = len(self._latencies)
         p50, p99 = (1e3 * percentile(self._latencies, share) for share in (0.5, 0.99))
@@ -370,14 +465,18 @@ class Load:
             f"{1e3 * percentile(self._pings, 0.99):12.2f} {1e3 * cpu / max(count, 1):12.2f}",
             flush=True,
         )
+        for block in blocks:
+            print(f"    the loop was blocked for {block}")
         return count / took
 
 
 async def compare(port: int, seconds: float, connections: int) -> None:
     """Checks the answers of the three ways, and prints what each costs."""
-    connection = await Connection.open(port)
-    expected = await connection.get("/expected")
+    gc.collect()
+    gc.freeze()  # else the pauses of this process would be taken for the server's
+    expected = await ask_once(port, "/expected")
     ways = ("score", "eager", "to_thread")
+    connection = await Connection.open(port)
     for way in ways:
         for _ in range(20):
             await Load(port, way, expected).ask(connection, time.perf_counter())
@@ -398,7 +497,8 @@ def check(seconds: float, connections: int) -> int:
     with socket.socket() as finder:
         finder.bind(("127.0.0.1", 0))
         port = finder.getsockname()[1]
-    server = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--port", str(port)])
+    options = ("--port", str(port), "--watch-blocks")
+    server = subprocess.Popen([sys.executable, os.path.abspath(__file__), *options])
     try:
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
@@ -414,12 +514,15 @@ def check(seconds: float, connections: int) -> int:
 
 
 def main() -> None:
+    global watch_blocks
     parser = argparse.ArgumentParser(description="FastAPI and a torch model on CUDA streams.")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000")
     parser.add_argument("--check", action="store_true", help="check the answers, compare the ways")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load (default: 5)")
     parser.add_argument("--connections", type=int, default=64, help="default: 64")
+    parser.add_argument("--watch-blocks", action="store_true", help="note what blocks the loop")
     options = parser.parse_args()
+    watch_blocks = options.watch_blocks
     if options.check:
         sys.exit(check(options.seconds, options.connections))
     import uvicorn

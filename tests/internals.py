@@ -36,6 +36,7 @@ from aiostream import (
     _points,
     _pool_waiters,
     _process,
+    _stuck,
     _trace_files,
     _turns,
     capture,
@@ -150,6 +151,19 @@ def block_native_call(name: str) -> None:
     """
     addresses = _driver.native_addresses()
     _native.bind({**addresses, name: _address_of(ctypes.CDLL(None).pause)})
+
+
+def run_in_janitor(task: Callable[[], Any]) -> None:
+    """Has the janitor call `task`."""
+    _process.run_in_janitor(task)
+
+
+def say_what_is_stuck_after(seconds: float) -> None:
+    """How long a call may hold a thread of the library, before the log says so.
+
+    Call it before the first use of the library, whose threads read it when they begin.
+    """
+    _stuck.PATIENCE = seconds
 
 
 def _address_of(function: Any) -> int:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +21,12 @@ import httpx
 from support import settle
 
 ROOT = Path(__file__).parents[1]
+LOST = re.compile(
+    r"^aiostream: .* \(719\): the CUDA context is lost\. Process (\d+) ends now, with exit code "
+    r"(?:70|0) .*$",
+    re.MULTILINE,
+)
+Ask = Callable[[httpx.Client], httpx.Response]
 
 
 def environment(driver_kind: str) -> dict[str, str]:
@@ -83,3 +93,77 @@ def started(
         with contextlib.suppress(ProcessLookupError):  # its workers too, which hold the pipes
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+class Clients:
+    """Several threads that send one request after another, each on a connection of its own, and
+    note the answers.
+    """
+
+    def __init__(self, ask: Ask, count: int = 4, timeout: float = 20) -> None:
+        self._ask, self._timeout = ask, timeout
+        self.answers: list[
+            tuple[float, int, int]
+        ] = []  # when it was sent, its status (0: the connection was cut), its worker
+        self._stopping = threading.Event()
+        self.threads = [threading.Thread(target=self._run) for _ in range(count)]
+        # From `lose_a_worker`: its beginning, the times of the fault and of the new worker, and the
+        # lost one.
+        self.began = self.faulted = self.replaced = 0.0
+        self.failed = 0
+
+    def __enter__(self) -> Clients:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self.threads:
+            thread.join()
+
+    def _client(self) -> httpx.Client:
+        # A new connection for each request, because it may go to another worker.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        return httpx.Client(timeout=self._timeout, limits=limits, trust_env=False)
+
+    def _run(self) -> None:
+        with self._client() as client:
+            while not self._stopping.is_set():
+                began = time.monotonic()
+                try:
+                    answer = self._ask(client)
+                    good = answer.status_code == 200
+                    worker = answer.json().get("worker", 0) if good else 0
+                    self.answers.append((began, answer.status_code, worker))
+                except httpx.TransportError:
+                    self.answers.append((began, 0, 0))
+
+    def workers(self, since: float = 0.0) -> Counter[int]:
+        """How many good answers each worker has given to requests since then."""
+        return Counter(
+            worker for began, status, worker in self.answers if status == 200 and began >= since
+        )
+
+    def lose_a_worker(self, fault: Ask, log: Path, patience: float = 60, then: int = 200) -> None:
+        """Has one of two workers lose its context, and waits until another one has replaced it."""
+        self.began = time.monotonic()
+        assert settle(lambda: sum(self.workers(self.began).values()) > 100, patience)
+        self.faulted = time.monotonic()
+        # The worker may end before it has answered.
+        with contextlib.suppress(httpx.TransportError), self._client() as client:
+            fault(client)
+        assert settle(lambda: LOST.search(log.read_text()) is not None, patience), log.read_text()
+        self.failed = int(LOST.findall(log.read_text())[0])
+
+        def is_replaced() -> bool:
+            return len(self.workers(self.faulted) - Counter({self.failed: 10**9})) == 2
+
+        assert settle(is_replaced, patience), log.read_text()
+        self.replaced = time.monotonic()
+        assert settle(lambda: sum(self.workers(self.replaced).values()) > then, patience)
+
+    @property
+    def bad(self) -> list[tuple[float, int, int]]:
+        """The requests since `lose_a_worker` began that were not answered well."""
+        return [each for each in self.answers if each[1] != 200 and each[0] >= self.began]

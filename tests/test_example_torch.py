@@ -8,21 +8,26 @@ import subprocess
 import sys
 
 from servers import ROOT, environment
+from support import succeed
 
 STAND_INS = ROOT / "tests" / "stand_ins"
 
 
-def check(driver_kind: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def search_path(driver_kind: str) -> str:
+    """With the stand-in, if torch is not there."""
     there = driver_kind == "gpu" and importlib.util.find_spec("torch") is not None
     paths = [] if there else [str(STAND_INS), str(ROOT)]
-    search = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
+    return os.pathsep.join([*paths, str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")])
+
+
+def check(driver_kind: str) -> subprocess.CompletedProcess[str]:
     options = ("--check", "--seconds", "0.5", "--connections", "8")
     return subprocess.run(
         [sys.executable, str(ROOT / "examples" / "torch_server.py"), *options],
         capture_output=True,
         text=True,
         timeout=110,
-        env={**environment(driver_kind), "PYTHONPATH": search, **variables},
+        env={**environment(driver_kind), "PYTHONPATH": search_path(driver_kind)},
         check=False,
     )
 
@@ -30,8 +35,115 @@ def check(driver_kind: str, **variables: str) -> subprocess.CompletedProcess[str
 def test_torch_server_answers_right_in_every_way(driver_kind: str) -> None:
     done = check(driver_kind)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    lines = [line for line in done.stdout.splitlines() if "the loop was blocked for" not in line]
     assert [line.split()[:2] for line in lines[1:-1]] == [
         [way, kind] for kind in ("closed", "open") for way in ("score", "eager", "to_thread")
     ]
     assert lines[-1] == "all answers right"
+
+
+def run(driver_kind: str, script: str) -> str:
+    return succeed(driver_kind, script, PYTHONPATH=search_path(driver_kind))
+
+
+def test_torch_server_serves_without_garbage_collections_of_torch(driver_kind: str) -> None:
+    """They stopped its loop for 100 ms each: the server freezes what there is when it starts."""
+    printed = run(
+        driver_kind,
+        """
+        import asyncio, gc, torch_server
+
+        async def main():
+            async with torch_server.lifespan(torch_server.app):
+                print(len(gc.get_objects()) < 0.1 * gc.get_freeze_count())
+
+        asyncio.run(main())
+        """,
+    )
+    assert printed == "True\n"
+
+
+def test_check_names_the_line_that_blocks_the_loop(driver_kind: str) -> None:
+    printed = run(
+        driver_kind,
+        """
+        import asyncio, gc, time, torch_server
+
+        def slow_line():
+            began = time.perf_counter()
+            while len(blocks._seen) < 3:
+                time.sleep(0.01)
+
+        def slow_collection(phase, info):
+            if phase == "start":
+                time.sleep(0.2)
+
+        async def beats():
+            done = asyncio.Event()
+            asyncio.get_running_loop().call_later(3 * blocks.EVERY, done.set)
+            await done.wait()
+
+        async def main():
+            global blocks
+            blocks = torch_server.Blocks()
+            await beats()
+            slow_line()
+            await beats()
+            print([" looks at " in found and " slow_line < " in found for found in blocks.take()])
+            gc.callbacks.append(slow_collection)
+            gc.collect()
+            gc.callbacks.remove(slow_collection)
+            await beats()
+            print([" ms: garbage collections: " in found for found in blocks.take()])
+            blocks.stop()
+
+        asyncio.run(main())
+        """,
+    )
+    # A busy machine may have blocked it too.
+    assert ["True" in line for line in printed.splitlines()] == [True, True], printed
+
+
+def test_load_keeps_to_connections_that_a_server_has_not_closed(driver_kind: str) -> None:
+    """Here the server closes each connection that 30 other requests have passed by."""
+    printed = run(
+        driver_kind,
+        """
+        import asyncio, torch_server
+
+        used = {}
+
+        class Server(asyncio.Protocol):
+            def connection_made(self, transport):
+                self.transport = transport
+
+            def data_received(self, data):
+                served = max(used.values(), default=0) + 1
+                if data.split()[1] != b"/ping":  # which has pauses
+                    used[self.transport] = served
+                for other in [each for each, at in used.items() if at < served - 30]:
+                    del used[other]
+                    other.close()
+                bodies = {b"/usage": b'{"cpu": 0}', b"/blocks": b"[]"}
+                body = bodies.get(data.split()[1], b'{"score": 1}')
+                head = b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body)
+                self.transport.write(head + body)
+
+            def connection_lost(self, error):
+                used.pop(self.transport, None)
+
+        async def main():
+            server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
+            port = server.sockets[0].getsockname()[1]
+            expected = [1.0] * torch_server.ITEMS
+            for rate in (0, 500):
+                await torch_server.Load(port, "score", expected).run(0.5, 4, rate)
+            server.close()
+
+        asyncio.run(main())
+        """,
+    )
+    assert [line.split()[:2] for line in printed.splitlines()] == [
+        ["score", "closed"],
+        ["score", "open"],
+    ]

@@ -12,130 +12,7 @@ import pytest
 
 import aiostream
 
-SUITE = '''
-"""A user's suite. It knows the plugin, and nothing of aiostream's tests."""
-
-import asyncio
-
-import anyio
-import pytest
-
-import aiostream
-from aiostream.testing import spin
-
-
-class Service:
-    """What is tested: it answers with twice the number, when the GPU has worked."""
-
-    def __init__(self, streams=2, waiting=None):
-        self.pool = aiostream.StreamPool(streams, max_waiting=waiting)
-
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *error):
-        await self.pool.aclose()
-
-    async def answer(self, number):
-        async with self.pool.stream() as stream:
-            await stream.enqueue_async(spin, 0.001)
-        return 2 * number
-
-
-def test_one_answer():
-    async def main():
-        async with Service() as service:
-            assert await service.answer(21) == 42
-
-    asyncio.run(main())
-
-
-def test_many_answers_at_once():
-    async def main():
-        async with Service() as service:
-            answers = await asyncio.gather(*(service.answer(n) for n in range(20)))
-            assert answers == [2 * n for n in range(20)]
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_any_loop(backend):
-    async def main():
-        async with Service() as service:
-            assert await service.answer(1) == 2
-
-    anyio.run(main, backend=backend)
-
-
-def test_a_request_that_gives_up_leaves_nothing(cuda_gate):
-    async def main():
-        async with Service(streams=1) as service:
-            async with service.pool.stream() as stream:
-                cuda_gate.hold(stream)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0):
-                    await service.answer(1)
-            cuda_gate.open()
-            assert await service.answer(2) == 4
-
-    asyncio.run(main())
-
-
-def test_a_full_service_refuses(cuda_gate):
-    async def main():
-        async with Service(streams=1, waiting=0) as service:
-            async with service.pool.stream() as stream:
-                cuda_gate.hold(stream)
-            with pytest.raises(aiostream.PoolFullError):
-                await service.answer(1)
-            cuda_gate.open()
-
-    asyncio.run(main())
-
-
-def test_no_memory_is_reported(cuda_faults):
-    cuda_faults.fail("cuStreamCreateWithPriority", 2, nth=2)
-    with pytest.raises(aiostream.OutOfMemoryError):
-        Service(streams=2)
-
-
-def test_the_health_of_a_lost_context(cuda_faults):
-    async def main():
-        async with Service() as service:
-            assert await service.answer(1) == 2
-            cuda_faults.lose_context(700)
-            assert aiostream.health().code == 700
-            with pytest.raises(aiostream.ContextFailedError):
-                await service.answer(1)
-            with pytest.raises(aiostream.ContextFailedError):
-                await service.pool.aclose()
-
-    asyncio.run(main())
-    assert aiostream.statistics().points.leaked == 0
-
-
-def test_the_context_is_well_again():
-    async def main():
-        async with Service() as service:
-            assert await service.answer(1) == 2
-
-    asyncio.run(main())
-    assert aiostream.health() is None
-
-
-@pytest.mark.cuda_blocking("shows that shutdown() may block where nothing else runs")
-def test_allowed_to_block():
-    async def main():
-        aiostream.Stream().shutdown()
-
-    asyncio.run(main())
-
-
-def test_two_devices(cuda_simulator):
-    assert cuda_simulator.installed()
-    assert aiostream.Device.count() == 2
-'''
+EXAMPLE = Path(__file__).parents[1] / "examples" / "test_with_plugin.py"
 
 WRONG = """
 import asyncio
@@ -205,7 +82,9 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_a_suite_with_the_plugin_only(tmp_path: Path) -> None:
-    done = pytest_of(tmp_path, SUITE, "--aiostream=simulator", "--aiostream-devices=2")
+    done = pytest_of(
+        tmp_path, EXAMPLE.read_text(), "--aiostream=simulator", "--aiostream-devices=2"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert last_line(done).startswith("11 passed"), done.stdout
 
@@ -417,7 +296,7 @@ def test_tests_that_need_the_simulator_are_skipped_on_a_gpu(
 ) -> None:
     if driver_kind != "gpu":
         pytest.skip("needs a GPU")
-    done = pytest_of(tmp_path, SUITE, "--aiostream=gpu")
+    done = pytest_of(tmp_path, EXAMPLE.read_text(), "--aiostream=gpu")
     assert "8 passed, 3 skipped" in last_line(done), done.stdout
 
 

@@ -6,28 +6,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from servers import LOST, Clients, free_port
 from support import settle
 
-CLIENTS = 4
-LINE = re.compile(
-    r"^aiostream: .* \(719\): the CUDA context is lost\. Process (\d+) ends now, with exit code "
-    r"(?:70|0) .*$",
-    re.MULTILINE,
-)
 SERVERS = {
     "uvicorn": ["uvicorn", "faulty_app:app", "--workers", "2", "--log-level", "warning", "--port"],
     "gunicorn": [
@@ -56,54 +46,6 @@ SERVERS["gunicorn --preload"] = [*SERVERS["gunicorn"][:-1], "--preload", "--bind
 EXIT_CODES = {"hypercorn": "0"}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Clients:
-    """Several threads that send one request after another, each on a connection of its own, and
-    note the answers.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.answers: list[
-            tuple[float, int, int]
-        ] = []  # when it was sent, its status (0: the connection was cut), its worker
-        self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(CLIENTS)]
-
-    def __enter__(self) -> Clients:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self) -> None:
-        every_worker = httpx.Limits(
-            max_keepalive_connections=0
-        )  # a new connection may go to another worker
-        with httpx.Client(timeout=20, limits=every_worker) as client:
-            while not self._stopping.is_set():
-                began = time.monotonic()
-                try:
-                    answer = client.get(self._url + "/infer")
-                    self.answers.append((began, answer.status_code, answer.json().get("worker", 0)))
-                except httpx.TransportError:
-                    self.answers.append((began, 0, 0))
-
-    def workers(self, since: float = 0.0) -> Counter[int]:
-        return Counter(
-            worker for began, status, worker in self.answers if status == 200 and began >= since
-        )
-
-
 @pytest.mark.parametrize("kind", SERVERS)
 def test_worker_that_lost_its_context_is_replaced(
     kind: str, driver_kind: str, tmp_path: Path
@@ -127,28 +69,13 @@ def test_worker_that_lost_its_context_is_replaced(
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        with Clients(url) as clients:
+        with Clients(lambda client: client.get(url + "/infer")) as clients:
             assert settle(lambda: len(clients.workers()) == 2, 60), log.read_text()
-            began = time.monotonic()
-            assert settle(lambda: sum(clients.workers(began).values()) > 100, 60)
-            with contextlib.suppress(
-                httpx.TransportError
-            ):  # the worker may end before it has answered
-                httpx.get(url + "/fault", timeout=20)
-            faulted = time.monotonic()
-            assert settle(lambda: LINE.search(log.read_text()) is not None, 10), log.read_text()
-            failed = int(LINE.findall(log.read_text())[0])
-            assert settle(
-                lambda: len(clients.workers(faulted) - Counter({failed: 10**9})) == 2, 60
-            ), log.read_text()
-            replaced = time.monotonic()
-            assert settle(lambda: sum(clients.workers(replaced).values()) > 200, 60)
-        answers = [each for each in clients.answers if each[0] >= began]
-        bad = [each for each in answers if each[1] != 200]
-        assert len(bad) <= CLIENTS, bad
-        assert not [each for each in bad if each[0] > replaced]
-        assert failed not in clients.workers(replaced)
-        assert LINE.findall(log.read_text()) == [str(failed)], log.read_text()
+            clients.lose_a_worker(lambda client: client.get(url + "/fault"), log)
+        assert len(clients.bad) <= len(clients.threads), clients.bad
+        assert not [bad for bad in clients.bad if bad[0] > clients.replaced]
+        assert clients.failed not in clients.workers(clients.replaced)
+        assert LOST.findall(log.read_text()) == [str(clients.failed)], log.read_text()
     finally:
         server.send_signal(signal.SIGTERM)
         try:

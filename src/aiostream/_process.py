@@ -10,6 +10,7 @@ use of the library runs after `_stop`, and may await.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import queue
 import select
@@ -20,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from aiostream import _driver, _native, _points
+from aiostream import _driver, _native, _points, _stuck
 
 ORPHANS = 0  # the number of the queue that gets what arrives on closed queues
 
@@ -95,7 +96,9 @@ def _clean() -> None:
                 poll.register(descriptor, select.POLLIN)
                 known.add(descriptor)
         for descriptor, _ in poll.poll():
+            _stuck.begin("janitor")
             _report_from("aiostream's janitor", _watched[descriptor])
+            _stuck.end()
 
 
 def _serve_orphans() -> None:
@@ -114,6 +117,7 @@ def _serve_orphans() -> None:
     # writes it again. The other way round, the drain could take the wake-up of a new task away.
     while _tasks:
         task = _tasks.popleft()
+        _stuck.begin("janitor")  # again, because each task has its own time
         _report_from(task, task)
         # What the task held dies here. A reference in this frame would keep it until the next task,
         # perhaps for hours.
@@ -142,9 +146,13 @@ def log_error(message: str, *values: object) -> None:
 
     Without a handler, Python would print it to stderr, where the program's own output may be.
     """
+    _log(logging.ERROR, message, *values)
+
+
+def _log(level: int, message: str, *values: object) -> None:
     logger = logging.getLogger("aiostream")
     if logger.hasHandlers():
-        logger.error(message, *values)
+        logger.log(level, message, *values)
 
 
 def run_in_janitor(task: Callable[[], Any]) -> None:
@@ -179,12 +187,23 @@ _to_release: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
 
 def _release() -> None:
+    looked = time.monotonic()
     while True:
-        held = _to_release.get()
+        held: Any = ()
+        with contextlib.suppress(queue.Empty):
+            held = _to_release.get(timeout=_stuck.PATIENCE / 2)
+        if time.monotonic() - looked >= _stuck.PATIENCE / 2:
+            _report_from("aiostream's releaser", _say_what_is_stuck)
+            looked = time.monotonic()
         if not isinstance(held, tuple):  # from `run_in_releaser`
             _report_from(held, held)
         # The destructor runs here, before the next `get` blocks.
         del held
+
+
+def _say_what_is_stuck() -> None:
+    for message in _stuck.look():
+        _log(logging.WARNING, "%s", message)
 
 
 def release_in_thread(*objects: Any) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiostream import _arguments, _arming, _driver, _native, _points, _process
+from aiostream import _arguments, _arming, _driver, _native, _points, _process, _stuck
 from aiostream._reference import Reference
 from aiostream.enums import HostFunctionSync
 
@@ -52,6 +52,7 @@ class HostFunction:
 
         Threads: the driver's.
         """
+        _stuck.begin("host function")
         try:
             if self.takes_status:
                 error = _driver.error(code, "cuStreamAddCallback", self.stream) if code else None
@@ -62,6 +63,8 @@ class HostFunction:
             # SystemExit too, because only the driver's own code is above this frame. An exception
             # that left it could be raised to no caller.
             _process.report_unraisable(error, self.function)
+        finally:
+            _stuck.end()
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Drops everything, because the function has run for the last time."""

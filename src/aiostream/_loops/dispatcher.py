@@ -12,7 +12,7 @@ import threading
 import weakref
 from typing import Any
 
-from aiostream import _process
+from aiostream import _process, _stuck
 from aiostream._loops.bridge import Bridge
 
 # Seconds until the thread asks a loop again whose `schedule_drain` has raised an error.
@@ -92,6 +92,7 @@ class Dispatcher:
     def _have_drained(self, descriptor: int) -> None:
         reference = self._bridges.get(descriptor)
         bridge = reference() if reference is not None else None
+        _stuck.begin("dispatcher")
         try:
             there = bridge is not None and bridge.schedule_drain()
         except BaseException as error:
@@ -101,6 +102,8 @@ class Dispatcher:
                 _process.report_unraisable(error, "aiostream's dispatcher")
             self._failed.add(descriptor)
             return
+        finally:
+            _stuck.end()
         self._failed.discard(descriptor)
         if not there:
             self._forget(descriptor, reference)

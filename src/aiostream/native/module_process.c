@@ -171,6 +171,11 @@ static PyObject *native_watcher_stop(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *native_watcher_held(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    return PyFloat_FromDouble((double)watcher_held_ns() / 1e9);
+}
+
 /* open_orphans(): the descriptor of queue 0. The first call makes the queue, so a start that failed
  * can be repeated. */
 static PyObject *native_open_orphans(PyObject *self, PyObject *unused) {
@@ -212,6 +217,8 @@ static PyMethodDef process_functions[] = {
      "Closes the exit gate and waits for those inside."},
     {"watcher_start", native_watcher_start, METH_NOARGS, "Starts the watcher thread, once."},
     {"watcher_stop", native_watcher_stop, METH_NOARGS, "Stops and joins it."},
+    {"watcher_held", native_watcher_held, METH_NOARGS,
+     "For how many seconds it has been in its pass; 0 while it sleeps."},
     {"write_unraisable", native_write_unraisable, METH_VARARGS,
      "Reports an exception to sys.unraisablehook."},
     {"set_forked", native_set_forked, METH_NOARGS,

@@ -27,12 +27,21 @@ static _Atomic bool stopping; /* written by watcher_stop; read by the watcher */
 static pthread_t thread;
 static pid_t process; /* the process in which it runs; under watcher_lock */
 
+/* When the present pass began; 0 while the watcher sleeps or does not run. The watcher writes it,
+ * and any thread reads it. Relaxed, because it orders nothing else. */
+static _Atomic int64_t pass_began;
+
 static bool must_wake(void) { return waits_are_new() || atomic_load(&stopping); }
 
 /* While the watcher is parked, a thread may also begin to listen for failures. */
 static bool sleeps_unwatched;
 static bool must_leave_park(void) {
     return must_wake() || (sleeps_unwatched && failures_watched());
+}
+
+static void sleep_until(int64_t time, bool (*must_leave)(void)) {
+    atomic_store_explicit(&pass_began, 0, memory_order_relaxed);
+    waker_sleep_until(time, must_leave);
 }
 
 static void read_health(bool all) {
@@ -57,6 +66,7 @@ static void *watch(void *unused) {
         /* for good, so that no query of this thread can end a capture */
         if (!relaxed) relaxed = relaxed_enter() >= 0;
         int64_t now = now_ns();
+        atomic_store_explicit(&pass_began, now, memory_order_relaxed);
         int64_t next = waits_poll(now);
         if (contexts_pending() > 0 || next != NEVER) {
             idle_passes = 0;
@@ -66,9 +76,9 @@ static void *watch(void *unused) {
                 next_health = now + HEALTH_PERIOD_NS;
                 if (all) next_idle_health = now + IDLE_HEALTH_PERIOD_NS;
             }
-            waker_sleep_until(next < next_health ? next : next_health, must_wake);
+            sleep_until(next < next_health ? next : next_health, must_wake);
         } else if (++idle_passes <= IDLE_PASSES_BEFORE_PARKING) {
-            waker_sleep_until(now + HEALTH_PERIOD_NS, must_wake);
+            sleep_until(now + HEALTH_PERIOD_NS, must_wake);
         } else {
             sleeps_unwatched = !failures_watched();
             if (!sleeps_unwatched && now >= next_idle_health) {
@@ -77,13 +87,19 @@ static void *watch(void *unused) {
             }
             waker_set_parked(true);
             if (contexts_pending() == 0)
-                waker_sleep_until(sleeps_unwatched ? NEVER : next_idle_health, must_leave_park);
+                sleep_until(sleeps_unwatched ? NEVER : next_idle_health, must_leave_park);
             waker_set_parked(false);
             /* only its time was up */
             idle_passes = must_wake() || contexts_pending() > 0 ? 0 : IDLE_PASSES_BEFORE_PARKING;
         }
     }
+    atomic_store_explicit(&pass_began, 0, memory_order_relaxed);
     return NULL;
+}
+
+int64_t watcher_held_ns(void) {
+    int64_t began = atomic_load_explicit(&pass_began, memory_order_relaxed);
+    return began ? now_ns() - began : 0;
 }
 
 int watcher_start(void) {

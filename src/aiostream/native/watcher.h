@@ -10,6 +10,9 @@ void watcher_stop(void);
 /* For the end of the process: a driver call that blocks does not hold it up for longer than that.
  * In a forked child it does nothing. */
 void watcher_stop_within(int64_t patience_ns);
+/* For how long the watcher has been in its present pass, or 0 if it sleeps. A pass takes
+ * microseconds, unless a call of the driver blocks. From any thread. */
+int64_t watcher_held_ns(void);
 enum { EXIT_PATIENCE_NS = 1000000000 };
 
 #endif

@@ -1,0 +1,147 @@
+"""The log says which thread of the library does not come back from a call, and where it is."""
+
+from __future__ import annotations
+
+import textwrap
+
+from support import succeed
+
+BEGINNING = """
+    import asyncio, contextlib, logging, threading
+    import internals
+    from aiostream import Stream
+    from support import Gate, held_stream, settle
+
+    internals.say_what_is_stuck_after(0.2)
+    records = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            records.append(record)
+
+    logging.getLogger("aiostream").addHandler(Keep())
+
+    def said(beginning):
+        return [each for each in records if each.getMessage().startswith(beginning)]
+
+    going_on = threading.Event()
+
+    def blocks_for_long():
+        assert going_on.wait(60)
+"""
+
+
+def run(driver_kind: str, script: str) -> str:
+    return succeed(driver_kind, textwrap.dedent(BEGINNING) + textwrap.dedent(script))
+
+
+def test_host_function_and_janitor_are_named_once_each(driver_kind: str) -> None:
+    printed = run(
+        driver_kind,
+        """
+        with contextlib.closing(Stream()) as stream:
+            stream.launch_host_func(blocks_for_long)
+            assert settle(lambda: said("a host function has blocked the driver's thread for 0 s"))
+            internals.run_in_janitor(blocks_for_long)
+            # The releaser has looked again by then.
+            assert settle(lambda: said("a call has blocked the janitor thread for 0 s"))
+            going_on.set()
+            stream.synchronize()
+        (host,), (janitor,) = said("a host function"), said("a call has blocked the janitor")
+        print(host.levelname, "blocks_for_long" in host.getMessage())
+        print(janitor.levelname, "blocks_for_long" in janitor.getMessage())
+        """,
+    )
+    assert printed == "WARNING True\nWARNING True\n"
+
+
+def test_another_call_that_blocks_is_named_again(driver_kind: str) -> None:
+    run(
+        driver_kind,
+        """
+        with contextlib.closing(Stream()) as stream:
+            for times in (1, 2):
+                stream.launch_host_func(blocks_for_long)
+                assert settle(lambda: len(said("a host function")) == times)
+                going_on.set()
+                stream.synchronize()
+                going_on.clear()
+        """,
+    )
+
+
+def test_dispatcher_that_a_loop_holds(driver_kind: str) -> None:
+    printed = run(
+        driver_kind,
+        """
+        from support import Blind
+
+        class Slow(Blind):
+            def call_soon_threadsafe(self, *args, **options):
+                if threading.current_thread().name == "aiostream-dispatcher":
+                    blocks_for_long()
+                return super().call_soon_threadsafe(*args, **options)
+
+        async def main():
+            stream = Stream()
+            future = stream.completion_future()
+            assert await asyncio.to_thread(settle, lambda: said("a call has blocked the disp"))
+            going_on.set()
+            await future
+            stream.close()
+
+        with asyncio.Runner(loop_factory=Slow) as runner:
+            runner.run(main())
+        print("blocks_for_long" in said("a call has blocked the dispatcher")[0].getMessage())
+        """,
+    )
+    assert printed == "True\n"
+
+
+def test_watcher_that_a_call_of_the_driver_holds(driver_kind: str) -> None:
+    run(
+        driver_kind,
+        """
+        gate = Gate()
+
+        async def main():
+            task = asyncio.ensure_future(held_stream(gate, wait="event").synchronize_async())
+            await asyncio.sleep(0)
+            internals.block_native_call("cuEventQuery")
+            assert settle(lambda: said("a call of the CUDA driver has blocked the watcher thread"))
+            task.cancel()
+
+        asyncio.run(main())
+        """,
+    )
+
+
+def test_what_only_waits_is_not_named(driver_kind: str) -> None:
+    """Neither threads that sleep, nor work that takes long on the GPU."""
+    printed = run(
+        driver_kind,
+        """
+        with Gate() as gate:
+            stream = held_stream(gate, wait="event")
+
+            async def main():
+                task = asyncio.ensure_future(stream.synchronize_async())
+                stream.launch_host_func(going_on.set)
+                await asyncio.to_thread(internals.run_in_janitor, lambda: None)
+                # By the time that one has been named, the others would have been named too.
+                other = Stream()
+                other.launch_host_func(named.wait)
+                assert await asyncio.to_thread(settle, lambda: records)
+                named.set()
+                await other.synchronize_async()
+                gate.open()
+                await task
+                other.close()
+
+            named = threading.Event()
+            asyncio.run(main())
+            stream.close()
+        print({each.getMessage().split(" blocked ")[0] for each in records})
+        """,
+    )
+    assert printed == "{'a host function has'}\n"
