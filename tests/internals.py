@@ -169,6 +169,18 @@ def simulated_calls() -> dict[str, int]:
     return found
 
 
+def uses_of_gone() -> tuple[int, str | None]:
+    """How many calls have used what went with its context, and the driver function of the latest.
+
+    Only the simulator counts them. A GPU's driver crashes the process at some of them.
+    """
+    uses = simulator._driver().aiostream_sim_uses_of_gone
+    uses.restype = ctypes.c_size_t
+    latest = ctypes.c_char_p()
+    count = int(uses(ctypes.byref(latest)))
+    return count, latest.value.decode() if latest.value is not None else None
+
+
 def simulated_objects() -> dict[str, int]:
     """Returns how many of the driver's objects there are that a program has to destroy."""
     driver = simulator._driver()

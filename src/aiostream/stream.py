@@ -469,6 +469,8 @@ class Stream(
         try:
             if owner is not None and not owner.pin(held):
                 raise closed(event._name)
+            if owner is not None:
+                _driver.raise_for(_native.gone_refusal(owner), "cuStreamWaitEvent", event._name)
             handle = owner.value if owner is not None else interop.event_handle(event)
             if not handle and interop.is_unmade(event):
                 self._require_open()
