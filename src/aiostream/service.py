@@ -39,7 +39,8 @@ async def wait(
     It cancels none of them. A timeout is not an error.
 
     Args:
-        futures: Completion futures of this loop. On asyncio also other futures and tasks.
+        futures: Completion futures of this loop. On asyncio also other futures and tasks. Those
+            that are done may be of any loop.
         timeout: Seconds to wait at most. `None` sets no limit.
         return_when: `"ALL_COMPLETED"`, `"FIRST_COMPLETED"` or `"FIRST_EXCEPTION"`, as in asyncio.
 
@@ -54,7 +55,7 @@ async def wait(
     Raises:
         TypeError: One of them is not a future of a loop, or `timeout` is not a number.
         ValueError: There are none, or `return_when` is another value.
-        RuntimeError: No loop runs here.
+        RuntimeError: No loop runs here, or a pending one belongs to another loop.
 
     Example:
         >>> async with aiostream.Stream() as first, aiostream.Stream() as second:
@@ -122,6 +123,15 @@ def _waitable(name: str, futures: Iterable[F]) -> list[F]:
                 "make a task of a coroutine, and pass a future of concurrent.futures through "
                 "asyncio.wrap_future"
             )
+        # Before any callback is added. The other loop would call it in its own thread, where it
+        # may not settle a future of this loop, and this loop would sleep on. A future that is done
+        # calls back to none.
+        if not future.done() and _loops.is_elsewhere(future):
+            raise RuntimeError(
+                f"{name} takes futures of this loop, and {future!r} belongs to another loop: wait "
+                "for it in the loop that made it, for example in a coroutine that you start there "
+                "with asyncio.run_coroutine_threadsafe"
+            )
     return every
 
 
@@ -145,7 +155,8 @@ def as_completed(futures: Iterable[F], *, timeout: float | None = None) -> Async
 
     Raises:
         TypeError: One of them is not a future of a loop, or `timeout` is not a number.
-        RuntimeError: No loop runs here, or two tasks iterate at once.
+        RuntimeError: No loop runs here, a pending one belongs to another loop, or two tasks iterate
+            at once.
         TimeoutError: In the iteration: the time is over, and no other future is done.
 
     Example:
