@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -37,6 +38,9 @@ class PoolCore:
         self._idle = Idle(self._slots) if len(self._places) == 1 else IdleOnDevices(self._slots)
         self._busy = Busy()
         self._lent: dict[int, Slot] = {}  # by the id of the `Stream` that the task has
+        # `Slot.lent` of each stream whose `Stream` died before it was given back. Any thread
+        # appends, because an object may die in any. Only the loop's thread removes.
+        self._dropped: deque[weakref.ref[Stream]] = deque()
         self._waiters = Waiters()
         self._at_once = 0  # how often a stream was free at once
         self._looking = False  # the loop is going to call `_look_again_for`
@@ -65,11 +69,19 @@ class PoolCore:
             self._failure = self._health()
             if self._failure:
                 raise self._error(self._failure)
+        if self._dropped:
+            self._take_dropped()
         if self._busy.has_unwatched:
             self._look_again()
         return bridge
 
     def _lend(self, slot: Slot, bridge: _loops.Bridge) -> Stream:
+        """Makes the object that a task gets. Its caller then notes it in `_lent`, and returns it.
+
+        No call may lie between that note and the caller's return. A KeyboardInterrupt comes after
+        a call, and then the stream would count as lent, but to no task. Before the note, the stream
+        is in no list, and `_find_lost` takes it back.
+        """
         try:
             lent = slot.stream.to_borrowed()
         except StreamClosedError:  # a borrowed stream, whose owner has closed it
@@ -82,10 +94,10 @@ class PoolCore:
             raise
         task = bridge.current_task()
         slot.holder = weakref.ref(task) if task is not None else None
-        slot.lent = lent
-        # Last. If a KeyboardInterrupt comes before it, the caller never gets the stream, and
-        # `_find_lost` takes it back.
-        self._lent[id(lent)] = slot
+        slot.key = id(lent)
+        # The callback is the deque's own method, because it may run in any thread, and between any
+        # two lines of this module: it takes no lock, and touches nothing else of the pool.
+        slot.lent = weakref.ref(lent, self._dropped.append)
         return lent
 
     async def _in_turn(self) -> Slot:
@@ -119,6 +131,8 @@ class PoolCore:
 
     def _change_loop(self, bridge: _loops.Bridge) -> None:
         """Another loop uses the pool. Takes back what tasks of the former loop never took."""
+        if self._dropped:
+            self._take_dropped()
         # A loop that was closed never runs its tasks again. So their futures do not count.
         handed = [slot.handed_to for slot in self._slots if slot.handed_to is not None]
         alive = [future for future in handed if not _loops.is_dead(future)]
@@ -151,10 +165,34 @@ class PoolCore:
         for slot in self._slots:
             if slot not in known and not slot.is_handed_over():
                 slot.handed_to = None
-                if slot.lent is not None:
-                    slot.lent._handle.close()
-                    slot.lent = None
+                lent = slot.lent() if slot.lent is not None else None
+                if lent is not None:
+                    lent._handle.close()
+                slot.lent = None
                 self._busy.add_unwatched(slot)
+
+    def _take_dropped(self) -> None:
+        """Takes back the streams whose `Stream` died before it was given back.
+
+        A task dropped it, or a KeyboardInterrupt came before `release` could begin.
+        """
+        for slot in self._dropped_slots():
+            # The id may be that of a stream that was lent since.
+            if self._lent.get(slot.key) is slot:
+                del self._lent[slot.key]
+            slot.lent = slot.holder = None
+            self._look_at(slot)
+        # Last, because after a KeyboardInterrupt the next call comes here again. What another
+        # thread has appended since then, the next call finds too.
+        while self._dropped and self._slot_of(self._dropped[0]) is None:
+            self._dropped.popleft()
+
+    def _dropped_slots(self) -> list[Slot]:
+        found = [self._slot_of(reference) for reference in list(self._dropped)]
+        return [slot for slot in found if slot is not None]
+
+    def _slot_of(self, reference: weakref.ref[Stream]) -> Slot | None:
+        return next((slot for slot in self._slots if slot.lent is reference), None)
 
     def _put_back(self, slot: Slot) -> None:
         """The stream's work is done. It goes to the task that has waited for longest."""

@@ -17,14 +17,16 @@ from aiostream.stream import Stream
 class Slot:
     """One stream of a pool. Only the thread of the loop that uses the pool touches it."""
 
-    __slots__ = ("device", "freed", "handed_to", "holder", "lent", "stream", "wait_list")
+    __slots__ = ("device", "freed", "handed_to", "holder", "key", "lent", "stream", "wait_list")
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.device = stream.context._device_ordinal()
         self.freed = 0  # a number that grows from one stream that becomes free to the next
-        # The object that a task holds. It refuses every call after its release.
-        self.lent: Stream | None = None
+        # The object that a task holds. It refuses every call after its release. A weak reference,
+        # so that the pool notices if the task loses it.
+        self.lent: weakref.ref[Stream] | None = None
+        self.key = 0  # the id of that object
         # The task that holds it, for error messages.
         self.holder: weakref.ref[Any] | None = None
         # The future of a task that gets the stream next, until that task runs.

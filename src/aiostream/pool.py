@@ -209,7 +209,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
 
         Returns:
             A borrowed `Stream` with the pool's options. `release` closes it. If you close it
-            yourself, this does not affect the pool.
+            yourself, this does not affect the pool. If you drop it, the pool takes the stream back
+            at its next use.
 
         Raises:
             RuntimeError: No loop runs here, or a task of another loop holds a stream or waits for
@@ -231,11 +232,15 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
                 await _loops.yield_turn()
                 self._enter()
         if self._idle and not self._waiters.futures:
-            return self._lend(self._idle.take(), bridge)
-        # A task that waits must not hold the bridge, because the bridge would survive its loop.
-        del bridge
-        slot = await self._in_turn()
-        return self._lend(slot, _loops.current_bridge())
+            slot = self._idle.take()
+            lent = self._lend(slot, bridge)
+        else:
+            # A task that waits must not hold the bridge, because the bridge would survive its loop.
+            del bridge
+            slot = await self._in_turn()
+            lent = self._lend(slot, _loops.current_bridge())
+        self._lent[slot.key] = slot  # and no call after it: see `_lend`
+        return lent
 
     def acquire_nowait(self) -> Stream:
         """Gives you a stream that is free now. Give it back with `release`.
@@ -253,7 +258,10 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
                 self._look_again()
         if not self._idle or self._waiters.futures:
             raise PoolFullError(f"no stream is free: {self._reasons()}")
-        return self._lend(self._idle.take(), bridge)
+        slot = self._idle.take()
+        lent = self._lend(slot, bridge)
+        self._lent[slot.key] = slot  # and no call after it: see `_lend`
+        return lent
 
     def release(self, stream: Stream) -> None:
         """Gives a stream back that you got from `acquire` or `acquire_nowait`.
@@ -271,11 +279,11 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
             ValueError: You did not get it from this pool, or have given it back before.
         """
         slot = self._lent.get(id(stream))
-        if slot is None or slot.lent is not stream:
+        if slot is None or slot.lent is None or slot.lent() is not stream:
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
         # From here on the stream is in no list, until `_look_at` puts it into one. If a
         # KeyboardInterrupt comes in between, the next `acquire` finds it.
-        del self._lent[id(stream)]
+        del self._lent[slot.key]
         stream._handle.close()  # the handle is borrowed, so this destroys nothing
         slot.lent = slot.holder = stream._source = None
         self._look_at(slot)
@@ -295,7 +303,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
                 error.
         """
         self._refuse()
-        kept = [*self._idle, *self._busy.take_all()]
+        kept = [*self._idle, *self._busy.take_all(), *self._dropped_slots()]
         self._idle.clear()
         first: CudaError | None = None
         for slot in kept:
