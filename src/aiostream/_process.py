@@ -264,11 +264,11 @@ def _stop() -> None:
     try:
         _native.gate_close()
     finally:
-        _settle()
+        finish_leftovers()
 
 
-def _settle() -> None:
-    # Lets the two threads finish what was left to them, for a second at most.
+def finish_leftovers() -> None:
+    """Waits until the two threads have done what was left to them, for a second at most."""
     cleaned, released = threading.Event(), threading.Event()
     run_in_janitor(cleaned.set)
     deadline = time.monotonic() + _EXIT_PATIENCE

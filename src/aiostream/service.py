@@ -289,13 +289,14 @@ async def drain(timeout: float | None = None) -> bool:
     seconds = _arguments.timeout(timeout)
     with anyio.move_on_after(seconds):
         await waiting.checkpoint()
-        while _anything_pending():
+        while anything_pending():
             await anyio.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP)
-    return not _anything_pending()
+    return not anything_pending()
 
 
-def _anything_pending() -> bool:
+def anything_pending() -> bool:
+    """Whether `drain` would wait."""
     now = _statistics.statistics()
     return (
         now.points.pending > now.points.captured or now.futures.pending > 0 or now.waits.pending > 0
