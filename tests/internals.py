@@ -503,6 +503,11 @@ def dispatchers_descriptors() -> set[int]:
         return {int(line.split()[1]) for line in info if line.startswith("tfd:")}
 
 
+def failures_are_noticed() -> bool:
+    """Whether Python has asked the driver's seam to report lost contexts."""
+    return _driver._failure_listener is not None
+
+
 def janitor_is_idle() -> bool:
     """Whether no task waits for the janitor thread."""
     return not _process._tasks

@@ -28,13 +28,12 @@ ORPHANS = 0  # the number of the queue that gets what arrives on closed queues
 # because a signal handler, or a finalizer in a garbage collection, may come to `start` in the
 # thread that holds it. It then does the whole start, because each step can be repeated.
 _lock = threading.RLock()
-_started = False  # written under _lock, after everything runs; read without it
-# Seconds that the interpreter's end waits for the two threads, because a destructor may block.
-_EXIT_PATIENCE = 1.0
-_started = False  # written under _lock, when everything runs
+# Written under _lock, after everything runs. Read without it, because each use of the library asks.
+_started = False
 # What `__init__` has to have done before the library is used first. Each may be called again.
 before_first_use: list[Callable[[], None]] = []
-_EXIT_PATIENCE = 1.0  # seconds: a destructor that blocks holds up the interpreter's end no longer
+# Seconds that the interpreter's end waits for the two threads, because a destructor may block.
+_EXIT_PATIENCE = 1.0
 
 # The threads that serve, by name. Each thread enters itself by `dict.setdefault`, which lets one
 # thread win. So a start that a KeyboardInterrupt has cut short can be repeated, whether its thread

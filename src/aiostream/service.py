@@ -420,9 +420,9 @@ def _log_lost_context(error: ContextFailedError) -> None:
     _process.log_error("%s (%d points leaked so far)", error, leaked)
 
 
-# An assignment, and nothing is called: from the first failure on it is logged, also where the
-# application has registered no listener.
-_driver.set_failure_listener(_noticed)
+def notice_failures() -> None:
+    """From now on each failure is logged, also if the application has registered no listener."""
+    _driver.set_failure_listener(_noticed)
 
 
 def forget_failures() -> None:
