@@ -285,7 +285,11 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         # KeyboardInterrupt comes in between, the next `acquire` finds it.
         del self._lent[slot.key]
         stream._handle.close()  # the handle is borrowed, so this destroys nothing
-        slot.lent = slot.holder = stream._source = None
+        slot.lent = slot.holder = None
+        # Unless a thread of enqueue_in_thread is under way, which holds `stream`. A pool of borrowed
+        # streams may end before it, and their sources would destroy what the thread uses.
+        if not stream._handle.is_used:
+            stream._source = None
         self._look_at(slot)
         if self._busy.has_unwatched:
             self._look_again_soon()
