@@ -174,10 +174,8 @@ def uses_of_gone() -> tuple[int, str | None]:
 
     Only the simulator counts them. A GPU's driver crashes the process at some of them.
     """
-    uses = simulator._driver().aiostream_sim_uses_of_gone
-    uses.restype = ctypes.c_size_t
     latest = ctypes.c_char_p()
-    count = int(uses(ctypes.byref(latest)))
+    count = int(simulator._driver().aiostream_sim_uses_of_gone(ctypes.byref(latest)))
     return count, latest.value.decode() if latest.value is not None else None
 
 
@@ -604,6 +602,12 @@ RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY
 def raise_for(result: int, call: str, stream: str) -> None:
     """Turns the answer of a native call into its exception."""
     _driver.raise_for(result, call, stream)
+
+
+def replace_capture_records(patch: pytest.MonkeyPatch, records: list[Any]) -> None:
+    """Replaces the list of the captures that go on, which must be empty."""
+    assert not capture._in_progress
+    patch.setattr(capture, "_in_progress", records)
 
 
 def captures_in_progress() -> int:

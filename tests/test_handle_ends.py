@@ -206,7 +206,8 @@ def test_source_of_a_borrowed_stream_lives_until_the_last_use() -> None:
         gc.collect()
         assert borrowed.closed
         alive = gone()
-        assert alive is not None and alive.owner.handle == handle
+        assert alive is not None
+        assert alive.owner.handle == handle
         del alive
     del borrowed
     gc.collect()

@@ -30,7 +30,9 @@ class PoolCore:
     """
 
     def _init_fields(self, streams: list[Stream], max_waiting: int | None) -> None:
-        # Only the thread of the loop that uses the pool touches these.
+        # Only the thread of the loop that uses the pool touches these, so there is no lock. The
+        # janitor comes in through `Busy.forget` alone. Finalizers run in any thread, and only end
+        # watches. A thread that exports metrics reads lengths, which may be one step old.
         self._closed = False
         self._max_waiting = max_waiting
         self._set_slots([Slot(stream) for stream in streams])
@@ -44,7 +46,9 @@ class PoolCore:
         self._waiters = Waiters()
         self._at_once = 0  # how often a stream was free at once
         self._looking = False  # the loop is going to call `_look_again_for`
-        self._failure = 0  # the driver's code, once the pool has seen that a context failed
+        # The driver's code, once the pool has seen that a context failed. The watcher notices it,
+        # but the loop's own drain writes it here, so no other thread does.
+        self._failure = 0
         # Of the loop that used the pool last. A weak reference, because the bridge ends with its
         # loop, and a kept pool would keep it.
         self._bridge: weakref.ref[_loops.Bridge] | None = None
@@ -62,6 +66,8 @@ class PoolCore:
         bridge = _loops.current_bridge()
         if self._closed:
             self._require_open()
+        # The bridges are compared, and not the loops. A bridge that died with its loop gives None,
+        # so a new loop at the old one's address is not taken for it.
         if self._bridge is None or self._bridge() is not bridge:
             self._change_loop(bridge)
         if self._failure:
@@ -69,6 +75,8 @@ class PoolCore:
             self._failure = self._health()
             if self._failure:
                 raise self._error(self._failure)
+        # Before the caller counts the idle streams, because both may make some idle. The flags are
+        # plain, and another thread may just be setting one: the next use sees it.
         if self._dropped:
             self._take_dropped()
         if self._busy.has_unwatched:
@@ -93,6 +101,7 @@ class PoolCore:
             self._put_back(slot)
             raise
         task = bridge.current_task()
+        # Weakly, because a pool must not keep a task, and what its frames hold, past its end.
         slot.holder = weakref.ref(task) if task is not None else None
         slot.key = id(lent)
         # The callback is the deque's own method, because it may run in any thread, and between any
@@ -102,21 +111,28 @@ class PoolCore:
 
     async def _in_turn(self) -> Slot:
         """Waits until it is this task's turn."""
+        # Now, because a task that waits looks for nothing. If all streams were lost, no release
+        # would come, and it would wait without end.
         self._find_lost()
         if self._max_waiting is not None and self._waiters.count() >= self._max_waiting:
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
         bridge = _loops.current_bridge()
         future: Any = bridge.new_future()
         try:
+            # In the `try`, because after an interrupt the future must not stay: a stream that is
+            # handed to it would reach no task.
             self._waiters.futures[future] = None
             self._waiters.watch(self, bridge, [place._reference for place in self._places])
             del bridge
             if self._busy.has_unwatched:
                 self._look_again_soon()
             slot: Slot = await future
+            # From here on only this frame knows the slot. If the task is interrupted before it is
+            # lent, `_find_lost` sees that the slot is in no list.
             slot.handed_to = None
             return slot
         except BaseException:
+            # First, so that the stream which comes back below does not go to this task again.
             self._waiters.futures.pop(future, None)
             for handed in self._slots:
                 if handed.handed_to is future:  # it was this task's turn, but it is cancelled
@@ -126,6 +142,8 @@ class PoolCore:
                 future.exception()  # or the loop would report an error that no task has read
             raise
         finally:
+            # The last task that waited. The watcher would otherwise read the contexts' health every
+            # 15 ms, as long as the pool is kept.
             if not self._waiters.futures:
                 self._waiters.end_watches()
 
@@ -143,6 +161,8 @@ class PoolCore:
                 f"{self._holders()}, {len(alive)} tasks wait. Give them back there first, or make "
                 "a pool for each loop"
             )
+        # The watches fire into the former loop's queue. If they were kept, no watch of this loop
+        # would be made, and a lost context would wake none of its tasks.
         self._waiters.end_watches()
         self._waiters.futures.clear()
         # Without the callback the watcher would read the health of the contexts as long as the pool
@@ -159,12 +179,16 @@ class PoolCore:
 
         A KeyboardInterrupt came between two steps, or a loop ended there.
         """
+        # Each slot is in at most one list, so equal numbers mean that none is lost. A slot on its
+        # way to a task is in none, and is looked at below.
         if len(self._idle) + len(self._busy) + len(self._lent) == self._size:
             return
         known = {*self._idle, *self._busy.slots(), *self._lent.values()}
         for slot in self._slots:
             if slot not in known and not slot.is_handed_over():
                 slot.handed_to = None
+                # A frame of a traceback may still hold the object. It is closed, so that it cannot
+                # be used next to the one of the task that gets the stream now.
                 lent = slot.lent() if slot.lent is not None else None
                 if lent is not None:
                     lent._handle.close()
@@ -213,7 +237,9 @@ class PoolCore:
     def _look_at(self, slot: Slot) -> None:
         """Decides whether a stream that was given back is free, or when the pool learns that."""
         if slot.stream._handle.is_used and not self._closed:
-            # A thread of enqueue_in_thread uses it, and may enqueue more.
+            # A thread of enqueue_in_thread uses it, and may enqueue more. An event recorded now
+            # would come too early. `release` has closed the thread's `Stream`, so no new use can
+            # begin, and the answer changes once.
             self._busy.add_unwatched(slot)
             return
         code = _pool_returns.query(slot)
@@ -255,6 +281,7 @@ class PoolCore:
 
     def _work_is_done(self, slot: Slot, entry: Return, code: int) -> None:
         """The event behind a busy stream's work is complete, or has failed."""
+        # In the loop's drain, so between two steps of its tasks, and never in one.
         if not self._busy.remove(slot, entry):
             return
         if code == 0:
@@ -272,6 +299,7 @@ class PoolCore:
 
     def _fail(self, code: int) -> None:
         """A context has failed. The tasks that wait get the error at once."""
+        # First, because a task that gets the error may acquire again at once.
         self._failure = code
         self._waiters.fail_all(lambda: self._error(code))
 
@@ -288,6 +316,8 @@ class PoolCore:
 
     def _refuse(self, reason: str = "the pool was closed") -> None:
         """From now on no task gets a stream."""
+        # First, because the tasks that wake up find the pool closed, and streams that come back
+        # meanwhile are destroyed.
         self._closed = True
         self._waiters.end_watches()
         self._waiters.fail_all(lambda: StreamClosedError(reason))

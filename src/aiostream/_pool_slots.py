@@ -29,7 +29,8 @@ class Slot:
         self.key = 0  # the id of that object
         # The task that holds it, for error messages.
         self.holder: weakref.ref[Any] | None = None
-        # The future of a task that gets the stream next, until that task runs.
+        # The future of a task that gets the stream next, until that task runs. Meanwhile the slot
+        # is in no list, and this is how `_find_lost` knows that it is on its way.
         self.handed_to: Any = None
         # Where the pool waits for the work that tasks have left on the stream.
         self.wait_list: _native.WaitList | None = None
@@ -73,6 +74,7 @@ class IdleOnDevices:
 
     def take(self) -> Slot:
         """Takes a stream of the device with the fewest in use; of equals, the one longest free."""
+        # Only the loop's thread comes here, so what `min` has read still holds at the `popleft`.
         least = min(self._free.values(), key=self._load)
         return least.popleft()
 

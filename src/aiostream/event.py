@@ -137,6 +137,9 @@ class Event(WithBlock, waiting.AwaitedBlock):
             CudaError: The driver refused. The code is 400 for a stream of another context.
         """
         reference = interop.reference_to(stream)
+        # One native call pins stream and event, lets the waits of other threads for the old record
+        # go on by an event of the library, and records. With steps of Python in between, such a
+        # wait could begin after the check, and would then wait for the new point.
         code, captured = _native.event_record(
             self._handle, reference.handle, 0, self._context._ensure_monitored()
         )

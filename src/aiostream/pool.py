@@ -223,14 +223,19 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         take_turn = bridge.checkpoint
         if take_turn is not None:
             # On trio. First, because it may raise a cancellation, and nothing is taken yet. Other
-            # tasks run meanwhile, and may close the pool.
+            # tasks run meanwhile, and may close the pool or lose its context, so it is entered
+            # again.
             await take_turn()
             self._enter()
         elif self._idle and not self._waiters.futures:
             self._at_once += 1
+            # Without an await all other tasks of the loop would wait as long as streams are free.
             if self._at_once % _TURNS_AFTER == 0 and bridge.must_yield():
                 await _loops.yield_turn()
                 self._enter()
+        # Asked again, because there may have been an await. From here to the end there is none on
+        # this way, so no other task can take the stream in between. A task that comes while others
+        # wait must not overtake them.
         if self._idle and not self._waiters.futures:
             slot = self._idle.take()
             lent = self._lend(slot, bridge)
@@ -278,16 +283,20 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         Raises:
             ValueError: You did not get it from this pool, or have given it back before.
         """
+        # The id alone would not do. It may have been that of an object that has died, and is now
+        # that of any other object.
         slot = self._lent.get(id(stream))
         if slot is None or slot.lent is None or slot.lent() is not stream:
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
         # From here on the stream is in no list, until `_look_at` puts it into one. If a
         # KeyboardInterrupt comes in between, the next `acquire` finds it.
         del self._lent[slot.key]
-        stream._handle.close()  # the handle is borrowed, so this destroys nothing
+        # The handle is borrowed, so this destroys nothing. It comes before the pool looks at the
+        # stream, because a worker thread could otherwise begin a use that the pool has not seen.
+        stream._handle.close()
         slot.lent = slot.holder = None
-        # Unless a thread of enqueue_in_thread is under way, which holds `stream`. A pool of borrowed
-        # streams may end before it, and their sources would destroy what the thread uses.
+        # Unless a thread of enqueue_in_thread is under way, which holds `stream`. A pool of
+        # borrowed streams may end before it, and their sources would destroy what the thread uses.
         if not stream._handle.is_used:
             stream._source = None
         self._look_at(slot)
@@ -306,6 +315,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
             CudaError: The driver refused. All other streams are closed, and you get the first
                 error.
         """
+        # Tasks that hold a stream go on. `release` finds the pool closed, and destroys it then.
         self._refuse()
         kept = [*self._idle, *self._busy.take_all(), *self._dropped_slots()]
         self._idle.clear()
@@ -332,6 +342,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         self._busy.unwatch_all()  # this task waits for them from now on
         try:
             await waiting.checkpoint()
+            # A copy, because other tasks of the loop run in the awaits, and give streams back.
             for slot in (*self._idle, *self._busy.slots()):
                 # Another task may call close() meanwhile.
                 with contextlib.suppress(StreamClosedError):
@@ -380,6 +391,7 @@ class _Lending(_arguments.AsyncBlock):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # Before the release, so that a block that is left twice gives nothing back twice.
         lent, self._lent = self._lent, None
         if lent is not None:
             self._pool.release(lent)

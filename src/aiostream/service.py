@@ -80,6 +80,8 @@ async def wait(
     left = len(unfinished)
 
     def ended(future: F) -> None:
+        # In this loop's thread, because `_waitable` has refused futures of other loops. So neither
+        # `left` nor `enough` needs a lock.
         nonlocal left
         left -= 1
         if not enough.done() and (left == 0 or _is_enough(future, return_when)):
@@ -94,6 +96,7 @@ async def wait(
             await waiting.checkpoint()
             await enough  # type: ignore[misc]  # both kinds of it can be awaited
     finally:
+        # A future that goes on would keep this frame, and so all the other futures.
         for future in unfinished:
             future.remove_done_callback(ended)
     done = {future for future in every if future.done()}
@@ -183,6 +186,7 @@ class _Ended(Generic[F]):
         self.waiter: SettledFuture | None = None  # of the task that waits for the next
 
     def __call__(self, future: F) -> None:
+        # The append first, because the task that wakes up takes what is there.
         self.futures.append(future)
         if self.waiter is not None and not self.waiter.done():
             set_result(self.waiter, None)
@@ -247,6 +251,7 @@ class _AsCompleted(AsyncIterator[F]):
             with anyio.fail_after(None if left == math.inf else left):
                 await waiter  # type: ignore[misc]  # both kinds of it can be awaited
         finally:
+            # A task that left must not be woken: the next step makes a waiter of its own.
             self._ended.waiter = None
 
 
@@ -316,7 +321,8 @@ class _Listener:
     def notify(self, error: ContextFailedError) -> None:
         """Has the janitor call the function, once for each code. Any thread."""
         mark = object()
-        # Two threads may meet the same code at once. `setdefault` lets one of them win.
+        # Two threads may meet the same code at once. `setdefault` lets one of them win. A lock
+        # would not do, because this may run on the driver's thread, under the locks of any caller.
         if self._notified.setdefault(error.code, mark) is mark:
             own = _copy_of(error)
             _process.run_in_janitor(lambda: self._function(own))
