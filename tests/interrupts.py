@@ -192,8 +192,15 @@ def _strike(
             raise StuckError(f"it hangs, interrupted at {striker.where}: {unfinished}") from None
         for each in finished:
             error = None if each.cancelled() else each.exception()
-            if error is not None and not isinstance(error, KeyboardInterrupt):
+            if error is not None and not is_interrupt(error):
                 raise StuckError(f"interrupted at {striker.where}") from error
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether it is an interrupt, or the group that a task group makes of one."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(KeyboardInterrupt)[1] is None
+    return isinstance(error, KeyboardInterrupt)
 
 
 def complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -231,5 +238,6 @@ def _run_on_trio(number: int, function: Function, later: Function) -> Striker:
         if group.split(KeyboardInterrupt)[1] is not None:
             raise
     striker.end()
+    gc.collect()
     trio.run(bounded)
     return striker
