@@ -444,3 +444,15 @@ async def test_pool_that_is_closed_destroys_a_dropped_stream() -> None:
     gc.collect()
     pool.close()
     assert statistics().handles.open == before
+
+
+async def test_aclose_awaits_the_work_of_a_dropped_stream() -> None:
+    done: list[int] = []
+    pool = StreamPool(1)
+    stream = await pool.acquire()
+    spin(stream, 0.02)
+    stream.launch_host_func(done.append, 1)
+    del stream
+    gc.collect()
+    await pool.aclose()
+    assert (done, pool.lent) == ([1], 0)

@@ -200,7 +200,8 @@ class PoolCore:
 
         A task dropped it, or a KeyboardInterrupt came before `release` could begin.
         """
-        for slot in self._dropped_slots():
+        found = [self._slot_of(reference) for reference in list(self._dropped)]
+        for slot in filter(None, found):
             # The id may be that of a stream that was lent since.
             if self._lent.get(slot.key) is slot:
                 del self._lent[slot.key]
@@ -210,10 +211,6 @@ class PoolCore:
         # thread has appended since then, the next call finds too.
         while self._dropped and self._slot_of(self._dropped[0]) is None:
             self._dropped.popleft()
-
-    def _dropped_slots(self) -> list[Slot]:
-        found = [self._slot_of(reference) for reference in list(self._dropped)]
-        return [slot for slot in found if slot is not None]
 
     def _slot_of(self, reference: weakref.ref[Stream]) -> Slot | None:
         return next((slot for slot in self._slots if slot.lent is reference), None)

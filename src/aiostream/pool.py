@@ -315,9 +315,11 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
             CudaError: The driver refused. All other streams are closed, and you get the first
                 error.
         """
+        # Before the pool is closed, because no task will give these back.
+        self._take_dropped()
         # Tasks that hold a stream go on. `release` finds the pool closed, and destroys it then.
         self._refuse()
-        kept = [*self._idle, *self._busy.take_all(), *self._dropped_slots()]
+        kept = [*self._idle, *self._busy.take_all()]
         self._idle.clear()
         first: CudaError | None = None
         for slot in kept:
@@ -338,6 +340,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         Raises:
             CudaError: The work on a stream failed. All streams are closed.
         """
+        self._take_dropped()  # before the pool is closed, so that their work is awaited too
         self._refuse()
         self._busy.unwatch_all()  # this task waits for them from now on
         try:
