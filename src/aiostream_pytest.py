@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +149,13 @@ def _fail_if_blocked(found: list[Any]) -> None:
 def _ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     from aiostream import testing
 
+    if getattr(request.session, _FAILED, False):
+        setattr(request.session, _FAILED, False)
+        # pytest keeps the traceback of a failure here until it calls the next test. That is after
+        # this ledger has begun to count, and the failed test's streams would die in its middle.
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            vars(sys).pop(name, None)
+        testing.forget_failed_test()
     marker = request.node.get_closest_marker("cuda_leaks")
     leaks = cuda_leaks(*marker.args, **marker.kwargs) if marker is not None else 0
     with contextlib.ExitStack() as stack:
@@ -156,6 +164,7 @@ def _ledger(request: pytest.FixtureRequest) -> Iterator[None]:
         if getattr(request.node, _FAILED, False):
             # Its error says what went wrong, and its traceback keeps its streams open.
             stack.pop_all()
+            setattr(request.session, _FAILED, True)
         elif leaks and getattr(request.node, _SKIPPED, False):
             stack.pop_all()  # what was to leak has not run, on a GPU for example
 

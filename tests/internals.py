@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import sys
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -185,6 +184,16 @@ def simulated_calls() -> dict[str, int]:
     return found
 
 
+def uses_of_gone() -> tuple[int, str | None]:
+    """How many calls have used what went with its context, and the driver function of the latest.
+
+    Only the simulator counts them. A GPU's driver crashes the process at some of them.
+    """
+    latest = ctypes.c_char_p()
+    count = int(simulator._driver().aiostream_sim_uses_of_gone(ctypes.byref(latest)))
+    return count, latest.value.decode() if latest.value is not None else None
+
+
 def simulated_objects() -> dict[str, int]:
     """Returns how many of the driver's objects there are that a program has to destroy."""
     driver = simulator._driver()
@@ -265,38 +274,6 @@ QUEUE_STEPS = {
 }
 """The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there.
 """
-
-
-def interrupted_at_bytecode(
-    number: int, codes: set[CodeType], function: Callable[[], object]
-) -> bool:
-    """Calls `function`, with a KeyboardInterrupt before one bytecode of `codes`; False if there are
-    not so many.
-    """
-    left = number
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if frame.f_code not in codes:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left == -1:
-                raise KeyboardInterrupt
-        return trace
-
-    sys._getframe().f_trace_opcodes = (
-        True  # before settrace: Python 3.12 looks then whether there is any such frame
-    )
-    sys.settrace(trace)
-    try:
-        function()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(None)
-    return left < 0
 
 
 # ----------------------------------------------------------------------------------------- counters
@@ -507,6 +484,11 @@ def dispatchers_descriptors() -> set[int]:
         return {int(line.split()[1]) for line in info if line.startswith("tfd:")}
 
 
+def failures_are_noticed() -> bool:
+    """Whether Python has asked the driver's seam to report lost contexts."""
+    return _driver._failure_listener is not None
+
+
 def janitor_is_idle() -> bool:
     """Whether no task waits for the janitor thread."""
     return not _process._tasks
@@ -603,6 +585,12 @@ RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY
 def raise_for(result: int, call: str, stream: str) -> None:
     """Turns the answer of a native call into its exception."""
     _driver.raise_for(result, call, stream)
+
+
+def replace_capture_records(patch: pytest.MonkeyPatch, records: list[Any]) -> None:
+    """Replaces the list of the captures that go on, which must be empty."""
+    assert not capture._in_progress
+    patch.setattr(capture, "_in_progress", records)
 
 
 def captures_in_progress() -> int:

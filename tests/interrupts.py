@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dis
+import gc
 import itertools
 import sys
 from collections.abc import Callable, Coroutine
@@ -156,7 +157,23 @@ def run_interrupted(
 
     loop = uvloop.new_event_loop() if kind == "uvloop" else asyncio.new_event_loop()
     striker = Striker(number)
+    _strike(loop, striker, function, cancels)
+    striker.end()
+    gc.collect()  # what the frames of the interrupt's traceback held
+    try:
+        complete(loop, asyncio.wait_for(later(), PATIENCE))
+    except TimeoutError:
+        raise StuckError(f"what comes after an interrupt at {striker.where} hangs") from None
+    finally:
+        loop.close()
+    return striker
 
+
+def _strike(
+    loop: asyncio.AbstractEventLoop, striker: Striker, function: Function, cancels: bool
+) -> None:
+    # A function of its own, so that nothing refers to the interrupt when it has returned. Its
+    # traceback holds the frames, and so what they had in hand.
     async def begin() -> None:
         with striker:
             await function()
@@ -175,16 +192,15 @@ def run_interrupted(
             raise StuckError(f"it hangs, interrupted at {striker.where}: {unfinished}") from None
         for each in finished:
             error = None if each.cancelled() else each.exception()
-            if error is not None and not isinstance(error, KeyboardInterrupt):
+            if error is not None and not is_interrupt(error):
                 raise StuckError(f"interrupted at {striker.where}") from error
-    striker.end()
-    try:
-        complete(loop, asyncio.wait_for(later(), PATIENCE))
-    except TimeoutError:
-        raise StuckError(f"what comes after an interrupt at {striker.where} hangs") from None
-    finally:
-        loop.close()
-    return striker
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether it is an interrupt, or the group that a task group makes of one."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(KeyboardInterrupt)[1] is None
+    return isinstance(error, KeyboardInterrupt)
 
 
 def complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -222,5 +238,6 @@ def _run_on_trio(number: int, function: Function, later: Function) -> Striker:
         if group.split(KeyboardInterrupt)[1] is not None:
             raise
     striker.end()
+    gc.collect()
     trio.run(bounded)
     return striker

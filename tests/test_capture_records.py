@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -59,3 +61,34 @@ def test_captures_that_end_without_a_graph_are_forgotten(how: str) -> None:
     assert settle(lambda: graph.closed), "the graph of a capture that is gone can still be used"
     assert internals.captures_in_progress() == before
     other.close()
+
+
+class Overlooked(list[Any]):
+    """The records of captures, as a thread sees them that looks before another one has added its
+    own: so many looks find none.
+    """
+
+    overlooks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.overlooks:
+            self.overlooks -= 1
+            return iter(())
+        return super().__iter__()
+
+
+def test_two_threads_that_ask_for_one_capture_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find no record and add one. Both graphs refuse after the end of the capture."""
+    records = Overlooked()
+    internals.replace_capture_records(monkeypatch, records)
+    stream = Stream()
+    stream.begin_capture()
+    first = stream.capture_info().graph
+    records.overlooks = 2  # the search by id, and that for an earlier capture
+    second = stream.capture_info().graph
+    assert len(records) == 2
+    assert first is not None
+    assert second is not None
+    stream.end_capture().close()
+    assert (first.closed, second.closed, len(records)) == (True, True, 0)
+    stream.close()

@@ -6,13 +6,14 @@ import _thread
 import contextlib
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import internals
-from aiostream import Event, Graph, Stream, statistics
+from aiostream import Event, Graph, Stream, StreamPool, statistics
 from support import run_script, settle
 
 
@@ -181,3 +182,59 @@ def test_from_raw_without_memory_leaves_the_handle_to_its_caller(
     with Stream.from_raw(handle).sync_scope() as again:
         assert again.query()
     again.close()
+
+
+class Foreign:
+    """Another library's stream: it goes with its object, as a stream of cuda.core or cupy does."""
+
+    def __init__(self) -> None:
+        self.owner = Stream()
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.owner.handle
+
+
+def test_source_of_a_borrowed_stream_lives_until_the_last_use() -> None:
+    """Another thread may be in a call on the handle, and the source destroys it when it dies."""
+    source = Foreign()
+    borrowed, gone = Stream.borrow(source), weakref.ref(source)
+    del source
+    with used(borrowed) as handle:
+        other = threading.Thread(target=borrowed.close)
+        other.start()
+        other.join()
+        gc.collect()
+        assert borrowed.closed
+        alive = gone()
+        assert alive is not None
+        assert alive.owner.handle == handle
+        del alive
+    del borrowed
+    gc.collect()
+    assert gone() is None
+
+
+def test_source_of_an_unused_borrowed_stream_goes_with_its_close() -> None:
+    source = Foreign()
+    borrowed, gone = Stream.borrow(source), weakref.ref(source)
+    del source
+    borrowed.close()
+    gc.collect()
+    assert gone() is None
+    assert borrowed.closed
+
+
+async def test_source_of_a_pools_stream_lives_until_the_last_use() -> None:
+    source = Foreign()
+    pool, gone = StreamPool.borrow([source]), weakref.ref(source)
+    del source
+    lent = await pool.acquire()
+    with used(lent):
+        pool.release(lent)
+        pool.close()
+        del pool
+        gc.collect()
+        assert gone() is not None
+    del lent
+    gc.collect()
+    assert gone() is None

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
 import aiostream
@@ -91,6 +92,14 @@ class Scene:
         async with self.pool.stream() as stream:
             await stream.enqueue_async(lambda given: spin(given, 0.0001))
 
+    async def release_idle(self) -> None:
+        self.pool.release(await self.pool.acquire())
+
+    async def release_to_a_waiting_task(self) -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(self.use_pool)
+
     async def close_pool(self) -> None:
         await self.pool.aclose()
 
@@ -127,6 +136,11 @@ class Scene:
             except StreamClosedError:
                 assert stream is self.stream
                 assert stream.closed
+        if not self.pool.closed:
+            lent = [await self.pool.acquire() for _ in range(self.pool.size)]
+            assert len({stream.handle for stream in lent}) == self.pool.size
+            for stream in lent:
+                self.pool.release(stream)
 
     def close(self) -> None:
         for each in self.made:
@@ -154,6 +168,8 @@ AWAITS: dict[str, tuple[str, Callable[[Scene], Any]]] = {
     "aclose": ("auto", Scene.aclose),
     "async with": ("auto", Scene.block),
     "pool": ("auto", Scene.use_pool),
+    "pool, idle": ("auto", Scene.release_idle),
+    "pool, two tasks": ("auto", Scene.release_to_a_waiting_task),
     "close pool": ("auto", Scene.close_pool),
     "launch": ("auto", Scene.launch),
     "launch and wait": ("auto", Scene.launch_and_wait),

@@ -16,7 +16,14 @@ import pytest
 
 import internals
 from aiostream import CaptureMode, Stream, StreamCaptureError, statistics
-from support import Gate, held_stream, run_on, run_script, settle
+from support import (
+    Gate,
+    held_stream,
+    interrupted_at_bytecode,
+    run_on,
+    run_script,
+    settle,
+)
 
 RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
 EXCHANGE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
@@ -193,9 +200,7 @@ def test_an_interrupt_while_a_queue_is_used_leaves_none(loop_kind: str) -> None:
     run_on(loop_kind, use)
     before = len(os.listdir("/proc/self/fd"))
     struck = 0
-    while internals.interrupted_at_bytecode(
-        struck, internals.QUEUE_STEPS, lambda: run_on(loop_kind, use)
-    ):
+    while interrupted_at_bytecode(struck, internals.QUEUE_STEPS, lambda: run_on(loop_kind, use)):
         struck += 1
         # Each loop that is alive, or whose host function has yet to run, has a queue of its own.
         # Queues are kept for reuse.

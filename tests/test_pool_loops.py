@@ -26,6 +26,7 @@ from aiostream import (
     StreamClosedError,
     StreamPool,
     drain,
+    statistics,
 )
 from support import Gate, settle, spin
 from waiters import until
@@ -388,3 +389,70 @@ async def test_pool_may_change_while_another_thread_counts_its_tasks() -> None:
                 sys.settrace(former)
             assert count in (2, 3)
             assert steps > 1
+
+
+async def test_pool_takes_back_a_stream_that_a_task_has_dropped() -> None:
+    async with StreamPool(1) as pool:
+        for _ in range(3):
+            stream = await pool.acquire()
+            handle = stream.handle
+            del stream
+            gc.collect()
+            with anyio.fail_after(20):
+                stream = await pool.acquire()
+            assert stream.handle == handle
+            pool.release(stream)
+        assert (pool.idle, pool.lent) == (1, 0)
+
+
+async def test_dropped_stream_waits_for_its_work() -> None:
+    with Gate() as gate:
+        async with StreamPool(1) as pool:
+            stream = await pool.acquire()
+            gate.hold(stream)
+            del stream
+            gc.collect()
+            with pytest.raises(PoolFullError):
+                pool.acquire_nowait()
+            assert (pool.lent, pool.busy) == (0, 1)
+            gate.open()
+            async with pool.stream() as stream:
+                assert stream.query()
+
+
+def test_dropped_stream_does_not_keep_the_pool_for_its_loop() -> None:
+    pool = StreamPool(1)
+
+    async def drop() -> None:
+        await pool.acquire()
+
+    async def use() -> None:
+        async with pool.stream() as stream:
+            await stream.synchronize_async()
+
+    asyncio.run(drop())
+    gc.collect()
+    asyncio.run(use())
+    pool.close()
+
+
+async def test_pool_that_is_closed_destroys_a_dropped_stream() -> None:
+    before = statistics().handles.open
+    pool = StreamPool(2)
+    stream = await pool.acquire()
+    del stream
+    gc.collect()
+    pool.close()
+    assert statistics().handles.open == before
+
+
+async def test_aclose_awaits_the_work_of_a_dropped_stream() -> None:
+    done: list[int] = []
+    pool = StreamPool(1)
+    stream = await pool.acquire()
+    spin(stream, 0.02)
+    stream.launch_host_func(done.append, 1)
+    del stream
+    gc.collect()
+    await pool.aclose()
+    assert (done, pool.lent) == ([1], 0)

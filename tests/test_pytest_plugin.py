@@ -305,3 +305,32 @@ def test_the_plugin_is_not_part_of_the_package() -> None:
     import aiostream_pytest
 
     assert Path(aiostream_pytest.__file__).parent == Path(aiostream.__file__).parents[1]
+
+
+def test_what_a_failed_test_held_does_not_hide_the_next_ones_leak(tmp_path: Path) -> None:
+    """pytest keeps the traceback of a failure until the next test is called. Its frames, and so
+    its streams, die in the middle of that test.
+    """
+    suite = """
+    import aiostream
+
+    kept = []
+
+    def test_fails():
+        first, second = aiostream.Stream(), aiostream.Stream()
+        cycle = [first, second]
+        cycle.append(cycle)
+        assert 1 == 2
+
+    def test_leaks():
+        kept.append(aiostream.Stream())
+
+    def test_leaks_again():
+        kept.append(aiostream.Stream())
+    """
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator")
+    summary = done.stdout[done.stdout.index("short test summary") :]
+    assert "FAILED test_suite.py::test_fails" in summary, done.stdout
+    for name in ("test_leaks", "test_leaks_again"):
+        assert f"ERROR test_suite.py::{name} - " in summary, done.stdout
+    assert last_line(done).startswith("1 failed, 2 passed, 2 errors"), done.stdout

@@ -15,7 +15,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import CudaError, Stream, statistics
-from support import Gate, held_stream, settle, succeed
+from support import PLAIN_LOOPS, Gate, held_stream, run_on, settle, succeed
 
 
 async def test_waiting_for_all() -> None:
@@ -579,3 +579,74 @@ async def test_what_cannot_be_waited_for() -> None:
     assert await aiostream.wait([future], timeout=float("inf")) == ({future}, set())
     assert await aiostream.drain(-1) is True
     stream.close()
+
+
+# ------------------------------------------------------------------------- futures of another loop
+
+
+def in_another_loop(kind: str, function: Any) -> None:
+    """Calls a coroutine function with a pending future of a loop that runs in another thread."""
+    made, leave = threading.Event(), threading.Event()
+    futures: list[Any] = []
+
+    async def hold() -> None:
+        with Gate() as gate:
+            stream = Stream()
+            gate.hold(stream)
+            futures.append(stream.completion_future())
+            made.set()
+            assert await asyncio.to_thread(leave.wait, 30) if kind != "trio" else leave.wait(30)
+            gate.open()
+            await futures[0]  # nothing was lost, and no other loop's callback is called
+        stream.close()
+
+    thread = threading.Thread(target=run_on, args=(kind, hold))
+    thread.start()
+    try:
+        assert made.wait(30)
+        function(futures[0])
+    finally:
+        leave.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("here", PLAIN_LOOPS)
+@pytest.mark.parametrize("there", ["asyncio", "trio"])
+def test_pending_future_of_another_loop_is_refused(here: str, there: str) -> None:
+    """Its callback would run in the other loop's thread, and this task would never hear of it."""
+
+    async def refuse(future: Any) -> None:
+        stream = Stream()
+        mine = stream.completion_future()
+        with pytest.raises(RuntimeError, match=r"wait takes futures of this loop.*another loop"):
+            await aiostream.wait([mine, future], timeout=5)
+        with pytest.raises(RuntimeError, match=r"as_completed takes futures of this loop"):
+            aiostream.as_completed([mine, future])
+        assert await aiostream.wait([mine]) == ({mine}, set())
+        assert not future.done()
+        stream.close()
+
+    in_another_loop(there, lambda future: run_on(here, refuse, future))
+
+
+def test_future_of_another_loop_that_is_done_can_be_waited_for() -> None:
+    async def make() -> Any:
+        stream = Stream()
+        future = stream.completion_future()
+        await future
+        stream.close()
+        return future
+
+    async def wait_for(future: Any) -> None:
+        assert await aiostream.wait([future]) == ({future}, set())
+        assert [each async for each in aiostream.as_completed([future])] == [future]
+
+    for kind in PLAIN_LOOPS:
+        made: list[Any] = []
+
+        async def keep(made: list[Any] = made) -> None:
+            made.append(await make())
+
+        run_on(kind, keep)
+        for other in PLAIN_LOOPS:
+            run_on(other, wait_for, made[0])

@@ -284,3 +284,13 @@ def test_no_thread_but_the_applications_takes_signals(driver_kind: str) -> None:
     """
     done = run_script(driver_kind, script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_failures_are_noticed_from_the_first_use_on(driver_kind: str) -> None:
+    script = """
+        import aiostream, internals
+        assert not internals.failures_are_noticed(), "the import has registered something"
+        aiostream.Stream().close()
+        assert internals.failures_are_noticed()
+    """
+    succeed(driver_kind, script)

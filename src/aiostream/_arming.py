@@ -36,16 +36,19 @@ def arm(
     Afterwards the point is registered if and only if the driver has the ticket. This holds also if
     a KeyboardInterrupt has come in between.
     """
-    # Before the call, because the ticket may fire before the call has returned. A ticket that is
-    # not registered then would be ignored, and its task would hang.
+    # Before the call, because the ticket may fire before the call has returned: the driver's thread
+    # pushes it, and the loop or the janitor looks it up here. A ticket that is not registered then
+    # would be ignored, and its task would hang.
     _points.registry[ticket] = point
-    result = -1
+    result = -1  # as if refused, for an interrupt that comes before the assignment
     try:
         result = _native.arm(handle, ticket, pinned)
     finally:
         # After an interrupt the answer is lost, so native code is asked whether the driver has the
         # ticket. If it has, the entry must stay, because the GPU may use what it keeps alive.
         if result != 0:
+            # A reservation that was armed is not touched by this. One that was not would keep the
+            # loop's queue from being used again.
             _native.unreserve(ticket)
             if not _native.is_live(ticket):
                 _points.registry.pop(ticket, None)
@@ -122,18 +125,24 @@ def arm_completion(
     """
     bridge = _loops.current_bridge()
     context_id = context._ensure_monitored()
+    # The future is made in this thread, and settled in this thread. All that other threads touch is
+    # the ticket: the driver's thread fires it, and the watcher fails it.
     completion = Completion(bridge.new_future(), stream, CALLS[kind], context_id, result, keepalive)
     ticket = 0
     try:
+        # From here on the `except` below answers for `keepalive`. An interrupt before this line
+        # leaves it to the caller, so that exactly one of the two keeps it.
         if answered_for is not None:
             answered_for.append(True)
+        # Before the ticket exists, because the drain moves the state on, and only from PENDING.
         _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
         reserved = _native.reserve(bridge.queue, context_id, kind)
         ticket = reserved.number
         _driver.raise_for(arm(handle, ticket, completion, pinned), CALLS[kind], stream, capturing)
     except BaseException as problem:
         # No caller gets the future, but the work before the point may be in flight. If the ticket
-        # is not registered, nothing else keeps the objects of that work alive.
+        # is not registered, nothing else keeps the objects of that work alive, and the GPU would
+        # write into memory that is free.
         completion.cancel()
         if keepalive is not None and ticket not in _points.registry:
             if isinstance(problem, Exception):  # the driver refused, and would refuse again
@@ -152,6 +161,8 @@ def enqueue(reference: Reference, call: Callable[[], Any], keepalive: Any = None
         StreamCaptureError: `call` has left the stream capturing.
         CudaError: The driver refused.
     """
+    # Lists, because native code appends to them in the step that makes their content true. An
+    # assignment would be a step of its own, and an interrupt may come before it.
     results: list[Any] = []
     answered_for: list[bool] = []
     refusal = 0
@@ -191,8 +202,10 @@ def keep_until_passed(
         as leaked.
     """
     context_id = context._ensure_monitored()
+    # On the janitor's queue, because this loop may end before the GPU has passed.
     reserved = _native.reserve(_process.ORPHANS, context_id, _native.KIND_HOST_FUNCTION)
     ticket = reserved.number
+    # Pinned by the caller, so a close in another thread does not destroy the stream meanwhile.
     result = arm(handle, ticket, KeepAlive(keepalive, context_id), pinned=True)
     if result not in (0, _native.RESULT_QUARANTINED):
         leak(keepalive)

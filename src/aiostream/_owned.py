@@ -50,8 +50,11 @@ class Owned(_arguments.NotCopied):
             CudaError: The driver refused. The object is closed nevertheless.
         """
         code = self._handle.close()
-        # After the close: calls that begin now are refused, so none needs the source any more.
-        self._source = None
+        # After the close, because no call can begin any more. One of another thread may still be
+        # under way. The source owns the driver's stream, and destroys it when it dies. So it stays
+        # then, and dies with this object, which that call holds.
+        if not self._handle.is_used:
+            self._source = None
         _driver.raise_for(code, self._destructor, self._name)
 
     def __int__(self) -> int:

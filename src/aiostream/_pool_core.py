@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -29,7 +30,9 @@ class PoolCore:
     """
 
     def _init_fields(self, streams: list[Stream], max_waiting: int | None) -> None:
-        # Only the thread of the loop that uses the pool touches these.
+        # Only the thread of the loop that uses the pool touches these, so there is no lock. The
+        # janitor comes in through `Busy.forget` alone. Finalizers run in any thread, and only end
+        # watches. A thread that exports metrics reads lengths, which may be one step old.
         self._closed = False
         self._max_waiting = max_waiting
         self._set_slots([Slot(stream) for stream in streams])
@@ -37,10 +40,15 @@ class PoolCore:
         self._idle = Idle(self._slots) if len(self._places) == 1 else IdleOnDevices(self._slots)
         self._busy = Busy()
         self._lent: dict[int, Slot] = {}  # by the id of the `Stream` that the task has
+        # `Slot.lent` of each stream whose `Stream` died before it was given back. Any thread
+        # appends, because an object may die in any. Only the loop's thread removes.
+        self._dropped: deque[weakref.ref[Stream]] = deque()
         self._waiters = Waiters()
         self._at_once = 0  # how often a stream was free at once
         self._looking = False  # the loop is going to call `_look_again_for`
-        self._failure = 0  # the driver's code, once the pool has seen that a context failed
+        # The driver's code, once the pool has seen that a context failed. The watcher notices it,
+        # but the loop's own drain writes it here, so no other thread does.
+        self._failure = 0
         # Of the loop that used the pool last. A weak reference, because the bridge ends with its
         # loop, and a kept pool would keep it.
         self._bridge: weakref.ref[_loops.Bridge] | None = None
@@ -58,6 +66,8 @@ class PoolCore:
         bridge = _loops.current_bridge()
         if self._closed:
             self._require_open()
+        # The bridges are compared, and not the loops. A bridge that died with its loop gives None,
+        # so a new loop at the old one's address is not taken for it.
         if self._bridge is None or self._bridge() is not bridge:
             self._change_loop(bridge)
         if self._failure:
@@ -65,11 +75,21 @@ class PoolCore:
             self._failure = self._health()
             if self._failure:
                 raise self._error(self._failure)
+        # Before the caller counts the idle streams, because both may make some idle. The flags are
+        # plain, and another thread may just be setting one: the next use sees it.
+        if self._dropped:
+            self._take_dropped()
         if self._busy.has_unwatched:
             self._look_again()
         return bridge
 
     def _lend(self, slot: Slot, bridge: _loops.Bridge) -> Stream:
+        """Makes the object that a task gets. Its caller then notes it in `_lent`, and returns it.
+
+        No call may lie between that note and the caller's return. A KeyboardInterrupt comes after
+        a call, and then the stream would count as lent, but to no task. Before the note, the stream
+        is in no list, and `_find_lost` takes it back.
+        """
         try:
             lent = slot.stream.to_borrowed()
         except StreamClosedError:  # a borrowed stream, whose owner has closed it
@@ -81,30 +101,38 @@ class PoolCore:
             self._put_back(slot)
             raise
         task = bridge.current_task()
+        # Weakly, because a pool must not keep a task, and what its frames hold, past its end.
         slot.holder = weakref.ref(task) if task is not None else None
-        slot.lent = lent
-        # Last. If a KeyboardInterrupt comes before it, the caller never gets the stream, and
-        # `_find_lost` takes it back.
-        self._lent[id(lent)] = slot
+        slot.key = id(lent)
+        # The callback is the deque's own method, because it may run in any thread, and between any
+        # two lines of this module: it takes no lock, and touches nothing else of the pool.
+        slot.lent = weakref.ref(lent, self._dropped.append)
         return lent
 
     async def _in_turn(self) -> Slot:
         """Waits until it is this task's turn."""
+        # Now, because a task that waits looks for nothing. If all streams were lost, no release
+        # would come, and it would wait without end.
         self._find_lost()
         if self._max_waiting is not None and self._waiters.count() >= self._max_waiting:
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
         bridge = _loops.current_bridge()
         future: Any = bridge.new_future()
         try:
+            # In the `try`, because after an interrupt the future must not stay: a stream that is
+            # handed to it would reach no task.
             self._waiters.futures[future] = None
             self._waiters.watch(self, bridge, [place._reference for place in self._places])
             del bridge
             if self._busy.has_unwatched:
                 self._look_again_soon()
             slot: Slot = await future
+            # From here on only this frame knows the slot. If the task is interrupted before it is
+            # lent, `_find_lost` sees that the slot is in no list.
             slot.handed_to = None
             return slot
         except BaseException:
+            # First, so that the stream which comes back below does not go to this task again.
             self._waiters.futures.pop(future, None)
             for handed in self._slots:
                 if handed.handed_to is future:  # it was this task's turn, but it is cancelled
@@ -114,11 +142,15 @@ class PoolCore:
                 future.exception()  # or the loop would report an error that no task has read
             raise
         finally:
+            # The last task that waited. The watcher would otherwise read the contexts' health every
+            # 15 ms, as long as the pool is kept.
             if not self._waiters.futures:
                 self._waiters.end_watches()
 
     def _change_loop(self, bridge: _loops.Bridge) -> None:
         """Another loop uses the pool. Takes back what tasks of the former loop never took."""
+        if self._dropped:
+            self._take_dropped()
         # A loop that was closed never runs its tasks again. So their futures do not count.
         handed = [slot.handed_to for slot in self._slots if slot.handed_to is not None]
         alive = [future for future in handed if not _loops.is_dead(future)]
@@ -129,6 +161,8 @@ class PoolCore:
                 f"{self._holders()}, {len(alive)} tasks wait. Give them back there first, or make "
                 "a pool for each loop"
             )
+        # The watches fire into the former loop's queue. If they were kept, no watch of this loop
+        # would be made, and a lost context would wake none of its tasks.
         self._waiters.end_watches()
         self._waiters.futures.clear()
         # Without the callback the watcher would read the health of the contexts as long as the pool
@@ -145,16 +179,41 @@ class PoolCore:
 
         A KeyboardInterrupt came between two steps, or a loop ended there.
         """
+        # Each slot is in at most one list, so equal numbers mean that none is lost. A slot on its
+        # way to a task is in none, and is looked at below.
         if len(self._idle) + len(self._busy) + len(self._lent) == self._size:
             return
         known = {*self._idle, *self._busy.slots(), *self._lent.values()}
         for slot in self._slots:
             if slot not in known and not slot.is_handed_over():
                 slot.handed_to = None
-                if slot.lent is not None:
-                    slot.lent._handle.close()
-                    slot.lent = None
+                # A frame of a traceback may still hold the object. It is closed, so that it cannot
+                # be used next to the one of the task that gets the stream now.
+                lent = slot.lent() if slot.lent is not None else None
+                if lent is not None:
+                    lent._handle.close()
+                slot.lent = None
                 self._busy.add_unwatched(slot)
+
+    def _take_dropped(self) -> None:
+        """Takes back the streams whose `Stream` died before it was given back.
+
+        A task dropped it, or a KeyboardInterrupt came before `release` could begin.
+        """
+        found = [self._slot_of(reference) for reference in list(self._dropped)]
+        for slot in filter(None, found):
+            # The id may be that of a stream that was lent since.
+            if self._lent.get(slot.key) is slot:
+                del self._lent[slot.key]
+            slot.lent = slot.holder = None
+            self._look_at(slot)
+        # Last, because after a KeyboardInterrupt the next call comes here again. What another
+        # thread has appended since then, the next call finds too.
+        while self._dropped and self._slot_of(self._dropped[0]) is None:
+            self._dropped.popleft()
+
+    def _slot_of(self, reference: weakref.ref[Stream]) -> Slot | None:
+        return next((slot for slot in self._slots if slot.lent is reference), None)
 
     def _put_back(self, slot: Slot) -> None:
         """The stream's work is done. It goes to the task that has waited for longest."""
@@ -175,7 +234,9 @@ class PoolCore:
     def _look_at(self, slot: Slot) -> None:
         """Decides whether a stream that was given back is free, or when the pool learns that."""
         if slot.stream._handle.is_used and not self._closed:
-            # A thread of enqueue_in_thread uses it, and may enqueue more.
+            # A thread of enqueue_in_thread uses it, and may enqueue more. An event recorded now
+            # would come too early. `release` has closed the thread's `Stream`, so no new use can
+            # begin, and the answer changes once.
             self._busy.add_unwatched(slot)
             return
         code = _pool_returns.query(slot)
@@ -217,6 +278,7 @@ class PoolCore:
 
     def _work_is_done(self, slot: Slot, entry: Return, code: int) -> None:
         """The event behind a busy stream's work is complete, or has failed."""
+        # In the loop's drain, so between two steps of its tasks, and never in one.
         if not self._busy.remove(slot, entry):
             return
         if code == 0:
@@ -234,6 +296,7 @@ class PoolCore:
 
     def _fail(self, code: int) -> None:
         """A context has failed. The tasks that wait get the error at once."""
+        # First, because a task that gets the error may acquire again at once.
         self._failure = code
         self._waiters.fail_all(lambda: self._error(code))
 
@@ -250,6 +313,8 @@ class PoolCore:
 
     def _refuse(self, reason: str = "the pool was closed") -> None:
         """From now on no task gets a stream."""
+        # First, because the tasks that wake up find the pool closed, and streams that come back
+        # meanwhile are destroyed.
         self._closed = True
         self._waiters.end_watches()
         self._waiters.fail_all(lambda: StreamClosedError(reason))

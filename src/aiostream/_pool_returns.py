@@ -24,7 +24,11 @@ class Busy:
     """
 
     def __init__(self) -> None:
-        self._returns: dict[Slot, Return | None] = {}  # `None` for an unwatched stream
+        # `None` for an unwatched stream. The loop's thread replaces the whole dict, and the janitor
+        # writes one item of the dict that it has read (`forget`).
+        self._returns: dict[Slot, Return | None] = {}
+        # A hint for the loop's thread. The janitor only ever sets it, after it has written the
+        # item: in the other order the loop could clear it, look, and not find the item.
         self.has_unwatched = False
         # How long streams stay busy. Not the history of the waits on them, because what a
         # cancelled request has left takes another time than a whole request.
@@ -58,7 +62,10 @@ class Busy:
 
     def take_unwatched(self) -> list[Slot]:
         """Takes out the unwatched streams. The caller looks at each of them."""
+        # Cleared before the look. What the janitor notes after the look sets it again.
         self.has_unwatched = False
+        # The janitor may set an item to None during this, but adds and removes none, so the
+        # iteration does not fail.
         found = [slot for slot, entry in self._returns.items() if entry is None]
         for slot in found:
             del self._returns[slot]
@@ -66,18 +73,22 @@ class Busy:
 
     def take_all(self) -> list[Slot]:
         """Takes out all streams."""
-        found = list(self._returns)
-        self._returns.clear()
+        # A new dict, so that a `forget` under way does not put its item back.
+        found, self._returns = list(self._returns), {}
         return found
 
     def unwatch_all(self) -> None:
         """Ignores all events: another loop uses the pool, or the pool closes."""
+        # A new dict, so that a `forget` that has read the old one changes nothing here. What it
+        # would note, that no event comes, is true of all items now.
         self._returns = dict.fromkeys(self._returns)
         self.has_unwatched = bool(self._returns)
 
     def forget(self, slot: Slot, entry: Return) -> None:
         """The loop that would have learned of the end is gone. Runs in the janitor's thread."""
         returns = self._returns  # read once, because another loop may replace it meanwhile
+        # The item cannot go away between these two lines. Only its own `Return` removes it, and
+        # that one is here, in this thread.
         if returns.get(slot) is entry:
             returns[slot] = None
             self.has_unwatched = True
@@ -103,6 +114,8 @@ class Busy:
         # Pinned, because another thread may close a borrowed stream, and its handle may then be
         # that of a new stream.
         with pinned(reference):
+            # The watcher has the ticket as soon as this returns, perhaps earlier. It fires into the
+            # loop's queue, so `Return.complete` cannot run before this thread is back in its drain.
             reserved.record(reference.handle)
         if reserved.is_recorded:
             return entry

@@ -17,17 +17,20 @@ from aiostream.stream import Stream
 class Slot:
     """One stream of a pool. Only the thread of the loop that uses the pool touches it."""
 
-    __slots__ = ("device", "freed", "handed_to", "holder", "lent", "stream", "wait_list")
+    __slots__ = ("device", "freed", "handed_to", "holder", "key", "lent", "stream", "wait_list")
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.device = stream.context._device_ordinal()
         self.freed = 0  # a number that grows from one stream that becomes free to the next
-        # The object that a task holds. It refuses every call after its release.
-        self.lent: Stream | None = None
+        # The object that a task holds. It refuses every call after its release. A weak reference,
+        # so that the pool notices if the task loses it.
+        self.lent: weakref.ref[Stream] | None = None
+        self.key = 0  # the id of that object
         # The task that holds it, for error messages.
         self.holder: weakref.ref[Any] | None = None
-        # The future of a task that gets the stream next, until that task runs.
+        # The future of a task that gets the stream next, until that task runs. Meanwhile the slot
+        # is in no list, and this is how `_find_lost` knows that it is on its way.
         self.handed_to: Any = None
         # Where the pool waits for the work that tasks have left on the stream.
         self.wait_list: _native.WaitList | None = None
@@ -71,6 +74,7 @@ class IdleOnDevices:
 
     def take(self) -> Slot:
         """Takes a stream of the device with the fewest in use; of equals, the one longest free."""
+        # Only the loop's thread comes here, so what `min` has read still holds at the `popleft`.
         least = min(self._free.values(), key=self._load)
         return least.popleft()
 

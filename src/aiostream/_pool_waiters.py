@@ -24,6 +24,8 @@ class Waiters:
     def __init__(self) -> None:
         # In order. A future that was cancelled stays until its task runs.
         self.futures: dict[Any, None] = {}
+        # One for each context of the pool. A finalizer may take from it in any thread, so each
+        # change is one operation of the list.
         self._watches: list[Watch] = []
 
     def count(self) -> int:
@@ -54,6 +56,8 @@ class Waiters:
     def fail_all(self, error: Callable[[], BaseException]) -> None:
         """Raises an error in each waiting task, a new one for each."""
         waiting = [future for future in self.alive() if not future.done()]
+        # Before the errors, because a task that wakes up may wait for a stream again, and its new
+        # future must not be cleared with the old ones.
         self.futures.clear()
         for future in waiting:
             set_exception(future, error())
@@ -72,8 +76,14 @@ class Waiters:
 
     def end_watches(self, end_health: Callable[[int], None] = _native.end_health) -> None:
         """Ends all watches. May run in a finalizer: it takes no lock. May run twice."""
+        # A finalizer may interrupt this loop, and take the last item between the two steps of a
+        # line. `end_health` of a ticket that has ended does nothing.
         while self._watches:
-            end_health(self._watches.pop().ticket)
+            try:
+                watch = self._watches.pop()
+            except IndexError:
+                return
+            end_health(watch.ticket)
 
 
 class Watch:

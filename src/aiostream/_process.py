@@ -29,11 +29,12 @@ ORPHANS = 0  # the number of the queue that gets what arrives on closed queues
 # because a signal handler, or a finalizer in a garbage collection, may come to `start` in the
 # thread that holds it. It then does the whole start, because each step can be repeated.
 _lock = threading.RLock()
-_started = False  # written under _lock, after everything runs; read without it
-# Seconds that the interpreter's end waits for the two threads, because a destructor may block.
-_EXIT_PATIENCE = 1.0
+# Written under _lock, after everything runs. Read without it, because each use of the library asks.
+_started = False
 # What `__init__` has to have done before the library is used first. Each may be called again.
 before_first_use: list[Callable[[], None]] = []
+# Seconds that the interpreter's end waits for the two threads, because a destructor may block.
+_EXIT_PATIENCE = 1.0
 
 # The threads that serve, by name. Each thread enters itself by `dict.setdefault`, which lets one
 # thread win. So a start that a KeyboardInterrupt has cut short can be repeated, whether its thread
@@ -281,11 +282,11 @@ def _stop() -> None:
     try:
         _native.gate_close()
     finally:
-        _settle()
+        finish_leftovers()
 
 
-def _settle() -> None:
-    # Lets the two threads finish what was left to them, for a second at most.
+def finish_leftovers() -> None:
+    """Waits until the two threads have done what was left to them, for a second at most."""
     cleaned, released = threading.Event(), threading.Event()
     run_in_janitor(cleaned.set)
     deadline = time.monotonic() + _EXIT_PATIENCE

@@ -183,18 +183,26 @@ def call_with(reference: Reference, call: Callable[[], Any], results: list[Any])
 
 
 @contextlib.contextmanager
-def pinned(reference: Reference) -> Iterator[int]:
-    """Keeps a stream's handle valid for a `with` block, and gives its value.
+def pinned(reference: Reference, call: str = "cuCtxGetId") -> Iterator[int]:
+    """Keeps the handle of a stream or event valid for a `with` block, and gives its value.
+
+    Args:
+        reference: The stream or event.
+        call: The driver function of the block. The error names it.
 
     Raises:
-        StreamClosedError: The stream is closed.
+        StreamClosedError: It is closed.
+        ContextFailedError: Its context was destroyed or reset by other code (709).
     """
     # The native call appends to the list as it pins, because an interrupt may come right after the
     # call. A pin that is not noted would never be taken back, and the handle never destroyed.
     held: list[bool] = []
     try:
         if not reference.handle.pin(held):
-            _driver.raise_for(_native.RESULT_CLOSED, "", reference.name)
+            _driver.raise_for(_native.RESULT_CLOSED, call, reference.name)
+        # A pin keeps the handle from this library's own `close` only. Other code may end the whole
+        # context, and the driver would crash, or take a new stream at that address for the old one.
+        _driver.raise_for(_native.gone_refusal(reference.handle), call, reference.name)
         yield reference.handle.value
     finally:
         if held:
@@ -206,7 +214,7 @@ def call_on(reference: Reference, name: str, *args: Any) -> Any:
 
     For a special stream the context is current meanwhile.
     """
-    with pinned(reference) as value:
+    with pinned(reference, name) as value:
         scope = reference.context._pushed() if value <= PER_THREAD else contextlib.nullcontext()
         with scope:
             return _driver.call(

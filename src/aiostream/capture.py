@@ -76,16 +76,20 @@ class _CaptureRecord:
         graph: Graph | None,
         recapture: Any = None,
     ) -> None:
+        # Constant once the record is in `_in_progress`. To `lent` any thread may append.
         self.identity = identity  # the driver's number of the capture
         self.origin = origin  # the stream on which it began, if this library began it
         self.graph = graph  # into which it goes, pinned; None if it makes a new one
         self.recapture = recapture  # None, or what the driver may call during the capture
-        self.lent: _native.Handle | None = None  # of the graph that is the driver's until the end
+        self.lent: list[_native.Handle] = []  # of the graph that is the driver's until the end
         self.seen_on: _Origin | None = None  # the stream that capture_info() was asked for
 
     def end(self, how: _End) -> None:
-        if self.lent is not None:
-            self.lent.close()
+        # Called once, by the thread that took the record out of `_in_progress` (see `_forget`).
+        # First the graph that was given out: from here on the driver may free it, and another
+        # thread that still has its `Graph` must be refused.
+        for lent in self.lent:
+            lent.close()
         if self.graph is None:
             return
         # A graph that may be gone must not be destroyed again, because by then its handle may be
@@ -120,6 +124,7 @@ def _origin_of(stream: Reference) -> _Origin:
 
 
 def _find(identity: int | None, origin: _Origin | None) -> _CaptureRecord | None:
+    # Over a copy. If another thread removes what is found here, `_forget` finds it gone.
     for capture in list(_in_progress):
         if (identity is not None and capture.identity == identity) or (
             origin is not None and capture.origin == origin
@@ -147,6 +152,8 @@ def _identity_of(stream: Reference) -> int | None:
 
 
 def _note_begun(stream: Reference) -> None:
+    # An interrupt before this leaves a capture that is not noted. It then counts as one of other
+    # code, which the library never ends by itself.
     identity = _identity_of(stream)
     if identity is not None:
         _begun[_origin_of(stream)] = identity
@@ -162,17 +169,21 @@ def _began_on(identity: int) -> _Origin | None:
 
 def end_left(stream: Reference) -> None:
     """Ends a capture that this library began on this stream, and no other capture."""
+    # Popped, so that of two threads one ends the capture.
     begun = _begun.pop(_origin_of(stream), None)
     if begun is None:
         return
     with contextlib.suppress(CudaError):
         status, identity, *_ = _query_capture(stream)
+        # Other code may have ended that capture and begun its own, which is not ours to end.
         if identity == begun or status is CaptureStatus.INVALIDATED:
             _end(stream)
 
 
 def is_noted(stream: Reference) -> bool:
     """Whether `forget` has anything to do. It is quick, because each finalizer asks."""
+    # In any thread, also one that is just changing the two: so without a lock, and over copies.
+    # What another thread is adding now is of a stream that it refers to, and that is not finalized.
     return bool(_begun or _in_progress) and _origin_of(stream) in {
         *list(_begun),
         *(place for capture in list(_in_progress) for place in (capture.origin, capture.seen_on)),
@@ -205,6 +216,7 @@ def end_shared(stream: Reference) -> None:
 
 def retire(stream: Reference) -> None:
     """Closes, for the janitor, a dropped stream that was shared, or that has captured."""
+    # In the janitor's thread, because a finalizer must not call the driver.
     if stream.handle.is_shared:
         end_shared(stream)
     stream.handle.drop()
@@ -227,6 +239,8 @@ def _capturing_into(stream: Reference, graph: Graph, recapture: Any = None) -> I
     """Pins a graph, and notes the capture into it that begins in the block."""
     held: list[bool] = []
     try:
+        # `hold` and not `pin`, because another thread may end the capture, and lets go then.
+        # Without it, a `close` would free the graph under the capture.
         if not graph._handle.hold(held):
             raise errors.closed(graph._name)
         _forget_ended_elsewhere(stream)
@@ -235,6 +249,8 @@ def _capturing_into(stream: Reference, graph: Graph, recapture: Any = None) -> I
         if held:
             graph._handle.let_go()
         raise
+    # The driver captures already, and another thread may have ended it. Its `_end` then found no
+    # record, and the stream's next capture forgets this one (`_forget_ended_elsewhere`).
     graph._captured_into = True
     # The record is made even if the driver gives no id, because without it the graph would stay
     # pinned after the capture. The stream finds it then.
@@ -300,18 +316,24 @@ def _borrowed_graph(stream: Reference, identity: int, value: int) -> Graph:
         _in_progress.append(capture)
     if capture.graph is not None:
         return capture.graph
-    if capture.lent is None:
-        capture.lent = _native.Handle(
-            _native.HANDLE_GRAPH, value, stream.context.handle, False, False
+    if not capture.lent:
+        capture.lent.append(
+            _native.Handle(_native.HANDLE_GRAPH, value, stream.context.handle, False, False)
         )
-    return Graph._from_handle(value, stream.context, owned=False, parent=capture.lent)
+    graph = Graph._from_handle(value, stream.context, owned=False, parent=capture.lent[0])
+    # Another thread may have ended the capture since then, and have closed what it found.
+    if capture not in _in_progress:
+        capture.end(_End.ENDED_ELSEWHERE)
+    return graph
 
 
 def _end(stream: Reference) -> Graph:
+    # Looked up before the driver ends it, because afterwards the driver no longer knows its id.
     capture = _of_origin(stream)
     try:
         ended = call_on(stream, "cuStreamEndCapture")
     except CudaError:
+        # Code 903 leaves the capture going, and its record with it.
         if not _still_captures(stream):
             _begun.pop(_origin_of(stream), None)
             _forget(capture, _End.FAILED)
@@ -325,7 +347,12 @@ def _end(stream: Reference) -> Graph:
             made.append(ended)
             return Graph._from_handle(int(ended), stream.context, owned=True)
     finally:
-        _forget(capture, _End.GOOD)
+        # Last, because it lets go of the graph. All of the id, because two threads may have asked
+        # for the capture at once, and added a record each.
+        identity = capture.identity if capture is not None else None
+        while capture is not None:
+            _forget(capture, _End.GOOD)
+            capture = _find(identity, None) if identity is not None else None
 
 
 def _of_origin(stream: Reference) -> _CaptureRecord | None:

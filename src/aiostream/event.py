@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiostream import _arguments, _driver, _native, _process, errors, interop, waiting
 from aiostream._owned import WithBlock
-from aiostream._reference import HasReference, Reference, current_or_default_context
+from aiostream._reference import HasReference, Reference, current_or_default_context, pinned
 from aiostream.device import Context, Device, DeviceLike
 from aiostream.futures import CompletionFuture
 
@@ -137,6 +137,9 @@ class Event(WithBlock, waiting.AwaitedBlock):
             CudaError: The driver refused. The code is 400 for a stream of another context.
         """
         reference = interop.reference_to(stream)
+        # One native call pins stream and event, lets the waits of other threads for the old record
+        # go on by an event of the library, and records. With steps of Python in between, such a
+        # wait could begin after the check, and would then wait for the new point.
         code, captured = _native.event_record(
             self._handle, reference.handle, 0, self._context._ensure_monitored()
         )
@@ -249,15 +252,13 @@ class Event(WithBlock, waiting.AwaitedBlock):
             raise TypeError(f"the other event must be an aiostream.Event, not {type(end).__name__}")
         if not (self._timing and end._timing):
             raise ValueError("there is no time: make both events with Event(timing=True)")
-        driver = _driver.bindings()
-        return float(
-            _driver.call(
-                "cuEventElapsedTime",
-                driver.CUevent(self.handle),
-                driver.CUevent(end.handle),
-                stream=self._name,
+        driver, name = _driver.bindings(), "cuEventElapsedTime"
+        # Pinned, because another thread may close one of the two, and the driver would then read
+        # the time of a destroyed event.
+        with pinned(self._reference, name) as first, pinned(end._reference, name) as second:
+            return float(
+                _driver.call(name, driver.CUevent(first), driver.CUevent(second), stream=self._name)
             )
-        )
 
     def completion_future_on(self, stream: Stream) -> CompletionFuture[None]:
         """Makes a stream wait for this event, and returns a future of the stream's end.

@@ -52,6 +52,8 @@ class HostFunction:
 
         Threads: the driver's.
         """
+        # With the GIL, behind the exit gate. While it runs, the stream waits, and so do all other
+        # host functions of the context, because the driver has one thread for them.
         _stuck.begin("host function")
         try:
             if self.takes_status:
@@ -68,6 +70,8 @@ class HostFunction:
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Drops everything, because the function has run for the last time."""
+        # In the janitor's thread. The releaser drops them, because a destructor may block, and the
+        # janitor serves everything else.
         _process.release_in_thread(self.function, self.arguments)
         self.function = None
         self.arguments = ()
@@ -80,7 +84,9 @@ class HostFunction:
 
 
 def _run(ticket: int, code: int) -> None:
-    # Called by native code, on the driver's thread, with the GIL.
+    # Called by native code, on the driver's thread, with the GIL. The entry is there: it was made
+    # before the ticket was armed, and the janitor removes it only after this has returned, because
+    # native code fires the ticket then.
     point = _points.registry.get(ticket)
     if isinstance(point, HostFunction):
         point.run(code)
@@ -101,7 +107,8 @@ def _launch_python(
     if keywords:
         function = partial(function, **keywords)
     context_id = stream.context._ensure_monitored()
-    # The janitor's queue, because the function belongs to no loop.
+    # The janitor's queue, because the function belongs to no loop. On a loop's queue, the objects
+    # would be kept until that loop runs again, and this thread need not have a loop at all.
     reserved = _native.reserve(_process.ORPHANS, context_id, kind)
     ticket = reserved.number
     _native.set_sync_mode(ticket, sync_mode)
@@ -127,6 +134,8 @@ def _launch_foreign(
     context_id = stream.context._ensure_monitored()
     reserved = _native.reserve(_process.ORPHANS, context_id, _native.KIND_FOREIGN)
     ticket = reserved.number
+    # All of this is written before the ticket is armed, because the driver's thread reads it
+    # without a lock as soon as the GPU is there. The arming orders the two.
     _native.set_foreign(ticket, address, data)
     _native.set_sync_mode(ticket, sync_mode)
     # The point keeps the function pointer and the data object alive. The driver has only addresses.

@@ -209,7 +209,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
 
         Returns:
             A borrowed `Stream` with the pool's options. `release` closes it. If you close it
-            yourself, this does not affect the pool.
+            yourself, this does not affect the pool. If you drop it, the pool takes the stream back
+            at its next use.
 
         Raises:
             RuntimeError: No loop runs here, or a task of another loop holds a stream or waits for
@@ -222,20 +223,29 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         take_turn = bridge.checkpoint
         if take_turn is not None:
             # On trio. First, because it may raise a cancellation, and nothing is taken yet. Other
-            # tasks run meanwhile, and may close the pool.
+            # tasks run meanwhile, and may close the pool or lose its context, so it is entered
+            # again.
             await take_turn()
             self._enter()
         elif self._idle and not self._waiters.futures:
             self._at_once += 1
+            # Without an await all other tasks of the loop would wait as long as streams are free.
             if self._at_once % _TURNS_AFTER == 0 and bridge.must_yield():
                 await _loops.yield_turn()
                 self._enter()
+        # Asked again, because there may have been an await. From here to the end there is none on
+        # this way, so no other task can take the stream in between. A task that comes while others
+        # wait must not overtake them.
         if self._idle and not self._waiters.futures:
-            return self._lend(self._idle.take(), bridge)
-        # A task that waits must not hold the bridge, because the bridge would survive its loop.
-        del bridge
-        slot = await self._in_turn()
-        return self._lend(slot, _loops.current_bridge())
+            slot = self._idle.take()
+            lent = self._lend(slot, bridge)
+        else:
+            # A task that waits must not hold the bridge, because the bridge would survive its loop.
+            del bridge
+            slot = await self._in_turn()
+            lent = self._lend(slot, _loops.current_bridge())
+        self._lent[slot.key] = slot  # and no call after it: see `_lend`
+        return lent
 
     def acquire_nowait(self) -> Stream:
         """Gives you a stream that is free now. Give it back with `release`.
@@ -253,7 +263,10 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
                 self._look_again()
         if not self._idle or self._waiters.futures:
             raise PoolFullError(f"no stream is free: {self._reasons()}")
-        return self._lend(self._idle.take(), bridge)
+        slot = self._idle.take()
+        lent = self._lend(slot, bridge)
+        self._lent[slot.key] = slot  # and no call after it: see `_lend`
+        return lent
 
     def release(self, stream: Stream) -> None:
         """Gives a stream back that you got from `acquire` or `acquire_nowait`.
@@ -270,14 +283,22 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         Raises:
             ValueError: You did not get it from this pool, or have given it back before.
         """
+        # The id alone would not do. It may have been that of an object that has died, and is now
+        # that of any other object.
         slot = self._lent.get(id(stream))
-        if slot is None or slot.lent is not stream:
+        if slot is None or slot.lent is None or slot.lent() is not stream:
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
         # From here on the stream is in no list, until `_look_at` puts it into one. If a
         # KeyboardInterrupt comes in between, the next `acquire` finds it.
-        del self._lent[id(stream)]
-        stream._handle.close()  # the handle is borrowed, so this destroys nothing
-        slot.lent = slot.holder = stream._source = None
+        del self._lent[slot.key]
+        # The handle is borrowed, so this destroys nothing. It comes before the pool looks at the
+        # stream, because a worker thread could otherwise begin a use that the pool has not seen.
+        stream._handle.close()
+        slot.lent = slot.holder = None
+        # Unless a thread of enqueue_in_thread is under way, which holds `stream`. A pool of
+        # borrowed streams may end before it, and their sources would destroy what the thread uses.
+        if not stream._handle.is_used:
+            stream._source = None
         self._look_at(slot)
         if self._busy.has_unwatched:
             self._look_again_soon()
@@ -294,6 +315,9 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
             CudaError: The driver refused. All other streams are closed, and you get the first
                 error.
         """
+        # Before the pool is closed, because no task will give these back.
+        self._take_dropped()
+        # Tasks that hold a stream go on. `release` finds the pool closed, and destroys it then.
         self._refuse()
         kept = [*self._idle, *self._busy.take_all()]
         self._idle.clear()
@@ -316,10 +340,12 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         Raises:
             CudaError: The work on a stream failed. All streams are closed.
         """
+        self._take_dropped()  # before the pool is closed, so that their work is awaited too
         self._refuse()
         self._busy.unwatch_all()  # this task waits for them from now on
         try:
             await waiting.checkpoint()
+            # A copy, because other tasks of the loop run in the awaits, and give streams back.
             for slot in (*self._idle, *self._busy.slots()):
                 # Another task may call close() meanwhile.
                 with contextlib.suppress(StreamClosedError):
@@ -368,6 +394,7 @@ class _Lending(_arguments.AsyncBlock):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # Before the release, so that a block that is left twice gives nothing back twice.
         lent, self._lent = self._lent, None
         if lent is not None:
             self._pool.release(lent)

@@ -39,7 +39,8 @@ async def wait(
     It cancels none of them. A timeout is not an error.
 
     Args:
-        futures: Completion futures of this loop. On asyncio also other futures and tasks.
+        futures: Completion futures of this loop. On asyncio also other futures and tasks. Those
+            that are done may be of any loop.
         timeout: Seconds to wait at most. `None` sets no limit.
         return_when: `"ALL_COMPLETED"`, `"FIRST_COMPLETED"` or `"FIRST_EXCEPTION"`, as in asyncio.
 
@@ -54,7 +55,7 @@ async def wait(
     Raises:
         TypeError: One of them is not a future of a loop, or `timeout` is not a number.
         ValueError: There are none, or `return_when` is another value.
-        RuntimeError: No loop runs here.
+        RuntimeError: No loop runs here, or a pending one belongs to another loop.
 
     Example:
         >>> async with aiostream.Stream() as first, aiostream.Stream() as second:
@@ -79,6 +80,8 @@ async def wait(
     left = len(unfinished)
 
     def ended(future: F) -> None:
+        # In this loop's thread, because `_waitable` has refused futures of other loops. So neither
+        # `left` nor `enough` needs a lock.
         nonlocal left
         left -= 1
         if not enough.done() and (left == 0 or _is_enough(future, return_when)):
@@ -93,6 +96,7 @@ async def wait(
             await waiting.checkpoint()
             await enough  # type: ignore[misc]  # both kinds of it can be awaited
     finally:
+        # A future that goes on would keep this frame, and so all the other futures.
         for future in unfinished:
             future.remove_done_callback(ended)
     done = {future for future in every if future.done()}
@@ -122,6 +126,15 @@ def _waitable(name: str, futures: Iterable[F]) -> list[F]:
                 "make a task of a coroutine, and pass a future of concurrent.futures through "
                 "asyncio.wrap_future"
             )
+        # Before any callback is added. The other loop would call it in its own thread, where it
+        # may not settle a future of this loop, and this loop would sleep on. A future that is done
+        # calls back to none.
+        if not future.done() and _loops.is_elsewhere(future):
+            raise RuntimeError(
+                f"{name} takes futures of this loop, and {future!r} belongs to another loop: wait "
+                "for it in the loop that made it, for example in a coroutine that you start there "
+                "with asyncio.run_coroutine_threadsafe"
+            )
     return every
 
 
@@ -145,7 +158,8 @@ def as_completed(futures: Iterable[F], *, timeout: float | None = None) -> Async
 
     Raises:
         TypeError: One of them is not a future of a loop, or `timeout` is not a number.
-        RuntimeError: No loop runs here, or two tasks iterate at once.
+        RuntimeError: No loop runs here, a pending one belongs to another loop, or two tasks iterate
+            at once.
         TimeoutError: In the iteration: the time is over, and no other future is done.
 
     Example:
@@ -172,6 +186,7 @@ class _Ended(Generic[F]):
         self.waiter: SettledFuture | None = None  # of the task that waits for the next
 
     def __call__(self, future: F) -> None:
+        # The append first, because the task that wakes up takes what is there.
         self.futures.append(future)
         if self.waiter is not None and not self.waiter.done():
             set_result(self.waiter, None)
@@ -236,6 +251,7 @@ class _AsCompleted(AsyncIterator[F]):
             with anyio.fail_after(None if left == math.inf else left):
                 await waiter  # type: ignore[misc]  # both kinds of it can be awaited
         finally:
+            # A task that left must not be woken: the next step makes a waiter of its own.
             self._ended.waiter = None
 
 
@@ -278,13 +294,14 @@ async def drain(timeout: float | None = None) -> bool:
     seconds = _arguments.timeout(timeout)
     with anyio.move_on_after(seconds):
         await waiting.checkpoint()
-        while _anything_pending():
+        while anything_pending():
             await anyio.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP)
-    return not _anything_pending()
+    return not anything_pending()
 
 
-def _anything_pending() -> bool:
+def anything_pending() -> bool:
+    """Whether `drain` would wait."""
     now = _statistics.statistics()
     return (
         now.points.pending > now.points.captured or now.futures.pending > 0 or now.waits.pending > 0
@@ -304,7 +321,8 @@ class _Listener:
     def notify(self, error: ContextFailedError) -> None:
         """Has the janitor call the function, once for each code. Any thread."""
         mark = object()
-        # Two threads may meet the same code at once. `setdefault` lets one of them win.
+        # Two threads may meet the same code at once. `setdefault` lets one of them win. A lock
+        # would not do, because this may run on the driver's thread, under the locks of any caller.
         if self._notified.setdefault(error.code, mark) is mark:
             own = _copy_of(error)
             _process.run_in_janitor(lambda: self._function(own))
@@ -408,9 +426,9 @@ def _log_lost_context(error: ContextFailedError) -> None:
     _process.log_error("%s (%d points leaked so far)", error, leaked)
 
 
-# An assignment, and nothing is called: from the first failure on it is logged, also where the
-# application has registered no listener.
-_driver.set_failure_listener(_noticed)
+def notice_failures() -> None:
+    """From now on each failure is logged, also if the application has registered no listener."""
+    _driver.set_failure_listener(_noticed)
 
 
 def forget_failures() -> None:

@@ -148,6 +148,7 @@ class Stream(
         self._name = name_of(value, context)
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
+        # Counted as open from here on. No other thread can use it before this object is complete.
         handle = new_handle(value, context, owned=owned, parent=parent)
         try:
             self._reference = Reference(handle, context, self._name)
@@ -258,11 +259,14 @@ class Stream(
     def _borrowed_as(self, kind: type[S]) -> S:
         self._require_open()
         # A pool does this for each request, so this copies what it can instead of looking it up.
+        # Another thread may close the owner after the check. The new handle has it as its parent,
+        # so its first use then refuses, as every later one does.
         context, owner = self._context, self._handle
         borrowed = kind.__new__(kind)
         borrowed._context = context
         borrowed._owned = False
         borrowed._constants = self._constants
+        # Keeps the owner's object, whose finalizer would otherwise close the handle under this one.
         borrowed._source = self
         borrowed._name = self._name
         borrowed._handle = handle = new_handle(owner.value, context, False, owner)
@@ -328,6 +332,8 @@ class Stream(
         Raises:
             CudaError: The driver refused. The stream is closed nevertheless.
         """
+        # Before the close, because a closed handle refuses the calls that end a capture. Two
+        # threads that close at once both come here, and one of them ends it (`capture.end_left`).
         if self._owned and self._handle.is_shared:
             capture.end_shared(self._reference)
         try:
@@ -469,6 +475,8 @@ class Stream(
         try:
             if owner is not None and not owner.pin(held):
                 raise closed(event._name)
+            if owner is not None:
+                _driver.raise_for(_native.gone_refusal(owner), "cuStreamWaitEvent", event._name)
             handle = owner.value if owner is not None else interop.event_handle(event)
             if not handle and interop.is_unmade(event):
                 self._require_open()
@@ -490,6 +498,8 @@ class Stream(
             StreamCaptureError: The stream captures. The capture goes on.
             CudaError: The context has failed.
         """
+        # Pinned for the one native call. If another thread closes the stream, it either comes first
+        # and this call is refused, or it leaves the destruction to the end of this call.
         code = _native.stream_query(self._handle)
         if code == _NOT_READY:
             return False
@@ -506,6 +516,8 @@ class Stream(
             StreamCaptureError: The stream captures. The capture goes on.
             CudaError: The work failed.
         """
+        # Without the GIL, and pinned all the time: a close in another thread returns at once, and
+        # this thread destroys the stream when its work is done.
         _driver.raise_for(
             _native.stream_synchronize(self._handle), "cuStreamSynchronize", self._name
         )
@@ -646,6 +658,7 @@ class Stream(
             _arguments.explain_call(problem, "enqueue_async")
             raise
         finally:
+            # If `fn` or another thread has closed the stream, this destroys it, behind its event.
             if held:
                 handle.unpin()
 

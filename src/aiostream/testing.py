@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from aiostream import _completion, _driver, _kernels, _native, _turns, interop, service
+from aiostream import _completion, _driver, _kernels, _native, _process, _turns, interop, service
 from aiostream._statistics import Statistics, statistics
 from aiostream.device import Context, Device
 
@@ -263,6 +263,16 @@ def ledger(*, leaks: int = 0, seconds: float = 5.0) -> Iterator[None]:
         error = LedgerError("; ".join(_left_since(before, settled, leaks)) or "it ended too late")
         error.add_note(f"{before}\n-> {statistics()}")
         raise error
+
+
+def forget_failed_test() -> None:
+    """Destroys what a failed test has left, so that it cannot end in the middle of the next test.
+
+    There it would count against what that test leaves behind, and hide it.
+    """
+    gc.collect()  # the frames of its traceback may lie in a cycle
+    _process.finish_leftovers()  # finalizers leave the destruction to the janitor
+    settle(lambda: not service.anything_pending(), 1)
 
 
 def _left_since(before: Statistics, settled: int, leaks: int) -> list[str]:

@@ -119,6 +119,8 @@ class _Watched(Completion):
 
         If it does not, `wait` dies here, and its record is dropped.
         """
+        # In the drain of the loop's thread, or in the janitor's (`orphaned`) once the loop is gone.
+        # There no task can take the wait.
         if (
             self.state is State.PENDING
             and not orphaned
@@ -219,6 +221,8 @@ async def synchronize_async(self: Awaitable) -> None:
     # An exception keeps this frame. If the frame kept the bridge, the bridge would outlive its
     # loop, and its queue would stay open.
     del bridge
+    # Exactly one of task, timer and watcher holds the wait (`wait_record.h`). Here it is the task
+    # while `answer` is a Wait, and another one while it is a ticket.
     watched = None
     try:
         while True:
@@ -243,6 +247,9 @@ async def synchronize_async(self: Awaitable) -> None:
             else:
                 break
     except BaseException:
+        # A cancellation or an interrupt. A stream's record goes to the watcher, which recycles it
+        # when its event is complete. Until then the GPU has not passed it, and no other wait may
+        # record it.
         if watched is not None:
             watched.cancel()
         if isinstance(answer, _Wait):
@@ -295,8 +302,11 @@ def enqueue(
     try:
         refusal = call_with(reference, call, results)
         _driver.raise_for(refusal, "cuCtxPushCurrent", reference.name)
+        # Before the record, because the ticket may fire at once, and the drain gives the result.
         completion.result = results[0]
         _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
+        # From here on the watcher or the loop's timer may have the wait. They touch the record and
+        # the ticket, and nothing of Python's.
         refusal, stage = reserved.record(reference.handle)
         if stage == _STAGE_TASK:
             bridge.poll_soon()

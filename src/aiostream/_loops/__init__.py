@@ -33,6 +33,7 @@ __all__ = [
     "checkpoint",
     "current_bridge",
     "is_dead",
+    "is_elsewhere",
     "task_name",
     "yield_turn",
 ]
@@ -91,6 +92,17 @@ def is_dead(future: Any) -> bool:
     Only asyncio's loops can be closed so, and to settle such a future would raise an error.
     """
     return isinstance(future, asyncio.Future) and future.get_loop().is_closed()
+
+
+def is_elsewhere(future: Any) -> bool:
+    """Whether a future belongs to another loop than the one that runs here.
+
+    Only that loop's thread may touch it: neither asyncio's nor trio's futures are safe for others.
+    """
+    if isinstance(future, on_trio.TrioFuture):
+        return not future.belongs_here()
+    get_loop = getattr(future, "get_loop", None)  # asyncio's futures, tasks, and their like
+    return get_loop is not None and get_loop() is not _running_loop()
 
 
 def task_name(task: Any) -> str:

@@ -304,9 +304,17 @@ class TrioFuture(OwnFuture):
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._wait().__await__()
 
+    def belongs_here(self) -> bool:
+        """Whether the run that made it is the one that is at work in this thread."""
+        return self._here() is self._token
+
+    def _here(self) -> Any:
+        at_work = _turns.in_trio(_running_loop())
+        return self._trio.lowlevel.current_trio_token() if at_work else None
+
     async def _wait(self) -> Any:
         lowlevel = self._trio.lowlevel
-        here = lowlevel.current_trio_token() if _turns.in_trio(_running_loop()) else None
+        here = self._here()
         if self.done():
             if here is not None:
                 # trio asks each await to be a checkpoint, also one that has nothing to wait for.

@@ -87,7 +87,7 @@ int context_health(struct context *context) {
     /* taken before the query, because the answer says nothing of what comes after it */
     int64_t before = now_ns();
     int status = CUDA_CONTEXT_IS_DESTROYED;
-    if (!context_is_gone(context->handle, context->identity)) {
+    if (!context_was_ended(context)) {
         int mode = relaxed_enter();
         status = failure_noted(driver.stream_query(context->stream), "cuStreamQuery");
         relaxed_leave(mode);
@@ -106,11 +106,13 @@ int context_health(struct context *context) {
     return status;
 }
 
+bool context_was_ended(const struct context *context) {
+    return context_is_gone(context->handle, context->identity);
+}
+
 int context_answer(const struct context *context, int status) {
     bool invalid = status == CUDA_INVALID_HANDLE || status == CUDA_INVALID_CONTEXT;
-    return invalid && context_is_gone(context->handle, context->identity)
-               ? CUDA_CONTEXT_IS_DESTROYED
-               : status;
+    return invalid && context_was_ended(context) ? CUDA_CONTEXT_IS_DESTROYED : status;
 }
 
 int context_recent_health(struct context *context) {

@@ -86,7 +86,6 @@ bool handle_is_gone(const struct handle *handle) {
 int handle_enter_context(const struct handle *handle, bool *entered) {
     *entered = false;
     if (!handle->needs_context) return CUDA_SUCCESS;
-    if (handle_is_gone(handle)) return CUDA_CONTEXT_IS_DESTROYED;
     int status = failed_in("cuCtxPushCurrent", driver.ctx_push(handle->context));
     *entered = status == CUDA_SUCCESS;
     return status;

@@ -48,7 +48,7 @@ const char *handle_destructor(enum handle_kind); /* the driver's function */
 void handles_set_listener(void (*listener)(void));
 bool handle_is_open(const struct handle *);
 bool handle_is_gone(const struct handle *); /* its context was destroyed: see context_is_gone */
-/* makes the context current if the driver needs one */
+/* Makes the context current if the driver needs one. It must not be gone. */
 int handle_enter_context(const struct handle *, bool *entered);
 void handle_leave_context(bool entered);
 

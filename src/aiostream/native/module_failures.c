@@ -85,9 +85,12 @@ static PyObject *native_health(PyObject *self, PyObject *args) {
 static PyObject *native_context_is_gone(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long context, identity;
+    bool gone;
     if (!PyArg_ParseTuple(args, "KK", &context, &identity)) return NULL;
-    return PyBool_FromLong(driver.ctx_get_id &&
-                           context_is_gone((void *)(uintptr_t)context, identity));
+    Py_BEGIN_ALLOW_THREADS
+    gone = driver.ctx_get_id && context_is_gone((void *)(uintptr_t)context, identity);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(gone);
 }
 
 static PyObject *native_failed_call(PyObject *self, PyObject *status) {

@@ -16,7 +16,9 @@ static int do_use(struct handle *stream, void *argument) {
     if (refusal) return refusal;
     if (!handle_pin(use->executable)) return RESULT_CLOSED;
     void *popped, *context = handle_context(stream);
-    int status = failed_in("cuCtxPushCurrent", driver.ctx_push(context));
+    int status = handle_is_gone(use->executable)
+                     ? CUDA_CONTEXT_IS_DESTROYED /* as of operate, for the second handle */
+                     : failed_in("cuCtxPushCurrent", driver.ctx_push(context));
     if (status == CUDA_SUCCESS) {
         status = use->call(handle_value(use->executable), handle_value(stream));
         driver.ctx_pop(&popped);

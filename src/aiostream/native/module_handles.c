@@ -235,9 +235,13 @@ struct handle *as_handle(PyObject *object) {
 
 /* --- driver calls on a handle --- */
 
+/* Asks first whether the context is there. Other code may have destroyed or reset it, and the
+ * driver crashes the process, or finds a new stream at the old address. Each operation asks anew,
+ * because no answer holds for longer: the reset may come from the next line of the same thread. */
 static int operate_in_context(struct handle *handle, handle_operation operation, void *argument) {
     bool entered;
     failed_forget();
+    if (handle_is_gone(handle)) return CUDA_CONTEXT_IS_DESTROYED;
     int refusal = handle_enter_context(handle, &entered);
     if (refusal) return refusal;
     int result = operation(handle, argument);
@@ -315,6 +319,16 @@ static PyObject *native_capture_refusal(PyObject *self, PyObject *handle) {
     (void)self;
     return operate_from_python(handle, do_capture_refusal, NULL);
 }
+static PyObject *native_gone_refusal(PyObject *self, PyObject *object) {
+    (void)self;
+    struct handle *handle = as_handle(object);
+    if (!handle) return NULL;
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = handle_is_gone(handle) ? CUDA_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(result);
+}
 static PyObject *native_event_query(PyObject *self, PyObject *handle) {
     (void)self;
     return operate_from_python(handle, do_event_query, NULL);
@@ -341,7 +355,9 @@ static int do_event_record(struct handle *stream, void *argument) {
     /* 906: touching the legacy stream would end the other's capture */
     if (refusal > 0 || refusal == -906) return refusal;
     if (!handle_pin(recording->event)) return RESULT_CLOSED;
-    int status = wait_snapshot_before_record(recording->context, recording->event);
+    int status = handle_is_gone(recording->event)
+                     ? CUDA_CONTEXT_IS_DESTROYED
+                     : wait_snapshot_before_record(recording->context, recording->event);
     if (status == CUDA_SUCCESS)
         status = driver.event_record(handle_value(recording->event), value, recording->flags);
     handle_unpin(recording->event);
@@ -396,6 +412,8 @@ static PyMethodDef handle_functions[] = {
      "cuStreamSynchronize, unless the stream captures."},
     {"capture_refusal", native_capture_refusal, METH_O,
      "0, or the negative code that says that the stream captures."},
+    {"gone_refusal", native_gone_refusal, METH_O,
+     "0, or 709 if the context of a stream or event was destroyed or reset."},
     {"event_record", native_event_record, METH_VARARGS, "(code, captured)."},
     {"event_query", native_event_query, METH_O, "cuEventQuery."},
     {"event_synchronize", native_event_synchronize, METH_O, "cuEventSynchronize."},

@@ -203,7 +203,11 @@ void wait_recycle(struct wait *wait, int status) {
 }
 
 int wait_query(const struct wait *wait) {
-    int status = wait->snapshot ? snapshot_query(wait->snapshot) : driver.event_query(wait->event);
+    /* Asked before each poll, because the event is gone with its context, and the driver may crash
+     * at a query of it. If the context ends between these two calls, nothing can help. */
+    int status = context_was_ended(wait->context) ? CUDA_CONTEXT_IS_DESTROYED
+                 : wait->snapshot                 ? snapshot_query(wait->snapshot)
+                                                  : driver.event_query(wait->event);
     /* The library's event is valid. So another thread's capture took its record, and that capture
      * had ended when wait_record looked for one. */
     if (status == CUDA_INVALID_VALUE && !wait->snapshot) status = CUDA_CAPTURED_EVENT;

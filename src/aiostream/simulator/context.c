@@ -191,6 +191,7 @@ EXPORT CUresult cuCtxPushCurrent_v2(CUcontext handle) {
     struct context *context;
     CUresult code = find_context(handle, &context);
     if (code == OK) push(context);
+    if (code == CONTEXT_IS_DESTROYED) note_use_of_gone();
     return leave(code);
 }
 
@@ -210,6 +211,7 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext handle) {
         me.depth -= me.depth > 0;
         if (context != NULL) push(context);
     }
+    if (code == CONTEXT_IS_DESTROYED) note_use_of_gone();
     return leave(code);
 }
 

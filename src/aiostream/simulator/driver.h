@@ -107,6 +107,7 @@ enum object_kind {
     OBJECT_EXECUTABLE,
     OBJECT_USER,
     OBJECT_POOL,
+    OBJECT_GONE, /* a stream that went with its context; its address may be used again */
 };
 
 /* A thread that is blocked in the driver. It lives on that thread's stack. The thread that wakes it
@@ -433,6 +434,7 @@ struct thread_state {
     size_t stream_count;
     int capture_mode;
     bool in_host_function, is_engine;
+    const struct call *call; /* that it is in, or was in last */
     /* destroyed when the call that released them is over */
     struct { struct user_object *first, *last; } dead;
 };
@@ -496,6 +498,11 @@ void *object_new(enum object_kind kind, size_t bytes);
 void object_register(void *object, enum object_kind kind);
 /* the handle is unknown from here on; the caller frees the memory */
 void object_unregister(void *handle);
+/* It goes with its context, and the table remembers that. */
+void object_bury(void *handle);
+bool object_is_buried(const void *handle);
+/* This call uses what has gone with its context. A GPU's driver may crash the process then. */
+void note_use_of_gone(void);
 void *object_find(const void *handle, enum object_kind kind);
 
 /* --- context.c --- */

@@ -28,6 +28,7 @@ static void delay(uint64_t ns) {
 
 CUresult enter(enum call_id id, unsigned rules) {
     struct call *call = &calls[id];
+    me.call = call;
     unsigned long nth = atomic_fetch_add_explicit(&call->count, 1, memory_order_relaxed) + 1;
     /* In a forked child the simulator's threads do not exist, and one of them may have held the
      * lock at the fork. */

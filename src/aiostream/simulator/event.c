@@ -36,12 +36,15 @@ CUresult marker_wait(struct marker *marker) {
 }
 
 /* An event dies with its context. A primary context that is made anew is another generation. */
+static bool is_gone(const struct event *event) {
+    return !event->context->active || event->generation != event->context->generation;
+}
+
 struct event *find_event(CUevent handle) {
     struct event *event = object_find(handle, OBJECT_EVENT);
-    return event != NULL && event->context->active &&
-                   event->generation == event->context->generation
-               ? event
-               : NULL;
+    if (event == NULL || !is_gone(event)) return event;
+    note_use_of_gone();
+    return NULL;
 }
 
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
@@ -79,6 +82,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle) {
     ENTER(cuEventDestroy, FREES);
     struct event *event = object_find(handle, OBJECT_EVENT);
     if (event == NULL) return leave(INVALID_HANDLE);
+    if (is_gone(event)) note_use_of_gone();
     object_unregister(event);
     event_release(event);
     return leave(OK);

@@ -38,7 +38,20 @@ static void grow(void) {
     free(old);
 }
 
+static struct slot *find(const void *handle) {
+    uintptr_t key = (uintptr_t)handle;
+    if (key == 0 || key == TOMBSTONE || space == 0) return NULL;
+    for (size_t i = hash(key) & (space - 1); table[i].key != 0; i = (i + 1) & (space - 1))
+        if (table[i].key == key) return &table[i];
+    return NULL;
+}
+
 void object_register(void *object, enum object_kind kind) {
+    struct slot *buried = find(object); /* the memory of an object that had gone */
+    if (buried != NULL) {
+        buried->kind = kind;
+        return;
+    }
     if ((used + 1) * 2 > space) grow();
     put((uintptr_t)object, kind);
 }
@@ -47,14 +60,6 @@ void *object_new(enum object_kind kind, size_t bytes) {
     void *object = alloc_need(bytes);
     object_register(object, kind);
     return object;
-}
-
-static struct slot *find(const void *handle) {
-    uintptr_t key = (uintptr_t)handle;
-    if (key == 0 || key == TOMBSTONE || space == 0) return NULL;
-    for (size_t i = hash(key) & (space - 1); table[i].key != 0; i = (i + 1) & (space - 1))
-        if (table[i].key == key) return &table[i];
-    return NULL;
 }
 
 /* How many objects of a kind there are now: what a program has not destroyed. */
@@ -70,6 +75,34 @@ EXPORT size_t aiostream_sim_objects(enum object_kind kind) {
 void object_unregister(void *handle) {
     struct slot *slot = find(handle);
     if (slot != NULL) slot->key = TOMBSTONE;
+}
+
+void object_bury(void *handle) {
+    struct slot *slot = find(handle);
+    if (slot != NULL) slot->kind = OBJECT_GONE;
+}
+
+bool object_is_buried(const void *handle) {
+    const struct slot *slot = find(handle);
+    return slot != NULL && slot->kind == OBJECT_GONE;
+}
+
+static size_t uses_of_gone;
+static const char *user_of_gone;
+
+void note_use_of_gone(void) {
+    uses_of_gone++;
+    user_of_gone = me.call->name;
+}
+
+/* How many calls have used a stream, an event or a context that was gone, and which the latest was.
+ * They were refused here. A GPU's driver crashes at some of them. */
+EXPORT size_t aiostream_sim_uses_of_gone(const char **latest) {
+    pthread_mutex_lock(&sim.lock);
+    size_t count = uses_of_gone;
+    *latest = user_of_gone;
+    pthread_mutex_unlock(&sim.lock);
+    return count;
 }
 
 void *object_find(const void *handle, enum object_kind kind) {

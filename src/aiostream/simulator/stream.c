@@ -30,17 +30,23 @@ void stream_release(struct stream *stream) {
     free(stream);
 }
 
-static void destroy(struct stream *stream) {
+static void end(struct stream *stream) {
     capture_unregister_stream(stream);
-    object_unregister(stream);
     stream->destroyed = true;
     stream_release(stream);
+}
+
+static void destroy(struct stream *stream) {
+    object_unregister(stream);
+    end(stream);
 }
 
 void streams_unregister(struct context *context) {
     for (struct stream *stream = context->streams, *next; stream != NULL; stream = next) {
         next = stream->next;
-        if (!stream->destroyed) destroy(stream);
+        if (stream->destroyed) continue;
+        object_bury(stream);
+        end(stream);
     }
     context->legacy = NULL;
 }
@@ -89,6 +95,7 @@ static struct stream *per_thread_stream(struct context *context) {
 CUresult find_stream(CUstream handle, struct stream **out) {
     if ((uintptr_t)handle > 2) {
         *out = object_find(handle, OBJECT_STREAM);
+        if (*out == NULL && object_is_buried(handle)) note_use_of_gone();
         return *out != NULL ? OK : INVALID_HANDLE;
     }
     struct context *context;
@@ -166,8 +173,8 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned flags, int pr
 
 EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
     ENTER(cuStreamDestroy, FREES);
-    struct stream *stream = object_find(handle, OBJECT_STREAM);
-    if (stream == NULL) return leave(INVALID_HANDLE);
+    struct stream *stream;
+    if ((uintptr_t)handle <= 2 || find_stream(handle, &stream) != OK) return leave(INVALID_HANDLE);
     destroy(stream);
     return leave(OK);
 }

@@ -1,0 +1,201 @@
+"""Calls on a stream, an event or a graph whose context was destroyed or reset by other code.
+
+A GPU's driver crashes the process at many of them. So the library asks whether the context is still
+there, and raises. Each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from support import succeed
+
+SCRIPT = """
+    import asyncio
+    import aiostream
+    from aiostream import Context, Device, Event, Graph, Stream, StreamAttribute, StreamPool
+    import internals
+    from support import settle, spin
+
+    def end(handle):
+        if handle is None:
+            internals.driver_call("cuDevicePrimaryCtxReset",
+                internals.driver_call("cuDeviceGet", 0))
+        else:
+            internals.driver_call("cuCtxDestroy", handle)
+
+    async def main():
+        handle = internals.create_context() if {how!r} == "destroy" else None
+        context = Device(0).primary_context if handle is None else Context.from_handle(int(handle))
+        with context.as_current():
+            stream, other, shared, capturing = Stream(), Stream(), Stream(), Stream()
+            events = [Event(timing=True) for _ in range(4)]
+            executable = capture(stream)
+            graph = Graph()
+            pool = StreamPool(2, wait="event")
+        shared.core()
+        borrowed = stream.to_borrowed()
+        for event in events[:3]:
+            event.record(stream)
+        for _ in range(12):  # so that a wait skips the query, and the health is known to be good
+            spin(stream, 0.0005)
+            await stream.synchronize_async()
+        lent = await pool.acquire()
+        await stream.enqueue_async(lambda _: None)
+        by_host_function = Stream.borrow(stream, wait="hostfunc")
+        capturing.begin_capture()
+        end(handle)
+        if {again}:
+            # The driver may use the memory of what is gone for what is made now.
+            with Device(0).primary_context.as_current():
+                fresh = [Stream() for _ in range(4)] + [Event() for _ in range(4)]
+                contexts = [internals.create_context() for _ in range(2)]
+        with Device(0).primary_context.as_current():
+            new = Stream()
+        ran = []
+        calls = {{
+            "query": stream.query,
+            "query of a borrowed one": borrowed.query,
+            "synchronize": stream.synchronize,
+            "synchronize_async": stream.synchronize_async,
+            "synchronize_async by host function": by_host_function.synchronize_async,
+            "enqueue_async": lambda: stream.enqueue_async(ran.append),
+            "enqueue_async by host function": lambda: by_host_function.enqueue_async(ran.append),
+            "enqueue_in_thread": lambda: stream.enqueue_in_thread(ran.append),
+            "completion_future": stream.completion_future,
+            "checked_completion_future": stream.checked_completion_future,
+            "launch_host_func": lambda: stream.launch_host_func(ran.append, 1),
+            "add_callback": lambda: stream.add_callback(ran.append),
+            "record": lambda: events[0].record(stream),
+            "record on a new stream": lambda: events[0].record(new),
+            "first record": lambda: events[3].record(new),
+            "wait_event": lambda: stream.wait_event(events[0]),
+            "wait_event of a new stream": lambda: new.wait_event(events[0]),
+            "completion_future_on": lambda: events[0].completion_future_on(new),
+            "event query": events[0].query,
+            "event synchronize": events[0].synchronize,
+            "event synchronize_async": events[0].synchronize_async,
+            "await event": lambda: events[1],
+            "elapsed_time": lambda: events[0].elapsed_time(events[1]),
+            "priority": lambda: stream.priority,
+            "flags": lambda: other.flags,
+            "id": lambda: other.id,
+            "get_attribute": lambda: stream.get_attribute(StreamAttribute.PRIORITY),
+            "set_attribute": lambda: stream.set_attribute(StreamAttribute.PRIORITY, -1),
+            "copy_attributes": lambda: new.copy_attributes(stream),
+            "green_context": lambda: stream.green_context,
+            "begin_capture": stream.begin_capture,
+            "begin_capture_to_graph": lambda: stream.begin_capture_to_graph(graph),
+            "capture_status": stream.capture_status,
+            "capture_info": stream.capture_info,
+            "end_capture": capturing.end_capture,
+            "write_value": lambda: stream.write_value(0x1000, 1),
+            "attach_mem_async": lambda: stream.attach_mem_async(0x1000),
+            "launch": lambda: executable.launch(stream),
+            "launch on a new stream": lambda: executable.launch(new),
+            "launch_async": lambda: executable.launch_async(stream),
+            "launch_and_wait": lambda: executable.launch_and_wait(stream),
+            "upload": lambda: executable.upload(stream),
+            "upload_async": lambda: executable.upload_async(stream),
+            "update": lambda: executable.update(graph),
+            "instantiate": graph.instantiate,
+            "as_current": lambda: enter(stream.as_current()),
+            "context as_current": lambda: enter(context.as_current()),
+            "core": other.core,
+            "lent": lent.query,
+        }}
+        for name, call in calls.items():
+            before = internals.uses_of_gone() if {simulated} else None
+            outcome = await result_of(call)
+            after = internals.uses_of_gone() if {simulated} else None
+            if outcome != 709 or before != after:
+                print(name, outcome, after if before != after else "")
+        assert not ran, ran
+        before = internals.uses_of_gone() if {simulated} else None
+        pool.release(lent)  # looks at the stream, and so learns what has happened
+        assert await result_of(pool.acquire) == await result_of(pool.acquire_nowait) == 709
+        for thing in (stream, other, shared, capturing, borrowed, by_host_function, *events, graph,
+            executable):
+            thing.close()
+        assert await result_of(pool.aclose) == 709 and pool.closed
+        if before != (internals.uses_of_gone() if {simulated} else None):
+            print("closing", internals.uses_of_gone())
+        await new.aclose()
+        assert settle(lambda: aiostream.statistics().points.pending == 0)
+        now = aiostream.statistics()
+        assert now.balanced and now.futures.pending == 0 and now.waits.pending == 0, now
+
+    def capture(stream):
+        spin(stream, 0)  # loads the kernel, which a capture forbids
+        with stream.capture_executable() as captured:
+            spin(stream, 0)
+        return captured.executable
+
+    def enter(block):
+        with block:
+            pass
+
+    async def result_of(call):
+        try:
+            answer = call()
+            if hasattr(answer, "__await__"):
+                async def wait():
+                    await answer
+                await asyncio.wait_for(wait(), 10)
+            return "no error"
+        except aiostream.CudaError as error:
+            return error.code if isinstance(error, aiostream.ContextFailedError) else repr(error)
+        except Exception as error:
+            return repr(error)
+
+    asyncio.run(main())
+    import os
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["alone", "with others"])
+@pytest.mark.parametrize("how", ["reset", "destroy"])
+def test_each_call_raises_and_touches_nothing(driver_kind: str, how: str, again: bool) -> None:
+    script = SCRIPT.format(how=how, again=again, simulated=driver_kind == "simulator")
+    assert succeed(driver_kind, script) == ""
+
+
+POLLED = """
+    import asyncio
+    import aiostream
+    from aiostream import Context, Event, Stream
+    import internals
+    from support import spin
+
+    async def main():
+        handle = internals.create_context()
+        with Context.from_handle(int(handle)).as_current():
+            stream, event = Stream(wait="spin"), Event()
+        spin(stream, 0.02)
+        event.record(stream)
+        waits = {{
+            "stream": stream.synchronize_async,
+            "event": event.synchronize_async,
+            "future": lambda: stream.enqueue_async(lambda _: None),
+        }}
+        wait = asyncio.ensure_future(waits[{kind!r}]())
+        await asyncio.sleep(0)  # it has begun, and polls in each turn from now on
+        assert not wait.done()
+        # Waits for the work, so the loop's next turn finds the context gone.
+        internals.driver_call("cuCtxDestroy", handle)
+        try:
+            await asyncio.wait_for(wait, 10)
+            print("no error")
+        except aiostream.ContextFailedError as error:
+            print(error.code, *internals.uses_of_gone())
+
+    aiostream.set_default_wait("spin")
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.simulator_only("a GPU's driver may end a context under a running kernel")
+@pytest.mark.parametrize("kind", ["stream", "event", "future"])
+def test_a_wait_that_is_polled_raises_and_touches_nothing(driver_kind: str, kind: str) -> None:
+    assert succeed(driver_kind, POLLED.format(kind=kind)) == "709 0 None\n"
