@@ -388,6 +388,7 @@ struct allocation {
     unsigned flags;
     uint64_t id;
     struct hint *hints; /* of managed memory; NULL: none was given or asked for */
+    bool freeing;       /* a free is enqueued, and a second one would free what comes later */
 };
 
 struct simulator {
