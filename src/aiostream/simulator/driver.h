@@ -623,6 +623,7 @@ int clamped_priority(int priority);
 CUresult attribute_get(const struct attributes *attributes, unsigned allowed, int which, void *out);
 CUresult attributes_of_launch(struct attributes *attributes, const CUlaunchConfig *config,
                               const struct function *function);
+unsigned largest_cluster(const struct function *function);
 CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which,
                        const void *value);
 

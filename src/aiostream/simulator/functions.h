@@ -383,6 +383,10 @@ CALL(cuOccupancyMaxPotentialBlockSizeWithFlags, 7000, cuOccupancyMaxPotentialBlo
      (int *, int *, CUfunction, CUoccupancyB2DSize, size_t, int, unsigned))
 CALL(cuOccupancyAvailableDynamicSMemPerBlock, 10020, cuOccupancyAvailableDynamicSMemPerBlock, none,
      (size_t *, CUfunction, int, int))
+CALL(cuOccupancyMaxActiveClusters, 11070, cuOccupancyMaxActiveClusters, none,
+     (int *, CUfunction, const CUlaunchConfig *))
+CALL(cuOccupancyMaxPotentialClusterSize, 11070, cuOccupancyMaxPotentialClusterSize, none,
+     (int *, CUfunction, const CUlaunchConfig *))
 CALL(cuProfilerStart, 4000, cuProfilerStart, none, (void))
 CALL(cuProfilerStop, 4000, cuProfilerStop, none, (void))
 CALL(cuMemPoolCreate, 11020, cuMemPoolCreate, none, (CUmemoryPool *, const struct pool_props *))

@@ -45,9 +45,17 @@ static struct allocation *add(void *base, size_t bytes, struct context *context,
     size_t i = position((uintptr_t)base);
     memmove(&allocations[i + 1], &allocations[i], (allocation_count - i) * sizeof *allocations);
     allocation_count++;
-    allocations[i] = (struct allocation){
-        (uintptr_t)base, bytes, context->device, context, NULL, NULL, kind, flags,
-        ++sim.next_id,   NULL, false};
+    allocations[i] = (struct allocation){(uintptr_t)base,
+                                         bytes,
+                                         context->device,
+                                         context,
+                                         NULL,
+                                         NULL,
+                                         kind,
+                                         flags,
+                                         ++sim.next_id,
+                                         NULL,
+                                         false};
     return &allocations[i];
 }
 
