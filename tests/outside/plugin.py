@@ -1,7 +1,8 @@
 """A pytest plugin that runs another project's tests on the simulator, and notes how each ended.
 
-`run.py` loads it into the processes that it starts. It changes three things, because the simulator
-is a driver and not the runtime, and runs no machine code:
+`run.py` loads it into the processes that it starts. `children/sitecustomize.py` has installed the
+simulator there. The plugin changes three things, because the simulator is a driver and not the
+runtime, and runs no machine code:
 
 - NVRTC compiles to PTX where a test asks for a cubin. Each entry of the text is registered, with
   its body in `kernels.c` or as a kernel that does nothing.
@@ -15,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import importlib.metadata
 import json
 import os
 import sys
@@ -25,17 +25,6 @@ from typing import Any
 import pytest
 
 from aiostream import simulator
-
-
-def newest_version() -> int:
-    """A driver as new as NVRTC, whose PTX an older one refuses."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        major, minor, *_ = importlib.metadata.version("nvidia-cuda-nvrtc").split(".")
-        return int(major) * 1000 + int(minor) * 10
-    return 13000
-
-
-simulator.install(devices=2, driver_version=newest_version())
 
 BODIES = {
     "add_one": "add_one",
@@ -129,9 +118,10 @@ def replace_the_latch() -> None:
 
 def find_helpers_of_bindings() -> None:
     """The wheel of cuda.bindings lacks the helpers of its tests. The checkout has them."""
-    import cuda.bindings
+    if folder := os.environ.get("OUTSIDE_BINDINGS"):
+        import cuda.bindings
 
-    cuda.bindings.__path__.append(os.environ["OUTSIDE_BINDINGS"])
+        cuda.bindings.__path__.append(folder)
 
 
 def pytest_configure(config: Any) -> None:

@@ -69,6 +69,30 @@ def test_larger_clusters_need_the_functions_consent(kernels: Any, stream: Any) -
     assert launch(kernels, stream, sixteen, grid=(32, 1, 1)) == INVALID_CLUSTER_SIZE
 
 
+def occupied(name: str, function: Any, size: int, threads: int) -> Any:
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = 16, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.attrs, config.numAttrs = [attribute(CLUSTER, cluster=(size, 1, 1))], 1
+    return getattr(cu, name)(function, config)
+
+
+def test_occupancy_of_clusters(kernels: Any) -> None:
+    function = kernels.function("empty")
+    assert int(
+        ok(cu.cuDeviceGetAttribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 0))
+    )
+    assert ok(occupied("cuOccupancyMaxActiveClusters", function, 1, 1024)) == 132 * 2
+    assert ok(occupied("cuOccupancyMaxActiveClusters", function, 8, 1024)) == 132 * 2 // 8
+    assert ok(occupied("cuOccupancyMaxActiveClusters", function, 2, 1025)) == 0
+    assert code(occupied("cuOccupancyMaxActiveClusters", function, 3, 32)) == INVALID_CLUSTER_SIZE
+    assert ok(occupied("cuOccupancyMaxPotentialClusterSize", function, 1, 32)) == 8
+    allowed = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    ok(cu.cuFuncSetAttribute(function, allowed, 1))
+    assert ok(occupied("cuOccupancyMaxPotentialClusterSize", function, 1, 32)) == 16
+    assert code(occupied("cuOccupancyMaxPotentialClusterSize", 0, 1, 32)) == 400
+
+
 def test_hints_are_taken(kernels: Any, stream: Any) -> None:
     overlap = ID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     assert (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from simdriver import code, cu, ok, raw
+from simdriver import Gate, code, cu, ok, raw
 
 CPU, NOWHERE, PART = -1, -2, 1 << 16
 READ_MOSTLY, PREFERRED, ACCESSED_BY, LAST_PREFETCH = 1, 2, 3, 4
@@ -106,6 +106,57 @@ def test_several_questions_at_once(memory: Any) -> None:
     call = raw("cuMemRangeGetAttributes", 8000, *types)
     assert call(data, (SIZE * 2)(4, 4), (INT * 2)(READ_MOSTLY, PREFERRED), 2, memory, PART) == 0
     assert [answer.value for answer in answers] == [1, NOWHERE]
+
+
+def batch(name: str, ranges: Any, places: Any, stream: Any, flags: int = 0) -> int:
+    """`ranges` are addresses and sizes, `places` where each of them goes from a range on."""
+    arrays = [
+        (POINTER * len(ranges))(*(address for address, _ in ranges)),
+        (SIZE * len(ranges))(*(size for _, size in ranges)),
+    ]
+    arguments: list[Any] = [*arrays, len(ranges)]
+    types: list[Any] = [ctypes.c_void_p, ctypes.c_void_p, SIZE]
+    if places is not None:
+        where = (Location * len(places))(*(place for _, place in places))
+        starts = (SIZE * len(places))(*(start for start, _ in places))
+        arguments += [where, starts, len(places)]
+        types += [ctypes.c_void_p, ctypes.c_void_p, SIZE]
+    call = raw(f"cuMem{name}BatchAsync", 13000, *types, POINTER, ctypes.c_void_p)
+    return call(*arguments, flags, int(stream))
+
+
+def test_batches(memory: Any, stream: Any, gate: Gate) -> None:
+    parts = [(memory + i * PART, PART) for i in range(4)]
+    gate.hold(stream)
+    assert batch("Prefetch", parts, [(0, DEVICE_1), (2, HOST)], stream) == 0
+    assert code(cu.cuStreamQuery(stream)) == 600
+    gate.open()
+    ok(cu.cuStreamSynchronize(stream))
+    places = [ask(address, size, LAST_PREFETCH)[0] for address, size in parts]
+    assert places == [1, 1, CPU, CPU]
+    assert batch("Discard", parts[:1], None, stream) == 0
+    assert batch("DiscardAndPrefetch", parts, [(0, HOST)], stream) == 0
+    ok(cu.cuStreamSynchronize(stream))
+    assert ask(memory, 4 * PART, LAST_PREFETCH) == [CPU]
+
+
+def test_batches_that_are_refused(memory: Any, stream: Any) -> None:
+    one, two = [(memory, PART)], [(memory, PART), (memory + PART, PART)]
+    for ranges, places, expected in (
+        (one, [(1, HOST)], 1),  # the first place is for the first range
+        (two, [(0, HOST), (0, HOST)], 1),
+        (two, [(0, HOST), (2, HOST)], 1),
+        (one, [(0, HOST), (1, HOST)], 1),  # more places than ranges
+        (one, [], 1),
+        (one, [(0, Location(1, 9))], 101),
+        (one, [(0, NUMA_NODE)], 801),
+        ([(memory, 0)], [(0, HOST)], 1),
+        ([(memory, 5 * PART)], [(0, HOST)], 1),
+    ):
+        assert batch("Prefetch", ranges, places, stream) == expected
+    assert batch("Prefetch", one, [(0, HOST)], stream, flags=1) == 1
+    assert batch("Discard", [], None, stream) == 1
+    assert ask(memory, PART, LAST_PREFETCH) == [NOWHERE]
 
 
 def test_what_is_refused(memory: Any, stream: Any) -> None:

@@ -167,7 +167,7 @@ def test_global_variables() -> None:
     again, _ = ok(cu.cuModuleGetGlobal(module, b"sim_counter"))
     assert (int(again), ctypes.c_uint32.from_address(int(again)).value) == (int(counter), 9)
     assert code(cu.cuModuleGetGlobal(module, b"the_kernel")) == 1
-    for name in (b"nothing", b"the_kernel_param_0", b"sim_count"):
+    for name in (b"nothing", b"the_kernel_param_0", b"sim_count", b""):
         assert code(cu.cuModuleGetGlobal(module, name)) == 500, name
     before = ok(cu.cuMemGetInfo())[0]
     ok(cu.cuModuleUnload(module))

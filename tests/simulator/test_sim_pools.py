@@ -94,6 +94,16 @@ def test_memory_is_freed_in_stream_order(pool: Any, stream: Any, gate: Gate) -> 
     assert get(pool, "USED_MEM_CURRENT") == 0
 
 
+def test_memory_is_freed_once(stream: Any, gate: Gate) -> None:
+    memory = ok(cu.cuMemAllocAsync(MIB, stream))
+    gate.hold(stream)
+    ok(cu.cuMemFreeAsync(memory, stream))
+    assert code(cu.cuMemFreeAsync(memory, stream)) == 1
+    assert code(cu.cuMemFree(memory)) == 1
+    gate.open()
+    ok(cu.cuStreamSynchronize(stream))
+
+
 def test_the_threshold_keeps_memory_reserved(pool: Any, stream: Any) -> None:
     before = unused()
     assert put(pool, "RELEASE_THRESHOLD", 4 * MIB) == 0

@@ -171,12 +171,16 @@ EXPORT CUresult cuStreamCopyAttributes(CUstream to_handle, CUstream from_handle)
 
 /* --- of launches --- */
 
-/* A cluster of blocks divides the grid, and has 8 blocks at most, or 16 with the function's
- * consent. Neither was compared with a GPU. */
+/* 8 blocks, or 16 with the function's consent. Not compared with a GPU. */
+unsigned largest_cluster(const struct function *function) {
+    return function->attributes[NON_PORTABLE_CLUSTER] ? 16 : 8;
+}
+
+/* A cluster of blocks divides the grid. Not compared with a GPU. */
 static CUresult check_cluster(const unsigned *cluster, const unsigned *grid,
                               const struct function *function) {
     if (cluster[0] == 0 && cluster[1] == 0 && cluster[2] == 0) return OK;
-    uint64_t most = function->attributes[NON_PORTABLE_CLUSTER] ? 16 : 8, blocks = 1;
+    uint64_t most = largest_cluster(function), blocks = 1;
     for (int i = 0; i < 3; i++) {
         if (cluster[i] == 0 || cluster[i] > most || grid[i] % cluster[i] != 0)
             return INVALID_CLUSTER_SIZE;

@@ -63,6 +63,7 @@ static const struct {
     {123, 1},         /* stream memory operations: 64 bit, NOR */
     {109, 134217728}, /* MAX_ACCESS_POLICY_WINDOW_SIZE */
     {115, 1},
+    {120, 1}, /* CLUSTER_LAUNCH */
     {142, 1},
     {144, 1}, /* MEMORY_POOLS_SUPPORTED, on nodes of the host, on the host */
     {126, 4}, /* MEM_SYNC_DOMAIN_COUNT */

@@ -389,6 +389,7 @@ struct allocation {
     unsigned flags;
     uint64_t id;
     struct hint *hints; /* of managed memory; NULL: none was given or asked for */
+    bool freeing;       /* a free is enqueued, and a second one would free what comes later */
 };
 
 struct simulator {
@@ -629,6 +630,7 @@ int clamped_priority(int priority);
 CUresult attribute_get(const struct attributes *attributes, unsigned allowed, int which, void *out);
 CUresult attributes_of_launch(struct attributes *attributes, const CUlaunchConfig *config,
                               const struct function *function);
+unsigned largest_cluster(const struct function *function);
 CUresult attribute_set(struct attributes *attributes, unsigned allowed, int which,
                        const void *value);
 

@@ -231,6 +231,8 @@ EXPORT CUresult cuKernelGetParamCount(CUkernel handle, size_t *count) {
  * Computed from the attributes of the device and of the kernel. Each thread has 16 registers here.
  */
 
+enum { MULTIPROCESSORS = 132 }; /* as the device's attribute says */
+
 static int least(int first, int second) { return first < second ? first : second; }
 
 /* How many blocks of this size one multiprocessor runs at a time. */
@@ -293,7 +295,7 @@ static CUresult best_block(int *grid, int *block, CUfunction handle, CUoccupancy
         if (fit * size <= best) continue;
         best = fit * size;
         *block = size;
-        *grid = fit * 132; /* MULTIPROCESSOR_COUNT */
+        *grid = fit * MULTIPROCESSORS;
     }
     return OK;
 }
@@ -327,6 +329,33 @@ EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *out, CUfunction 
     size_t each = (size_t)(PROCESSOR_SHARED / blocks) - (size_t)function->attributes[STATIC_SHARED];
     *out = (size_t)least((int)each, function->attributes[MAX_DYNAMIC_SHARED]);
     return leave(OK);
+}
+
+/* Of a cluster's blocks, as many clusters as run at a time. A GPU may run fewer, because it keeps a
+ * cluster within a group of its multiprocessors. */
+EXPORT CUresult cuOccupancyMaxActiveClusters(int *out, CUfunction handle,
+                                             const CUlaunchConfig *config) {
+    ENTER(cuOccupancyMaxActiveClusters, 0);
+    struct function *function;
+    struct attributes attributes = {0};
+    CUresult code = out == NULL || config == NULL ? INVALID_VALUE : find_here(handle, &function);
+    if (code == OK) code = attributes_of_launch(&attributes, config, function);
+    if (code != OK) return leave(code);
+    const unsigned *size = attributes.cluster;
+    unsigned blocks = size[0] == 0 ? 1 : size[0] * size[1] * size[2];
+    unsigned threads = config->block[0] * config->block[1] * config->block[2];
+    *out = MULTIPROCESSORS * blocks_that_fit(function, (int)threads, config->shared_bytes) /
+           (int)blocks;
+    return leave(OK);
+}
+
+EXPORT CUresult cuOccupancyMaxPotentialClusterSize(int *out, CUfunction handle,
+                                                   const CUlaunchConfig *config) {
+    ENTER(cuOccupancyMaxPotentialClusterSize, 0);
+    struct function *function;
+    CUresult code = out == NULL || config == NULL ? INVALID_VALUE : find_here(handle, &function);
+    if (code == OK) *out = (int)largest_cluster(function);
+    return leave(code);
 }
 
 /* --- profilers: there is none to be started, and none misses it --- */

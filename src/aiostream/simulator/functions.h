@@ -142,6 +142,14 @@ AGAIN(cuMemAdvise, 12020, cuMemAdvise_v2, none, (CUdeviceptr, size_t, int, struc
 CALL(cuMemPrefetchAsync, 8000, cuMemPrefetchAsync, ptsz, (CUdeviceptr, size_t, CUdevice, CUstream))
 AGAIN(cuMemPrefetchAsync, 12020, cuMemPrefetchAsync_v2, ptsz,
      (CUdeviceptr, size_t, struct location, unsigned, CUstream))
+CALL(cuMemPrefetchBatchAsync, 13000, cuMemPrefetchBatchAsync, ptsz,
+     (CUdeviceptr *, size_t *, size_t, struct location *, size_t *, size_t, unsigned long long,
+      CUstream))
+CALL(cuMemDiscardBatchAsync, 13000, cuMemDiscardBatchAsync, ptsz,
+     (CUdeviceptr *, size_t *, size_t, unsigned long long, CUstream))
+CALL(cuMemDiscardAndPrefetchBatchAsync, 13000, cuMemDiscardAndPrefetchBatchAsync, ptsz,
+     (CUdeviceptr *, size_t *, size_t, struct location *, size_t *, size_t, unsigned long long,
+      CUstream))
 CALL(cuMemRangeGetAttribute, 8000, cuMemRangeGetAttribute, none,
      (void *, size_t, int, CUdeviceptr, size_t))
 CALL(cuMemRangeGetAttributes, 8000, cuMemRangeGetAttributes, none,
@@ -383,6 +391,10 @@ CALL(cuOccupancyMaxPotentialBlockSizeWithFlags, 7000, cuOccupancyMaxPotentialBlo
      (int *, int *, CUfunction, CUoccupancyB2DSize, size_t, int, unsigned))
 CALL(cuOccupancyAvailableDynamicSMemPerBlock, 10020, cuOccupancyAvailableDynamicSMemPerBlock, none,
      (size_t *, CUfunction, int, int))
+CALL(cuOccupancyMaxActiveClusters, 11070, cuOccupancyMaxActiveClusters, none,
+     (int *, CUfunction, const CUlaunchConfig *))
+CALL(cuOccupancyMaxPotentialClusterSize, 11070, cuOccupancyMaxPotentialClusterSize, none,
+     (int *, CUfunction, const CUlaunchConfig *))
 CALL(cuProfilerStart, 4000, cuProfilerStart, none, (void))
 CALL(cuProfilerStop, 4000, cuProfilerStop, none, (void))
 CALL(cuMemPoolCreate, 11020, cuMemPoolCreate, none, (CUmemoryPool *, const struct pool_props *))

@@ -119,6 +119,80 @@ EXPORT CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, struct 
     return prefetch(address, bytes, place_of(location), stream);
 }
 
+/* --- batches --- */
+
+/* Ranges, and for a prefetch where to: place k is for the ranges from starts[k] on. */
+struct batch {
+    const CUdeviceptr *addresses;
+    const size_t *sizes;
+    size_t count;
+    const struct location *places; /* NULL: they stay where they are */
+    const size_t *starts;
+    size_t place_count;
+};
+
+static CUresult check_places(const struct batch *batch) {
+    if (batch->places == NULL || batch->starts == NULL || batch->place_count == 0 ||
+        batch->place_count > batch->count)
+        return INVALID_VALUE;
+    for (size_t k = 0; k < batch->place_count; k++) {
+        bool fits = k == 0 ? batch->starts[0] == 0 : batch->starts[k] > batch->starts[k - 1];
+        if (!fits || batch->starts[k] >= batch->count) return INVALID_VALUE;
+        if (batch->places[k].type > ON_HOST) return NOT_SUPPORTED;
+        if (!is_place(place_of(batch->places[k]))) return INVALID_DEVICE;
+    }
+    return OK;
+}
+
+/* What is discarded keeps its contents here, and a program must not rely on them. */
+static CUresult run_batch(const struct batch *batch, unsigned long long flags, CUstream handle) {
+    struct stream *stream;
+    struct hint *hint;
+    size_t parts;
+    CUresult code =
+        batch->addresses == NULL || batch->sizes == NULL || batch->count == 0 || flags != 0
+            ? INVALID_VALUE
+            : find_stream(handle, &stream);
+    for (size_t i = 0; i < batch->count && code == OK; i++)
+        code = find_parts(batch->addresses[i], batch->sizes[i], &hint, &parts);
+    if (code == OK) code = capture_forbids_legacy(stream);
+    if (code == OK && stream->capture != NULL) code = capture_unsupported(stream);
+    if (code != OK) return leave(code);
+    for (size_t i = 0, k = 0; i < batch->count && batch->places != NULL; i++) {
+        if (k + 1 < batch->place_count && batch->starts[k + 1] <= i) k++;
+        if (find_parts(batch->addresses[i], batch->sizes[i], &hint, &parts) != OK) continue;
+        CUdevice place = place_of(batch->places[k]);
+        for (; parts > 0; parts--) (hint++)->prefetched = (signed char)(place - NOWHERE);
+    }
+    return leave(enqueue(stream, op_new(OP_EMPTY, 0)));
+}
+
+EXPORT CUresult cuMemPrefetchBatchAsync(CUdeviceptr *addresses, size_t *sizes, size_t count,
+                                        struct location *places, size_t *starts, size_t place_count,
+                                        unsigned long long flags, CUstream stream) {
+    ENTER(cuMemPrefetchBatchAsync, ENQUEUES);
+    const struct batch batch = {addresses, sizes, count, places, starts, place_count};
+    CUresult code = check_places(&batch);
+    return code == OK ? run_batch(&batch, flags, stream) : leave(code);
+}
+
+EXPORT CUresult cuMemDiscardBatchAsync(CUdeviceptr *addresses, size_t *sizes, size_t count,
+                                       unsigned long long flags, CUstream stream) {
+    ENTER(cuMemDiscardBatchAsync, ENQUEUES);
+    const struct batch batch = {addresses, sizes, count, NULL, NULL, 0};
+    return run_batch(&batch, flags, stream);
+}
+
+EXPORT CUresult cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr *addresses, size_t *sizes,
+                                                  size_t count, struct location *places,
+                                                  size_t *starts, size_t place_count,
+                                                  unsigned long long flags, CUstream stream) {
+    ENTER(cuMemDiscardAndPrefetchBatchAsync, ENQUEUES);
+    const struct batch batch = {addresses, sizes, count, places, starts, place_count};
+    CUresult code = check_places(&batch);
+    return code == OK ? run_batch(&batch, flags, stream) : leave(code);
+}
+
 /* --- asking --- */
 
 /* What all parts have in common; NOWHERE if that is nothing. */

@@ -45,9 +45,17 @@ static struct allocation *add(void *base, size_t bytes, struct context *context,
     size_t i = position((uintptr_t)base);
     memmove(&allocations[i + 1], &allocations[i], (allocation_count - i) * sizeof *allocations);
     allocation_count++;
-    allocations[i] = (struct allocation){
-        (uintptr_t)base, bytes, context->device, context, NULL, NULL, kind, flags,
-        ++sim.next_id,   NULL};
+    allocations[i] = (struct allocation){(uintptr_t)base,
+                                         bytes,
+                                         context->device,
+                                         context,
+                                         NULL,
+                                         NULL,
+                                         kind,
+                                         flags,
+                                         ++sim.next_id,
+                                         NULL,
+                                         false};
     return &allocations[i];
 }
 
@@ -137,7 +145,7 @@ CUresult memory_make_device(struct context *context, size_t bytes, void **out) {
  * using it. */
 static CUresult free_now(void *base, bool host) {
     struct allocation *found = find_allocation(base);
-    if (found == NULL || found->base != (uintptr_t)base ||
+    if (found == NULL || found->base != (uintptr_t)base || found->freeing ||
         (host ? found->kind != MEMORY_HOST || found->pool != NULL : !is_freed_as_device(found)))
         return INVALID_VALUE;
     uint64_t id = found->id;
@@ -219,10 +227,10 @@ EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevi
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     ENTER(cuMemFreeAsync, ENQUEUES);
     struct stream *stream;
-    const struct allocation *found = find_allocation((void *)(uintptr_t)address);
+    struct allocation *found = find_allocation((void *)(uintptr_t)address);
     CUresult code = find_stream(handle, &stream);
     if (code == OK && address == 0) return leave(OK);
-    bool freed_here = found != NULL && found->base == address &&
+    bool freed_here = found != NULL && found->base == address && !found->freeing &&
                       (found->kind == MEMORY_DEVICE || found->pool != NULL);
     if (code == OK && !freed_here) code = INVALID_VALUE;
     if (code == OK) code = capture_forbids_legacy(stream);
@@ -230,6 +238,7 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
         return leave(graph_memory_capture_free(stream, address));
     if (code == OK && found->graph_memory != NULL) code = graph_memory_end(found->graph_memory);
     if (code != OK) return leave(code);
+    found->freeing = found->graph_memory == NULL; /* a graph's memory has many lives */
     struct op *op = op_new(OP_FREE, 0);
     op->u.memory = (void *)(uintptr_t)address;
     return leave(enqueue(stream, op));

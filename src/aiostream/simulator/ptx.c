@@ -133,7 +133,7 @@ CUresult ptx_check(const char *text) {
 
 static bool is_word(const char *text, const char *at, const char *word) {
     size_t length = strlen(word);
-    return strncmp(at, word, length) == 0 && !in_word(at[length]) &&
+    return length > 0 && strncmp(at, word, length) == 0 && !in_word(at[length]) &&
            (at == text || !in_word(at[-1]));
 }
 
