@@ -382,8 +382,8 @@ static bool is_loop_window(const struct prediction *prediction, const struct win
 }
 
 /* When the watcher polls next, before or in the window, or where no end is expected. */
-static int64_t watch_at(const struct prediction *prediction, const struct window *window,
-                        int64_t age, const struct load *load) {
+static inline int64_t watch_at(const struct prediction *prediction, const struct window *window,
+                               int64_t age, const struct load *load) {
     int64_t at;
     if (!window) {
         at = age + plain_interval(prediction, age, load);
@@ -401,13 +401,20 @@ static int64_t watch_at(const struct prediction *prediction, const struct window
     return greatest(at, age + load->loop_lag_ns / LAG_SHARE);
 }
 
-struct plan policy_plan(const struct prediction *prediction, int64_t age, const struct load *load,
-                        enum wait_mode mode) {
-    if (mode == WAIT_SPIN) return (struct plan){.stage = STAGE_TASK, .at = age, .until = NEVER};
+/* --- the strategies --- */
+
+static inline struct plan watch(const struct prediction *prediction, const struct window *window,
+                                int64_t age, const struct load *load) {
+    struct plan plan = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age, load)};
+    plan.exact = window && window->narrow && !prediction->irregular && plan.at >= window->first;
+    return plan;
+}
+
+static struct plan plan_auto(const struct prediction *prediction, int64_t age,
+                             const struct load *load) {
     const struct window *window = next_window(prediction, age);
-    struct plan watch = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age, load)};
-    watch.exact = window && window->narrow && !prediction->irregular && watch.at >= window->first;
-    if (mode == WAIT_EVENT) return watch;
+    struct plan watcher = watch(prediction, window, age, load);
+    if (!load->task_allowed) return watcher;
     bool begins = age < SPIN_NS, opens_soon = window && window->first < START_SPIN_NS;
     if (begins && (prediction->early || (prediction->short_likely && (!window || opens_soon))))
         return (struct plan){.stage = STAGE_TASK,
@@ -419,7 +426,7 @@ struct plan policy_plan(const struct prediction *prediction, int64_t age, const 
         return (struct plan){
             .stage = STAGE_TIMER, .at = look, .until = window->closes, .look = true};
     }
-    if (!window || !window->narrow) return watch;
+    if (!window || !window->narrow) return watcher;
     struct plan poll = {
         .stage = STAGE_TASK, .at = age, .until = window->closes, .length = window->first};
     /* By the clock, or by the turns of the loop, because in a busy loop the end will have come by
@@ -429,16 +436,39 @@ struct plan policy_plan(const struct prediction *prediction, int64_t age, const 
     if (soon && (begins || load->alone)) return poll;
     bool worth_waking = load->alone && load->lists <= MAX_LISTS_HANDED_BACK &&
                         window->first > WORTH_LOOP_LAGS * load->loop_lag_ns;
-    if (soon || !worth_waking) return watch;
+    if (soon || !worth_waking) return watcher;
     if (!load->timers_allowed) {
-        watch.at = least(watch.at, window->wakes);
-        return watch;
+        watcher.at = least(watcher.at, window->wakes);
+        return watcher;
     }
     return (struct plan){.stage = STAGE_TIMER,
                          .at = window->wakes,
                          .until = window->closes,
                          .length = window->first};
 }
+
+/* The watcher alone. */
+static struct plan plan_event(const struct prediction *prediction, int64_t age,
+                              const struct load *load) {
+    return watch(prediction, next_window(prediction, age), age, load);
+}
+
+/* The task alone. */
+static struct plan plan_spin(const struct prediction *prediction, int64_t age,
+                             const struct load *load) {
+    if (!load->task_allowed) return plan_event(prediction, age, load);
+    return (struct plan){.stage = STAGE_TASK, .at = age, .until = NEVER};
+}
+
+const struct strategy strategies[] = {
+    {"auto", plan_auto},
+    {"event", plan_event},
+    {"spin", plan_spin},
+    /* A host function on the stream reports the end, and this policy has nothing to decide. But a
+     * host function cannot wait for an Event, so those waits are planned like this. */
+    {"hostfunc", plan_auto},
+};
+const int strategy_count = sizeof strategies / sizeof *strategies;
 
 bool policy_poll_on(const struct prediction *prediction, int64_t age, int polls,
                     const struct load *load) {
