@@ -378,7 +378,7 @@ static void each_strategy_keeps_to_the_load(void) {
         for (int i = 0; i < 20000; i++) {
             static struct run run;
             if (i % 100 == 0) {
-                run = (struct run){.strategy = strategy, .turn = 8 * US, .lists = 1};
+                run = (struct run){.strategy = WAIT_AUTO, .turn = 8 * US, .lists = 1};
                 double length = pow(10, uniform(4, 7.9)), noise = uniform(0, 1) < 0.5 ? 0.01 : 0.3;
                 for (int k = (int)uniform(0, 40); k > 0; k--)
                     one_wait(&run, (int64_t)(length * (1 + noise * uniform(-1, 1))));
