@@ -96,7 +96,7 @@ struct plan {
     bool exact;
 };
 
-/* How a wait proceeds. The strategies are the rows of the table in policy.c. docs/design.md says
+/* How a wait proceeds. The strategies are the rows of the table in policy.c. CONTRIBUTING.md says
  * how to add one. */
 struct strategy {
     const char *name; /* the value of its member of Python's WaitStrategy */
