@@ -396,6 +396,12 @@ static void each_strategy_keeps_to_the_load(void) {
                     strategy->name, plan.stage);
             REQUIRE(plan.stage != STAGE_TIMER || load.timers_allowed,
                     "%s: a timer where none is allowed", strategy->name);
+            if (plan.stage == STAGE_TIMER) {
+                REQUIRE(plan.until < INT64_MAX / 2, "%s: no end after a timer", strategy->name);
+                load.timers_allowed = false;
+                REQUIRE(strategy->plan(&prediction, age, &load).stage == STAGE_WATCHER,
+                        "%s: the timer is full, and the watcher does not have it", strategy->name);
+            }
             REQUIRE(plan.stage == STAGE_TASK ? plan.until > age : plan.at > age,
                     "%s: no progress at age %lld in stage %d", strategy->name, (long long)age,
                     plan.stage);

@@ -101,8 +101,9 @@ struct plan {
 struct strategy {
     const char *name; /* the value of its member of Python's WaitStrategy */
     /* What to do with a wait of that age that was pending at the last poll. It answers STAGE_TIMER
-     * only if the load allows timers, and neither that nor STAGE_TASK if it allows no task. Then
-     * only the watcher is left. */
+     * only if the load allows timers. Where it would, it answers STAGE_WATCHER if the load allows
+     * none, because a wait that a full timer has refused must have another holder. If the load
+     * allows no task, only STAGE_WATCHER is left. */
     struct plan (*plan)(const struct prediction *, int64_t age, const struct load *);
 };
 extern const struct strategy strategies[]; /* Python knows a strategy by its place here */
