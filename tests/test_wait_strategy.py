@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
 import aiostream
 import internals
-from aiostream import Stream, statistics
-from support import STRATEGIES, run_script, spin, succeed
-from waiters import default_wait
+from aiostream import Event, Stream, statistics
+from support import STRATEGIES, Gate, held_stream, run_script, spin, succeed
+from waiters import counts, default_wait, since, until
 
 NAMES = ", ".join(map(repr, STRATEGIES))
 
@@ -91,3 +92,18 @@ async def test_native_code_refuses_numbers_of_no_strategy() -> None:
             for wait in (internals.begin_wait, internals.reserve_wait):
                 with pytest.raises(ValueError, match=f"no wait strategy {number}$"):
                     wait(stream, number)
+
+
+async def test_events_wait_with_hostfunc_as_with_auto() -> None:
+    with Gate() as gate:
+        with default_wait("hostfunc"):
+            stream, event = held_stream(gate), Event()
+        event.record(stream)
+        before = counts()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(event.synchronize_async)
+            await until(lambda: since(before).watched == 1)  # no host function is watched so
+            gate.open()
+    assert event.query()
+    event.close()
+    stream.close()
