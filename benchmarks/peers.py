@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from aiostream import Stream
+from aiostream import Stream, WaitStrategy
 from benchmarks import lanes
 from benchmarks.lanes import Lane, call, check
 from benchmarks.loops import LOOPS, LoopAdapter
@@ -256,13 +256,8 @@ def _prepare_numba() -> Waiter:
     return lambda adapter, lane: cuda.external_stream(lane.handle).async_done
 
 
-_OURS = (
-    (AUTO, 'Stream(wait="auto").synchronize_async()', "auto"),
-    (UNPREDICTED, "the same with prediction switched off", "auto"),
-    (HOSTFUNC, 'Stream(wait="hostfunc"): one native host function on the stream', "hostfunc"),
-    ("aiostream event", 'Stream(wait="event"): an event and the native watcher', "event"),
-    ("aiostream spin", 'Stream(wait="spin"): an event, queried in the loop', "spin"),
-)
+_STRATEGY = 'Stream(wait="{}").synchronize_async()'
+_UNPREDICTED = 'wait="auto" with prediction switched off'
 _BLOCKING = "cuStreamSynchronize in the loop's thread: the floor, and the loop is blocked"
 _ENQUEUE = "enqueue_async of nothing, behind the work: the await of its future"
 _CTYPES = "a ctypes Python function, given raw to cuLaunchHostFunc, and call_soon_threadsafe"
@@ -275,12 +270,10 @@ _OLDER = 'the older version of --older, Stream(wait="{}"), in a process of its o
 
 def all_peers() -> dict[str, Peer]:
     """Every peer by its name, in the order of the tables, and the older library's last."""
-    ours = [*_OURS, *((name, _OLDER.format(wait), wait) for name, wait in OLDER.items())]
-    of_ours = [
-        Peer(name, summary, _synchronize_async, wait=wait, learns=True)
-        for name, summary, wait in ours
-    ]
-    of_ours[1].predicted = False
+    ours = [_ours(f"aiostream {wait}", _STRATEGY.format(wait), wait) for wait in WaitStrategy]
+    ours.insert(1, _ours(UNPREDICTED, _UNPREDICTED, WaitStrategy.AUTO))
+    ours[1].predicted = False
+    older = [_ours(name, _OLDER.format(wait), wait) for name, wait in OLDER.items()]
     others = (
         Peer(ENQUEUE, _ENQUEUE, _enqueue_async, learns=True),
         Peer("blocking", _BLOCKING, _blocking, blocks=True),
@@ -293,5 +286,8 @@ def all_peers() -> dict[str, Peer]:
         Peer("ctypes", _CTYPES, prepare=_prepare_ctypes),
         Peer("numba", _NUMBA, prepare=_prepare_numba, runtime=True, loops=("uvloop", "asyncio")),
     )
-    at = len(_OURS)
-    return {peer.name: peer for peer in (*of_ours[:at], *others, *of_ours[at:])}
+    return {peer.name: peer for peer in (*ours, *others, *older)}
+
+
+def _ours(name: str, summary: str, wait: str) -> Peer:
+    return Peer(name, summary, _synchronize_async, wait=wait, learns=True)

@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from aiostream import WaitStrategy
 from benchmarks.measure import Row
 from benchmarks.results import machine
 from benchmarks.server import BUSY, OPEN, PING
 from benchmarks.work import MS
 
 NAMES = {
+    **{f"aiostream {wait}": f'aiostream, wait="{wait}"' for wait in sorted(WaitStrategy)},
     "aiostream auto": "aiostream",
-    "aiostream event": 'aiostream, wait="event"',
-    "aiostream hostfunc": 'aiostream, wait="hostfunc"',
-    "aiostream spin": 'aiostream, wait="spin"',
     "aiostream unpredicted": "aiostream without prediction",
     "enqueue_async": "aiostream, enqueue_async",
     "pool": "aiostream, StreamPool",

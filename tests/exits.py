@@ -59,7 +59,6 @@ THREADS = ["loop", "trio", "synchronize", "queries", "host functions", "not a da
 HANDLERS = ["open", "use", "close", "collect", "await", "await on trio", "drain"]
 AWAITING = {"await", "await on trio", "drain"}
 OWN = "the error with which the program was to end"
-STRATEGIES = ["auto", "event", "spin", "hostfunc"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,12 +174,12 @@ class Running:
 
     def prepare(self) -> None:
         """The first use of the library."""
-        from aiostream import Event, Stream
+        from aiostream import Event, Stream, WaitStrategy
         from support import Gate, spin
 
         self.spin = spin
         self.gate = Gate()
-        self.streams = [Stream(wait=wait) for wait in STRATEGIES]
+        self.streams = [Stream(wait=wait) for wait in WaitStrategy]
         self.free = Stream()
         self.event = Event()
         for stream in (*self.streams, self.free):
@@ -409,9 +408,9 @@ class Running:
             asyncio.run(aiostream.drain(timeout=0.3))
 
     async def await_new(self) -> None:
-        from aiostream import Stream
+        from aiostream import Stream, WaitStrategy
 
-        for wait in STRATEGIES:
+        for wait in WaitStrategy:
             async with Stream(wait=wait) as stream:
                 self.spin(stream, 0.0003)
                 await stream.synchronize_async()

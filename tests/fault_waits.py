@@ -16,7 +16,7 @@ import waiters
 from aiostream import Event, ExecutableGraph, Graph, Stream, StreamPool
 from fault_engine import Faults, Scenario
 from fault_scenarios import a_graph, a_stream, scenario, use_async
-from support import Gate, spin
+from support import STRATEGIES, Gate, spin
 
 IN_LOOP: list[Scenario] = []
 
@@ -117,7 +117,7 @@ def _whole_wait(strategy: str, thing: str) -> None:
     in_loop(keep)(path)
 
 
-for _strategy in waiters.STRATEGIES:
+for _strategy in STRATEGIES:
     for _thing in ("stream", "event", "future"):
         _whole_wait(_strategy, _thing)
 

@@ -35,6 +35,7 @@ from aiostream import (
     _points,
     _pool_waiters,
     _process,
+    _reference,
     _stuck,
     _trace_files,
     _turns,
@@ -321,6 +322,23 @@ def pending_points() -> int:
 
 
 # -------------------------------------------------------------------------------------------- waits
+
+
+def native_strategies() -> tuple[str, ...]:
+    """The names of the wait strategies in native code's table."""
+    return _native.WAIT_STRATEGIES
+
+
+def begin_wait(stream: Stream, strategy: int) -> Any:
+    """Begins a wait with the strategy of that number."""
+    reference = stream._reference
+    wait_list = _reference.wait_list_of(reference)
+    return wait_list.begin(reference.handle, current_bridge().queue, strategy)
+
+
+def reserve_wait(stream: Stream, strategy: int) -> Any:
+    """Reserves the wait of a future with the strategy of that number."""
+    return _reference.wait_list_of(stream._reference).reserve(current_bridge().queue, strategy)
 
 
 def set_prediction(enabled: bool) -> None:

@@ -15,16 +15,18 @@ from typing import Any
 
 import pytest
 
-from aiostream import Stream
+from aiostream import Stream, WaitStrategy
 from aiostream.testing import Gate, recover, settle, spin
 from internals import is_drain
 
 __all__ = [
     "ASYNCIO_LOOPS",
     "BACKENDS",
+    "EVENT_STRATEGIES",
     "LIMIT",
     "LOOPS",
     "PLAIN_LOOPS",
+    "STRATEGIES",
     "Blind",
     "Gate",
     "chosen_seconds",
@@ -68,6 +70,12 @@ ASYNCIO_LOOPS = ["asyncio", "uvloop"]
 
 BACKENDS = ["asyncio", "trio"]
 """One loop for each file of `_loops`, for tests that take very long."""
+
+STRATEGIES = [strategy.value for strategy in WaitStrategy]
+"""The names of all wait strategies."""
+
+EVENT_STRATEGIES = [name for name in STRATEGIES if name != "hostfunc"]
+"""Those of the strategies that record an event."""
 
 
 class Blind(asyncio.SelectorEventLoop):

@@ -16,7 +16,7 @@ import pytest
 
 import internals
 from aiostream import Stream, statistics
-from support import ASYNCIO_LOOPS, PLAIN_LOOPS, Gate, run_on, settle
+from support import ASYNCIO_LOOPS, EVENT_STRATEGIES, PLAIN_LOOPS, Gate, run_on, settle
 from waiters import Waiter, counts, since, until
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
@@ -143,7 +143,7 @@ async def _wait(future: Any) -> Any:
     return await future
 
 
-@pytest.mark.parametrize("strategy", ["spin", "event", "auto"])
+@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
 async def test_several_tasks_await_one_future(strategy: str) -> None:
     stream = Stream(wait=strategy)
     results: list[int] = []
@@ -213,7 +213,7 @@ async def test_polled_futures_of_one_stream_end_in_order(polled_stream: Stream) 
 
 
 @pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
-@pytest.mark.parametrize("strategy", ["spin", "auto", "event"])
+@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
 async def test_asyncio_takes_it_for_its_own(loop_kind: str, strategy: str) -> None:
     stream = Stream(wait=strategy)
 

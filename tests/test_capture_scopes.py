@@ -31,7 +31,7 @@ from aiostream import (
     statistics,
 )
 from captures import PROGRAMMATIC, code_of, in_thread, warm_stream
-from support import Gate, settle, spin
+from support import STRATEGIES, Gate, settle, spin
 
 MODES = list(CaptureMode)
 
@@ -487,7 +487,7 @@ async def test_closing_a_borrowed_stream_leaves_the_capture_alone() -> None:
 
 @pytest.mark.leaks(2)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-@pytest.mark.parametrize("wait", ["auto", "event", "hostfunc"])
+@pytest.mark.parametrize("wait", STRATEGIES)
 async def test_enqueue_async_function_that_leaves_the_stream_capturing(wait: str) -> None:
     stream = Stream(wait=wait)
     message = "The function has left the stream capturing.*End the capture in the function"

@@ -41,7 +41,7 @@ UNDER_WAITS = """
             handle, context = None, Device(0).primary_context
         counters = internals.native_counters()
         with context.as_current():
-            streams = {{name: Stream(wait=name) for name in ("spin", "event", "auto", "hostfunc")}}
+            streams = {{name: Stream(wait=name) for name in aiostream.WaitStrategy}}
             futures, recorded, event = Stream(), Stream(), Event()
         for _ in range(14):  # then it is left to a timer
             spin(streams["auto"], 0.02)

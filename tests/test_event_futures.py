@@ -19,9 +19,10 @@ import anyio
 import pytest
 
 import aiostream
+import internals
 from aiostream import ContextFailedError, CudaError, Device, Stream, StreamCaptureError, statistics
 from internals import ENQUEUE_STEPS
-from support import PLAIN_LOOPS, Gate, held_stream, recover, run_on, settle, spin
+from support import PLAIN_LOOPS, STRATEGIES, Gate, held_stream, recover, run_on, settle, spin
 
 
 class Kept:
@@ -48,7 +49,7 @@ async def test_no_host_function_is_enqueued(driver_kind: str) -> None:
     plain.close()
 
 
-@pytest.mark.parametrize("strategy", ["auto", "event", "spin", "hostfunc"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_future_waits_for_the_work_and_no_longer(strategy: str) -> None:
     with Gate() as first, Gate() as second:
         stream = held_stream(first, wait=strategy)
@@ -232,7 +233,7 @@ async def test_event_that_cannot_be_made_is_refused_before_the_function(breakabl
     with Gate() as gate:
         gate.hold(stream)
         futures = []
-        for _ in range(400):  # until no record is left in the pool
+        for _ in range(internals.native_counters()[internals.WAIT_RECORDS] + 1):  # each is taken
             breakable.fail("cuEventCreate", 2)
             try:
                 futures.append(stream.enqueue_async(lambda _: called.append(1)))

@@ -23,17 +23,8 @@ from aiostream import (
 )
 from captures import MODE_NAMES, MODES
 from internals import EVENT_POLLS, helpers, native_counters
-from support import BACKENDS, Gate, held_stream, spin
-from waiters import (
-    EVENT_STAGES,
-    EVENT_STRATEGIES,
-    Waiter,
-    counts,
-    default_wait,
-    since,
-    until,
-    waiter_in,
-)
+from support import BACKENDS, EVENT_STRATEGIES, Gate, held_stream, spin
+from waiters import EVENT_STAGES, Waiter, counts, default_wait, since, until, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 

@@ -295,6 +295,30 @@ assert aiostream.statistics().points.armed == 0
     assert done.returncode == 0, done.stderr
 
 
+def test_only_three_files_list_the_wait_strategies() -> None:
+    """All other lists derive from these, so a new strategy is known everywhere at once."""
+    root, names = TESTS.parent, list(aiostream.WaitStrategy)
+    page = root / "docs" / "which-wait.md"
+    if not page.exists():
+        pytest.skip("the documents are not here: the tests run on an installed package alone")
+    name = f"[\"'`](?:{'|'.join(names)})[\"'`]|WaitStrategy.(?:{'|'.join(names).upper()})\\b"
+    # All of them close together, but perhaps one: those that record an event are a list too.
+    listing = re.compile(rf"(?:(?:{name})[^`]{{1,12}}){{{len(names) - 2},}}(?:{name})")
+    folders = ("benchmarks", "docs", "examples", "src", "tests", "tools")
+    patterns = ["*.md", *(f"{folder}/**/*.{kind}" for folder in folders for kind in ("md", "py"))]
+    patterns += ["src/aiostream/*.pyi", "src/aiostream/native/*.[ch]"]
+    lists = {
+        f"{path.relative_to(root)}: {found[0]}"
+        for pattern in patterns
+        for path in root.glob(pattern)
+        for found in listing.finditer(path.read_text())
+    }
+    assert not lists, "derive it from WaitStrategy, or from the lists in tests/support.py"
+    table = page.read_text().split("\n## Strategies\n")[1]
+    rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(rows) == sorted(names), "each strategy has its row in docs/which-wait.md"
+
+
 def test_modules_stay_small() -> None:
     files = [
         path

@@ -21,7 +21,7 @@ import aiostream
 from aiostream import Context, Event, Stream, StreamClosedError, StreamPool, statistics
 from internals import driver_call
 from interrupts import Striker, run_interrupted
-from support import PLAIN_LOOPS, settle, spin
+from support import PLAIN_LOOPS, STRATEGIES, settle, spin
 
 PLACES = os.environ.get("AIOSTREAM_INTERRUPTS", "12")
 SEED = int(os.environ.get("AIOSTREAM_INTERRUPTS_SEED", "1"))
@@ -149,15 +149,9 @@ class Scene:
 
 
 AWAITS: dict[str, tuple[str, Callable[[Scene], Any]]] = {
-    **{
-        f"wait, {strategy}": (strategy, Scene.wait)
-        for strategy in ("auto", "event", "spin", "hostfunc")
-    },
+    **{f"wait, {strategy}": (strategy, Scene.wait) for strategy in STRATEGIES},
     **{f"event, {strategy}": (strategy, Scene.wait_for_event) for strategy in ("auto", "event")},
-    **{
-        f"enqueue, {strategy}": (strategy, Scene.enqueue)
-        for strategy in ("auto", "event", "hostfunc")
-    },
+    **{f"enqueue, {strategy}": (strategy, Scene.enqueue) for strategy in STRATEGIES},
     "completion": ("auto", Scene.completion),
     "checked completion": ("auto", Scene.checked_completion),
     "event on stream": ("auto", Scene.event_on_stream),

@@ -17,6 +17,7 @@ import pytest
 import internals
 from aiostream import CaptureMode, Stream, StreamCaptureError, statistics
 from support import (
+    EVENT_STRATEGIES,
     Gate,
     held_stream,
     interrupted_at_bytecode,
@@ -62,7 +63,7 @@ async def awaits_a_captured_record(
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
-@pytest.mark.parametrize("wait", ["event", "spin", "auto"])
+@pytest.mark.parametrize("wait", EVENT_STRATEGIES)
 def test_a_capture_that_takes_the_record_of_a_wait_and_ends(loop_kind: str, wait: Any) -> None:
     """The stream no longer captures when the library looks, and the event is a captured one
     nevertheless.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aiostream import CaptureStatus, Stream, StreamClosedError, StreamPool, WaitStrategy, statistics
-from support import Gate, spin
+from support import STRATEGIES, Gate, spin
 
 
 async def together(*functions: Any) -> None:
@@ -284,7 +284,7 @@ async def test_other_streams_learn_nothing_from_each_other() -> None:
         assert await timers_of_first_wait(first, third) == 0
 
 
-@pytest.mark.parametrize("strategy", ["auto", "event", "spin", "hostfunc"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_streams_have_the_wait_strategy_of_the_pool(strategy: str) -> None:
     async with StreamPool(1, wait=strategy) as pool, pool.stream() as stream:
         assert stream.wait_strategy == WaitStrategy(strategy)

@@ -61,7 +61,7 @@ def test_soak_sees_what_grows(name: str) -> None:
 async def test_ten_thousand_waits_pending_at_once(loop_kind: str) -> None:
     count, ended = 10_000, 0
     with Gate() as gate:
-        streams = [held_stream(gate, wait=wait) for wait in ("auto", "event", "auto", "event")]
+        streams = [held_stream(gate, wait=wait) for wait in ("auto", "event") * 2]
         events = [Event() for _ in streams]
         for stream, event in zip(streams, events, strict=True):
             event.record(stream)

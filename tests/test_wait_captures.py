@@ -8,8 +8,8 @@ import pytest
 import aiostream
 from aiostream import Event, Stream, StreamCaptureError, statistics
 from captures import CAPTURES, MODE_NAMES, MODES
-from support import Gate, spin
-from waiters import CASES, STRATEGIES, Waiter, counts, since
+from support import STRATEGIES, Gate, spin
+from waiters import CASES, Waiter, counts, since
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 

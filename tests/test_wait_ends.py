@@ -16,18 +16,8 @@ import pytest
 import aiostream
 import internals
 from aiostream import Event, Stream
-from support import Gate, held_stream, run_on, run_together, spin
-from waiters import (
-    EVENT_STRATEGIES,
-    STRATEGIES,
-    THINGS,
-    Waiter,
-    counts,
-    default_wait,
-    in_each_stage,
-    since,
-    waiter_in,
-)
+from support import EVENT_STRATEGIES, STRATEGIES, Gate, held_stream, run_on, run_together, spin
+from waiters import THINGS, Waiter, counts, default_wait, in_each_stage, since, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 

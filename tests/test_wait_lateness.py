@@ -16,7 +16,7 @@ import pytest
 import internals
 from aiostream import Stream, statistics
 from internals import EVENT_POLLS, POINTS_STALE
-from support import Gate, settle, spin
+from support import STRATEGIES, Gate, settle, spin
 from waiters import THINGS, Waiter, counts, since, until
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
@@ -160,7 +160,7 @@ def has_come_to_rest(thread: int) -> bool:
     return wake_ups(thread) == before
 
 
-@pytest.mark.parametrize("strategy", ["auto", "event", "hostfunc"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 async def test_watcher_never_wakes_with_nothing_pending(strategy: str, loop_kind: str) -> None:
     thread, stream = watcher_thread(), Stream(wait=strategy)

@@ -14,8 +14,7 @@ import pytest
 
 import internals
 from aiostream import Stream, statistics
-from support import run_script, settle, spin, succeed
-from waiters import EVENT_STRATEGIES
+from support import EVENT_STRATEGIES, run_script, settle, spin, succeed
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 

@@ -10,16 +10,8 @@ import pytest
 
 import internals
 from aiostream import Event, Stream, statistics
-from support import Gate, held_stream, run_on, settle, spin
-from waiters import (
-    EVENT_STRATEGIES,
-    POLLS_IF_NOT_PREDICTED,
-    Waiter,
-    counts,
-    default_wait,
-    since,
-    waiter_in,
-)
+from support import EVENT_STRATEGIES, Gate, held_stream, run_on, settle, spin
+from waiters import POLLS_IF_NOT_PREDICTED, Waiter, counts, default_wait, since, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 

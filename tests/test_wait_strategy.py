@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
 import aiostream
-from aiostream import Stream, statistics
-from support import run_script, succeed
-from waiters import STRATEGIES, default_wait
+import internals
+from aiostream import Event, Stream, statistics
+from support import STRATEGIES, Gate, held_stream, run_script, spin, succeed
+from waiters import counts, default_wait, since, until
+
+NAMES = ", ".join(map(repr, STRATEGIES))
 
 
 def test_strategies_are_chosen_by_name_or_value() -> None:
@@ -28,10 +32,10 @@ def test_strategies_are_chosen_by_name_or_value() -> None:
 def test_unknown_strategy_is_refused() -> None:
     before = statistics().handles.created
     for wrong in ("Spin", "", "poll", 3):
-        with pytest.raises(ValueError, match="'auto', 'hostfunc', 'event', 'spin'") as caught:
+        with pytest.raises(ValueError, match=NAMES) as caught:
             Stream(wait=wrong)  # type: ignore[arg-type]
         assert repr(wrong) in str(caught.value)
-        with pytest.raises(ValueError, match="'auto', 'hostfunc', 'event', 'spin'"):
+        with pytest.raises(ValueError, match=NAMES):
             aiostream.set_default_wait(wrong)  # type: ignore[arg-type]
     assert aiostream.default_wait() == "auto"
     assert statistics().handles.created == before
@@ -58,12 +62,12 @@ def test_strategy_from_the_environment(driver_kind: str, strategy: str) -> None:
         set_default_wait(None)
         print(default_wait())
     """
-    watched = {"auto": True, "event": True, "spin": False, "hostfunc": False}[strategy]
     first, stages, *rest = succeed(driver_kind, script, AIOSTREAM_WAIT=strategy).splitlines()
     assert first == f"{strategy} {strategy}"
-    assert stages.split()[0] == str(watched)
-    if strategy != "auto":
-        assert stages.split()[1] == str(strategy == "spin")
+    polled_by = {"event": "True False", "spin": "False True", "hostfunc": "False False"}
+    assert stages == polled_by.get(strategy, stages)
+    if strategy == "auto":
+        assert stages.startswith("True")
     assert rest == ["event", strategy]
 
 
@@ -71,7 +75,35 @@ def test_unknown_strategy_in_the_environment_is_refused(driver_kind: str) -> Non
     done = run_script(driver_kind, "from aiostream import Stream; Stream()", AIOSTREAM_WAIT="fast")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert (
-        last == "ValueError: the environment variable AIOSTREAM_WAIT is one of 'auto', 'hostfunc', "
-        "'event', 'spin', not 'fast'"
+    assert last == (
+        f"ValueError: the environment variable AIOSTREAM_WAIT is one of {NAMES}, not 'fast'"
     )
+
+
+def test_native_table_and_enumeration_have_the_same_strategies() -> None:
+    assert sorted(internals.native_strategies()) == sorted(STRATEGIES)
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio"])
+async def test_native_code_refuses_numbers_of_no_strategy() -> None:
+    async with Stream() as stream:
+        spin(stream, 0)
+        for number in (-2, -1, len(STRATEGIES), 2**31 - 1):
+            for wait in (internals.begin_wait, internals.reserve_wait):
+                with pytest.raises(ValueError, match=f"no wait strategy {number}$"):
+                    wait(stream, number)
+
+
+async def test_events_wait_with_hostfunc_as_with_auto() -> None:
+    with Gate() as gate:
+        with default_wait("hostfunc"):
+            stream, event = held_stream(gate), Event()
+        event.record(stream)
+        before = counts()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(event.synchronize_async)
+            await until(lambda: since(before).watched == 1)  # no host function is watched so
+            gate.open()
+    assert event.query()
+    event.close()
+    stream.close()

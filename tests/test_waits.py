@@ -18,7 +18,7 @@ import pytest
 
 import aiostream
 from aiostream import CompletionFuture, Stream, StreamClosedError
-from support import Gate, held_stream, spin
+from support import EVENT_STRATEGIES, Gate, held_stream, spin
 
 NO_LOOP = "no running event loop"
 
@@ -47,7 +47,7 @@ async def test_synchronize_async_waits_for_the_work() -> None:
             event.close()
 
 
-@pytest.mark.parametrize("strategy", ["auto", "event", "spin"])
+@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
 async def test_ready_waits_of_one_task_starve_no_other(strategy: str) -> None:
     """asyncio runs a task until it yields: without fair turns the first task does all its waits
     before another one begins.

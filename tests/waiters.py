@@ -27,8 +27,6 @@ from internals import (
 )
 from support import Gate, spin
 
-STRATEGIES = ["auto", "event", "spin", "hostfunc"]
-EVENT_STRATEGIES = STRATEGIES[:3]  # those that record an event
 THINGS = ["stream", "event"]
 MOST_TIMERS = 256  # waits that a loop's timer takes
 POLLS_IF_NOT_PREDICTED = 150  # more than the watcher makes before it would hand a wait back

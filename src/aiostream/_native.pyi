@@ -36,13 +36,12 @@ STATUS_UNKNOWN: int
 STATUS_NEAR: int
 STAGE_TASK: int
 STAGE_WATCHER: int
-WAIT_AUTO: int
-WAIT_EVENT: int
-WAIT_SPIN: int
 
 # The names in the order of counters(); each is also a constant, its place there. Only those that
 # Python uses by name stand above.
 COUNTERS: tuple[str, ...]
+# The names of the strategies in native/policy.c, each at its number.
+WAIT_STRATEGIES: tuple[str, ...]
 # The rows of native/driver_calls.h: name, name for cuGetProcAddress, version, may be missing.
 DRIVER_CALLS: tuple[tuple[str, str, int, bool], ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from aiostream import _loops, _native, _points, capture
+from aiostream import _loops, _native, _points, capture, waiting
 from aiostream._pool_slots import Slot
 from aiostream._reference import pinned
 
@@ -102,9 +102,9 @@ class Busy:
         try:
             if slot.wait_list is None:
                 slot.wait_list = _native.WaitList(context_id, self._history)
-            # WAIT_EVENT: the watcher polls, because the loop may not be running. The loop gets the
-            # answer when it runs again.
-            reserved = slot.wait_list.reserve(bridge.queue, _native.WAIT_EVENT)
+            # The watcher polls, because the loop may not be running. The loop gets the answer when
+            # it runs again.
+            reserved = slot.wait_list.reserve(bridge.queue, waiting.BY_WATCHER)
         except MemoryError:
             return None
         if isinstance(reserved, int):

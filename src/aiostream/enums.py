@@ -65,7 +65,7 @@ class WaitStrategy(enum.StrEnum):
     HOSTFUNC = "hostfunc"
     """Enqueues a host function on the stream itself, and the stream waits for it. While it
     is pending it holds one of the device's hardware queues. If the stream is full, enqueuing it
-    blocks the thread."""
+    blocks the thread. An `Event` needs no host function: its waits are those of `AUTO`."""
     EVENT = "event"
     """The background thread polls an event, and nothing else happens."""
     SPIN = "spin"

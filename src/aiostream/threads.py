@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from aiostream import _arguments, _arming, _driver, _loops, _native, _points, _process
+from aiostream import _arguments, _arming, _driver, _loops, _native, _points, _process, waiting
 from aiostream._completion import Completion, State, drop, leak, set_exception
 from aiostream._reference import PER_THREAD, Reference, call_with
 from aiostream.errors import CudaError
@@ -70,7 +70,7 @@ class _ThreadCall(Completion):
         _arming.require_healthy(reference)
         # With the watcher alone, because only the loop's thread may use the loop's timer, and the
         # worker records the event.
-        reserved = _wait_list(reference).reserve(_loops.current_bridge().queue, _native.WAIT_EVENT)
+        reserved = _wait_list(reference).reserve(_loops.current_bridge().queue, waiting.BY_WATCHER)
         if isinstance(reserved, int):
             _driver.raise_for(reserved, "cuEventCreate", reference.name)
             raise AssertionError("a reservation is refused with an error")

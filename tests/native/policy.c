@@ -36,7 +36,7 @@ static int64_t deliver(void) { return (int64_t)uniform(15 * US, 45 * US); }
 
 struct run {
     struct history history;
-    enum wait_mode mode;
+    const struct strategy *strategy;
     int64_t turn; /* of the loop */
     int lists;    /* that the watcher has; for the others there is a pass now and then, too */
     double cpu, total;
@@ -46,14 +46,17 @@ struct run {
 /* When the task runs again, after a wait of the true length `length`; and what was learnt of it. */
 static int64_t one_wait(struct run *run, int64_t length) {
     struct prediction prediction = history_predict(&run->history);
-    struct load load = {
-        .loop_lag_ns = run->turn, .alone = true, .timers_allowed = true, .lists = run->lists};
+    struct load load = {.loop_lag_ns = run->turn,
+                        .alone = true,
+                        .timers_allowed = true,
+                        .task_allowed = true,
+                        .lists = run->lists};
     int64_t age = 2 * US, not_before = 0, resumed = 0, handed_back = 0;
     bool with_watcher = false, left = false;
     int steps = 0;
     while (!resumed) {
         REQUIRE(++steps < 2000000, "a wait of %lld us does not end", (long long)(length / US));
-        struct plan plan = policy_plan(&prediction, age, &load, run->mode);
+        struct plan plan = run->strategy->plan(&prediction, age, &load);
         if (plan.stage != STAGE_TASK && !left) left = true, run->left++;
         if (plan.stage == STAGE_TASK) {
             if (with_watcher) age += deliver(), run->cpu += 12 * US; /* handed back */
@@ -253,15 +256,14 @@ static int ascending(const void *a, const void *b) {
     return (first > second) - (first < second);
 }
 
-static void each_pattern(enum wait_mode mode, int lists) {
+static void each_pattern(const struct strategy *strategy, int lists) {
     static double late[MOST], sorted[MOST];
-    printf("%5s, %3d wait list%c %9s %7s %7s %7s %7s us %6s %% %9s\n",
-           mode == WAIT_AUTO ? "auto" : "event", lists, lists > 1 ? 's' : ' ', "", "p50", "p90",
-           "p99", "max", "CPU", "of bound");
+    printf("%5s, %3d wait list%c %9s %7s %7s %7s %7s us %6s %% %9s\n", strategy->name, lists,
+           lists > 1 ? 's' : ' ', "", "p50", "p90", "p99", "max", "CPU", "of bound");
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
         const struct pattern *pattern = &patterns[i];
         static struct run run;
-        run = (struct run){.mode = mode, .turn = 8 * US, .lists = lists};
+        run = (struct run){.strategy = strategy, .turn = 8 * US, .lists = lists};
         double worst = 0;
         for (int k = 0; k < pattern->count; k++) {
             int64_t length = pattern->length(k), lateness = one_wait(&run, length);
@@ -277,7 +279,7 @@ static void each_pattern(enum wait_mode mode, int lists) {
         printf("%-28s %7.0f %7.0f %7.0f %7.0f    %6.1f   %9.2f\n", pattern->name, p50, p90, p99,
                sorted[pattern->count - 1], cpu, worst);
         REQUIRE(worst <= 1, "%s: later than the bound", pattern->name);
-        if (mode != WAIT_AUTO || lists > 1) continue;
+        if (strategy != WAIT_AUTO || lists > 1) continue;
         REQUIRE(!pattern->most_p90 || p90 <= pattern->most_p90, "%s: p90 is %.0f us", pattern->name,
                 p90);
         REQUIRE(!pattern->most_p99 || p99 <= pattern->most_p99, "%s: p99 is %.0f us", pattern->name,
@@ -294,7 +296,7 @@ static void random_histories(int count) {
     for (int number = 0; number < count; number++) {
         static struct run run;
         static const int lists[] = {1, 1, 1, 3, 8, 20, 64, 128, 256};
-        run = (struct run){.mode = number % 4 ? WAIT_AUTO : WAIT_EVENT,
+        run = (struct run){.strategy = number % 4 ? WAIT_AUTO : WAIT_EVENT,
                            .turn = (int64_t)uniform(4 * US, 12 * US)};
         run.lists = lists[number % 9];
         int kinds = 1 + (int)uniform(0, 5);
@@ -327,7 +329,7 @@ static void random_histories(int count) {
 static void short_work_in_a_busy_loop(void) {
     enum { WAITS = 100, MOST_LEFT = 4 };
     static struct run run;
-    run = (struct run){.mode = WAIT_AUTO, .turn = 8 * US, .lists = 1};
+    run = (struct run){.strategy = WAIT_AUTO, .turn = 8 * US, .lists = 1};
     for (int k = 0; k < 64; k++) one_wait(&run, 5 * MS);
     run.turn = 600 * US;
     run.left = 0;
@@ -347,7 +349,7 @@ static void long_work_in_a_busy_loop(void) {
     enum { WAITS = 200, LISTS = 128, MOST_LOOKS = 9 };
     static struct run run;
     for (int busy = 0; busy < 2; busy++) {
-        run = (struct run){.mode = WAIT_EVENT, .turn = busy ? 4 * MS : 8 * US, .lists = LISTS};
+        run = (struct run){.strategy = WAIT_EVENT, .turn = busy ? 4 * MS : 8 * US, .lists = LISTS};
         for (int k = 0; k < WAITS; k++) one_wait(&run, log_normal(k));
         printf("log-normal, 128 wait lists, a turn of %lld us: %.1f looks for each wait\n",
                (long long)(run.turn / US), (double)run.looks / WAITS);
@@ -367,6 +369,48 @@ static void latest_look(int lists) {
     }
 }
 
+/* What the rest of the library counts on, of each row of the table, for random histories and
+ * loads. */
+static void each_strategy_keeps_to_the_load(void) {
+    for (int number = 0; number < strategy_count; number++) {
+        const struct strategy *strategy = &strategies[number];
+        int stages[3] = {0};
+        for (int i = 0; i < 20000; i++) {
+            static struct run run;
+            if (i % 100 == 0) {
+                run = (struct run){.strategy = WAIT_AUTO, .turn = 8 * US, .lists = 1};
+                double length = pow(10, uniform(4, 7.9)), noise = uniform(0, 1) < 0.5 ? 0.01 : 0.3;
+                for (int k = (int)uniform(0, 40); k > 0; k--)
+                    one_wait(&run, (int64_t)(length * (1 + noise * uniform(-1, 1))));
+            }
+            struct prediction prediction = history_predict(&run.history);
+            int64_t age = (int64_t)pow(10, uniform(0, 8.5));
+            struct load load = {.loop_lag_ns = (int64_t)pow(10, uniform(3, 7)),
+                                .lists = (int)uniform(1, 256),
+                                .alone = chance(2),
+                                .timers_allowed = chance(2),
+                                .task_allowed = chance(2)};
+            struct plan plan = strategy->plan(&prediction, age, &load);
+            stages[plan.stage]++;
+            REQUIRE(plan.stage == STAGE_WATCHER || load.task_allowed, "%s: stage %d without a task",
+                    strategy->name, plan.stage);
+            REQUIRE(plan.stage != STAGE_TIMER || load.timers_allowed,
+                    "%s: a timer where none is allowed", strategy->name);
+            if (plan.stage == STAGE_TIMER) {
+                REQUIRE(plan.until < INT64_MAX / 2, "%s: no end after a timer", strategy->name);
+                load.timers_allowed = false;
+                REQUIRE(strategy->plan(&prediction, age, &load).stage == STAGE_WATCHER,
+                        "%s: the timer is full, and the watcher does not have it", strategy->name);
+            }
+            REQUIRE(plan.stage == STAGE_TASK ? plan.until > age : plan.at > age,
+                    "%s: no progress at age %lld in stage %d", strategy->name, (long long)age,
+                    plan.stage);
+        }
+        printf("%8s: the task polls in %d plans, a timer has %d, the watcher polls in %d\n",
+               strategy->name, stages[STAGE_TASK], stages[STAGE_TIMER], stages[STAGE_WATCHER]);
+    }
+}
+
 int main(int count, char **arguments) {
     int histories = count > 1 ? atoi(arguments[1]) : 2000;
     seed_thread(count > 2 ? strtoull(arguments[2], NULL, 10) : 1, 0);
@@ -378,5 +422,6 @@ int main(int count, char **arguments) {
     short_work_in_a_busy_loop();
     long_work_in_a_busy_loop();
     random_histories(histories);
+    each_strategy_keeps_to_the_load();
     return 0;
 }

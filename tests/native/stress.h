@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void broken(const char *format, ...) {
     va_list arguments;
@@ -27,6 +28,16 @@ static void broken(const char *format, ...) {
     do {                                                                                           \
         if (!(condition)) broken(__VA_ARGS__);                                                     \
     } while (0)
+
+static inline const struct strategy *strategy_named(const char *name) {
+    for (int i = 0; i < strategy_count; i++)
+        if (!strcmp(strategies[i].name, name)) return &strategies[i];
+    broken("there is no strategy %s", name);
+    return NULL;
+}
+#define WAIT_AUTO strategy_named("auto")
+#define WAIT_EVENT strategy_named("event")
+#define WAIT_SPIN strategy_named("spin")
 
 static _Thread_local uint64_t random_state = 88172645463325252ull;
 

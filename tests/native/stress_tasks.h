@@ -124,7 +124,7 @@ static void disturb_event(void) {
 
 /* The target is known only if no record overlaps with this call in time: else it may be either
  * record. */
-static bool begin_event(struct queue *queue, enum wait_mode mode, struct task *task,
+static bool begin_event(struct queue *queue, const struct strategy *strategy, struct task *task,
                         struct wait_result *result) {
     struct users_event *event = atomic_load(&current_events[chance(EVENTS)]);
     if (!handle_pin(event->handle)) return false;
@@ -132,7 +132,8 @@ static bool begin_event(struct queue *queue, enum wait_mode mode, struct task *t
     uint64_t packed = relaxed_load(&event->event->packed);
     *task = (struct task){.context = event->context};
     relaxed_add(&outstanding[task->context], 1);
-    wait_begin_event(contexts[event->context], histories[1], event->handle, queue, mode, result);
+    wait_begin_event(contexts[event->context], histories[1], event->handle, queue, strategy,
+                     result);
     if (started == finished && relaxed_load(&event->started) == started)
         task->target = unpack(packed);
     task->may_be_captured = task->target.stream == NULL || (!result->ticket && !result->spinning);
@@ -239,10 +240,11 @@ static void note_begun(struct task *task, const struct wait_result *result) {
 
 /* As enqueue_async does: everything is reserved before the work is enqueued. */
 static void begin_future(struct loop *loop, struct wait_list *list, struct stream *stream,
-                         enum wait_mode mode, struct task *task, struct wait_result *result) {
+                         const struct strategy *strategy, struct task *task,
+                         struct wait_result *result) {
     struct wait *wait;
     *result = (struct wait_result){0};
-    result->refusal = wait_reserve(list, loop->queue, mode, &wait);
+    result->refusal = wait_reserve(list, loop->queue, strategy, &wait);
     if (result->refusal) return;
     uint64_t ticket = wait_ticket(wait);
     enqueue_work(stream);
@@ -256,8 +258,8 @@ static void begin_future(struct loop *loop, struct wait_list *list, struct strea
     relaxed_add(&futures_begun, 1);
 }
 
-static void begin_stream(struct loop *loop, enum wait_mode mode, bool few, struct task *task,
-                         struct wait_result *result) {
+static void begin_stream(struct loop *loop, const struct strategy *strategy, bool few,
+                         struct task *task, struct wait_result *result) {
     int context = (int)chance(CONTEXTS), number = (int)chance(few ? REGULAR : STREAMS);
     struct stream *stream = &streams[context][number];
     bool own_list = !few && chance(6) == 0; /* it ends with its last wait */
@@ -269,8 +271,8 @@ static void begin_stream(struct loop *loop, enum wait_mode mode, bool few, struc
     was_taken = false;
     capture_begins = chance(50) ? NO_CAPTURE : (int)chance(2);
     relaxed_add(&outstanding[context], 1);
-    if (chance(4)) wait_begin(list, stream, loop->queue, mode, result);
-    else begin_future(loop, list, stream, mode, task, result);
+    if (chance(4)) wait_begin(list, stream, loop->queue, strategy, result);
+    else begin_future(loop, list, stream, strategy, task, result);
     capture_begins = NO_CAPTURE;
     if (own_list) wait_list_unref(list);
     if (!was_taken) return;
@@ -281,12 +283,14 @@ static void begin_stream(struct loop *loop, enum wait_mode mode, bool few, struc
 
 static void begin(struct loop *loop, struct task *task) {
     bool few = atomic_load(&few_tasks);
-    enum wait_mode mode = few || chance(3) ? WAIT_AUTO : chance(2) ? WAIT_EVENT : WAIT_SPIN;
+    const struct strategy *strategy = few || chance(3) ? WAIT_AUTO
+                                      : chance(2)      ? WAIT_EVENT
+                                                       : WAIT_SPIN;
     struct wait_result result;
     int before = relaxed_enter();
     bool begun = true;
-    if (chance(few ? 12 : 3) == 0) begun = begin_event(loop->queue, mode, task, &result);
-    else begin_stream(loop, mode, few, task, &result);
+    if (chance(few ? 12 : 3) == 0) begun = begin_event(loop->queue, strategy, task, &result);
+    else begin_stream(loop, strategy, few, task, &result);
     relaxed_leave(before);
     if (!begun) return;
     REQUIRE(!result.ticket || !result.spinning, "two answers at once");

@@ -49,10 +49,10 @@ static int64_t await_ticket(struct queue *queue, uint64_t ticket, int64_t patien
 }
 
 static struct wait_result begin_one(struct wait_list *list, struct stream *stream,
-                                    struct queue *queue, enum wait_mode mode) {
+                                    struct queue *queue, const struct strategy *strategy) {
     struct wait_result result;
     int before = relaxed_enter();
-    wait_begin(list, stream, queue, mode, &result);
+    wait_begin(list, stream, queue, strategy, &result);
     relaxed_leave(before);
     REQUIRE(result.refusal == 0, "refused with %d", result.refusal);
     /* neither a ticket nor a wait: a regular stream was ready, because this thread was slow */
@@ -60,11 +60,11 @@ static struct wait_result begin_one(struct wait_list *list, struct stream *strea
 }
 
 static struct wait_result begin_for_event(struct users_event *event, struct shared_history *history,
-                                          struct queue *queue, enum wait_mode mode) {
+                                          struct queue *queue, const struct strategy *strategy) {
     struct wait_result result;
     int before = relaxed_enter();
     REQUIRE(handle_pin(event->handle), "the event is closed");
-    wait_begin_event(contexts[event->context], history, event->handle, queue, mode, &result);
+    wait_begin_event(contexts[event->context], history, event->handle, queue, strategy, &result);
     handle_unpin(event->handle);
     relaxed_leave(before);
     REQUIRE(result.refusal == 0, "refused with %d", result.refusal);

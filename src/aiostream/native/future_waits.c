@@ -19,9 +19,9 @@ static void drain_again(struct queue *queue) {
     timer_wake_by(queue_timer(queue), now_ns() + SECOND_SOURCE_NS);
 }
 
-int wait_reserve(struct wait_list *list, struct queue *queue, enum wait_mode mode,
+int wait_reserve(struct wait_list *list, struct queue *queue, const struct strategy *strategy,
                  struct wait **reserved) {
-    int status = wait_start(list, queue, mode, reserved);
+    int status = wait_start(list, queue, strategy, reserved);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = *reserved;
     wait->ticket = point_reserve(queue, wait->context, KIND_WATCHED);

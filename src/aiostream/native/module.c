@@ -275,25 +275,33 @@ static const struct {
     CONSTANT(HANDLE_EVENT),         CONSTANT(HANDLE_GRAPH),   CONSTANT(HANDLE_GRAPH_EXEC),
     CONSTANT(TURN_YIELD),           CONSTANT(TURN_BEGAN),     CONSTANT(RESULT_CLOSED),
     CONSTANT(RESULT_NO_MEMORY),     CONSTANT(STATUS_UNKNOWN), CONSTANT(STATUS_NEAR),
-    CONSTANT(STAGE_TASK),           CONSTANT(STAGE_WATCHER),  CONSTANT(WAIT_AUTO),
-    CONSTANT(WAIT_EVENT),           CONSTANT(WAIT_SPIN),      CONSTANT(RESULT_QUARANTINED),
+    CONSTANT(STAGE_TASK),           CONSTANT(STAGE_WATCHER),  CONSTANT(RESULT_QUARANTINED),
     CONSTANT(RESULT_CAPTURING),     CONSTANT(FIRST_TICKET),
 #define COUNTER(name) {#name, name},
 #include "counters.h"
 };
 
-/* The names of the counters, in the order of counters(). */
-static PyObject *counter_names(void) {
+static const char *counter_name(int number) {
     static const char *const names[] = {
 #define COUNTER(name) #name,
 #include "counters.h"
     };
-    PyObject *tuple = PyTuple_New(COUNTERS);
-    for (Py_ssize_t i = 0; tuple && i < COUNTERS; i++) {
-        PyObject *name = PyUnicode_FromString(names[i]);
+    return names[number];
+}
+
+static const char *strategy_name(int number) { return strategies[number].name; }
+
+/* Adds a tuple of names, in which the place of a name is its number. */
+static int add_names(PyObject *module, const char *attribute, const char *(*name_of)(int),
+                     int count) {
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple && i < count; i++) {
+        PyObject *name = PyUnicode_FromString(name_of(i));
         if (!name || PyTuple_SetItem(tuple, i, name) < 0) Py_CLEAR(tuple);
     }
-    return tuple;
+    int status = tuple ? PyModule_AddObjectRef(module, attribute, tuple) : -1;
+    Py_XDECREF(tuple);
+    return status;
 }
 
 static int module_exec(PyObject *module) {
@@ -315,10 +323,9 @@ static int module_exec(PyObject *module) {
         add_process_functions(module) < 0)
         return -1;
     if (PyModule_AddFunctions(module, graph_functions) < 0) return -1;
-    PyObject *names = counter_names();
-    int status = names ? PyModule_AddObjectRef(module, "COUNTERS", names) : -1;
-    Py_XDECREF(names);
-    if (status < 0) return -1;
+    if (add_names(module, "COUNTERS", counter_name, COUNTERS) < 0 ||
+        add_names(module, "WAIT_STRATEGIES", strategy_name, strategy_count) < 0)
+        return -1;
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) return -1;
     return 0;

@@ -350,18 +350,24 @@ static PyObject *from_result(const struct wait_result *result, struct queue *que
     return object;
 }
 
+static const struct strategy *as_strategy(long number) {
+    if (number >= 0 && number < strategy_count) return &strategies[number];
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "there is no wait strategy %ld", number);
+    return NULL;
+}
+
 struct beginning {
     struct wait_list *list;  /* of a stream */
     struct context *context; /* these two of an event */
     struct shared_history *history;
     struct queue *queue;
-    enum wait_mode mode;
+    const struct strategy *strategy;
     struct wait_result result;
 };
 
 static int do_begin(struct handle *stream, void *argument) {
     struct beginning *beginning = argument;
-    wait_begin(beginning->list, handle_value(stream), beginning->queue, beginning->mode,
+    wait_begin(beginning->list, handle_value(stream), beginning->queue, beginning->strategy,
                &beginning->result);
     return 0;
 }
@@ -369,23 +375,23 @@ static int do_begin(struct handle *stream, void *argument) {
 static int do_begin_event(struct handle *event, void *argument) {
     struct beginning *beginning = argument;
     wait_begin_event(beginning->context, beginning->history, event, beginning->queue,
-                     beginning->mode, &beginning->result);
+                     beginning->strategy, &beginning->result);
     return 0;
 }
 
-/* The arguments handle, queue and mode; false: an exception is set. */
+/* The arguments handle, queue and strategy; false: an exception is set. */
 static bool parse_beginning(PyObject *const *args, struct handle **handle,
                             struct beginning *beginning) {
     *handle = as_handle(args[0]);
     beginning->queue = *handle ? as_queue((int)PyLong_AsLong(args[1])) : NULL;
-    long mode = beginning->queue ? PyLong_AsLong(args[2]) : -1;
-    beginning->mode = mode;
-    return beginning->queue && !(mode == -1 && PyErr_Occurred());
+    beginning->strategy = beginning->queue ? as_strategy(PyLong_AsLong(args[2])) : NULL;
+    return beginning->strategy != NULL;
 }
 
-/* begin(handle, queue, mode): waits for what the handle's stream has reached now. */
+/* begin(handle, queue, strategy): waits for what the handle's stream has reached now. */
 static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssize_t count) {
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "a handle, a queue and a mode are needed");
+    if (count != 3)
+        return PyErr_Format(PyExc_TypeError, "a handle, a queue and a strategy are needed");
     struct handle *handle;
     struct beginning beginning = {.list = ((WaitListObject *)object)->list};
     if (!parse_beginning(args, &handle, &beginning)) return NULL;
@@ -396,13 +402,13 @@ static PyObject *WaitList_begin(PyObject *object, PyObject *const *args, Py_ssiz
     return from_result(&beginning.result, beginning.queue);
 }
 
-/* begin_event_wait(handle, queue, mode, context, history): waits for what the handle's event has
- * recorded now. */
+/* begin_event_wait(handle, queue, strategy, context, history): waits for what the handle's event
+ * has recorded now. */
 static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     if (count != 5)
         return PyErr_Format(PyExc_TypeError,
-                            "a handle, a queue, a mode, a context and a history are needed");
+                            "a handle, a queue, a strategy, a context and a history are needed");
     struct handle *handle;
     struct beginning beginning = {0};
     if (!parse_beginning(args, &handle, &beginning)) return NULL;
@@ -416,16 +422,17 @@ static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, 
     return from_result(&beginning.result, beginning.queue);
 }
 
-/* reserve(queue, mode): a Reserved, or the driver's error. */
+/* reserve(queue, strategy): a Reserved, or the driver's error. */
 static PyObject *WaitList_reserve(PyObject *object, PyObject *args) {
-    int index, mode, status;
-    if (!PyArg_ParseTuple(args, "ii", &index, &mode) || refuse_in_child()) return NULL;
+    int index, number, status;
+    if (!PyArg_ParseTuple(args, "ii", &index, &number) || refuse_in_child()) return NULL;
     struct queue *queue = as_queue(index);
-    if (!queue) return NULL;
+    const struct strategy *strategy = queue ? as_strategy(number) : NULL;
+    if (!strategy) return NULL;
     struct wait *wait;
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
-    status = wait_reserve(((WaitListObject *)object)->list, queue, mode, &wait);
+    status = wait_reserve(((WaitListObject *)object)->list, queue, strategy, &wait);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     ReservedObject *self = PyObject_New(ReservedObject, reserved_type);

@@ -40,7 +40,7 @@ static const int64_t GUARD_FLOOR_NS = 150000;
 /* of the 0.25 ms of P16; the rest is for waking the watcher and the loop ("CPU at 5 ms") */
 static const int64_t GUARD_SLACK_NS = 130000;
 static const int64_t GUARD_MOST_NS = 1000000; /* the 1 ms of P16 */
-/* a window closes so long after its last length ("CPU at 300 us") */
+/* a window closes so long, and a share of its length, after its last length ("CPU at 300 us") */
 static const int64_t WINDOW_TAIL_NS = 60000;
 /* a window so wide, and a share of its length, is narrow ("steady") */
 static const int64_t NARROW_NS = 50000;
@@ -53,7 +53,9 @@ static const int64_t TRUE_NS = 40000;
 /* lengths so near, and a share of them, are of one cluster */
 static const int64_t CLUSTER_GAP_NS = 60000;
 static const int64_t ZONE_STEP_NS = 20000; /* the shortest step in a zone */
-static const int64_t LEAD_LEAST_NS = 5000;
+/* the lead of which nothing was learnt yet, and a share of the length */
+static const int64_t FIRST_LEAD_NS = 40000;
+static const int64_t LEAD_LEAST_NS = 5000, LEAD_MOST_NS = 20000000;
 /* per list, between passes ("128 x 5 ms: cores") */
 static const int64_t PASS_GAP_PER_LIST_NS = 1000, PASS_GAP_MOST_NS = 100000;
 /* the same for looks of which none is exact, because a pass costs a wake-up ("server: open
@@ -74,6 +76,8 @@ enum {
     TRUE_SHARE = 24,
     TRUE_WITHIN = 16, /* waits in which at least one true length is learnt */
     GAP_SHARE = 16,
+    TAIL_SHARE = 64,
+    LEAD_SHARE = 64,
     NARROW_SHARE = 32,
     STEPS = 24,       /* a wide window is polled in so many steps */
     RECENT = 8,       /* so many members of a cluster decide whether its window is narrow */
@@ -121,7 +125,7 @@ static bool is_near(int64_t a, int64_t b) {
 
 static int64_t lead_of(const struct history *history, int64_t length) {
     int64_t lead = history->leads[bucket_of(length)];
-    if (!lead) lead = 40 * US + length / 64;
+    if (!lead) lead = FIRST_LEAD_NS + length / LEAD_SHARE;
     return clamp(lead, LEAD_LEAST_NS, length < MS ? length / 2 : length / 8);
 }
 
@@ -147,7 +151,7 @@ static struct window window_of(const struct history *history, int64_t low, int64
         window.first = low - (high - low) / MARGIN_SHARE;
         window.last = high + (high - low) / MARGIN_SHARE;
     }
-    window.closes = window.last + window.last / 64 + WINDOW_TAIL_NS;
+    window.closes = window.last + window.last / TAIL_SHARE + WINDOW_TAIL_NS;
     window.wakes = greatest(window.first - lead_of(history, window.first), 0);
     return window;
 }
@@ -280,10 +284,11 @@ void history_learn(struct history *history, int64_t not_before, int64_t seen) {
 void history_learn_lead(struct history *history, int64_t length, bool late, int64_t slack) {
     int bucket = bucket_of(length);
     int64_t lead = lead_of(history, length);
+    /* One step up is as large as three down, so the task is late in a quarter of the waits. */
     if (late) lead += lead / 8 + 2 * US;
     else if (slack > lead / 3) lead -= slack / 8;
     else lead -= lead / 24;
-    history->leads[bucket] = (int32_t)clamp(lead, LEAD_LEAST_NS, 20 * MS);
+    history->leads[bucket] = (int32_t)clamp(lead, LEAD_LEAST_NS, LEAD_MOST_NS);
     struct prediction *prediction = &history->prediction;
     for (int i = 0; i < prediction->count; i++) {
         struct window *window = &prediction->windows[i];
@@ -382,8 +387,8 @@ static bool is_loop_window(const struct prediction *prediction, const struct win
 }
 
 /* When the watcher polls next, before or in the window, or where no end is expected. */
-static int64_t watch_at(const struct prediction *prediction, const struct window *window,
-                        int64_t age, const struct load *load) {
+static inline int64_t watch_at(const struct prediction *prediction, const struct window *window,
+                               int64_t age, const struct load *load) {
     int64_t at;
     if (!window) {
         at = age + plain_interval(prediction, age, load);
@@ -401,13 +406,20 @@ static int64_t watch_at(const struct prediction *prediction, const struct window
     return greatest(at, age + load->loop_lag_ns / LAG_SHARE);
 }
 
-struct plan policy_plan(const struct prediction *prediction, int64_t age, const struct load *load,
-                        enum wait_mode mode) {
-    if (mode == WAIT_SPIN) return (struct plan){.stage = STAGE_TASK, .at = age, .until = NEVER};
+/* --- the strategies --- */
+
+static inline struct plan watch(const struct prediction *prediction, const struct window *window,
+                                int64_t age, const struct load *load) {
+    struct plan plan = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age, load)};
+    plan.exact = window && window->narrow && !prediction->irregular && plan.at >= window->first;
+    return plan;
+}
+
+static struct plan plan_auto(const struct prediction *prediction, int64_t age,
+                             const struct load *load) {
     const struct window *window = next_window(prediction, age);
-    struct plan watch = {.stage = STAGE_WATCHER, .at = watch_at(prediction, window, age, load)};
-    watch.exact = window && window->narrow && !prediction->irregular && watch.at >= window->first;
-    if (mode == WAIT_EVENT) return watch;
+    struct plan watcher = watch(prediction, window, age, load);
+    if (!load->task_allowed) return watcher;
     bool begins = age < SPIN_NS, opens_soon = window && window->first < START_SPIN_NS;
     if (begins && (prediction->early || (prediction->short_likely && (!window || opens_soon))))
         return (struct plan){.stage = STAGE_TASK,
@@ -419,7 +431,7 @@ struct plan policy_plan(const struct prediction *prediction, int64_t age, const 
         return (struct plan){
             .stage = STAGE_TIMER, .at = look, .until = window->closes, .look = true};
     }
-    if (!window || !window->narrow) return watch;
+    if (!window || !window->narrow) return watcher;
     struct plan poll = {
         .stage = STAGE_TASK, .at = age, .until = window->closes, .length = window->first};
     /* By the clock, or by the turns of the loop, because in a busy loop the end will have come by
@@ -429,16 +441,39 @@ struct plan policy_plan(const struct prediction *prediction, int64_t age, const 
     if (soon && (begins || load->alone)) return poll;
     bool worth_waking = load->alone && load->lists <= MAX_LISTS_HANDED_BACK &&
                         window->first > WORTH_LOOP_LAGS * load->loop_lag_ns;
-    if (soon || !worth_waking) return watch;
+    if (soon || !worth_waking) return watcher;
     if (!load->timers_allowed) {
-        watch.at = least(watch.at, window->wakes);
-        return watch;
+        watcher.at = least(watcher.at, window->wakes);
+        return watcher;
     }
     return (struct plan){.stage = STAGE_TIMER,
                          .at = window->wakes,
                          .until = window->closes,
                          .length = window->first};
 }
+
+/* The watcher alone. */
+static struct plan plan_event(const struct prediction *prediction, int64_t age,
+                              const struct load *load) {
+    return watch(prediction, next_window(prediction, age), age, load);
+}
+
+/* The task alone. */
+static struct plan plan_spin(const struct prediction *prediction, int64_t age,
+                             const struct load *load) {
+    if (!load->task_allowed) return plan_event(prediction, age, load);
+    return (struct plan){.stage = STAGE_TASK, .at = age, .until = NEVER};
+}
+
+const struct strategy strategies[] = {
+    {"auto", plan_auto},
+    {"event", plan_event},
+    {"spin", plan_spin},
+    /* A host function on the stream reports the end, and this policy has nothing to decide. But a
+     * host function cannot wait for an Event, so those waits are planned like this. */
+    {"hostfunc", plan_auto},
+};
+const int strategy_count = sizeof strategies / sizeof *strategies;
 
 bool policy_poll_on(const struct prediction *prediction, int64_t age, int polls,
                     const struct load *load) {

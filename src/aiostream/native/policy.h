@@ -8,8 +8,6 @@
 
 #include "base.h"
 
-enum wait_mode { WAIT_AUTO = 0, WAIT_EVENT = 1, WAIT_SPIN = 2 };
-
 enum {
     HISTORY_LENGTHS = 32, /* true lengths that a history remembers */
     /* windows of a prediction; what ends later is left to the plain schedule */
@@ -77,6 +75,7 @@ struct load {
     int lists;           /* wait lists that the watcher has */
     bool alone;          /* no other wait is pending on the stream */
     bool timers_allowed; /* the loop's timer takes another wait */
+    bool task_allowed;   /* there is a task, or the loop of a future, that can poll the wait */
 };
 
 enum stage {
@@ -97,9 +96,19 @@ struct plan {
     bool exact;
 };
 
-/* What to do with a wait of that age that was pending at the last poll. */
-struct plan policy_plan(const struct prediction *, int64_t age, const struct load *,
-                        enum wait_mode);
+/* How a wait proceeds. The strategies are the rows of the table in policy.c. CONTRIBUTING.md says
+ * how to add one. */
+struct strategy {
+    const char *name; /* the value of its member of Python's WaitStrategy */
+    /* What to do with a wait of that age that was pending at the last poll. It answers STAGE_TIMER
+     * only if the load allows timers. Where it would, it answers STAGE_WATCHER if the load allows
+     * none, because a wait that a full timer has refused must have another holder. If the load
+     * allows no task, only STAGE_WATCHER is left. */
+    struct plan (*plan)(const struct prediction *, int64_t age, const struct load *);
+};
+extern const struct strategy strategies[]; /* Python knows a strategy by its place here */
+extern const int strategy_count;
+
 /* Whether a task that has polled until its `until` should go on for some turns of its loop. */
 bool policy_poll_on(const struct prediction *, int64_t age, int polls, const struct load *);
 /* The latest next poll that keeps promise P16, if the watcher has so many wait lists. Every path

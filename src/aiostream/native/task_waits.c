@@ -70,7 +70,7 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
 enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     struct load load = wait_load(wait);
     int64_t start = atomic_load(&wait->start);
-    struct plan plan = policy_plan(&wait->forecast->prediction, now - start, &load, wait->mode);
+    struct plan plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
     /* The ticket must be there before the next holder may fire it. Without memory for one the task
      * goes on polling, which needs none. */
     if (plan.stage != STAGE_TASK && !wait->ticket)
@@ -84,7 +84,7 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     }
     if (leave_as_planned(wait, &plan, &load)) return plan.stage;
     load.timers_allowed = false;
-    plan = policy_plan(&wait->forecast->prediction, now - start, &load, wait->mode);
+    plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
     leave_as_planned(wait, &plan, &load);
     return plan.stage;
 }
@@ -158,12 +158,12 @@ static bool is_over(int status, struct wait_result *result) {
     return true;
 }
 
-void wait_begin(struct wait_list *list, void *stream, struct queue *queue, enum wait_mode mode,
-                struct wait_result *result) {
+void wait_begin(struct wait_list *list, void *stream, struct queue *queue,
+                const struct strategy *strategy, struct wait_result *result) {
     *result = (struct wait_result){0};
     if (is_over(ask(list, stream), result)) return;
     struct wait *wait;
-    result->refusal = wait_start(list, queue, mode, &wait);
+    result->refusal = wait_start(list, queue, strategy, &wait);
     if (result->refusal) return;
     result->refusal = wait_record(wait, stream);
     if (result->refusal) end_by_task(wait, result->refusal);
@@ -171,7 +171,8 @@ void wait_begin(struct wait_list *list, void *stream, struct queue *queue, enum 
 }
 
 void wait_begin_event(struct context *context, struct shared_history *history, struct handle *event,
-                      struct queue *queue, enum wait_mode mode, struct wait_result *result) {
+                      struct queue *queue, const struct strategy *strategy,
+                      struct wait_result *result) {
     *result = (struct wait_result){0};
     if (is_over(failure_noted(driver.event_query(handle_value(event)), "cuEventQuery"), result))
         return;
@@ -180,7 +181,7 @@ void wait_begin_event(struct context *context, struct shared_history *history, s
     struct snapshot *snapshot = NULL;
     struct wait *wait = NULL;
     result->refusal = list ? snapshot_of(event, &snapshot) : RESULT_NO_MEMORY;
-    if (snapshot) result->refusal = wait_start(list, queue, mode, &wait);
+    if (snapshot) result->refusal = wait_start(list, queue, strategy, &wait);
     if (wait) wait->snapshot = snapshot;
     else if (snapshot) snapshot_unref(snapshot, false);
     if (list) wait_list_unref(list);

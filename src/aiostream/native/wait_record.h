@@ -79,7 +79,7 @@ struct wait {
     struct snapshot *snapshot;
     uint64_t opened, closed; /* the list's clock before and after the record */
     int64_t began;
-    enum wait_mode mode;
+    const struct strategy *strategy;
     /* Its ticket is for all its life. Its loop polls it natively until a task takes it: */
     bool future;
     /* used by the loop's thread (the watcher may still list it, by `next`) */
@@ -122,7 +122,7 @@ extern _Atomic int64_t pending_waits; /* waits with a task */
 int wait_record_take(struct context *, struct wait **);
 void wait_record_put(struct wait *);
 /* A record for a new wait on a list. The task holds it. Nothing is recorded yet. */
-int wait_start(struct wait_list *, struct queue *, enum wait_mode, struct wait **);
+int wait_start(struct wait_list *, struct queue *, const struct strategy *, struct wait **);
 /* Its event is complete, or will never be used again, and the watcher does not list it. */
 void wait_recycle(struct wait *, int status);
 void wait_push_new(struct wait *);

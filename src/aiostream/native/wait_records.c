@@ -101,6 +101,7 @@ struct load wait_load(const struct wait *wait) {
         .lists = atomic_load(&active_count),
         .alone = atomic_load(&wait->list->waiting) == 1,
         .timers_allowed = true,
+        .task_allowed = true,
     };
 }
 
@@ -167,7 +168,7 @@ static void put(struct wait *wait) {
 int wait_record_take(struct context *context, struct wait **wait) { return take(context, wait); }
 void wait_record_put(struct wait *wait) { put(wait); }
 
-int wait_start(struct wait_list *list, struct queue *queue, enum wait_mode mode,
+int wait_start(struct wait_list *list, struct queue *queue, const struct strategy *strategy,
                struct wait **started) {
     int status = take(list->context, started);
     if (status != CUDA_SUCCESS) return status;
@@ -177,7 +178,7 @@ int wait_start(struct wait_list *list, struct queue *queue, enum wait_mode mode,
     atomic_fetch_add(&pending_waits, 1);
     wait->list = list;
     wait->snapshot = NULL;
-    wait->mode = mode;
+    wait->strategy = strategy;
     wait->ticket = 0;
     wait->future = false;
     wait->queue = queue;

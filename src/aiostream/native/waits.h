@@ -36,17 +36,17 @@ struct wait_list *wait_list_new(struct context *, struct shared_history *);
 void wait_list_unref(struct wait_list *);
 
 /* Waits for what the stream has reached now. Call it without the GIL. */
-void wait_begin(struct wait_list *, void *stream, struct queue *, enum wait_mode,
+void wait_begin(struct wait_list *, void *stream, struct queue *, const struct strategy *,
                 struct wait_result *);
 /* Waits for what a user's event has recorded now. Call it without the GIL, under RELAXED, with the
  * handle pinned. */
 void wait_begin_event(struct context *, struct shared_history *, struct handle *event,
-                      struct queue *, enum wait_mode, struct wait_result *);
+                      struct queue *, const struct strategy *, struct wait_result *);
 /* A wait of a future. It has one ticket for all its life, which fires at its end. Its loop polls
  * it, or a task that awaits the future and has taken the wait. Everything is reserved before the
  * work is enqueued, so nothing but the record itself can fail afterwards. Call each of these
  * without the GIL. */
-int wait_reserve(struct wait_list *, struct queue *, enum wait_mode, struct wait **);
+int wait_reserve(struct wait_list *, struct queue *, const struct strategy *, struct wait **);
 uint64_t wait_ticket(const struct wait *);
 void wait_unreserve(struct wait *);
 /* ends it if there is nothing to record; any thread */

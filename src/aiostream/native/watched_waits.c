@@ -188,8 +188,8 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         if (!is_wanted(list)) return start + policy_unwanted(age);
         list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
         /* A dropped wait has no task to hand it back to, and a future never had one. */
-        struct plan plan = policy_plan(&wait->forecast->prediction, age, &load,
-                                       wait->ticket && !wait->future ? wait->mode : WAIT_EVENT);
+        load.task_allowed = wait->ticket && !wait->future;
+        struct plan plan = wait->strategy->plan(&wait->forecast->prediction, age, &load);
         if (plan.stage == STAGE_WATCHER) {
             list->exact = plan.exact;
             return bound_by_latest(list, start + plan.at, now);
