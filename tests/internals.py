@@ -293,15 +293,9 @@ POINTS_STALE: int = _native.POINTS_STALE
 """Index in `native_counters()`: firings of points that were no longer armed."""
 
 POINT_SLOTS: int = _native.POINT_SLOTS
-"""Index in `native_counters()`: slots of points that were made.
-
-They are recycled and never freed.
-"""
+"""Index in `native_counters()`: slots of points that were made. They are recycled, not freed."""
 WAIT_RECORDS: int = _native.WAIT_RECORDS
-"""Index in `native_counters()`: records of waits, each with its event, that were made.
-
-They are recycled.
-"""
+"""Index in `native_counters()`: records of waits, each with its event. They are recycled."""
 HISTORIES: int = _native.HISTORIES
 """Index in `native_counters()`: prediction histories that exist now."""
 

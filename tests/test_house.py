@@ -388,7 +388,12 @@ def private_attributes(tree: ast.AST) -> list[str]:
     """Private attributes that code uses of other objects than `self`; a few of the standard
     library's are allowed.
     """
-    allowed = {"os._exit", "asyncio._set_running_loop", "task._log_destroy_pending"}
+    allowed = {
+        "os._exit",
+        "asyncio._set_running_loop",
+        "task._log_destroy_pending",
+        "sys._getframe",
+    }
     used = [
         node
         for node in ast.walk(tree)
