@@ -339,8 +339,8 @@ static int module_exec(PyObject *module) {
 }
 
 static PyModuleDef_Slot module_slots[] = {
-    /* Without Py_mod_gil, a free-threaded Python switches its GIL on at the import. This code relies
-     * on the GIL, and no test has run without one. */
+    /* Without Py_mod_gil, a free-threaded Python switches its GIL on at the import. This code
+     * relies on the GIL, and no test has run without one. */
     {Py_mod_exec, module_exec},
     {0, NULL},
 };
