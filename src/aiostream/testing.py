@@ -154,12 +154,15 @@ class Gate:
             _driver.call("cuStreamWaitValue32", handle, pointer, 1, flags)
 
     def open(self) -> None:
-        """Lets everything through, also what is held later, until you shut it."""
-        self._word.value = 1
+        """Lets everything through, also what is held later, until you shut it.
+
+        The work behind it sees what your thread has written to memory before.
+        """
+        _native.store_word(self._pointer, 1)
 
     def shut(self) -> None:
         """Holds what comes from now on. Everything that was held before must be through."""
-        self._word.value = 0
+        _native.store_word(self._pointer, 0)
 
     def __enter__(self) -> Self:
         """Returns the gate."""

@@ -237,6 +237,18 @@ static PyObject *native_set_state(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Opens or shuts a gate: a stream waits for the word. The store is a release, because the work
+ * behind the gate must see what this thread has written before. A plain store of Python's may
+ * overtake earlier ones on aarch64. */
+static PyObject *native_store_word(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long address;
+    unsigned value;
+    if (!PyArg_ParseTuple(args, "KI", &address, &value)) return NULL;
+    atomic_store((_Atomic uint32_t *)(uintptr_t)address, value);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"queue_open", native_queue_open, METH_O,
      "A completion queue: appends its number to the list that owns it; its descriptor."},
@@ -262,6 +274,8 @@ static PyMethodDef functions[] = {
     {"count", native_count, METH_VARARGS, "Adds to a counter."},
     {"set_state", native_set_state, METH_VARARGS,
      "Sets a record's state and counts it, in one step."},
+    {"store_word", native_store_word, METH_VARARGS,
+     "Stores 32 bits at an address, after all that this thread has written before."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -332,10 +346,9 @@ static int module_exec(PyObject *module) {
 }
 
 static PyModuleDef_Slot module_slots[] = {
+    /* Without Py_mod_gil, a free-threaded Python switches its GIL on at the import. This code
+     * relies on the GIL, and no test has run without one. */
     {Py_mod_exec, module_exec},
-#ifdef Py_GIL_DISABLED
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
-#endif
     {0, NULL},
 };
 static struct PyModuleDef module_definition = {
