@@ -24,6 +24,7 @@ from aiostream import (
     _arming,
     _awaits,
     _bench,
+    _captures,
     _clash,
     _completion,
     _demo,
@@ -39,7 +40,6 @@ from aiostream import (
     _stuck,
     _trace_files,
     _turns,
-    capture,
     simulator,
     testing,
     threads,
@@ -601,13 +601,13 @@ def raise_for(result: int, call: str, stream: str) -> None:
 
 def replace_capture_records(patch: pytest.MonkeyPatch, records: list[Any]) -> None:
     """Replaces the list of the captures that go on, which must be empty."""
-    assert not capture._in_progress
-    patch.setattr(capture, "_in_progress", records)
+    assert not _captures._in_progress
+    patch.setattr(_captures, "_in_progress", records)
 
 
 def captures_in_progress() -> int:
     """Returns how many captures the library keeps a record of."""
-    return len(capture._in_progress)
+    return len(_captures._in_progress)
 
 
 def fail_references(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from aiostream import _loops, _native, _points, capture, waiting
+from aiostream import _captures, _loops, _native, _points, waiting
 from aiostream._pool_slots import Slot
 from aiostream._reference import pinned
 
@@ -155,6 +155,6 @@ def query(slot: Slot) -> int:
     """Queries a stream that came back, and ends a capture that this library began on it."""
     code = _native.stream_query(slot.stream._handle)
     if code <= _native.RESULT_CAPTURING:
-        capture.end_left(slot.stream._reference)
+        _captures.end_left(slot.stream._reference)
         code = _native.stream_query(slot.stream._handle)
     return code

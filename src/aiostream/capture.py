@@ -1,25 +1,16 @@
-"""Captures: how a stream begins and ends one, scopes that always end it, and modes of threads.
-
-The driver keeps the state of a capture. This module notes two things of each capture that goes on,
-because the driver does not keep them. One is the `Graph` object that a capture into an existing
-graph returns at its end. The other is the handles that `capture_info` gave out of a graph that
-belongs to the driver until the end. They are closed then, so that a stale `Graph` refuses instead
-of reading freed memory.
-"""
+"""Captures: how a stream begins and ends one, scopes that always end it, and modes of threads."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
 from types import TracebackType
 from typing import Any
 
-from aiostream import _arguments, _driver, _native, errors
-from aiostream._reference import PER_THREAD, Reference, call_on
+from aiostream import _arguments, _captures, _driver, _native
+from aiostream._reference import Reference, call_on
 from aiostream.enums import (
     CaptureMode,
     CaptureStatus,
@@ -52,210 +43,7 @@ class CaptureInfo:
     """What the next captured operation will depend on."""
 
 
-# ------------------------------------------------------------------------------ captures that go on
-
-_Origin = tuple[Any, ...]
-
-
-class _End(Enum):
-    """How a capture ended."""
-
-    GOOD = auto()
-    # The driver has destroyed the graph that the capture went into. After a recapture it may not.
-    FAILED = auto()
-    ENDED_ELSEWHERE = auto()  # other code has ended it, or is ending it
-
-
-class _CaptureRecord:
-    """What is noted of one capture until its end."""
-
-    def __init__(
-        self,
-        identity: int | None,
-        origin: _Origin | None,
-        graph: Graph | None,
-        recapture: Any = None,
-    ) -> None:
-        # Constant once the record is in `_in_progress`. To `lent` any thread may append.
-        self.identity = identity  # the driver's number of the capture
-        self.origin = origin  # the stream on which it began, if this library began it
-        self.graph = graph  # into which it goes, pinned; None if it makes a new one
-        self.recapture = recapture  # None, or what the driver may call during the capture
-        self.lent: list[_native.Handle] = []  # of the graph that is the driver's until the end
-        self.seen_on: _Origin | None = None  # the stream that capture_info() was asked for
-
-    def end(self, how: _End) -> None:
-        # Called once, by the thread that took the record out of `_in_progress` (see `_forget`).
-        # First the graph that was given out: from here on the driver may free it, and another
-        # thread that still has its `Graph` must be refused.
-        for lent in self.lent:
-            lent.close()
-        if self.graph is None:
-            return
-        # A graph that may be gone must not be destroyed again, because by then its handle may be
-        # that of another graph.
-        if how is not _End.GOOD and (
-            (how is _End.FAILED and self.recapture is None) or not _exists(self.graph)
-        ):
-            self.graph._handle.mark_destroyed()
-        self.graph._captured_into = False
-        self.graph._handle.let_go()
-
-
-def _exists(graph: Graph) -> bool:
-    with _driver.relaxed(), contextlib.suppress(CudaError):
-        _driver.call("cuGraphGetNodes", _driver.bindings().CUgraph(graph._handle.value))
-        return True
-    return False
-
-
-# Any thread may change these two, without a lock: each change and each copy is one operation of the
-# list or dict. A thread that iterates iterates over a copy.
-_in_progress: list[_CaptureRecord] = []
-# The id of the latest capture that this library began on a stream, by that stream. It finds the
-# capture again when the driver gives no id, because the capture was invalidated.
-_begun: dict[_Origin, int] = {}
-
-
-def _origin_of(stream: Reference) -> _Origin:
-    # The per-thread stream is another stream in each thread.
-    thread = threading.get_ident() if stream.handle.value == PER_THREAD else 0
-    return stream.handle.value, stream.context, thread
-
-
-def _find(identity: int | None, origin: _Origin | None) -> _CaptureRecord | None:
-    # Over a copy. If another thread removes what is found here, `_forget` finds it gone.
-    for capture in list(_in_progress):
-        if (identity is not None and capture.identity == identity) or (
-            origin is not None and capture.origin == origin
-        ):
-            return capture
-    return None
-
-
-def _forget(capture: _CaptureRecord | None, how: _End) -> None:
-    if capture is None:
-        return
-    try:
-        # The thread that removes the record ends it. Two ends would let go of one pin twice.
-        _in_progress.remove(capture)
-    except ValueError:
-        return
-    capture.end(how)
-
-
-def _identity_of(stream: Reference) -> int | None:
-    """The id of the capture that a stream is in. `None` if there is none, or if it is unknown."""
-    with contextlib.suppress(CudaError):
-        return _query_capture(stream)[1]
-    return None
-
-
-def _note_begun(stream: Reference) -> None:
-    # An interrupt before this leaves a capture that is not noted. It then counts as one of other
-    # code, which the library never ends by itself.
-    identity = _identity_of(stream)
-    if identity is not None:
-        _begun[_origin_of(stream)] = identity
-
-
-def _began_on(identity: int) -> _Origin | None:
-    """The stream on which this library has begun a capture. `None` if other code has."""
-    for origin, begun in list(_begun.items()):
-        if begun == identity:
-            return origin
-    return None
-
-
-def end_left(stream: Reference) -> None:
-    """Ends a capture that this library began on this stream, and no other capture."""
-    # Popped, so that of two threads one ends the capture.
-    begun = _begun.pop(_origin_of(stream), None)
-    if begun is None:
-        return
-    with contextlib.suppress(CudaError):
-        status, identity, *_ = _query_capture(stream)
-        # Other code may have ended that capture and begun its own, which is not ours to end.
-        if identity == begun or status is CaptureStatus.INVALIDATED:
-            _end(stream)
-
-
-def is_noted(stream: Reference) -> bool:
-    """Whether `forget` has anything to do. It is quick, because each finalizer asks."""
-    # In any thread, also one that is just changing the two: so without a lock, and over copies.
-    # What another thread is adding now is of a stream that it refers to, and that is not finalized.
-    return bool(_begun or _in_progress) and _origin_of(stream) in {
-        *list(_begun),
-        *(place for capture in list(_in_progress) for place in (capture.origin, capture.seen_on)),
-    }
-
-
-def forget(stream: Reference) -> None:
-    """Forgets the capture of a stream that is destroyed, because the capture has ended with it.
-
-    This closes what was seen of a capture that other code began, too. The stream may have been its
-    origin, and then the driver has freed the graph.
-    """
-    here = _origin_of(stream)
-    _begun.pop(here, None)
-    for capture in list(_in_progress):
-        if capture.origin == here or (capture.origin is None and capture.seen_on == here):
-            _forget(capture, _End.FAILED)
-
-
-def end_shared(stream: Reference) -> None:
-    """Ends the capture of a shared stream that is about to be retired.
-
-    A retired stream is not destroyed, so nothing else would ever end its capture.
-    """
-    # Asked first, because a stream whose context was destroyed must not be touched.
-    if stream.context.health() == 0:
-        with contextlib.suppress(StreamClosedError):
-            end_left(stream)
-
-
-def retire(stream: Reference) -> None:
-    """Closes, for the janitor, a dropped stream that was shared, or that has captured."""
-    # In the janitor's thread, because a finalizer must not call the driver.
-    if stream.handle.is_shared:
-        end_shared(stream)
-    stream.handle.drop()
-    forget(stream)
-
-
-def _forget_ended_elsewhere(stream: Reference) -> None:
-    """Forgets a capture of the stream that other code has ended.
-
-    This comes before the next capture begins, because the graph of that one may get the handle of
-    the old graph.
-    """
-    capture = _find(None, _origin_of(stream)) if _in_progress else None
-    if capture is not None and not _still_captures(stream):
-        _forget(capture, _End.ENDED_ELSEWHERE)
-
-
-@contextlib.contextmanager
-def _capturing_into(stream: Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
-    """Pins a graph, and notes the capture into it that begins in the block."""
-    held: list[bool] = []
-    try:
-        # `hold` and not `pin`, because another thread may end the capture, and lets go then.
-        # Without it, a `close` would free the graph under the capture.
-        if not graph._handle.hold(held):
-            raise errors.closed(graph._name)
-        _forget_ended_elsewhere(stream)
-        yield graph._handle.value
-    except BaseException:
-        if held:
-            graph._handle.let_go()
-        raise
-    # The driver captures already, and another thread may have ended it. Its `_end` then found no
-    # record, and the stream's next capture forgets this one (`_forget_ended_elsewhere`).
-    graph._captured_into = True
-    # The record is made even if the driver gives no id, because without it the graph would stay
-    # pinned after the capture. The stream finds it then.
-    _in_progress.append(_CaptureRecord(_identity_of(stream), _origin_of(stream), graph, recapture))
-
+# --------------------------------------------------------------------------------------- recaptures
 
 _RecaptureCallback = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
@@ -284,86 +72,6 @@ def _as_native_callback(
 
 def _as_driver_mode(mode: CaptureMode) -> Any:
     return _driver.bindings().CUstreamCaptureMode(int(_arguments.member(CaptureMode, mode, "mode")))
-
-
-def _query_capture(stream: Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:
-    name = _driver.annotated("cuStreamGetCaptureInfo")
-    status, identity, graph, nodes, edges, _ = call_on(stream, name)
-    status = CaptureStatus(int(status))
-    return (
-        status,
-        int(identity) if status is CaptureStatus.ACTIVE else None,
-        int(graph),
-        nodes,
-        edges,
-    )
-
-
-def _status(stream: Reference) -> CaptureStatus:
-    return CaptureStatus(int(call_on(stream, "cuStreamIsCapturing")))
-
-
-def _borrowed_graph(stream: Reference, identity: int, value: int) -> Graph:
-    capture = _find(identity, None)
-    if capture is None:
-        here = _origin_of(stream)
-        for earlier in list(_in_progress):
-            if earlier.seen_on == here:
-                # It has ended, because a stream is in one capture at a time.
-                _forget(earlier, _End.ENDED_ELSEWHERE)
-        capture = _CaptureRecord(identity, _began_on(identity), None)
-        capture.seen_on = here
-        _in_progress.append(capture)
-    if capture.graph is not None:
-        return capture.graph
-    if not capture.lent:
-        capture.lent.append(
-            _native.Handle(_native.HANDLE_GRAPH, value, stream.context.handle, False, False)
-        )
-    graph = Graph._from_handle(value, stream.context, owned=False, parent=capture.lent[0])
-    # Another thread may have ended the capture since then, and have closed what it found.
-    if capture not in _in_progress:
-        capture.end(_End.ENDED_ELSEWHERE)
-    return graph
-
-
-def _end(stream: Reference) -> Graph:
-    # Looked up before the driver ends it, because afterwards the driver no longer knows its id.
-    capture = _of_origin(stream)
-    try:
-        ended = call_on(stream, "cuStreamEndCapture")
-    except CudaError:
-        # Code 903 leaves the capture going, and its record with it.
-        if not _still_captures(stream):
-            _begun.pop(_origin_of(stream), None)
-            _forget(capture, _End.FAILED)
-        raise
-    _begun.pop(_origin_of(stream), None)
-    existing = capture.graph if capture is not None else None
-    try:
-        if existing is not None and existing._handle.value == int(ended):
-            return existing
-        with _driver.unless_owned("cuGraphDestroy") as made:
-            made.append(ended)
-            return Graph._from_handle(int(ended), stream.context, owned=True)
-    finally:
-        # Last, because it lets go of the graph. All of the id, because two threads may have asked
-        # for the capture at once, and added a record each.
-        identity = capture.identity if capture is not None else None
-        while capture is not None:
-            _forget(capture, _End.GOOD)
-            capture = _find(identity, None) if identity is not None else None
-
-
-def _of_origin(stream: Reference) -> _CaptureRecord | None:
-    return _find(_identity_of(stream), _origin_of(stream)) if _in_progress else None
-
-
-def _still_captures(stream: Reference) -> bool:
-    try:
-        return _status(stream) is not CaptureStatus.NONE
-    except (CudaError, StreamClosedError):
-        return False
 
 
 # ------------------------------------------------------------------------------------------- scopes
@@ -443,9 +151,9 @@ class CaptureScope:
         if error is not None:
             # The body's error says what went wrong first.
             with contextlib.suppress(CudaError, StreamClosedError):
-                _end(stream).close()
+                _captures.end(stream).close()
             return
-        graph = _end(stream)
+        graph = _captures.end(stream)
         if self._flags is None:
             self._graph = graph
             return
@@ -535,9 +243,9 @@ class CaptureMethods:
             CudaError: It captures already (401).
         """
         stream = self._reference
-        _forget_ended_elsewhere(stream)
+        _captures.forget_ended_elsewhere(stream)
         call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
-        _note_begun(stream)
+        _captures.note_begun(stream)
 
     def begin_capture_to_graph(
         self,
@@ -565,10 +273,10 @@ class CaptureMethods:
         """
         stream, name = self._reference, "cuStreamBeginCaptureToGraph"
         nodes, edges = as_driver_dependencies(dependencies)
-        with _capturing_into(stream, Graph.borrow(graph)) as value:
+        with _captures.capturing_into(stream, Graph.borrow(graph)) as value:
             handle = _driver.bindings().CUgraph(value)
             call_on(stream, name, handle, nodes, edges, len(nodes), _as_driver_mode(mode))
-            _note_begun(stream)
+            _captures.note_begun(stream)
 
     def begin_recapture_to_graph(
         self,
@@ -600,12 +308,12 @@ class CaptureMethods:
         driver = _driver.bindings()
         existing = Graph.borrow(graph)
         native = _as_native_callback(callback, existing)
-        with _capturing_into(stream, existing, native) as value:
+        with _captures.capturing_into(stream, existing, native) as value:
             handle = driver.CUgraph(value)
             address = ctypes.cast(native, ctypes.c_void_p).value or 0
             function = driver.CUgraphRecaptureCallback(address)
             call_on(stream, name, _as_driver_mode(mode), handle, function, 0)
-            _note_begun(stream)
+            _captures.note_begun(stream)
 
     def end_capture(self) -> Graph:
         """Ends the capture, and returns what it has collected (`cuStreamEndCapture`).
@@ -622,7 +330,7 @@ class CaptureMethods:
                 began on another stream (903): it is invalidated, and you have to end it there.
             CudaError: The stream does not capture (401).
         """
-        return _end(self._reference)
+        return _captures.end(self._reference)
 
     def capture_status(self) -> CaptureStatus:
         """Whether the stream captures (`cuStreamIsCapturing`).
@@ -633,7 +341,7 @@ class CaptureMethods:
             StreamClosedError: The stream is closed.
             StreamCaptureError: It is the legacy stream while a blocking stream captures (906).
         """
-        return _status(self._reference)
+        return _captures.status(self._reference)
 
     def capture_info(self) -> CaptureInfo:
         """The capture's status, id, graph and present dependencies (`cuStreamGetCaptureInfo`).
@@ -641,10 +349,10 @@ class CaptureMethods:
         The question does not disturb the capture. It raises the same errors as `capture_status`.
         """
         stream = self._reference
-        status, identity, value, nodes, edges = _query_capture(stream)
+        status, identity, value, nodes, edges = _captures.query(stream)
         if identity is None:
             return CaptureInfo(status)
-        graph = _borrowed_graph(stream, identity, value)
+        graph = _captures.borrowed_graph(stream, identity, value)
         return CaptureInfo(status, identity, graph, dependencies_of(graph, nodes, edges))
 
     def update_capture_dependencies(

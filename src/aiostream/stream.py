@@ -11,7 +11,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from aiostream import _arguments, _arming, _driver, _native, _process, capture, interop, waiting
+from aiostream import _arguments, _arming, _captures, _driver, _native, _process, interop, waiting
 from aiostream._owned import Transferable
 from aiostream._reference import (
     LEGACY,
@@ -333,16 +333,16 @@ class Stream(
             CudaError: The driver refused. The stream is closed nevertheless.
         """
         # Before the close, because a closed handle refuses the calls that end a capture. Two
-        # threads that close at once both come here, and one of them ends it (`capture.end_left`).
+        # threads that close at once both come here, and one of them ends it (`_captures.end_left`).
         if self._owned and self._handle.is_shared:
-            capture.end_shared(self._reference)
+            _captures.end_shared(self._reference)
         try:
             super().close()
         finally:
             # After the close, because until then another thread may ask for the capture, which
             # would note it again.
             if self._owned:
-                capture.forget(self._reference)
+                _captures.forget(self._reference)
 
     def shutdown(self) -> None:
         """Blocks until the work is done, destroys the stream, and raises what went wrong.
@@ -421,8 +421,8 @@ class Stream(
     def _finalizer(
         self,
         handle: _native.Handle,
-        is_noted: Callable[[Reference], bool] = capture.is_noted,
-        retire: Callable[[Reference], None] = capture.retire,
+        is_noted: Callable[[Reference], bool] = _captures.is_noted,
+        retire: Callable[[Reference], None] = _captures.retire,
     ) -> Callable[[], Any]:
         reference = self._reference
         if handle.is_shared or is_noted(reference):
