@@ -10,6 +10,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -561,6 +562,44 @@ def test_limiter_that_outlives_a_loop_gets_its_tokens_back(
     assert settle(lambda: statistics().waits.pending == 0)
     run_on(loop_kind, second)
     stream.close()
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_call_that_waits_gets_the_token_of_a_loop_that_is_gone(
+    driver_kind: str, loop_kind: str, tokens: int
+) -> None:
+    """Each call holds its token until the end, so the second one needs the second token."""
+    limiter = anyio.CapacityLimiter(tokens)
+    streams = [Stream() for _ in range(2 * tokens)]
+    threads = [Thread() for _ in streams]
+    calls = [
+        partial(stream.enqueue_in_thread, thread, limiter=limiter)
+        for stream, thread in zip(streams, threads, strict=True)
+    ]
+    earlier, later = threads[:tokens], threads[tokens:]
+
+    async def first() -> None:
+        async with anyio.create_task_group() as group:
+            for call, thread in zip(calls, earlier, strict=False):
+                group.start_soon(call)
+                await thread.has_begun()
+            group.cancel_scope.cancel()
+
+    async def second() -> None:
+        async with anyio.create_task_group() as group:
+            for number, call in enumerate(calls[tokens:], 1):
+                group.start_soon(call)
+                await until(lambda number=number: limiter.statistics().tasks_waiting == number)
+            for before, after in zip(earlier, later, strict=True):
+                before.may_end.set()
+                await after.has_begun()
+            for thread in later:
+                thread.may_end.set()
+
+    run_on(loop_kind, first)
+    run_on(loop_kind, second)
+    for stream in streams:
+        stream.close()
 
 
 @pytest.mark.leaks(1)

@@ -5,6 +5,7 @@ And when the watcher sleeps.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from statistics import median
@@ -52,11 +53,27 @@ async def test_shorter_waits_after_steady_ones_end_soon(
         await waiter.wait()
         late[length].append(time.perf_counter() - began - length)
     waiter.close()
+    allowed = MOST_LATE + 3 * lateness_of_threads()
     for length, each in late.items():
         if each:
-            assert median(each) < MOST_LATE, (
-                f"{length * 1000:.0f} ms: {[round(one * 1000, 2) for one in each]}"
+            assert median(each) < allowed, (
+                f"{length * 1000:.0f} ms: {[round(one * 1000, 2) for one in each]}, "
+                f"allowed {allowed * 1000:.2f}"
             )
+
+
+def lateness_of_threads() -> float:
+    """How late a thread wakes that blocks in the driver, on the median: what other processes of
+    this machine do to each step from one thread to the next.
+    """
+    late = []
+    with contextlib.closing(Stream()) as stream:
+        for _ in range(15):
+            began = time.perf_counter()
+            spin(stream, SHORT)
+            stream.synchronize()
+            late.append(time.perf_counter() - began - SHORT)
+    return median(late)
 
 
 @pytest.mark.parametrize("thing", THINGS)

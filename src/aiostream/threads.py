@@ -21,13 +21,17 @@ T = TypeVar("T")
 _UNKNOWN_ERROR = 999
 
 
-# Held while `_lost` changes. The janitor adds and loops remove, and a WeakKeyDictionary is written
-# in Python. Reentrant, because a signal handler may come here in the thread that holds it.
+# Held while one of the next two changes. The janitor adds and loops remove, and a
+# WeakKeyDictionary is written in Python. Reentrant, because a signal handler may come here in the
+# thread that holds it.
 _lost_lock = threading.RLock()
 # By limiter: calls whose loop was closed before they were over. They still have the limiter's
 # tokens, because a limiter takes a token back only in a running loop. The next call with that
-# limiter returns them. Without this, a limiter that outlives its loop would run out of tokens.
+# limiter returns them, or one that waits for a token already. Without this, a limiter that outlives
+# its loop would run out of tokens.
 _lost: weakref.WeakKeyDictionary[Any, list[_ThreadCall]] = weakref.WeakKeyDictionary()
+# By limiter: the watches of the calls that wait for a token.
+_watches: weakref.WeakKeyDictionary[Any, list[_TokenWatch]] = weakref.WeakKeyDictionary()
 
 
 class _ThreadCall(Completion):
@@ -202,6 +206,68 @@ class _ThreadCall(Completion):
             # A limiter of the application's own class may have no weak references.
             with _lost_lock, contextlib.suppress(TypeError):
                 _lost.setdefault(limiter, []).append(self)
+                for watch in _watches.get(limiter, ()):
+                    _native.end_health(watch.ticket)
+
+
+class _TokenWatch:
+    """Has the loop of a call that waits for a token give lost tokens back.
+
+    Its ticket fires when the janitor has noted a lost token. It also fires if the context fails,
+    which is of no use here, and harmless.
+    """
+
+    def __init__(self, limiter: Any, reference: Reference) -> None:
+        self.context_id = reference.context._ensure_monitored()
+        self._queue = _loops.current_bridge().queue
+        # Weak, because the value of a WeakKeyDictionary that refers to its key keeps it alive.
+        self._limiter = weakref.ref(limiter)
+        self.ticket = 0  # of no point, until it is armed
+
+    def _arm(self) -> None:
+        self.ticket = _native.watch_health(self._queue, self.context_id)
+        _points.registry[self.ticket] = self
+
+    def __enter__(self) -> None:
+        limiter = self._limiter()
+        try:
+            with _lost_lock:
+                _watches.setdefault(limiter, []).append(self)
+                self._arm()
+            # What was lost before the watch stood there has fired nothing.
+            _give_back_lost(limiter)
+        except BaseException:  # an interrupt, or no memory
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        # Not there if an interrupt came before the append, or has cut this short.
+        with _lost_lock, contextlib.suppress(KeyError, ValueError):
+            _watches[self._limiter()].remove(self)
+        # Outside of the list it is not armed again.
+        if self.ticket:
+            _native.end_health(self.ticket)
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """Gives lost tokens back. The call may wait on, so the watch goes on too."""
+        limiter = self._limiter()
+        if orphaned or limiter is None:
+            return
+        with _lost_lock:
+            # Before the tokens go back: one that is lost from here on fires the new ticket.
+            if self in _watches.get(limiter, ()):
+                self._arm()
+        _give_back_lost(limiter)
+
+    def abandon(self, code: int, orphaned: bool) -> None:
+        """Is never called, because a watch always fires."""
+
+
+def _watch_for_lost(limiter: Any, reference: Reference) -> contextlib.AbstractContextManager[None]:
+    try:
+        return _TokenWatch(limiter, reference)
+    except TypeError:  # no weak references to it, so no lost call of it is noted either
+        return contextlib.nullcontext()
 
 
 def _give_back_lost(limiter: Any) -> None:
@@ -313,7 +379,8 @@ class ThreadStream:
         _give_back_lost(limiter)
         try:
             if not _take_at_once(limiter, call):
-                await limiter.acquire_on_behalf_of(call)
+                with _watch_for_lost(limiter, reference):
+                    await limiter.acquire_on_behalf_of(call)
             call.begin()
             # With a limiter of its own, because the user's was asked above. anyio gives a token
             # back when the task is cancelled, although the thread still runs.
