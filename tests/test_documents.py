@@ -46,7 +46,7 @@ NOT_OURS: dict[str, tuple[str, ...]] = {
     "design.md": ("Device.sync",),
     "simulator.md": ("Device.sync",),
 }
-OPTIONAL = ("fastapi", "httpx", "prometheus_client", "trio")  # what the extra `test` brings
+OPTIONAL = ("fastapi", "httpx", "prometheus_client", "starlette", "trio")  # what the extra `test` brings
 _SNIPPET = re.compile(
     r"(?:^[ ]*<!-- snippet: (?P<how>[^\n]*?) -->\n+)?"
     r"^(?P<indent>[ ]*)```python[^\n]*\n(?P<code>.*?)^[ ]*```$",
