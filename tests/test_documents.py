@@ -46,7 +46,8 @@ NOT_OURS: dict[str, tuple[str, ...]] = {
     "design.md": ("Device.sync",),
     "simulator.md": ("Device.sync",),
 }
-OPTIONAL = ("fastapi", "httpx", "prometheus_client", "starlette", "trio")  # what the extra `test` brings
+# What the extra `test` brings.
+OPTIONAL = ("fastapi", "httpx", "prometheus_client", "starlette", "trio")
 _SNIPPET = re.compile(
     r"(?:^[ ]*<!-- snippet: (?P<how>[^\n]*?) -->\n+)?"
     r"^(?P<indent>[ ]*)```python[^\n]*\n(?P<code>.*?)^[ ]*```$",
