@@ -104,12 +104,25 @@ class PoolCore:
         # Weakly, because a pool must not keep a task, and what its frames hold, past its end.
         slot.holder = weakref.ref(task) if task is not None else None
         slot.key = id(lent)
-        # Before the next one, because Python calls the callback of the latest reference first.
-        slot.alarm = weakref.ref(lent, self._waiters.raise_alarm)
+        self._watch_for_drop(slot, lent)
+        return lent
+
+    def _watch_for_drop(self, slot: Slot, lent: Stream) -> None:
+        # Only for tasks that wait, because it takes time. If there is none now, the first that
+        # waits comes here again.
+        if self._waiters.futures:
+            # Before the next one, because Python calls the callback of the latest reference first.
+            slot.alarm = weakref.ref(lent, self._waiters.raise_alarm)
         # The callback is the deque's own method, because it may run in any thread, and between any
         # two lines of this module: it takes no lock, and touches nothing else of the pool.
         slot.lent = weakref.ref(lent, self._dropped.append)
-        return lent
+
+    def _watch_for_drops(self) -> None:
+        # Not in `_in_turn`, whose frame would keep the last of the streams.
+        for slot in list(self._lent.values()):
+            lent = slot.lent() if slot.lent is not None else None
+            if lent is not None:
+                self._watch_for_drop(slot, lent)
 
     async def _in_turn(self) -> Slot:
         """Waits until it is this task's turn."""
@@ -123,7 +136,10 @@ class PoolCore:
         try:
             # In the `try`, because after an interrupt the future must not stay: a stream that is
             # handed to it would reach no task.
+            is_first = not self._waiters.futures
             self._waiters.futures[future] = None
+            if is_first:
+                self._watch_for_drops()
             self._waiters.watch(self, bridge, [place._reference for place in self._places])
             del bridge
             # What was dropped before the watches stood there has raised no alarm.
