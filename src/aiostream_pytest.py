@@ -101,9 +101,14 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"aiostream: {', '.join(Device(n).name for n in range(Device.count()))}"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
+# Not `wrapper`, which an old pluggy does not know.
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, Any, None]:
     """Notes for the ledger how a test has ended. Other plugins make the report."""
+    yield
+    # Afterwards, because pytest enters the errors of unittest's tests in that report only.
     if call.when != "teardown" and call.excinfo is not None:
         skipped = call.excinfo.errisinstance(pytest.skip.Exception)
         setattr(item, _SKIPPED if skipped else _FAILED, True)

@@ -49,6 +49,7 @@ from aiostream._loops import bridge as loop_bridge
 from aiostream._loops import dispatcher, on_asyncio, on_trio
 from aiostream.trace import Await
 
+LOST_TOKENS = threads._lost  # by limiter: calls that were over after their loop
 AWAITS = str(_awaits.__file__)
 """The file of what metrics and traces share."""
 

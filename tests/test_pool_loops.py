@@ -420,6 +420,57 @@ async def test_dropped_stream_waits_for_its_work() -> None:
                 assert stream.query()
 
 
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("where", ["here", "in a thread"])
+async def test_dropped_stream_goes_to_a_task_that_waits_already(where: str, busy: bool) -> None:
+    with Gate() as gate:
+        async with StreamPool(1) as pool:
+            kept = [await pool.acquire()]
+            if busy:
+                gate.hold(kept[0])
+
+            def drop() -> None:
+                kept.clear()
+                gc.collect()
+
+            async def hold() -> None:
+                async with pool.stream() as stream:
+                    assert stream.query()
+
+            async with anyio.create_task_group() as group:
+                for _ in range(3):
+                    group.start_soon(hold)
+                await until(lambda: pool.waiting == 3)
+                if where == "here":
+                    drop()
+                else:
+                    await anyio.to_thread.run_sync(drop)
+                if busy:
+                    await until(lambda: pool.busy == 1)
+                    assert pool.waiting == 3
+                    gate.open()
+                with anyio.fail_after(20):
+                    await until(lambda: pool.idle == 1)
+
+
+async def test_each_of_several_drops_wakes_the_next_task() -> None:
+    async with StreamPool(1) as pool:
+        kept = [await pool.acquire()]
+
+        async def drop() -> None:
+            await pool.acquire()
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                for _ in range(5):
+                    group.start_soon(drop)
+                await until(lambda: pool.waiting == 5)
+                kept.clear()
+                gc.collect()
+        async with pool.stream():
+            assert (pool.lent, pool.waiting) == (1, 0)
+
+
 def test_dropped_stream_does_not_keep_the_pool_for_its_loop() -> None:
     pool = StreamPool(1)
 

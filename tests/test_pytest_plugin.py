@@ -192,6 +192,24 @@ def test_a_test_that_failed_is_not_said_to_leave_something_behind(tmp_path: Path
     assert "1 failed, 1 skipped, 1 error" in last_line(done), done.stdout
 
 
+def test_a_failed_test_of_unittest_is_not_said_to_leave_something_behind(tmp_path: Path) -> None:
+    suite = """
+        import unittest
+        import aiostream
+
+        class TestIt(unittest.TestCase):
+            def test_that_fails(self):
+                self.stream = aiostream.Stream()
+                self.fail("its own error")
+
+            def test_that_is_skipped(self):
+                self.skipTest("its own reason")
+    """
+    result = pytest_of(tmp_path, suite, "--aiostream=simulator")
+    assert "its own error" in result.stdout
+    assert "1 failed, 1 skipped in" in result.stdout  # and no error of the ledger
+
+
 def test_leaks_are_allowed_also_by_name(tmp_path: Path) -> None:
     suite = """
     import pytest

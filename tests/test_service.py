@@ -629,6 +629,14 @@ def test_pending_future_of_another_loop_is_refused(here: str, there: str) -> Non
     in_another_loop(there, lambda future: run_on(here, refuse, future))
 
 
+def test_without_a_loop_the_error_says_so() -> None:
+    def refuse(future: Any) -> None:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            aiostream.as_completed([future])
+
+    in_another_loop("asyncio", refuse)
+
+
 def test_future_of_another_loop_that_is_done_can_be_waited_for() -> None:
     async def make() -> Any:
         stream = Stream()

@@ -16,7 +16,7 @@ import pytest
 from cuda.bindings import driver as cuda
 
 import aiostream
-from aiostream import CudaError, OutOfMemoryError, Stream, testing
+from aiostream import CudaError, OutOfMemoryError, Stream, StreamClosedError, testing
 from aiostream.testing import Faults, Gate, LedgerError, blocking_calls, check, ledger, spin
 from support import run_on
 
@@ -67,6 +67,16 @@ async def test_gate_holds_until_it_is_opened_and_again_when_shut() -> None:
             gate.hold(stream)
             assert not stream.query()
         await stream.synchronize_async()
+
+
+def test_helpers_refuse_a_closed_stream() -> None:
+    """A driver may crash at its handle, or take it for that of another stream."""
+    stream = Stream()
+    stream.close()
+    with pytest.raises(StreamClosedError):
+        spin(stream, 0.001)
+    with Gate() as gate, pytest.raises(StreamClosedError):
+        gate.hold(stream)
 
 
 def test_settle_gives_up() -> None:

@@ -18,6 +18,7 @@ import anyio.to_thread
 import pytest
 
 import aiostream
+import internals
 from aiostream import (
     CaptureMode,
     Context,
@@ -293,6 +294,45 @@ async def test_no_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
             await stream.enqueue_in_thread(spin, 0.0, limiter=limiter)
     assert taken(limiter) == 0
     stream.close()
+
+
+class LimiterWithSlots:
+    """A limiter to which there are no weak references."""
+
+    __slots__ = ("limiter",)
+
+    def __init__(self) -> None:
+        self.limiter = anyio.CapacityLimiter(1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.limiter, name)
+
+
+class LimiterWithoutHash(LimiterWithSlots):
+    """A limiter that cannot be a key."""
+
+    __slots__ = ("__weakref__",)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+@pytest.mark.parametrize("kind", [LimiterWithSlots, LimiterWithoutHash])
+async def test_limiter_of_another_class(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    another = anyio.CapacityLimiter(1)
+    monkeypatch.setitem(internals.LOST_TOKENS, another, [])
+    limiter, thread, results = kind(), Thread(), []
+    async with Stream() as stream, anyio.create_task_group() as group:
+        group.start_soon(lambda: stream.enqueue_in_thread(thread, limiter=limiter))
+        await thread.has_begun()
+
+        async def call() -> None:
+            results.append(await stream.enqueue_in_thread(lambda _: "served", limiter=limiter))
+
+        group.start_soon(call)
+        await until(lambda: limiter.statistics().tasks_waiting == 1)
+        thread.may_end.set()
+    assert results == ["served"]
 
 
 async def test_stream_of_a_pool_stays_taken() -> None:

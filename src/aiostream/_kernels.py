@@ -9,6 +9,7 @@ import ctypes
 from typing import Any
 
 from aiostream import _driver, interop
+from aiostream._reference import pinned
 from aiostream.device import Context
 
 _HEADER = ".version 7.0\n.target sm_70\n.address_size 64\n"
@@ -116,9 +117,9 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
     values = tuple(argument.value for argument in arguments)
     types = tuple(type(argument) for argument in arguments)
     function = load(reference.context)[name]
-    with reference.context._pushed():
+    with pinned(reference, "cuLaunchKernel") as value, reference.context._pushed():
         blocks = -(-threads // 256)
-        cu_stream = _driver.bindings().CUstream(reference.handle.value)
+        cu_stream = _driver.bindings().CUstream(value)
         per_block = min(threads, 256)
         _driver.call(
             "cuLaunchKernel",

@@ -104,10 +104,25 @@ class PoolCore:
         # Weakly, because a pool must not keep a task, and what its frames hold, past its end.
         slot.holder = weakref.ref(task) if task is not None else None
         slot.key = id(lent)
+        self._watch_for_drop(slot, lent)
+        return lent
+
+    def _watch_for_drop(self, slot: Slot, lent: Stream) -> None:
+        # Only for tasks that wait, because it takes time. If there is none now, the first that
+        # waits comes here again.
+        if self._waiters.futures:
+            # Before the next one, because Python calls the callback of the latest reference first.
+            slot.alarm = weakref.ref(lent, self._waiters.raise_alarm)
         # The callback is the deque's own method, because it may run in any thread, and between any
         # two lines of this module: it takes no lock, and touches nothing else of the pool.
         slot.lent = weakref.ref(lent, self._dropped.append)
-        return lent
+
+    def _watch_for_drops(self) -> None:
+        # Not in `_in_turn`, whose frame would keep the last of the streams.
+        for slot in list(self._lent.values()):
+            lent = slot.lent() if slot.lent is not None else None
+            if lent is not None:
+                self._watch_for_drop(slot, lent)
 
     async def _in_turn(self) -> Slot:
         """Waits until it is this task's turn."""
@@ -121,11 +136,14 @@ class PoolCore:
         try:
             # In the `try`, because after an interrupt the future must not stay: a stream that is
             # handed to it would reach no task.
+            is_first = not self._waiters.futures
             self._waiters.futures[future] = None
+            if is_first:
+                self._watch_for_drops()
             self._waiters.watch(self, bridge, [place._reference for place in self._places])
             del bridge
-            if self._busy.has_unwatched:
-                self._look_again_soon()
+            # What was dropped before the watches stood there has raised no alarm.
+            self._notice_dropped()
             slot: Slot = await future
             # From here on only this frame knows the slot. If the task is interrupted before it is
             # lent, `_find_lost` sees that the slot is in no list.
@@ -192,7 +210,7 @@ class PoolCore:
                 lent = slot.lent() if slot.lent is not None else None
                 if lent is not None:
                     lent._handle.close()
-                slot.lent = None
+                slot.end_loan()
                 self._busy.add_unwatched(slot)
 
     def _take_dropped(self) -> None:
@@ -205,12 +223,19 @@ class PoolCore:
             # The id may be that of a stream that was lent since.
             if self._lent.get(slot.key) is slot:
                 del self._lent[slot.key]
-            slot.lent = slot.holder = None
+            slot.end_loan()
             self._look_at(slot)
         # Last, because after a KeyboardInterrupt the next call comes here again. What another
         # thread has appended since then, the next call finds too.
         while self._dropped and self._slot_of(self._dropped[0]) is None:
             self._dropped.popleft()
+
+    def _notice_dropped(self) -> None:
+        """The same for tasks that wait: if the streams still work, the loop looks again."""
+        if self._dropped:
+            self._take_dropped()
+        if self._busy.has_unwatched:
+            self._look_again_soon()
 
     def _slot_of(self, reference: weakref.ref[Stream]) -> Slot | None:
         return next((slot for slot in self._slots if slot.lent is reference), None)

@@ -17,7 +17,17 @@ from aiostream.stream import Stream
 class Slot:
     """One stream of a pool. Only the thread of the loop that uses the pool touches it."""
 
-    __slots__ = ("device", "freed", "handed_to", "holder", "key", "lent", "stream", "wait_list")
+    __slots__ = (
+        "alarm",
+        "device",
+        "freed",
+        "handed_to",
+        "holder",
+        "key",
+        "lent",
+        "stream",
+        "wait_list",
+    )
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -26,6 +36,8 @@ class Slot:
         # The object that a task holds. It refuses every call after its release. A weak reference,
         # so that the pool notices if the task loses it.
         self.lent: weakref.ref[Stream] | None = None
+        # Another one, once a task waits. Its callback wakes the loop if the object dies.
+        self.alarm: weakref.ref[Stream] | None = None
         self.key = 0  # the id of that object
         # The task that holds it, for error messages.
         self.holder: weakref.ref[Any] | None = None
@@ -34,6 +46,10 @@ class Slot:
         self.handed_to: Any = None
         # Where the pool waits for the work that tasks have left on the stream.
         self.wait_list: _native.WaitList | None = None
+
+    def end_loan(self) -> None:
+        """From now on no task holds the stream."""
+        self.alarm = self.lent = self.holder = None
 
     def is_handed_over(self) -> bool:
         """Whether a task will find the slot in its future.

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Waiters:
     """The futures of the waiting tasks, and the watches of the pool's contexts meanwhile.
 
-    Only the thread of the loop that uses the pool touches them, except `count` and `end_watches`.
+    Only the thread of the loop that uses the pool touches them, except `count`, `end_watches` and
+    `raise_alarm`.
     """
 
     def __init__(self) -> None:
@@ -70,6 +71,14 @@ class Waiters:
             for reference in references:
                 self._watches.append(Watch(pool, bridge, reference))
 
+    def raise_alarm(
+        self, _: object, end_health: Callable[[int], None] = _native.end_health
+    ) -> None:
+        """Has the loop notice that a stream was dropped. May run in a finalizer: takes no lock."""
+        # The watches stay, and `Watch.complete` arms them again.
+        for watch in list(self._watches):
+            end_health(watch.ticket)
+
     def has(self, watch: Watch) -> bool:
         """Whether a watch has not been ended."""
         return watch in self._watches
@@ -87,28 +96,38 @@ class Waiters:
 
 
 class Watch:
-    """Notifies a pool if a context fails while tasks wait for a stream.
+    """Notifies a pool if a context fails, or a stream is dropped, while tasks wait for a stream.
 
     Without it they could wait forever, because the tasks that hold the streams may themselves be
-    waiting for something else.
+    waiting for something else, or may be gone.
     """
 
-    __slots__ = ("context_id", "pool", "ticket")
+    __slots__ = ("_queue", "context_id", "pool", "ticket")
 
     def __init__(self, pool: PoolCore, bridge: _loops.Bridge, reference: Reference) -> None:
         self.pool = weakref.ref(pool)
         self.context_id = reference.context._ensure_monitored()
-        self.ticket = _native.watch_health(bridge.queue, self.context_id)
+        self._queue = bridge.queue
+        self._arm()
+
+    def _arm(self) -> None:
+        self.ticket = _native.watch_health(self._queue, self.context_id)
         # The watcher may fire the ticket before this line. It is delivered later nevertheless,
         # because only this thread takes what arrives in the queue of its loop.
         _points.registry[self.ticket] = self
 
     def complete(self, code: int, orphaned: bool) -> None:
-        """The context has failed, or the pool has ended this watch (then `code` is 0)."""
+        """The context has failed. Or `code` is 0: a stream was dropped, or this watch has ended."""
         pool = self.pool()
         # Orphaned: the loop is gone. This is the janitor's thread, which must not touch the pool.
-        if pool is not None and code != 0 and not orphaned and pool._waiters.has(self):
+        if pool is None or orphaned or not pool._waiters.has(self):
+            return
+        if code:
             pool._fail(code)
+        else:
+            # First: what is dropped from here on fires the new ticket.
+            self._arm()
+            pool._notice_dropped()
 
     def abandon(self, code: int, orphaned: bool) -> None:
         """Is never called, because a watch always fires."""

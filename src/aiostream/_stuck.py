@@ -19,11 +19,11 @@ from aiostream import _native
 
 PATIENCE = 10.0  # seconds that a call may take
 
-_WAITING = {
-    "host function": "the work behind it on its stream, and the other host functions of its "
-    "context, wait",
-    "janitor": "other failure listeners, and handles and completions that no task waits for "
-    "any more, wait",
+_CONSEQUENCES = {
+    "host function": "these wait: the work behind it on its stream, and the other host functions "
+    "of its context",
+    "janitor": "other failure listeners are not called, and objects that you have dropped are not "
+    "destroyed",
     "dispatcher": "loops that cannot watch a descriptor get no completions",
     "watcher": "waits end late, and a lost context is not noticed",
 }
@@ -76,6 +76,6 @@ def _message(kind: str, seconds: float, thread: int) -> str:
         "host function": "a host function has blocked the driver's thread",
         "watcher": "a call of the CUDA driver has blocked the watcher thread",
     }.get(kind, f"a call has blocked the {kind} thread")
-    text = f"{subject} for {seconds:.0f} s. Until it returns, {_WAITING[kind]}."
+    text = f"{subject} for {seconds:.0f} s. Until it returns, {_CONSEQUENCES[kind]}."
     frame = sys._current_frames().get(thread)
     return text + (" It is here:\n" + "".join(traceback.format_stack(frame)) if frame else "")

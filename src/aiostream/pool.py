@@ -209,8 +209,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
 
         Returns:
             A borrowed `Stream` with the pool's options. `release` closes it. If you close it
-            yourself, this does not affect the pool. If you drop it, the pool takes the stream back
-            at its next use.
+            yourself, this does not affect the pool. If you drop it, the pool takes the stream back:
+            at once if tasks wait, and otherwise at its next use.
 
         Raises:
             RuntimeError: No loop runs here, or a task of another loop holds a stream or waits for
@@ -294,7 +294,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         # The handle is borrowed, so this destroys nothing. It comes before the pool looks at the
         # stream, because a worker thread could otherwise begin a use that the pool has not seen.
         stream._handle.close()
-        slot.lent = slot.holder = None
+        slot.end_loan()
         # Unless a thread of enqueue_in_thread is under way, which holds `stream`. A pool of
         # borrowed streams may end before it, and their sources would destroy what the thread uses.
         if not stream._handle.is_used:

@@ -130,6 +130,7 @@ def _waitable(name: str, futures: Iterable[F]) -> list[F]:
         # may not settle a future of this loop, and this loop would sleep on. A future that is done
         # calls back to none.
         if not future.done() and _loops.is_elsewhere(future):
+            _loops.current_bridge()  # raises if no loop runs here
             raise RuntimeError(
                 f"{name} takes futures of this loop, and {future!r} belongs to another loop: wait "
                 "for it in the loop that made it, for example in a coroutine that you start there "

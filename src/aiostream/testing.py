@@ -21,6 +21,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from aiostream import _completion, _driver, _kernels, _native, _process, _turns, interop, service
+from aiostream._reference import call_on
 from aiostream._statistics import Statistics, statistics
 from aiostream.device import Context, Device
 
@@ -101,6 +102,7 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
 
     Raises:
         KeyError: There is no such kernel.
+        StreamClosedError: You have closed the stream.
         CudaError: The driver refused.
     """
     _kernels.launch(stream, name, *arguments, threads=threads)
@@ -144,14 +146,18 @@ class Gate:
         self._word.value = 0
 
     def hold(self, stream: Any) -> None:
-        """Later work of the stream waits for `open()`."""
+        """Later work of the stream waits for `open()`.
+
+        Raises:
+            StreamClosedError: You have closed the stream.
+            CudaError: The driver refused.
+        """
         reference = interop.reference_to(stream)
         driver = _driver.bindings()
         with reference.context.as_current():
             flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value
-            handle = driver.CUstream(reference.handle.value)
             pointer = driver.CUdeviceptr(self._pointer)
-            _driver.call("cuStreamWaitValue32", handle, pointer, 1, flags)
+            call_on(reference, "cuStreamWaitValue32", pointer, 1, flags)
 
     def open(self) -> None:
         """Lets everything through, also what is held later, until you shut it.

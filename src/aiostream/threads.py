@@ -203,7 +203,7 @@ class _ThreadCall(Completion):
         # Cleared, because the value of a WeakKeyDictionary that refers to its key keeps it alive.
         limiter, self.limiter = self.limiter, None
         if limiter is not None:
-            # A limiter of the application's own class may have no weak references.
+            # A limiter of the application's own class may have no weak references, or no hash.
             with _lost_lock, contextlib.suppress(TypeError):
                 _lost.setdefault(limiter, []).append(self)
                 for watch in _watches.get(limiter, ()):
@@ -222,6 +222,7 @@ class _TokenWatch:
         self._queue = _loops.current_bridge().queue
         # Weak, because the value of a WeakKeyDictionary that refers to its key keeps it alive.
         self._limiter = weakref.ref(limiter)
+        hash(limiter)  # as the key of a WeakKeyDictionary
         self.ticket = 0  # of no point, until it is armed
 
     def _arm(self) -> None:
@@ -266,14 +267,17 @@ class _TokenWatch:
 def _watch_for_lost(limiter: Any, reference: Reference) -> contextlib.AbstractContextManager[None]:
     try:
         return _TokenWatch(limiter, reference)
-    except TypeError:  # no weak references to it, so no lost call of it is noted either
+    except TypeError:  # it has no weak references, or no hash, so no lost call of it is noted
         return contextlib.nullcontext()
 
 
 def _give_back_lost(limiter: Any) -> None:
     # Called in a running loop, which alone may give tokens back.
-    with _lost_lock:
-        calls = _lost.pop(limiter, ()) if _lost else ()
+    calls: list[_ThreadCall] = []
+    # As in `_lose_token`: no token of such a limiter was noted.
+    with _lost_lock, contextlib.suppress(TypeError):
+        if _lost:
+            calls = _lost.pop(limiter, calls)
     for call in calls:
         with contextlib.suppress(RuntimeError):  # the call had given its token back before
             limiter.release_on_behalf_of(call)
