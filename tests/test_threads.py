@@ -336,14 +336,17 @@ async def test_limiter_of_another_class(kind: type[Any], monkeypatch: pytest.Mon
 
 
 async def test_stream_of_a_pool_stays_taken() -> None:
+    handles: list[int] = []
     with Gate() as gate:
-        thread = Thread(gate.hold)
+        # By its handle, because the thread comes to it after the release, which closes the object.
+        thread = Thread(lambda _: gate.hold(Stream.borrow(handles[0])))
         async with StreamPool(1) as pool:
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as group:
 
                     async def call() -> None:
                         async with pool.stream() as stream:
+                            handles.append(stream.handle)
                             await stream.enqueue_in_thread(thread)
 
                     group.start_soon(call)

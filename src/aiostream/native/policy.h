@@ -75,7 +75,7 @@ struct load {
     int lists;           /* wait lists that the watcher has */
     bool alone;          /* no other wait is pending on the stream */
     bool timers_allowed; /* the loop's timer takes another wait */
-    bool task_allowed;   /* there is a task, or the loop of a future, that can poll the wait */
+    bool task_allowed;   /* who asks can leave the wait to its task, or to a future's loop */
 };
 
 enum stage {
