@@ -16,6 +16,7 @@ import pytest
 from cuda.bindings import driver as cuda
 
 import aiostream
+import internals
 from aiostream import CudaError, OutOfMemoryError, Stream, StreamClosedError, testing
 from aiostream.testing import Faults, Gate, LedgerError, blocking_calls, check, ledger, spin
 from support import run_on
@@ -303,6 +304,25 @@ def test_a_failure_that_only_the_watcher_meets_is_told_again(breakable: Any) -> 
         assert told.wait(20)
         end()
         testing.recover()
+
+
+def test_recover_waits_for_what_is_being_reported(breakable: Any) -> None:
+    """Or a listener would be told of the healed failure afterwards."""
+    begun, may_end, reported = threading.Event(), threading.Event(), threading.Event()
+
+    def report() -> None:
+        begun.set()
+        assert may_end.wait(20)
+        reported.set()
+
+    Stream().close()
+    internals.run_in_janitor(report)
+    assert begun.wait(20)
+    timer = threading.Timer(0.05, may_end.set)
+    timer.start()
+    testing.recover()
+    assert reported.is_set()
+    timer.join()
 
 
 def test_exit_on_context_failed_forgets_what_was_healed(breakable: Any) -> None:

@@ -287,6 +287,8 @@ def _stop() -> None:
 
 def finish_leftovers() -> None:
     """Waits until the two threads have done what was left to them, for a second at most."""
+    if not _started or _native.is_forked():
+        return  # there are no such threads
     cleaned, released = threading.Event(), threading.Event()
     run_in_janitor(cleaned.set)
     deadline = time.monotonic() + _EXIT_PATIENCE
