@@ -508,8 +508,8 @@ def recover() -> None:
     simulator.recover()
     # What the watcher has met is over now, and must not be reported later.
     _native.failures_forget()
-    # The janitor may be about to report what native code met before. Without this, a listener could
-    # be told twice.
+    # The janitor may be about to report what native code met before. Without this, it could notify
+    # a listener twice.
     _process.finish_leftovers()
     service.forget_failures()
     _native.watcher_start()
