@@ -88,7 +88,7 @@ def test_closed_graph_lives_until_the_capture_into_it_ends(
 def test_failed_capture_closes_its_graph(how: str, closed_before: bool) -> None:
     """Also one that was there before.
 
-    Nobody may destroy it again: its handle may be another graph's by then.
+    The library must not destroy it twice, because another graph may have its handle by then.
     """
     stream, other, event, graph = Stream(), Stream(), Event(), Graph()
     open_before, owned = statistics().handles.open, Owned()

@@ -1,5 +1,5 @@
-"""P5 and P1: a failed context fails every waiter, once, soon, and each with an error of its own; a
-refused call harms nobody.
+"""P5 and P1: a failed context fails every waiter, once, soon, and each with an error of its own. A
+refused call changes nothing.
 
 A fault loses the whole process, so each has a process of its own here; the simulator, which can go
 on, meets them in the testing process too.

@@ -100,8 +100,8 @@ def test_a_thread_that_keeps_the_gil_with_a_driver_that_locks(
 
 @contextmanager
 def computing_in_python() -> Iterator[None]:
-    """Another thread computes in Python all the time: whoever wants the GIL waits for the switch
-    interval.
+    """Another thread computes in Python meanwhile. A thread that needs the GIL has to wait for the
+    switch interval.
     """
     stopping = False
 

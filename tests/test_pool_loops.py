@@ -139,7 +139,7 @@ def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
 def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
     """The task that waits is kept too.
 
-    Neither keeps the loop's queue, nor has the watcher read the context's health for ever.
+    The loop's queue is closed nevertheless, and the watcher stops reading the context's health.
     """
     pool = StreamPool(1)
     descriptors = len(os.listdir("/proc/self/fd"))

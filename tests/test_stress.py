@@ -1,5 +1,5 @@
-"""Everything at once, at random: the ledger balances, nothing leaks, nobody complains, and streams
-stay first in, first out.
+"""Random operations at the same time: the ledger balances, nothing leaks, no call fails, and each
+stream runs its work in order.
 """
 
 from __future__ import annotations
