@@ -9,6 +9,7 @@
 #ifndef AIOSTREAM_FAKE_GPU_H
 #define AIOSTREAM_FAKE_GPU_H
 
+#include "fake_contexts.h"
 #include "stress.h"
 
 #include <pthread.h>
@@ -132,7 +133,6 @@ enum { NO_CAPTURE = 1 << 30 };
 static _Thread_local int capture_checks, capture_begins = NO_CAPTURE;
 static _Thread_local bool was_taken;
 static _Thread_local int capture_mode;
-static _Thread_local int contexts_entered;
 
 static int fake_is_capturing(void *stream, int *status) {
     (void)stream;
@@ -290,21 +290,6 @@ static int fake_launch_host_func(void *stream, host_function call, void *data) {
     (void)call, (void)data;
     REQUIRE((struct stream *)stream >= health && (struct stream *)stream < health + CONTEXTS,
             "a host function for a wait");
-    return 0;
-}
-
-static int fake_get_id(void *context, uint64_t *id) {
-    *id = (uintptr_t)context;
-    return 0;
-}
-static int fake_push(void *context) {
-    (void)context;
-    contexts_entered++;
-    return 0;
-}
-static int fake_pop(void **context) {
-    *context = NULL;
-    contexts_entered--;
     return 0;
 }
 

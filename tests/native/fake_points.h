@@ -3,6 +3,7 @@
 #ifndef AIOSTREAM_FAKE_POINTS_H
 #define AIOSTREAM_FAKE_POINTS_H
 
+#include "fake_contexts.h"
 #include "stress.h"
 
 #include <poll.h>
@@ -311,21 +312,6 @@ static int fake_destroy(void *object) {
     struct thing *thing = object;
     REQUIRE(atomic_load(&thing->users) == 0, "destroyed under a user");
     atomic_fetch_add(&thing->destroyed, 1);
-    return 0;
-}
-static _Thread_local int contexts_entered;
-static int fake_get_id(void *context, uint64_t *id) {
-    *id = (uintptr_t)context;
-    return 0;
-}
-static int fake_push(void *context) {
-    (void)context;
-    contexts_entered++;
-    return 0;
-}
-static int fake_pop(void **context) {
-    *context = NULL;
-    contexts_entered--;
     return 0;
 }
 
