@@ -47,6 +47,38 @@ class Near(PendingEntry, Protocol):
         """Says that the end is near. A task that awaits the future may poll in the loop's place."""
 
 
+class Alarm:
+    """A ticket that any thread may fire, and that its loop may arm again.
+
+    It also fires if the context fails. A subclass says in `complete` what the loop does then.
+    """
+
+    __slots__ = ("_queue", "context_id", "ticket")
+
+    def __init__(self, queue: int, context_id: int) -> None:
+        self._queue, self.context_id = queue, context_id
+        self.ticket = 0  # of no point, until it is armed
+
+    def arm(self) -> None:
+        """Makes a new ticket. Call it in the loop's thread."""
+        self.ticket = _native.watch_health(self._queue, self.context_id)
+        # The ticket may fire before this line. It is delivered later nevertheless, because only
+        # this thread takes what arrives in the queue of its loop.
+        registry[self.ticket] = self
+
+    def fire(self) -> None:
+        """Has the loop call `complete` with 0. May run in a finalizer. Nothing if it has fired."""
+        if self.ticket:
+            _native.end_health(self.ticket)
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """See `PendingEntry`."""
+        raise NotImplementedError
+
+    def abandon(self, code: int, orphaned: bool) -> None:
+        """Is never called, because an alarm always fires."""
+
+
 # Any thread that arms a point adds its entry, before the driver gets the ticket. One thread removes
 # it: the one that drains the queue of that ticket. So no entry has two threads that remove it. Each
 # access is one dict operation, which Python makes atomic. So there is no lock, which a signal

@@ -71,13 +71,11 @@ class Waiters:
             for reference in references:
                 self._watches.append(Watch(pool, bridge, reference))
 
-    def raise_alarm(
-        self, _: object, end_health: Callable[[int], None] = _native.end_health
-    ) -> None:
+    def raise_alarm(self, _: object) -> None:
         """Has the loop notice that a stream was dropped. May run in a finalizer: takes no lock."""
         # The watches stay, and `Watch.complete` arms them again.
         for watch in list(self._watches):
-            end_health(watch.ticket)
+            watch.fire()
 
     def has(self, watch: Watch) -> bool:
         """Whether a watch has not been ended."""
@@ -95,26 +93,19 @@ class Waiters:
             end_health(watch.ticket)
 
 
-class Watch:
+class Watch(_points.Alarm):
     """Notifies a pool if a context fails, or a stream is dropped, while tasks wait for a stream.
 
     Without it they could wait forever, because the tasks that hold the streams may themselves be
     waiting for something else, or may be gone.
     """
 
-    __slots__ = ("_queue", "context_id", "pool", "ticket")
+    __slots__ = ("pool",)
 
     def __init__(self, pool: PoolCore, bridge: _loops.Bridge, reference: Reference) -> None:
+        super().__init__(bridge.queue, reference.context._ensure_monitored())
         self.pool = weakref.ref(pool)
-        self.context_id = reference.context._ensure_monitored()
-        self._queue = bridge.queue
-        self._arm()
-
-    def _arm(self) -> None:
-        self.ticket = _native.watch_health(self._queue, self.context_id)
-        # The watcher may fire the ticket before this line. It is delivered later nevertheless,
-        # because only this thread takes what arrives in the queue of its loop.
-        _points.registry[self.ticket] = self
+        self.arm()
 
     def complete(self, code: int, orphaned: bool) -> None:
         """The context has failed. Or `code` is 0: a stream was dropped, or this watch has ended."""
@@ -126,8 +117,5 @@ class Watch:
             pool._fail(code)
         else:
             # First: what is dropped from here on fires the new ticket.
-            self._arm()
+            self.arm()
             pool._notice_dropped()
-
-    def abandon(self, code: int, orphaned: bool) -> None:
-        """Is never called, because a watch always fires."""

@@ -207,10 +207,10 @@ class _ThreadCall(Completion):
             with _lost_lock, contextlib.suppress(TypeError):
                 _lost.setdefault(limiter, []).append(self)
                 for watch in _watches.get(limiter, ()):
-                    _native.end_health(watch.ticket)
+                    watch.fire()
 
 
-class _TokenWatch:
+class _TokenWatch(_points.Alarm):
     """Has the loop of a call that waits for a token give lost tokens back.
 
     Its ticket fires when the janitor has noted a lost token. It also fires if the context fails,
@@ -218,23 +218,18 @@ class _TokenWatch:
     """
 
     def __init__(self, limiter: Any, reference: Reference) -> None:
-        self.context_id = reference.context._ensure_monitored()
-        self._queue = _loops.current_bridge().queue
+        queue = _loops.current_bridge().queue
+        super().__init__(queue, reference.context._ensure_monitored())
         # Weak, because the value of a WeakKeyDictionary that refers to its key keeps it alive.
         self._limiter = weakref.ref(limiter)
         hash(limiter)  # as the key of a WeakKeyDictionary
-        self.ticket = 0  # of no point, until it is armed
-
-    def _arm(self) -> None:
-        self.ticket = _native.watch_health(self._queue, self.context_id)
-        _points.registry[self.ticket] = self
 
     def __enter__(self) -> None:
         limiter = self._limiter()
         try:
             with _lost_lock:
                 _watches.setdefault(limiter, []).append(self)
-                self._arm()
+                self.arm()
             # What was lost before the watch stood there has fired nothing.
             _give_back_lost(limiter)
         except BaseException:  # an interrupt, or no memory
@@ -246,8 +241,7 @@ class _TokenWatch:
         with _lost_lock, contextlib.suppress(KeyError, ValueError):
             _watches[self._limiter()].remove(self)
         # Outside of the list it is not armed again.
-        if self.ticket:
-            _native.end_health(self.ticket)
+        self.fire()
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Gives lost tokens back. The call may wait on, so the watch goes on too."""
@@ -257,11 +251,8 @@ class _TokenWatch:
         with _lost_lock:
             # Before the tokens go back: one that is lost from here on fires the new ticket.
             if self in _watches.get(limiter, ()):
-                self._arm()
+                self.arm()
         _give_back_lost(limiter)
-
-    def abandon(self, code: int, orphaned: bool) -> None:
-        """Is never called, because a watch always fires."""
 
 
 def _watch_for_lost(limiter: Any, reference: Reference) -> contextlib.AbstractContextManager[None]:
