@@ -99,8 +99,8 @@ def test_hypercorn_ends_the_server_when_a_worker_ends_with_another_code(driver_k
         assert settle(answers, 60)
         with contextlib.suppress(httpx.TransportError):
             httpx.get(url + "/fault", timeout=20)
-        # hypercorn ends the other workers by SIGTERM, and its code is that of one of them. It is 241
-        # (-15) if that worker had not yet come to handle the signal.
+        # hypercorn ends the other workers by SIGTERM, and its code is that of one of them. That is
+        # 241 (-15) if the worker was not yet ready to handle the signal.
         assert server.wait(60) in (0, 241)
 
 
