@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import subprocess
 import sys
 import threading
@@ -51,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from aiostream import simulator
 
     if driver == "simulator":
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # it may name none of the simulated devices
         simulator.install(devices=2)
     else:
         # Now, before any test can install the simulator: the first driver that is loaded is the

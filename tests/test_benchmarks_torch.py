@@ -101,7 +101,7 @@ def test_a_way_that_answers_too_early_is_left_out(
     driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers, not_run = served(
-        driver_kind, tmp_path, monkeypatch, "KERNEL = 5_000\nEvent.query = lambda self: True"
+        driver_kind, tmp_path, monkeypatch, "KERNEL = 500_000\nEvent.query = lambda self: True"
     )
     assert peers == {server.PING, torch_ways.LAUNCH}, not_run
     assert not_run.keys() == {"launch + query as a torch server"}

@@ -102,25 +102,34 @@ def test_exit_while_a_python_host_function_runs(driver_kind: str) -> None:
     script = """
         import asyncio, threading, time
         from aiostream import Stream
-        running, finish = threading.Event(), threading.Event()
+        running, at_end, refused = threading.Event(), threading.Event(), threading.Event()
         def function():
             running.set()
-            finish.wait(20)
+            refused.wait(20)
             for _ in range(100_000):
                 pass
             print("finished", flush=True)
+        def see_the_end():  # it has begun once new host functions are refused
+            at_end.wait(20)
+            try:
+                while True:
+                    other.launch_host_func(int)
+                    time.sleep(0.001)
+            except RuntimeError:
+                refused.set()
         async def main():
             stream.launch_host_func(function)
             stream.launch_host_func(print, "never")
             for _ in range(10):
                 stream.completion_future()
-        stream = Stream()
+        stream, other = Stream(), Stream()
         asyncio.run(main())
+        threading.Thread(target=see_the_end, daemon=True).start()
         assert running.wait(20)
         print(time.monotonic(), flush=True)
         import atexit
         # the last registered runs first: just before the library's own end
-        atexit.register(finish.set)
+        atexit.register(at_end.set)
     """
     assert end_of(driver_kind, script) == "finished\n"
 
