@@ -1,0 +1,305 @@
+"""Several GPUs: one loop for all of them against a process for each. A program of its own.
+
+    python -m benchmarks.devices                        # some 90 seconds on four GPUs
+    python -m benchmarks.devices --only completions
+    AIOSTREAM_SIMULATOR=1 python -m benchmarks.devices --gpus 2 --quick
+
+Completions: tasks that take a stream of a `StreamPool`, launch one kernel and await it. Requests:
+`examples/workers.py`, asked by a client process for each GPU, with kernels of 2 ms. Each figure is
+the median of the rounds, with the smallest and the largest in brackets. All ways take turns in each
+round.
+
+The same file is the process that completes, and the one that asks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+from benchmarks import child
+from benchmarks.child import Child
+from benchmarks.load import Connection, fetch, request_of
+
+Found = dict[str, Any]
+
+LOADS = ((64, 0.005), (32, 0.001))  # tasks for each GPU, and seconds of their kernels
+CONNECTIONS, KERNEL = 16, 0.002  # for each GPU, and seconds, of the requests
+WARM = 0.3  # seconds before each window
+LIMIT = 60.0  # seconds in which a process answers
+WORKERS = Path(__file__).parents[1] / "examples" / "workers.py"
+
+
+# ---------------------------------------------------------------------------- what a process does
+
+
+def complete() -> tuple[str, Callable[[Found], Found]]:
+    """A process that completes work on the GPUs that each request names."""
+    import uvloop
+
+    import aiostream
+    from aiostream.testing import load_kernels, spin
+
+    pools: dict[tuple[int, int], aiostream.StreamPool] = {}
+
+    def pool(ordinal: int, tasks: int) -> aiostream.StreamPool:
+        if (ordinal, tasks) not in pools:
+            load_kernels(aiostream.Device(ordinal).primary_context)
+            pools[ordinal, tasks] = aiostream.StreamPool(tasks, ordinal)
+        return pools[ordinal, tasks]
+
+    async def window(asked: Found) -> Found:
+        seconds, beyond = asked["kernel"], list[float]()
+        begin = perf_counter() + WARM
+        end = begin + asked["window"]
+
+        async def task(streams: aiostream.StreamPool) -> None:
+            while (began := perf_counter()) < end:
+                async with streams.stream() as stream:
+                    await stream.enqueue_async(spin, seconds)
+                if begin <= (now := perf_counter()) < end:
+                    beyond.append(now - began - seconds)
+
+        used = [pool(ordinal, asked["tasks"]) for ordinal in asked["devices"]]
+        async with asyncio.TaskGroup() as group:
+            for streams in used:
+                for _ in range(asked["tasks"]):
+                    group.create_task(task(streams))
+            await asyncio.sleep(WARM)
+            cpu = process_time()
+            await asyncio.sleep(asked["window"])
+            cpu = process_time() - cpu
+        return {"beyond": beyond, "cpu": cpu}
+
+    def answer(asked: Found) -> Found:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(window(asked))
+
+    return "ready", answer
+
+
+def ask() -> tuple[str, Callable[[Found], Found]]:
+    """A process that asks a server, each connection again as soon as it is answered."""
+    import uvloop
+
+    async def window(asked: Found) -> Found:
+        loop = asyncio.get_running_loop()
+        begin = perf_counter() + WARM
+        end = begin + asked["window"]
+        request = request_of(asked["path"])
+        beyond, bad = list[float](), list[str]()
+
+        async def client() -> None:
+            connection = (await loop.create_connection(Connection, "127.0.0.1", asked["port"]))[1]
+            while (began := perf_counter()) < end:
+                answered: asyncio.Future[str] = loop.create_future()
+                connection.ask(request, lambda _, problem, __: answered.set_result(problem))  # noqa: B023
+                problem = await answered
+                if problem:
+                    bad.append(problem)
+                    break
+                if begin <= (now := perf_counter()) < end:
+                    beyond.append(now - began - KERNEL)
+            connection.close()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(asked["connections"]):
+                group.create_task(client())
+        if bad:
+            raise RuntimeError(bad[0])
+        return {"beyond": beyond}
+
+    def answer(asked: Found) -> Found:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(window(asked))
+
+    return "ready", answer
+
+
+# -------------------------------------------------------------------------------------- the parent
+
+
+@contextlib.contextmanager
+def children(role: str, count: int) -> Iterator[list[Child]]:
+    """So many processes that do the same."""
+    started = [Child(f"{role} {number}", "devices", role) for number in range(count)]
+    try:
+        for process in started:
+            process.answer(LIMIT)
+        yield started
+    finally:
+        for process in started:
+            process.close()
+
+
+def all_at_once(processes: Sequence[Child], requests: Sequence[Found]) -> list[Found]:
+    """Sends each process its request at the same time, and returns the answers."""
+    with ThreadPoolExecutor(len(processes)) as threads:
+        return list(threads.map(lambda each, asked: each.ask(asked, LIMIT), processes, requests))
+
+
+def row(found: Sequence[Found], seconds: float) -> Found:
+    """What the processes of one window found together."""
+    beyond = sorted(late for each in found for late in each["beyond"])
+    return {
+        "rate": len(beyond) / seconds,
+        "p50_ms": beyond[len(beyond) // 2] * 1e3,
+        "p99_ms": beyond[len(beyond) * 99 // 100] * 1e3,
+        "max_ms": beyond[-1] * 1e3,
+        "cpu": sum(each.get("cpu", 0.0) for each in found) / seconds,
+    }
+
+
+def completions(counts: Sequence[int], rounds: int, seconds: float) -> Iterator[Found]:
+    """One row for each window."""
+    with children("complete", max(counts)) as processes:
+        for turn in range(rounds):
+            for tasks, kernel in LOADS:
+                for count in counts:
+                    same = {"tasks": tasks, "kernel": kernel, "window": seconds}
+                    every = list(range(count))
+                    ways: dict[str, list[Found]] = {"one loop": [{**same, "devices": every}]}
+                    if count > 1:
+                        ways["a process each"] = [{**same, "devices": [each]} for each in every]
+                    for way, requests in ways.items():
+                        load = f"{tasks} tasks for each GPU, kernels of {kernel * 1e3:g} ms"
+                        found = all_at_once(processes[: len(requests)], requests)
+                        head = {"load": load, "gpus": count, "way": way, "round": turn}
+                        yield {**head, **row(found, seconds)}
+
+
+@contextlib.contextmanager
+def server(count: int, one_process: bool) -> Iterator[int]:
+    """`examples/workers.py`, and the port on which it listens."""
+    with socket.create_server(("127.0.0.1", 0)) as finder:
+        port = int(finder.getsockname()[1])
+    arguments = ["--gpus", str(count), "--port", str(port)]
+    arguments += ["--one-process"] if one_process else []
+    arguments += ["--simulator"] if os.environ.get("AIOSTREAM_SIMULATOR") == "1" else []
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, str(WORKERS), *arguments],
+        stdout=subprocess.DEVNULL,
+        env=variables,
+        start_new_session=True,
+    )
+    try:
+        asyncio.run(_until_up(process, port, 1 if one_process else count))
+        yield port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+async def _until_up(process: subprocess.Popen[bytes], port: int, workers: int) -> None:
+    """Returns when so many workers have answered."""
+    loop, seen, end = asyncio.get_running_loop(), set[int](), time.monotonic() + LIMIT
+    while len(seen) < workers:
+        if process.poll() is not None or time.monotonic() > end:
+            raise RuntimeError(f"the server has not started: exit code {process.poll()}")
+        try:
+            connection = (await loop.create_connection(Connection, "127.0.0.1", port))[1]
+            seen.add(json.loads(await fetch(connection, "/infer?milliseconds=20"))["pid"])
+            connection.close()
+        except (OSError, RuntimeError):
+            await asyncio.sleep(0.1)
+
+
+def requests(counts: Sequence[int], rounds: int, seconds: float) -> Iterator[Found]:
+    """One row for each window."""
+    with children("ask", max(counts)) as clients:
+        for turn in range(rounds):
+            for count in counts:
+                for way in ("one loop", "a process each")[: min(count, 2)]:
+                    with server(count, way == "one loop") as port:
+                        asked = {
+                            "port": port,
+                            "path": f"/infer?milliseconds={KERNEL * 1e3:g}",
+                            "connections": CONNECTIONS,
+                            "window": seconds,
+                        }
+                        found = all_at_once(clients[:count], [asked] * count)
+                    load = (
+                        f"requests on {CONNECTIONS} connections for each GPU, "
+                        f"kernels of {KERNEL * 1e3:g} ms"
+                    )
+                    head = {"load": load, "gpus": count, "way": way, "round": turn}
+                    yield {**head, **row(found, seconds)}
+
+
+def table(rows: Sequence[Found]) -> str:
+    """The rows as a table, rounds taken together."""
+    lines = []
+    for load in dict.fromkeys(each["load"] for each in rows):
+        lines += ["", load, f"{'GPUs':>4}  {'way':16}{'per second':>26}  {'p50, p99, max beyond, ms'}"]
+        of_load = [each for each in rows if each["load"] == load]
+        for key in dict.fromkeys((each["gpus"], each["way"]) for each in of_load):
+            same = [each for each in of_load if (each["gpus"], each["way"]) == key]
+            rates = sorted(each["rate"] for each in same)
+            rate = f"{statistics.median(rates):,.0f} ({rates[0]:,.0f} to {rates[-1]:,.0f})"
+            late = [
+                f"{statistics.median(each[name] for each in same):.2f}"
+                for name in ("p50_ms", "p99_ms", "max_ms")
+            ]
+            lines.append(f"{key[0]:>4}  {key[1]:16}{rate:>26}  {', '.join(late)}")
+    return "\n".join(lines[1:])
+
+
+def counts_of(gpus: int) -> list[int]:
+    """1, 2, 4, ... and all."""
+    powers = [1 << power for power in range(gpus.bit_length()) if 1 << power <= gpus]
+    return sorted({*powers, gpus})
+
+
+def main() -> None:
+    """Measures, and prints a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.devices")
+    parser.add_argument("--gpus", type=int, default=0, help="how many at most (default: all)")
+    parser.add_argument("--only", choices=("completions", "requests"), help="measure only these")
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--quick", action="store_true", help="one round of 0.2 s: shows it works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the rows go, if anywhere")
+    options = parser.parse_args()
+    if os.environ.get("AIOSTREAM_SIMULATOR") == "1" and options.gpus:
+        os.environ["AIOSTREAM_SIMULATOR_DEVICES"] = str(options.gpus)
+    import aiostream
+
+    names = [aiostream.Device(ordinal).name for ordinal in range(aiostream.Device.count())]
+    gpus = min(options.gpus or len(names), len(names))
+    if gpus < 1:
+        raise SystemExit("no GPU was found: set AIOSTREAM_SIMULATOR=1")
+    print(f"{gpus} of {len(names)} GPUs: {', '.join(sorted(set(names)))}", flush=True)
+    rounds, seconds = (1, 0.2) if options.quick else (options.rounds, 1.5)
+    rows: list[Found] = []
+    for name, measure in (("completions", completions), ("requests", requests)):
+        if options.only in (None, name):
+            for found in measure(counts_of(gpus), rounds, seconds):
+                rows.append(found)
+                if options.json:  # after each window, so that what was measured is never lost
+                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] in (["complete"], ["ask"]):
+        child.serve(complete if sys.argv[1] == "complete" else ask)
+    else:
+        main()
