@@ -1,0 +1,55 @@
+"""The benchmark of several GPUs: each way completes work, in one round."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiostream import Device
+from benchmarks.devices import counts_of, table
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_counts_are_the_powers_of_two_and_all() -> None:
+    assert [counts_of(gpus) for gpus in (1, 2, 3, 4, 8)] == [
+        [1],
+        [1, 2],
+        [1, 2, 3],
+        [1, 2, 4],
+        [1, 2, 4, 8],
+    ]
+
+
+def test_each_way_completes_work_on_each_gpu(driver_kind: str, tmp_path: Path) -> None:
+    for name in ("uvloop", "uvicorn", "starlette"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+    found = tmp_path / "rows.json"
+    variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.devices", "--quick", "--gpus", "2", "--json", found],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=variables,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(found.read_text())
+    gpus = min(2, Device.count())
+    assert {(row["gpus"], row["way"]) for row in rows} == {
+        (1, "one loop"),
+        *((gpus, way) for way in ("one loop", "a process each") if gpus > 1),
+    }
+    assert len({row["load"] for row in rows}) == 3
+    assert all(row["rate"] > 0 and row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in rows)
+    assert table(rows) in done.stdout
+    assert done.stdout.startswith(f"{gpus} of ")
