@@ -2,6 +2,7 @@
 
     python -m benchmarks.devices                        # some 70 seconds on two GPUs
     python -m benchmarks.devices --only completions
+    python -m benchmarks.devices --share 2              # two processes on the first GPU
     AIOSTREAM_SIMULATOR=1 python -m benchmarks.devices --gpus 2 --quick
 
 Completions: tasks that take a stream of a `StreamPool`, launch one kernel and await it. Requests:
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -175,6 +177,25 @@ def completions(counts: Sequence[int], rounds: int, seconds: float) -> Iterator[
                         yield {**head, **row(found, seconds)}
 
 
+def shared(most: int, rounds: int, seconds: float) -> Iterator[Found]:
+    """One row for each window: the tasks in one process, and spread over several on one GPU."""
+    with children("complete", most) as processes:
+        for turn in range(rounds):
+            for tasks, kernel in LOADS:
+                load = f"{tasks} tasks in all, kernels of {kernel * 1e3:g} ms"
+                for count in (1, most):
+                    own = {"tasks": tasks // count, "kernel": kernel, "window": seconds}
+                    found = all_at_once(processes[:count], [{**own, "devices": [0]}] * count)
+                    way = f"{count} on this GPU"
+                    yield {
+                        "load": load,
+                        "gpus": 1,
+                        "way": way,
+                        "round": turn,
+                        **row(found, seconds),
+                    }
+
+
 @contextlib.contextmanager
 def server(count: int, one_process: bool) -> Iterator[int]:
     """`examples/workers.py`, and the port on which it listens."""
@@ -267,6 +288,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.devices")
     parser.add_argument("--gpus", type=int, default=0, help="how many at most (default: all)")
     parser.add_argument("--only", choices=("completions", "requests"), help="measure only these")
+    parser.add_argument("--share", type=int, metavar="N", help="so many processes on one GPU")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--quick", action="store_true", help="one round of 0.2 s: shows it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the rows go, if anywhere")
@@ -281,13 +303,18 @@ def main() -> None:
         raise SystemExit("no GPU was found: set AIOSTREAM_SIMULATOR=1")
     print(f"{gpus} of {len(names)} GPUs: {', '.join(sorted(set(names)))}", flush=True)
     rounds, seconds = (1, 0.2) if options.quick else (options.rounds, 1.5)
+    counts = counts_of(gpus)
+    if options.share:
+        measures = [shared(options.share, rounds, seconds)]
+    else:
+        every = {"completions": completions, "requests": requests}
+        chosen = [options.only] if options.only else list(every)
+        measures = [every[name](counts, rounds, seconds) for name in chosen]
     rows: list[Found] = []
-    for name, measure in (("completions", completions), ("requests", requests)):
-        if options.only in (None, name):
-            for found in measure(counts_of(gpus), rounds, seconds):
-                rows.append(found)
-                if options.json:  # after each window, so that what was measured is never lost
-                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    for found in itertools.chain.from_iterable(measures):
+        rows.append(found)
+        if options.json:  # after each window, so that what was measured is never lost
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(table(rows))
 
 

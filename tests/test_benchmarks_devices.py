@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,14 +28,15 @@ def test_the_counts_are_the_powers_of_two_and_all() -> None:
     ]
 
 
-def test_each_way_completes_work_on_each_gpu(driver_kind: str, tmp_path: Path) -> None:
+def measured(driver_kind: str, folder: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
+    """What it printed, and its rows."""
     for name in ("uvloop", "uvicorn", "starlette"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-    found = tmp_path / "rows.json"
+    found = folder / "rows.json"
     variables = {**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""}
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.devices", "--quick", "--gpus", "2", "--json", found],
+        [sys.executable, "-m", "benchmarks.devices", "--quick", "--json", found, *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -44,12 +46,22 @@ def test_each_way_completes_work_on_each_gpu(driver_kind: str, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(found.read_text())
+    assert all(row["rate"] > 0 and row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in rows)
+    assert table(rows) in done.stdout
+    return done.stdout, rows
+
+
+def test_several_processes_share_a_gpu(driver_kind: str, tmp_path: Path) -> None:
+    _, rows = measured(driver_kind, tmp_path, "--share", "2")
+    assert [row["way"] for row in rows] == ["1 on this GPU", "2 on this GPU"] * 2
+
+
+def test_each_way_completes_work_on_each_gpu(driver_kind: str, tmp_path: Path) -> None:
+    out, rows = measured(driver_kind, tmp_path, "--gpus", "2")
     gpus = min(2, Device.count())
     assert {(row["gpus"], row["way"]) for row in rows} == {
         (1, "one loop"),
         *((gpus, way) for way in ("one loop", "a process each") if gpus > 1),
     }
     assert len({row["load"] for row in rows}) == 3
-    assert all(row["rate"] > 0 and row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in rows)
-    assert table(rows) in done.stdout
-    assert done.stdout.startswith(f"{gpus} of ")
+    assert out.startswith(f"{gpus} of ")
