@@ -133,7 +133,7 @@ def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
     collect(waiter)
     pool.release(lent)
     pool.close()
-    assert settle(lambda: internals.health_watches() == 0)
+    assert settle(lambda: not internals.alarms())
 
 
 def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
@@ -144,11 +144,11 @@ def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
     pool = StreamPool(1)
     descriptors = len(os.listdir("/proc/self/fd"))
     loop, lent, waiter = waited_for(pool)
-    assert internals.health_watches() == 1
+    assert len(internals.alarms()) == 1
     loop.close()
     del loop
     gc.collect()
-    assert settle(lambda: internals.health_watches() == 0)
+    assert settle(lambda: not internals.alarms())
     assert settle(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
     assert not waiter.done()
     collect(waiter)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -140,7 +139,7 @@ class PoolCore:
             self._waiters.futures[future] = None
             if is_first:
                 self._watch_for_drops()
-            self._waiters.watch(self, bridge, [place._reference for place in self._places])
+                self._waiters.watch(self, bridge, [place._reference for place in self._places])
             del bridge
             # What was dropped before the watches stood there has raised no alarm.
             self._notice_dropped()
@@ -367,11 +366,10 @@ class PoolCore:
             "tasks wait. A server answers 503 now. Make a larger pool to serve more tasks at once"
         )
 
-    # Bound here, because at the interpreter's end the module's names may be gone.
-    def __del__(self, end_health: Callable[[int], None] = _native.end_health) -> None:
+    def __del__(self) -> None:
         waiters = getattr(self, "_waiters", None)
         if waiters is not None:
-            waiters.end_watches(end_health)
+            waiters.end_watches()
 
 
 def _is_lost(stream: Stream) -> bool:

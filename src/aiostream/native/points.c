@@ -138,7 +138,7 @@ void point_set_foreign(uint64_t ticket, host_function function, void *data) {
 
 void point_set_sync_mode(uint64_t ticket, int mode) { slot_at(ticket)->sync_mode = mode; }
 
-static bool is_counted(const struct slot *slot) { return slot->kind != KIND_HEALTH; }
+static bool is_counted(const struct slot *slot) { return slot->kind != KIND_ALARM; }
 static bool in_graph(const struct slot *slot) {
     return slot->kind == KIND_GRAPH_PYTHON || slot->kind == KIND_GRAPH_FOREIGN;
 }
@@ -429,8 +429,8 @@ uint64_t point_watch(struct queue *queue, struct context *context) {
     return ticket;
 }
 
-uint64_t point_watch_health(struct queue *queue, struct context *context) {
-    uint64_t ticket = point_reserve(queue, context, KIND_HEALTH);
+uint64_t point_arm_alarm(struct queue *queue, struct context *context) {
+    uint64_t ticket = point_reserve(queue, context, KIND_ALARM);
     int before;
     if (!ticket) return 0;
     context_add_pending(context); /* so that the watcher reads the context's health */
@@ -438,7 +438,7 @@ uint64_t point_watch_health(struct queue *queue, struct context *context) {
     return ticket;
 }
 
-void point_end_health(uint64_t ticket) { fire(ticket, CUDA_SUCCESS); }
+void point_fire_alarm(uint64_t ticket) { fire(ticket, CUDA_SUCCESS); }
 
 /* --- the consumer --- */
 

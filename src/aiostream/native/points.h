@@ -18,7 +18,8 @@ enum point_kind {
     KIND_GRAPH_PYTHON = 6,
     /* the same for a KIND_FOREIGN; the driver was given the user's own pointer */
     KIND_GRAPH_FOREIGN = 7,
-    KIND_HEALTH = 8, /* no place in a stream: fires if the context fails; in no count */
+    /* no place in a stream: fires if the context fails, or when a thread fires it; in no count */
+    KIND_ALARM = 8,
 };
 
 enum {
@@ -51,9 +52,9 @@ void point_arm_watched(uint64_t ticket);
 uint64_t point_watch(struct queue *, struct context *);
 void point_fire(uint64_t ticket, int64_t status);
 /* A ticket that fires if the context fails. 0: no memory. */
-uint64_t point_watch_health(struct queue *, struct context *);
+uint64_t point_arm_alarm(struct queue *, struct context *);
 /* fires the ticket with 0, if it has not fired */
-void point_end_health(uint64_t ticket);
+void point_fire_alarm(uint64_t ticket);
 
 /* Sets the function that runs a user's Python function for a ticket, on the driver's thread. Once,
  * before any such ticket is armed. */
