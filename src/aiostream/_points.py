@@ -48,10 +48,16 @@ class Near(PendingEntry, Protocol):
         """Says that the end is near. A task that awaits the future may poll in the loop's place."""
 
 
+NO_CONTEXT = -1
+"""The `context_id` of an alarm that belongs to no context."""
+
+
 class Alarm:
     """A ticket that any thread may fire, and that its loop may arm again.
 
-    It also fires if the context fails. A subclass says in `complete` what the loop does then.
+    It also fires if its context fails. While it is armed, the watcher reads that context's health
+    for it. With `NO_CONTEXT` it fires only when a thread fires it, and the watcher has no work. A
+    subclass says in `complete` what the loop does then.
 
     An alarm that is armed is kept until it fires, with its loop's queue. So its owner notes it
     before it arms it.

@@ -213,13 +213,12 @@ class _ThreadCall(Completion):
 class _TokenWatch(_points.Alarm):
     """Has the loop of a call that waits for a token give lost tokens back.
 
-    Its ticket fires when the janitor has noted a lost token. It also fires if the context fails,
-    which is of no use here, and harmless.
+    Its ticket fires when the janitor has noted a lost token. It belongs to no context, because the
+    ticket of a failed one would fire again each time that it is armed.
     """
 
-    def __init__(self, limiter: Any, reference: Reference) -> None:
-        queue = _loops.current_bridge().queue
-        super().__init__(queue, reference.context._ensure_monitored())
+    def __init__(self, limiter: Any) -> None:
+        super().__init__(_loops.current_bridge().queue, _points.NO_CONTEXT)
         # Weak, because the value of a WeakKeyDictionary that refers to its key keeps it alive.
         self._limiter = weakref.ref(limiter)
         hash(limiter)  # as the key of a WeakKeyDictionary
@@ -253,9 +252,9 @@ class _TokenWatch(_points.Alarm):
         _give_back_lost(limiter)
 
 
-def _watch_of(limiter: Any, reference: Reference) -> _TokenWatch | None:
+def _watch_of(limiter: Any) -> _TokenWatch | None:
     try:
-        return _TokenWatch(limiter, reference)
+        return _TokenWatch(limiter)
     except TypeError:  # it has no weak references, or no hash, so no lost call of it is noted
         return None
 
@@ -373,7 +372,7 @@ class ThreadStream:
         watch: _TokenWatch | None = None
         try:
             if not _take_at_once(limiter, call):
-                if (watch := _watch_of(limiter, reference)) is not None:
+                if (watch := _watch_of(limiter)) is not None:
                     watch.begin()
                 await limiter.acquire_on_behalf_of(call)
                 if watch is not None:

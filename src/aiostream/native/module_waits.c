@@ -539,8 +539,8 @@ static PyObject *native_arm_alarm(PyObject *self, PyObject *args) {
         refuse_in_child())
         return NULL;
     struct queue *queue = as_queue(queue_number);
-    struct context *context = queue ? as_context(context_id) : NULL;
-    if (!context) return NULL;
+    struct context *context = queue && context_id >= 0 ? as_context(context_id) : NULL;
+    if (!queue || (context_id >= 0 && !context)) return NULL;
     uint64_t ticket = point_arm_alarm(queue, context);
     if (!ticket) return PyErr_NoMemory();
     if (append_number(tickets, PyLong_FromUnsignedLongLong(ticket))) Py_RETURN_NONE;
@@ -621,7 +621,7 @@ static PyMethodDef wait_functions[] = {
      "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
     {"arm_alarm", native_arm_alarm, METH_VARARGS,
-     "Appends to a list a ticket that fires with the code when the context fails."},
+     "Appends to a list a ticket that fires with the code when the context fails; -1: of none."},
     {"fire_alarm", native_fire_alarm, METH_VARARGS,
      "Fires such a ticket with 0, unless it has fired."},
     {"make_helpers", native_make_helpers, METH_VARARGS,
