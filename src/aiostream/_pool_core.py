@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiostream import _driver, _loops, _native, _pool_returns
+from aiostream import _driver, _loops, _native, _pool_returns, _process
 from aiostream._pool_returns import Busy, Return
 from aiostream._pool_slots import Idle, IdleOnDevices, Slot
 from aiostream._pool_waiters import Waiters
@@ -112,9 +113,13 @@ class PoolCore:
         if self._waiters.futures:
             # Before the next one, because Python calls the callback of the latest reference first.
             slot.alarm = weakref.ref(lent, self._waiters.raise_alarm)
-        # The callback is the deque's own method, because it may run in any thread, and between any
-        # two lines of this module: it takes no lock, and touches nothing else of the pool.
-        slot.lent = weakref.ref(lent, self._dropped.append)
+        # The callback may run in any thread, and between any two lines of this module. So it is the
+        # deque's own method: it takes no lock, and touches nothing else of the pool. A pool that is
+        # closed has no next use, so there the callback ends the stream itself.
+        callback: Callable[[weakref.ref[Stream]], None] = (
+            partial(_end_dropped, slot.stream) if self._closed else self._dropped.append
+        )
+        slot.lent = weakref.ref(lent, callback)
 
     def _watch_for_drops(self) -> None:
         # Not in `_in_turn`, whose frame would keep the last of the streams.
@@ -340,6 +345,9 @@ class PoolCore:
         # First, because the tasks that wake up find the pool closed, and streams that come back
         # meanwhile are destroyed.
         self._closed = True
+        self._watch_for_drops()
+        # What was dropped before the line above has only been noted.
+        self._take_dropped()
         self._waiters.end_watches()
         self._waiters.fail_all(lambda: StreamClosedError(reason))
 
@@ -377,6 +385,22 @@ def _is_lost(stream: Stream) -> bool:
         return stream.context.health() != 0
     except CudaError:  # the first use of the context, and it is lost already
         return True
+
+
+# The defaults bind what is called, because at the interpreter's end the module's names may be gone.
+def _end_dropped(
+    stream: Stream,
+    _: object,
+    run_in_janitor: Callable[[Callable[[], Any]], None] = _process.run_in_janitor,
+    is_forked: Callable[[], bool] = _native.is_forked,
+) -> None:
+    """A task has dropped a stream of a closed pool. This is a finalizer: it takes no lock."""
+    # The janitor destroys it, because a finalizer may run where no driver call is allowed. To close
+    # a borrowed stream calls no driver.
+    if stream._owned:
+        run_in_janitor(stream._finalizer(stream._handle))
+    elif not is_forked():
+        stream.close()
 
 
 def _end_watches_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[_loops.Bridge]) -> None:

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
-from aiostream import _native
+from aiostream import _loops, _native
 from aiostream._reference import LEGACY
 from aiostream.stream import Stream
 
@@ -54,11 +54,13 @@ class Slot:
     def is_handed_over(self) -> bool:
         """Whether a task will find the slot in its future.
 
-        A KeyboardInterrupt may have come after `handed_to` was set and before the future was.
+        A KeyboardInterrupt may have come after `handed_to` was set and before the future was. A
+        loop that was closed never runs its tasks again.
         """
         future = self.handed_to
         return (
             future is not None
+            and not _loops.is_dead(future)
             and future.done()
             and not future.cancelled()
             and not future.exception()

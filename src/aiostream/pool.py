@@ -210,7 +210,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         Returns:
             A borrowed `Stream` with the pool's options. `release` closes it. If you close it
             yourself, this does not affect the pool. If you drop it, the pool takes the stream back:
-            at once if tasks wait, and otherwise at its next use.
+            at once if tasks wait, and otherwise at its next use. A pool that is closed destroys it.
 
         Raises:
             RuntimeError: No loop runs here, or a task of another loop holds a stream or waits for
@@ -308,8 +308,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
     def close(self) -> None:
         """Destroys the streams at once. Their work continues on the GPU.
 
-        A stream that a task holds is destroyed when the task gives it back. Tasks that wait for a
-        stream get a `StreamClosedError`. You may call it again.
+        A stream that a task holds is destroyed when the task gives it back, or drops it. Tasks that
+        wait for a stream get a `StreamClosedError`. You may call it again.
 
         Raises:
             CudaError: The driver refused. All other streams are closed, and you get the first
@@ -317,6 +317,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         """
         # Before the pool is closed, because no task will give these back.
         self._take_dropped()
+        self._find_lost()
         # Tasks that hold a stream go on. `release` finds the pool closed, and destroys it then.
         self._refuse()
         kept = [*self._idle, *self._busy.take_all()]
@@ -340,7 +341,9 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         Raises:
             CudaError: The work on a stream failed. All streams are closed.
         """
-        self._take_dropped()  # before the pool is closed, so that their work is awaited too
+        # Before the pool is closed, so that their work is awaited too.
+        self._take_dropped()
+        self._find_lost()
         self._refuse()
         self._busy.unwatch_all()  # this task waits for them from now on
         try:
