@@ -528,8 +528,9 @@ async def test_stream_that_is_dropped_after_the_close_is_destroyed(where: str) -
     else:
         await anyio.to_thread.run_sync(drop)
     assert settle(lambda: statistics().handles.open == before + 1)
+    assert pool.lent == 1
     pool.release(held)
-    assert statistics().handles.open == before
+    assert (pool.lent, statistics().handles.open) == (0, before)
 
 
 async def test_stream_that_is_dropped_after_the_close_lets_go_of_its_owner() -> None:
@@ -559,6 +560,7 @@ async def test_stream_on_its_way_when_the_pool_closes_is_destroyed_when_it_is_dr
         await until(lambda: pool.waiting == 1)
         pool.release(held)
         pool.close()
+        assert pool.lent == 1
     gc.collect()
     assert settle(lambda: statistics().handles.open == before)
 

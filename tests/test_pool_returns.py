@@ -241,6 +241,30 @@ async def test_stream_is_lent_at_once_or_refused() -> None:
         assert pool.idle == 1
 
 
+@pytest.mark.parametrize("where", ["here", "in a thread"])
+async def test_dropped_stream_is_not_lent_any_more(where: str) -> None:
+    """The pool has not looked at it yet, so it may be busy."""
+    pool = StreamPool(2)
+    kept, held = [pool.acquire_nowait()], pool.acquire_nowait()
+    assert (pool.idle, pool.busy, pool.lent) == (0, 0, 2)
+
+    def drop() -> None:
+        kept.clear()
+        gc.collect()
+
+    if where == "here":
+        drop()
+    else:
+        await anyio.to_thread.run_sync(drop)
+    assert (pool.idle, pool.busy, pool.lent) == (0, 1, 1)
+    assert "0 idle, 1 busy, 1 lent to '" in repr(pool)
+    pool.release(held)
+    assert (pool.idle, pool.busy, pool.lent) == (1, 1, 0)
+    pool.release(pool.acquire_nowait())
+    assert (pool.idle, pool.busy, pool.lent) == (2, 0, 0)
+    pool.close()
+
+
 async def test_acquire_nowait_does_not_overtake_waiting_tasks() -> None:
     pool, got = StreamPool(1), []
 

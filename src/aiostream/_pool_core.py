@@ -355,10 +355,25 @@ class PoolCore:
         if self._closed:
             raise StreamClosedError("the pool is closed")
 
+    # Another thread may export the numbers, so each list is made in one step.
+
+    def _count_busy(self) -> int:
+        """How many streams may still work for a task that no longer holds them."""
+        if self._closed:
+            return len(self._busy)
+        # With those that were dropped, which the pool has yet to look at. In this order, so that
+        # one that moves meanwhile is not counted twice.
+        return len(self._busy) + sum(slot.is_dropped() for slot in list(self._lent.values()))
+
+    def _count_lent(self) -> int:
+        """How many streams tasks hold, or get in their next turn."""
+        if self._closed:
+            return sum(slot.is_held() for slot in self._slots)
+        return self._size - len(self._idle) - self._count_busy()
+
     def _holders(self) -> str:
         """Which tasks hold streams, such as ` to 'Task-3', 'Task-5'`."""
-        # Also for another thread's repr: each list is made in one step.
-        holders = [slot.holder for slot in list(self._lent.values())]
+        holders = [slot.holder for slot in list(self._lent.values()) if not slot.is_dropped()]
         tasks = [holder() for holder in holders if holder is not None]
         names = [repr(_loops.task_name(task)) for task in tasks[:_MOST_NAMES] if task is not None]
         if not names:

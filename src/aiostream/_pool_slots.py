@@ -51,6 +51,15 @@ class Slot:
         """From now on no task holds the stream."""
         self.alarm = self.lent = self.holder = None
 
+    def is_dropped(self) -> bool:
+        """Whether a task had the stream, and has dropped it. Any thread may ask."""
+        lent = self.lent  # read once, because another thread may end the loan meanwhile
+        return lent is not None and lent() is None
+
+    def is_held(self) -> bool:
+        """Whether a task has the stream, or gets it in its next turn."""
+        return (self.lent is not None and not self.is_dropped()) or self.is_handed_over()
+
     def is_handed_over(self) -> bool:
         """Whether a task will find the slot in its future.
 

@@ -158,13 +158,16 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
 
     @property
     def busy(self) -> int:
-        """How many streams were given back while the GPU still works on them."""
-        return len(self._busy)
+        """How many streams no task holds while the GPU still works on them.
+
+        A stream that a task has dropped counts here until the pool looks at it, at its next use.
+        """
+        return self._count_busy()
 
     @property
     def lent(self) -> int:
-        """How many streams tasks hold now."""
-        return len(self._lent) if self._closed else self._size - len(self._idle) - len(self._busy)
+        """How many streams tasks hold now, or get in their next turn."""
+        return self._count_lent()
 
     @property
     def waiting(self) -> int:
