@@ -175,13 +175,13 @@ class PoolCore:
             self._take_dropped()
         # A loop that was closed never runs its tasks again. So their futures do not count.
         handed = [slot.handed_to for slot in self._slots if slot.handed_to is not None]
-        alive = [future for future in handed if not _loops.is_dead(future)]
-        alive += self._waiters.alive()
-        if self._lent or alive:
+        alive = self._waiters.alive()
+        lent = len(self._lent) + sum(not _loops.is_dead(future) for future in handed)
+        if lent or alive:
             raise RuntimeError(
-                f"the pool is in use in another event loop: {len(self._lent)} streams are lent"
-                f"{self._holders()}, {len(alive)} tasks wait. Give them back there first, or make "
-                "a pool for each loop"
+                f"the pool is in use in another event loop: {lent} streams are lent"
+                f"{self._holders(lent)}, {len(alive)} tasks wait. Give them back there first, or "
+                "make a pool for each loop"
             )
         # The watches fire into the former loop's queue. If they were kept, no watch of this loop
         # would be made, and a lost context would wake none of its tasks.
@@ -371,22 +371,25 @@ class PoolCore:
             return sum(slot.is_held() for slot in self._slots)
         return self._size - len(self._idle) - self._count_busy()
 
-    def _holders(self) -> str:
-        """Which tasks hold streams, such as ` to 'Task-3', 'Task-5'`."""
+    def _holders(self, lent: int) -> str:
+        """Which tasks hold that many streams, such as ` to 'Task-3', 'Task-5' and 1 more`."""
         holders = [slot.holder for slot in list(self._lent.values()) if not slot.is_dropped()]
         tasks = [holder() for holder in holders if holder is not None]
         names = [repr(_loops.task_name(task)) for task in tasks[:_MOST_NAMES] if task is not None]
         if not names:
             return ""
-        others = len(self._lent) - len(names)
+        # With those on their way to a task. The pool knows its future, and not the task.
+        others = lent - len(names)
         return f" to {', '.join(names)}" + (f" and {others} more" if others > 0 else "")
 
     def _reasons(self) -> str:
         limit = "" if self._max_waiting is None else f" of at most {self._max_waiting}"
+        lent = self._count_lent()
         return (
-            f"of {self._size} streams {len(self._lent)} are lent{self._holders()}, "
-            f"{len(self._busy)} still work for earlier tasks, and {self._waiters.count()}{limit} "
-            "tasks wait. A server answers 503 now. Make a larger pool to serve more tasks at once"
+            f"of {self._size} streams {lent} are lent{self._holders(lent)}, "
+            f"{self._count_busy()} still work for earlier tasks, and "
+            f"{self._waiters.count()}{limit} tasks wait. A server answers 503 now. Make a larger "
+            "pool to serve more tasks at once"
         )
 
     def __del__(self) -> None:

@@ -158,7 +158,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
 
     @property
     def busy(self) -> int:
-        """How many streams no task holds while the GPU still works on them.
+        """How many streams the GPU still works on while no task holds them.
 
         A stream that a task has dropped counts here until the pool looks at it, at its next use.
         """
@@ -180,7 +180,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         return self._closed
 
     def __repr__(self) -> str:
-        held = f"{self.lent} lent{self._holders()}"
+        lent = self.lent
+        held = f"{lent} lent{self._holders(lent)}"
         counts = f"{self.idle} idle, {self.busy} busy, {held}, {self.waiting} waiting"
         closed = ", closed" if self._closed else ""
         return f"<aiostream.StreamPool of {self._size}: {counts}{closed}>"
