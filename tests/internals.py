@@ -133,9 +133,7 @@ def driver_version() -> int:
 def native_call_replaced(
     name: str, signature: Any, replace: Callable[[Any], Callable[..., int]]
 ) -> Iterator[None]:
-    """Binds the native part to `replace(original)` in place of one driver function, until the block
-    ends.
-    """
+    """Within the block, the native part calls `replace(original)` for one driver function."""
     addresses = _driver.native_addresses()
     replacement = signature(replace(signature(addresses[name])))
     _native.bind({**addresses, name: _address_of(replacement)})
@@ -277,6 +275,14 @@ QUEUE_STEPS = {
 """The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there.
 """
 
+ALARM_STEPS = {threads._watch_of.__code__, threads.ThreadStream.enqueue_in_thread.__code__} | {
+    function.__code__
+    for kind in (_points.Alarm, _pool_waiters.Waiters, _pool_waiters.Watch, threads._TokenWatch)
+    for function in vars(kind).values()
+    if hasattr(function, "__code__")
+}
+"""The code that arms and ends the alarms of tasks that wait for a pool's stream or a token."""
+
 
 # ----------------------------------------------------------------------------------------- counters
 
@@ -352,9 +358,7 @@ def helpers(context: Context) -> tuple[int, int]:
 
 
 def register_context(context: Context) -> int:
-    """Registers a context with the watcher, if it is not registered; returns the watcher's number
-    for it.
-    """
+    """Returns the watcher's number of a context, which is registered with it if it was not."""
     return context._ensure_monitored()
 
 
@@ -390,9 +394,7 @@ def stop_watcher() -> None:
 def intercept_hand_back(
     patch: pytest.MonkeyPatch, act: Callable[[Any, Callable[[], None]], object]
 ) -> None:
-    """Calls `act(wait, hand_back)` in place of each hand-back of a wait to its task; `hand_back()`
-    carries it out.
-    """
+    """Calls `act(wait, hand_back)` where a wait is handed back; `hand_back()` carries it out."""
     original = waiting._Watched.handed_back
 
     def intercepted(watched: Any, wait: Any, orphaned: bool) -> None:
@@ -410,9 +412,7 @@ def is_polled_by_task(future: Any) -> bool:
 
 
 def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
-    """The next drain that a bridge asks its loop for never comes, as if a KeyboardInterrupt had
-    taken it.
-    """
+    """The next drain that a bridge asks for never comes, as if an interrupt had taken it."""
     original = on_asyncio.AsyncioBridge._call_next_turn
     lost: list[None] = []
 
@@ -451,9 +451,7 @@ def note_deliveries(patch: pytest.MonkeyPatch, delivered: list[int]) -> None:
 
 
 def current_bridge() -> Any:
-    """Returns the bridge between the native part and the running loop: `queue`, `descriptor`,
-    `drain()`.
-    """
+    """Returns the running loop's bridge to native code: `queue`, `descriptor`, `drain()`."""
     return _loops.current_bridge()
 
 
@@ -570,9 +568,7 @@ async def next_turn() -> None:
 def intercept_set_state(
     patch: pytest.MonkeyPatch, act: Callable[[Callable[[], None]], None]
 ) -> None:
-    """Calls `act(set_state)` in place of each change of a completion's state; `set_state()` carries
-    it out.
-    """
+    """Calls `act(set_state)` where a completion's state changes; `set_state()` carries it out."""
     original = _native.set_state
     patch.setattr(_native, "set_state", lambda *args: act(lambda: original(*args)))
 
@@ -682,9 +678,9 @@ def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[
     monkeypatch.setattr(_driver, "driver_version", function)
 
 
-def health_watches() -> int:
-    """Returns how many pools have their context watched."""
-    return sum(isinstance(entry, _pool_waiters.Watch) for entry in list(_points.registry.values()))
+def alarms() -> list[_points.Alarm]:
+    """Returns the alarms of all tasks that wait for a pool's stream or a token."""
+    return [entry for entry in list(_points.registry.values()) if isinstance(entry, _points.Alarm)]
 
 
 # ------------------------------------------------------------------------ traces

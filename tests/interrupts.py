@@ -9,7 +9,7 @@ import dis
 import gc
 import itertools
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -69,7 +69,7 @@ def is_finalizer(frame: FrameType | None) -> bool:
     forgets it.
     """
     while frame is not None:
-        if frame.f_code.co_name in ("__del__", "gone"):  # gone: of a weak reference
+        if frame.f_code.co_name in ("__del__", "gone", "raise_alarm"):  # or of a weak reference
             return True
         frame = frame.f_back
     return False
@@ -78,10 +78,18 @@ def is_finalizer(frame: FrameType | None) -> bool:
 class Striker:
     """Within a `with` block, raises KeyboardInterrupt at the n-th such place that this thread comes
     to; with 0, only counts.
+
+    With `codes`, only the places of these functions count.
     """
 
-    def __init__(self, number: int, is_protected: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        number: int,
+        is_protected: Callable[[], bool] = lambda: False,
+        codes: Collection[CodeType] | None = None,
+    ) -> None:
         self.number = number
+        self._codes = codes
         self.passed = 0
         self.where = ""
         self._is_protected = is_protected
@@ -107,6 +115,7 @@ class Striker:
         if (
             self.number < 0
             or not frame.f_code.co_filename.startswith(PACKAGE)
+            or (self._codes is not None and frame.f_code not in self._codes)
             or is_finalizer(frame)
         ):
             return None
@@ -137,7 +146,13 @@ class StuckError(Exception):
 
 
 def run_interrupted(
-    kind: str, number: int, function: Function, later: Function, *, cancels: bool
+    kind: str,
+    number: int,
+    function: Function,
+    later: Function,
+    *,
+    cancels: bool,
+    codes: Collection[CodeType] | None = None,
 ) -> Striker:
     """Runs `function` on a loop with an interrupt at that place, and then `later` on that loop.
 
@@ -150,13 +165,14 @@ def run_interrupted(
         later: What must work after it.
         cancels: After the interrupt all tasks are cancelled, as `asyncio.run` does it. Else they go
             on, and must end.
+        codes: See `Striker`.
     """
     if kind == "trio":
-        return _run_on_trio(number, function, later)
+        return _run_on_trio(number, function, later, codes)
     import uvloop
 
     loop = uvloop.new_event_loop() if kind == "uvloop" else asyncio.new_event_loop()
-    striker = Striker(number)
+    striker = Striker(number, codes=codes)
     _strike(loop, striker, function, cancels)
     striker.end()
     gc.collect()  # what the frames of the interrupt's traceback held
@@ -181,7 +197,9 @@ def _strike(
     task = loop.create_task(begin())
     try:
         loop.run_until_complete(task)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BaseExceptionGroup) as interrupt:
+        if not is_interrupt(interrupt):
+            raise
         striker.end()
         pending = asyncio.all_tasks(loop) | {task}
         if cancels:
@@ -217,10 +235,12 @@ def complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any
                 raise
 
 
-def _run_on_trio(number: int, function: Function, later: Function) -> Striker:
+def _run_on_trio(
+    number: int, function: Function, later: Function, codes: Collection[CodeType] | None
+) -> Striker:
     import trio
 
-    striker = Striker(number, trio.lowlevel.currently_ki_protected)
+    striker = Striker(number, trio.lowlevel.currently_ki_protected, codes)
 
     async def begin() -> None:
         with striker, trio.fail_after(PATIENCE):

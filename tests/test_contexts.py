@@ -104,3 +104,49 @@ def test_a_context_that_is_refused_leaves_no_stream(monkeypatch: pytest.MonkeyPa
     with Context.from_handle(int(handle)).as_current():
         Stream().close()
     internals.driver_call("cuCtxDestroy", handle)
+
+
+TOKEN = """
+    import asyncio
+    import anyio, pytest
+    from aiostream import Context, ContextFailedError, Stream, statistics
+    import internals
+    from support import Gate, settle
+
+    async def call(stream, limiter):
+        with pytest.raises(ContextFailedError):
+            await stream.enqueue_in_thread(print, limiter=limiter)
+
+    async def main():
+        handle = internals.create_context()
+        with Context.from_handle(int(handle)).as_current():
+            stream = Stream()
+        limiter, healthy, delivered = anyio.CapacityLimiter(1), Stream(), []
+        limiter.acquire_on_behalf_of_nowait(healthy)
+        with pytest.MonkeyPatch.context() as patch, Gate() as gate:
+            internals.note_deliveries(patch, delivered)
+            gate.hold(healthy)
+            held = healthy.completion_future()  # so that the watcher goes on
+            task = asyncio.create_task(call(stream, limiter))
+            while not limiter.statistics().tasks_waiting:
+                await asyncio.sleep(0)
+            internals.driver_call("cuCtxDestroy", handle)
+            passes = statistics().watcher_passes
+            while statistics().watcher_passes < passes + 10:
+                await asyncio.sleep(0.001)
+            print(len(delivered))
+            limiter.release_on_behalf_of(healthy)
+            await task
+            gate.open()
+            await held
+        stream.close()
+        await healthy.aclose()
+
+    asyncio.run(main())
+"""
+
+
+def test_call_that_waits_for_a_token_is_not_woken_when_its_context_is_gone(
+    driver_kind: str,
+) -> None:
+    assert succeed(driver_kind, TOKEN) == "0\n"

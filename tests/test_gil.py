@@ -328,3 +328,42 @@ async def test_very_many_completions(driver_kind: str, loop_kind: str) -> None:
     )
     assert after.points.fired - before.points.fired == after.points.armed - before.points.armed
     assert after.points.stale == before.points.stale
+
+
+LOCKED_HOST_FUNCTION = """
+    import asyncio, sys, time
+    from aiostream import Stream, simulator
+    from support import Gate
+    simulator.install()
+    simulator.adversary(driver_lock=True)
+    stream, other, ran = Stream(), Stream(), []
+    gate = Gate()
+    gate.hold(other)
+    other.launch_host_func(ran.append, 1)
+
+    def function(_):
+        # The host function begins now, and waits for the GIL, which this thread does not give up.
+        gate.open()
+        ends = time.monotonic() + 0.1
+        while time.monotonic() < ends:
+            pass
+        assert not ran
+
+    async def main():
+        sys.setswitchinterval(100)
+        await stream.enqueue_async(function)
+        await other.synchronize_async()
+        assert ran
+
+    asyncio.run(main())
+    stream.close()
+    other.close()
+"""
+
+
+@pytest.mark.simulator_only("whether a driver holds a lock round host functions cannot be chosen")
+def test_end_of_a_function_while_the_driver_holds_a_lock_for_a_host_function(
+    driver_kind: str,
+) -> None:
+    """The context is popped without the GIL, for which the host function waits."""
+    succeed(driver_kind, LOCKED_HOST_FUNCTION, timeout=20)

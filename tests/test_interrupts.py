@@ -11,7 +11,9 @@ import gc
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -19,7 +21,7 @@ import pytest
 
 import aiostream
 from aiostream import Context, Event, Stream, StreamClosedError, StreamPool, statistics
-from internals import driver_call
+from internals import ALARM_STEPS, alarms, driver_call, run_in_janitor
 from interrupts import Striker, run_interrupted
 from support import PLAIN_LOOPS, STRATEGIES, settle, spin
 
@@ -234,3 +236,84 @@ def test_interrupt_at_any_place_of_an_await_loses_nothing(kind: str, name: str) 
         "no place was reached again"
     )  # a task that polls comes to more places, or to fewer
     print(f"{struck} interrupts, {count} places")
+
+
+async def wait_for_a_stream() -> None:
+    """A task waits for a pool's stream, which another one drops and does not release."""
+    pool = StreamPool(1)
+    try:
+        held = [await pool.acquire()]
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.acquire)
+            while not pool.waiting:
+                await anyio.lowlevel.checkpoint()
+            held.clear()
+    finally:
+        pool.close()
+
+
+async def wait_for_a_token() -> None:
+    """A call waits for a token, and gets it."""
+    stream, limiter = Stream(), anyio.CapacityLimiter(1)
+    try:
+        await limiter.acquire_on_behalf_of(stream)
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(stream.enqueue_in_thread, int_of, limiter=limiter))
+            while not limiter.statistics().tasks_waiting:
+                await anyio.lowlevel.checkpoint()
+            for alarm in alarms():
+                # As the janitor does it when the token of a loop that is gone comes back.
+                janitor = threading.Thread(target=alarm.fire)
+                janitor.start()
+                janitor.join()
+            await until_all_are_armed()
+            limiter.release_on_behalf_of(stream)
+    finally:
+        stream.close()
+
+
+def int_of(_: Stream) -> int:
+    return 7
+
+
+async def until_all_are_armed() -> None:
+    """Gives the loop the turns in which it arms its alarms again."""
+    for _ in range(3):
+        await anyio.lowlevel.checkpoint()
+
+
+# Struck between the making of a coroutine and its first step.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12),
+    reason="Python 3.12 does not trace every instruction that it is asked to",
+)
+@pytest.mark.parametrize("kind", PLAIN_LOOPS)
+@pytest.mark.parametrize("function", [wait_for_a_stream, wait_for_a_token])
+def test_interrupt_at_any_place_of_an_alarm_leaves_none_armed(
+    kind: str, function: Callable[[], Any]
+) -> None:
+    """An armed alarm keeps its loop's queue with three descriptors, also after the loop."""
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def strike(number: int) -> Striker:
+        striker = run_interrupted(
+            kind, number, function, anyio.lowlevel.checkpoint, cancels=True, codes=ALARM_STEPS
+        )
+        gc.collect()
+        assert settle(lambda: not alarms()), f"{striker.where}: {alarms()}"
+        # It has then taken what has arrived for the loop that is gone, and holds its queue.
+        over = threading.Event()
+        run_in_janitor(over.set)
+        assert over.wait(10)
+        return striker
+
+    count = strike(0).passed
+    strike(1)
+    before = descriptors()
+    assert count > 5
+    for number in range(1, count + 1):
+        where = strike(number).where
+        assert descriptors() <= before, where

@@ -97,7 +97,7 @@ async def test_waiting_task_gets_the_first_free_stream_of_any_device() -> None:
 async def test_lost_context_wakes_waiting_tasks_and_names_the_devices(breakable: Any) -> None:
     pool, errors = StreamPool(2, devices=[0, 1]), []
     held = [await pool.acquire() for _ in range(2)]
-    assert internals.health_watches() == 0
+    assert not internals.alarms()
 
     async def wait() -> None:
         with pytest.raises(ContextFailedError, match="a pool of 2 streams on devices 0, 1") as seen:
@@ -107,10 +107,10 @@ async def test_lost_context_wakes_waiting_tasks_and_names_the_devices(breakable:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
         await until(lambda: pool.waiting == 1)
-        assert internals.health_watches() == 2, "one for each context"
+        assert len(internals.alarms()) == 2, "one for each context"
         breakable.break_context(700)
     assert len(errors) == 1
-    await until(lambda: internals.health_watches() == 0)
+    await until(lambda: not internals.alarms())
     for stream in held:
         pool.release(stream)
     recover()

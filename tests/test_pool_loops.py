@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -133,7 +134,7 @@ def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
     collect(waiter)
     pool.release(lent)
     pool.close()
-    assert settle(lambda: internals.health_watches() == 0)
+    assert settle(lambda: not internals.alarms())
 
 
 def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
@@ -144,11 +145,11 @@ def test_pool_that_is_kept_ends_its_watch_when_its_loop_dies() -> None:
     pool = StreamPool(1)
     descriptors = len(os.listdir("/proc/self/fd"))
     loop, lent, waiter = waited_for(pool)
-    assert internals.health_watches() == 1
+    assert len(internals.alarms()) == 1
     loop.close()
     del loop
     gc.collect()
-    assert settle(lambda: internals.health_watches() == 0)
+    assert settle(lambda: not internals.alarms())
     assert settle(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
     assert not waiter.done()
     collect(waiter)
@@ -507,3 +508,87 @@ async def test_aclose_awaits_the_work_of_a_dropped_stream() -> None:
     gc.collect()
     await pool.aclose()
     assert (done, pool.lent) == ([1], 0)
+
+
+@pytest.mark.parametrize("where", ["here", "in a thread"])
+async def test_stream_that_is_dropped_after_the_close_is_destroyed(where: str) -> None:
+    """The program keeps the pool, and the other task its stream."""
+    before = statistics().handles.open
+    pool = StreamPool(2)
+    kept, held = [await pool.acquire()], await pool.acquire()
+    await pool.aclose()
+    assert (pool.lent, statistics().handles.open) == (2, before + 2)
+
+    def drop() -> None:
+        kept.clear()
+        gc.collect()
+
+    if where == "here":
+        drop()
+    else:
+        await anyio.to_thread.run_sync(drop)
+    assert settle(lambda: statistics().handles.open == before + 1)
+    assert pool.lent == 1
+    pool.release(held)
+    assert (pool.lent, statistics().handles.open) == (0, before)
+
+
+async def test_stream_that_is_dropped_after_the_close_lets_go_of_its_owner() -> None:
+    owner = Stream()
+    owners = weakref.ref(owner)
+    pool = StreamPool.borrow([owner])
+    del owner
+    stream = await pool.acquire()
+    pool.close()
+    assert owners() is not None
+    del stream
+    gc.collect()
+    assert owners() is None
+    assert pool.closed
+
+
+async def test_stream_on_its_way_when_the_pool_closes_is_destroyed_when_it_is_dropped() -> None:
+    before = statistics().handles.open
+    pool = StreamPool(1)
+    held = await pool.acquire()
+
+    async def drop() -> None:
+        await pool.acquire()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(drop)
+        await until(lambda: pool.waiting == 1)
+        pool.release(held)
+        pool.close()
+        assert pool.lent == 1
+    gc.collect()
+    assert settle(lambda: statistics().handles.open == before)
+
+
+def test_close_destroys_a_stream_on_its_way_to_a_task_of_a_dead_loop() -> None:
+    before = statistics().handles.open
+    pool = StreamPool(1)
+    loop, lent, waiter = waited_for(pool)
+    pool.release(lent)
+    loop.close()
+    pool.close()
+    assert statistics().handles.open == before
+    collect(waiter)
+
+
+def test_close_destroys_a_stream_that_an_interrupt_has_lost() -> None:
+    """At each line of lending: the stream is in none of the pool's lists."""
+    before = statistics().handles.open
+
+    async def at(line: int) -> bool:
+        pool = StreamPool(1)
+        struck = interrupted_at(line, pool.acquire_nowait)
+        gc.collect()
+        pool.close()
+        assert settle(lambda: statistics().handles.open == before), line
+        return struck
+
+    line = 1
+    while asyncio.run(at(line)):
+        line += 1
+    assert line > 10

@@ -241,6 +241,73 @@ async def test_stream_is_lent_at_once_or_refused() -> None:
         assert pool.idle == 1
 
 
+async def test_numbers_while_a_stream_goes_from_one_task_to_the_next() -> None:
+    """It counts as lent, although the next task has not run yet, and so has no name here."""
+    pool = StreamPool(2)
+    first, second = pool.acquire_nowait(), pool.acquire_nowait()
+
+    async def take() -> None:
+        pool.release(await pool.acquire())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take)
+        await until(lambda: pool.waiting == 1)
+        pool.release(first)
+        assert (pool.idle, pool.busy, pool.lent, pool.waiting) == (0, 0, 2, 0)
+        with pytest.raises(
+            PoolFullError,
+            match=r"of 2 streams 2 are lent to '.+' and 1 more, 0 still work .+, and 0",
+        ):
+            pool.acquire_nowait()
+        assert " 2 lent to '" in repr(pool)
+    pool.release(second)
+    assert (pool.idle, pool.lent) == (2, 0)
+    pool.close()
+
+
+def test_another_loop_hears_of_a_stream_on_its_way() -> None:
+    pool = StreamPool(1)
+    loop = asyncio.new_event_loop()
+    held = loop.run_until_complete(pool.acquire())
+    waiter = loop.create_task(pool.acquire())
+    while not pool.waiting:
+        loop.run_until_complete(asyncio.sleep(0))
+    pool.release(held)
+
+    async def use() -> None:
+        await pool.acquire()
+
+    with pytest.raises(RuntimeError, match="1 streams are lent, 0 tasks wait"):
+        asyncio.run(use())
+    pool.release(loop.run_until_complete(waiter))
+    loop.close()
+    pool.close()
+
+
+@pytest.mark.parametrize("where", ["here", "in a thread"])
+async def test_dropped_stream_is_not_lent_any_more(where: str) -> None:
+    """The pool has not looked at it yet, so it may be busy."""
+    pool = StreamPool(2)
+    kept, held = [pool.acquire_nowait()], pool.acquire_nowait()
+    assert (pool.idle, pool.busy, pool.lent) == (0, 0, 2)
+
+    def drop() -> None:
+        kept.clear()
+        gc.collect()
+
+    if where == "here":
+        drop()
+    else:
+        await anyio.to_thread.run_sync(drop)
+    assert (pool.idle, pool.busy, pool.lent) == (0, 1, 1)
+    assert "0 idle, 1 busy, 1 lent to '" in repr(pool)
+    pool.release(held)
+    assert (pool.idle, pool.busy, pool.lent) == (1, 1, 0)
+    pool.release(pool.acquire_nowait())
+    assert (pool.idle, pool.busy, pool.lent) == (2, 0, 0)
+    pool.close()
+
+
 async def test_acquire_nowait_does_not_overtake_waiting_tasks() -> None:
     pool, got = StreamPool(1), []
 

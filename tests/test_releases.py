@@ -5,7 +5,9 @@ for seconds.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -111,3 +113,66 @@ def test_a_listener_is_told_while_a_destructor_blocks(breakable: Any, stuck: Stu
     stuck.go.set()
     breakable.recover()
     stream.close()
+
+
+def listeners() -> list[threading.Thread]:
+    """The threads that call failure listeners now."""
+    return [each for each in threading.enumerate() if each.name == "aiostream-listener"]
+
+
+def test_a_listener_that_blocks_delays_other_listeners_alone(breakable: Any, stuck: Stuck) -> None:
+    """A dropped stream is destroyed, and what arrives for a loop that is gone is taken."""
+    heard: list[int] = []
+
+    def block(_: aiostream.ContextFailedError) -> None:
+        # Signals are for the application's own threads.
+        assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        stuck.begun.set()
+        assert stuck.go.wait(60)
+        heard.append(1)
+
+    quiet = [
+        aiostream.on_context_failed(block),
+        aiostream.on_context_failed(lambda _: heard.append(2)),
+        aiostream.on_context_failed(lambda _: heard.append(3)),
+    ]
+    before = aiostream.statistics().handles.open
+    stream = Stream()
+    breakable.break_context(716)
+    assert aiostream.health() is not None
+    assert stuck.begun.wait(20)
+    del stream
+    gc.collect()
+    assert settle(lambda: aiostream.statistics().handles.open == before)
+    assert not heard
+    assert len(listeners()) == 1
+    late = aiostream.on_context_failed(lambda _: heard.append(4))
+    stuck.go.set()
+    assert settle(lambda: heard == [1, 2, 3, 4])
+    assert settle(lambda: not listeners()), "the thread ends when there is no more to do"
+    for end in (*quiet, late):
+        end()
+    breakable.recover()
+
+
+def test_listeners_are_called_where_no_thread_can_be_made(
+    breakable: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    heard: list[str] = []
+    stream = Stream()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for round_ in ("first", "second"):
+        quiet = aiostream.on_context_failed(
+            lambda _, round_=round_: heard.append(round_)  # type: ignore[misc]
+        )
+        breakable.break_context(716)
+        assert aiostream.health() is not None
+        assert settle(lambda round_=round_: heard[-1:] == [round_])
+        quiet()
+        breakable.recover()
+    monkeypatch.undo()
+    stream.close()
+    assert heard == ["first", "second"]

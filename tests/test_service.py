@@ -455,7 +455,7 @@ def test_listeners_are_told_once(driver_kind: str) -> None:
     """
     lines = succeed(driver_kind, script).splitlines()
     assert lines[0] == "failed 719"
-    assert lines[1] == "ContextFailedError 719 aiostream-janitor 1 719 listener"
+    assert lines[1] == "ContextFailedError 719 aiostream-listener 1 719 listener"
 
 
 def test_a_listener_must_be_callable() -> None:

@@ -7,6 +7,7 @@ task, the loop or the stream, because the GPU may use what it keeps alive until 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from aiostream import _native
@@ -47,29 +48,48 @@ class Near(PendingEntry, Protocol):
         """Says that the end is near. A task that awaits the future may poll in the loop's place."""
 
 
+NO_CONTEXT = -1
+"""The `context_id` of an alarm that belongs to no context."""
+
+
 class Alarm:
     """A ticket that any thread may fire, and that its loop may arm again.
 
-    It also fires if the context fails. A subclass says in `complete` what the loop does then.
+    It also fires if its context fails. While it is armed, the watcher reads that context's health
+    for it. With `NO_CONTEXT` it fires only when a thread fires it, and the watcher has no work. A
+    subclass says in `complete` what the loop does then.
+
+    An alarm that is armed is kept until it fires, with its loop's queue. So its owner notes it
+    before it arms it.
     """
 
-    __slots__ = ("_queue", "context_id", "ticket")
+    __slots__ = ("_queue", "_tickets", "context_id")
 
     def __init__(self, queue: int, context_id: int) -> None:
         self._queue, self.context_id = queue, context_id
-        self.ticket = 0  # of no point, until it is armed
+        # The current ticket is the last. Native code appends it, because a KeyboardInterrupt
+        # between the call and an assignment would lose an armed ticket. The loop's thread writes,
+        # and any thread reads a copy.
+        self._tickets: list[int] = []
 
     def arm(self) -> None:
-        """Makes a new ticket. Call it in the loop's thread."""
-        self.ticket = _native.watch_health(self._queue, self.context_id)
+        """Makes a new ticket, unless the current one has not arrived yet.
+
+        Call it in the loop's thread. After a KeyboardInterrupt, call it again.
+        """
+        tickets = self._tickets
+        if not tickets or not _native.is_live(tickets[-1]):
+            _native.arm_alarm(self._queue, self.context_id, tickets)
         # The ticket may fire before this line. It is delivered later nevertheless, because only
         # this thread takes what arrives in the queue of its loop.
-        registry[self.ticket] = self
+        registry[tickets[-1]] = self
+        del tickets[:-1]
 
-    def fire(self) -> None:
+    # Bound here, because at the interpreter's end the module's names may be gone.
+    def fire(self, fire_alarm: Callable[[int], None] = _native.fire_alarm) -> None:
         """Has the loop call `complete` with 0. May run in a finalizer. Nothing if it has fired."""
-        if self.ticket:
-            _native.end_health(self.ticket)
+        for ticket in list(self._tickets):
+            fire_alarm(ticket)
 
     def complete(self, code: int, orphaned: bool) -> None:
         """See `PendingEntry`."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiostream import _driver, _loops, _native, _pool_returns
+from aiostream import _driver, _loops, _native, _pool_returns, _process
 from aiostream._pool_returns import Busy, Return
 from aiostream._pool_slots import Idle, IdleOnDevices, Slot
 from aiostream._pool_waiters import Waiters
@@ -113,9 +113,13 @@ class PoolCore:
         if self._waiters.futures:
             # Before the next one, because Python calls the callback of the latest reference first.
             slot.alarm = weakref.ref(lent, self._waiters.raise_alarm)
-        # The callback is the deque's own method, because it may run in any thread, and between any
-        # two lines of this module: it takes no lock, and touches nothing else of the pool.
-        slot.lent = weakref.ref(lent, self._dropped.append)
+        # The callback may run in any thread, and between any two lines of this module. So it is the
+        # deque's own method: it takes no lock, and touches nothing else of the pool. A pool that is
+        # closed has no next use, so there the callback ends the stream itself.
+        callback: Callable[[weakref.ref[Stream]], None] = (
+            partial(_end_dropped, slot.stream) if self._closed else self._dropped.append
+        )
+        slot.lent = weakref.ref(lent, callback)
 
     def _watch_for_drops(self) -> None:
         # Not in `_in_turn`, whose frame would keep the last of the streams.
@@ -140,7 +144,7 @@ class PoolCore:
             self._waiters.futures[future] = None
             if is_first:
                 self._watch_for_drops()
-            self._waiters.watch(self, bridge, [place._reference for place in self._places])
+                self._waiters.watch(self, bridge, [place._reference for place in self._places])
             del bridge
             # What was dropped before the watches stood there has raised no alarm.
             self._notice_dropped()
@@ -171,13 +175,13 @@ class PoolCore:
             self._take_dropped()
         # A loop that was closed never runs its tasks again. So their futures do not count.
         handed = [slot.handed_to for slot in self._slots if slot.handed_to is not None]
-        alive = [future for future in handed if not _loops.is_dead(future)]
-        alive += self._waiters.alive()
-        if self._lent or alive:
+        alive = self._waiters.alive()
+        lent = len(self._lent) + sum(not _loops.is_dead(future) for future in handed)
+        if lent or alive:
             raise RuntimeError(
-                f"the pool is in use in another event loop: {len(self._lent)} streams are lent"
-                f"{self._holders()}, {len(alive)} tasks wait. Give them back there first, or make "
-                "a pool for each loop"
+                f"the pool is in use in another event loop: {lent} streams are lent"
+                f"{self._holders(lent)}, {len(alive)} tasks wait. Give them back there first, or "
+                "make a pool for each loop"
             )
         # The watches fire into the former loop's queue. If they were kept, no watch of this loop
         # would be made, and a lost context would wake none of its tasks.
@@ -341,6 +345,9 @@ class PoolCore:
         # First, because the tasks that wake up find the pool closed, and streams that come back
         # meanwhile are destroyed.
         self._closed = True
+        self._watch_for_drops()
+        # What was dropped before the line above has only been noted.
+        self._take_dropped()
         self._waiters.end_watches()
         self._waiters.fail_all(lambda: StreamClosedError(reason))
 
@@ -348,30 +355,47 @@ class PoolCore:
         if self._closed:
             raise StreamClosedError("the pool is closed")
 
-    def _holders(self) -> str:
-        """Which tasks hold streams, such as ` to 'Task-3', 'Task-5'`."""
-        # Also for another thread's repr: each list is made in one step.
-        holders = [slot.holder for slot in list(self._lent.values())]
+    # Another thread may export the numbers, so each list is made in one step.
+
+    def _count_busy(self) -> int:
+        """How many streams may still work for a task that no longer holds them."""
+        if self._closed:
+            return len(self._busy)
+        # With those that were dropped, which the pool has yet to look at. In this order, so that
+        # one that moves meanwhile is not counted twice.
+        return len(self._busy) + sum(slot.is_dropped() for slot in list(self._lent.values()))
+
+    def _count_lent(self) -> int:
+        """How many streams tasks hold, or get in their next turn."""
+        if self._closed:
+            return sum(slot.is_held() for slot in self._slots)
+        return self._size - len(self._idle) - self._count_busy()
+
+    def _holders(self, lent: int) -> str:
+        """Which tasks hold that many streams, such as ` to 'Task-3', 'Task-5' and 1 more`."""
+        holders = [slot.holder for slot in list(self._lent.values()) if not slot.is_dropped()]
         tasks = [holder() for holder in holders if holder is not None]
         names = [repr(_loops.task_name(task)) for task in tasks[:_MOST_NAMES] if task is not None]
         if not names:
             return ""
-        others = len(self._lent) - len(names)
+        # With those on their way to a task. The pool knows its future, and not the task.
+        others = lent - len(names)
         return f" to {', '.join(names)}" + (f" and {others} more" if others > 0 else "")
 
     def _reasons(self) -> str:
         limit = "" if self._max_waiting is None else f" of at most {self._max_waiting}"
+        lent = self._count_lent()
         return (
-            f"of {self._size} streams {len(self._lent)} are lent{self._holders()}, "
-            f"{len(self._busy)} still work for earlier tasks, and {self._waiters.count()}{limit} "
-            "tasks wait. A server answers 503 now. Make a larger pool to serve more tasks at once"
+            f"of {self._size} streams {lent} are lent{self._holders(lent)}, "
+            f"{self._count_busy()} still work for earlier tasks, and "
+            f"{self._waiters.count()}{limit} tasks wait. A server answers 503 now. Make a larger "
+            "pool to serve more tasks at once"
         )
 
-    # Bound here, because at the interpreter's end the module's names may be gone.
-    def __del__(self, end_health: Callable[[int], None] = _native.end_health) -> None:
+    def __del__(self) -> None:
         waiters = getattr(self, "_waiters", None)
         if waiters is not None:
-            waiters.end_watches(end_health)
+            waiters.end_watches()
 
 
 def _is_lost(stream: Stream) -> bool:
@@ -379,6 +403,22 @@ def _is_lost(stream: Stream) -> bool:
         return stream.context.health() != 0
     except CudaError:  # the first use of the context, and it is lost already
         return True
+
+
+# The defaults bind what is called, because at the interpreter's end the module's names may be gone.
+def _end_dropped(
+    stream: Stream,
+    _: object,
+    run_in_janitor: Callable[[Callable[[], Any]], None] = _process.run_in_janitor,
+    is_forked: Callable[[], bool] = _native.is_forked,
+) -> None:
+    """A task has dropped a stream of a closed pool. This is a finalizer: it takes no lock."""
+    # The janitor destroys it, because a finalizer may run where no driver call is allowed. To close
+    # a borrowed stream calls no driver.
+    if stream._owned:
+        run_in_janitor(stream._finalizer(stream._handle))
+    elif not is_forked():
+        stream.close()
 
 
 def _end_watches_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[_loops.Bridge]) -> None:

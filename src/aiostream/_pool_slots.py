@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
-from aiostream import _native
+from aiostream import _loops, _native
 from aiostream._reference import LEGACY
 from aiostream.stream import Stream
 
@@ -51,14 +51,25 @@ class Slot:
         """From now on no task holds the stream."""
         self.alarm = self.lent = self.holder = None
 
+    def is_dropped(self) -> bool:
+        """Whether a task had the stream, and has dropped it. Any thread may ask."""
+        lent = self.lent  # read once, because another thread may end the loan meanwhile
+        return lent is not None and lent() is None
+
+    def is_held(self) -> bool:
+        """Whether a task has the stream, or gets it in its next turn."""
+        return (self.lent is not None and not self.is_dropped()) or self.is_handed_over()
+
     def is_handed_over(self) -> bool:
         """Whether a task will find the slot in its future.
 
-        A KeyboardInterrupt may have come after `handed_to` was set and before the future was.
+        A KeyboardInterrupt may have come after `handed_to` was set and before the future was. A
+        loop that was closed never runs its tasks again.
         """
         future = self.handed_to
         return (
             future is not None
+            and not _loops.is_dead(future)
             and future.done()
             and not future.cancelled()
             and not future.exception()

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aiostream import _loops, _native, _points
+from aiostream import _loops, _points
 from aiostream._completion import set_exception, set_result
 from aiostream._pool_slots import Slot
 from aiostream._reference import Reference
@@ -67,9 +67,12 @@ class Waiters:
 
     def watch(self, pool: PoolCore, bridge: _loops.Bridge, references: list[Reference]) -> None:
         """Has the watcher read the health of the contexts, until `end_watches`."""
-        if not self._watches:
-            for reference in references:
-                self._watches.append(Watch(pool, bridge, reference))
+        if len(self._watches) != len(references):  # an interrupt has left some of them
+            self.end_watches()
+            self._watches.extend([Watch(pool, bridge, reference) for reference in references])
+        # When they stand in the list, where `end_watches` finds them after an interrupt.
+        for watch in self._watches:
+            watch.arm()
 
     def raise_alarm(self, _: object) -> None:
         """Has the loop notice that a stream was dropped. May run in a finalizer: takes no lock."""
@@ -81,16 +84,17 @@ class Waiters:
         """Whether a watch has not been ended."""
         return watch in self._watches
 
-    def end_watches(self, end_health: Callable[[int], None] = _native.end_health) -> None:
+    def end_watches(self) -> None:
         """Ends all watches. May run in a finalizer: it takes no lock. May run twice."""
-        # A finalizer may interrupt this loop, and take the last item between the two steps of a
-        # line. `end_health` of a ticket that has ended does nothing.
         while self._watches:
             try:
-                watch = self._watches.pop()
-            except IndexError:
-                return
-            end_health(watch.ticket)
+                watch = self._watches[-1]
+                # Before it leaves the list, because after an interrupt only the list knows it. To
+                # fire it twice does nothing.
+                watch.fire()
+                self._watches.remove(watch)
+            except (IndexError, ValueError):  # a finalizer has interrupted this, and ended it
+                pass
 
 
 class Watch(_points.Alarm):
@@ -105,7 +109,6 @@ class Watch(_points.Alarm):
     def __init__(self, pool: PoolCore, bridge: _loops.Bridge, reference: Reference) -> None:
         super().__init__(bridge.queue, reference.context._ensure_monitored())
         self.pool = weakref.ref(pool)
-        self.arm()
 
     def complete(self, code: int, orphaned: bool) -> None:
         """The context has failed. Or `code` is 0: a stream was dropped, or this watch has ended."""
@@ -115,7 +118,9 @@ class Watch(_points.Alarm):
             return
         if code:
             pool._fail(code)
-        else:
+        elif pool._waiters.futures:
             # First: what is dropped from here on fires the new ticket.
             self.arm()
             pool._notice_dropped()
+        else:  # an interrupt has kept the last task that waited from it
+            pool._waiters.end_watches()

@@ -1,10 +1,11 @@
-"""What runs once per process: the native part, two threads, and the end by exit or fork.
+"""What runs once per process: the native part, its threads, and the end by exit or fork.
 
 The janitor serves what ended loops, finalizers and cancelled waits have left behind, in a thread
 that may call the driver. The releaser drops the users' objects, whose destructors may block. (A
 third thread, the dispatcher, runs only for loops that cannot watch a descriptor.) All of them run
 until the process ends, because an `atexit` handler that the application registered before its first
-use of the library runs after `_stop`, and may await.
+use of the library runs after `_stop`, and may await. Only the thread that calls failure listeners
+begins and ends in between.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aiostream import _driver, _native, _points, _stuck
@@ -33,7 +35,7 @@ _lock = threading.RLock()
 _started = False
 # What `__init__` has to have done before the library is used first. Each may be called again.
 before_first_use: list[Callable[[], None]] = []
-# Seconds that the interpreter's end waits for the two threads, because a destructor may block.
+# Seconds that the interpreter's end waits for these threads, because a destructor may block.
 _EXIT_PATIENCE = 1.0
 
 # The threads that serve, by name. Each thread enters itself by `dict.setdefault`, which lets one
@@ -180,6 +182,71 @@ def watch_in_janitor(descriptor: int, function: Callable[[], None]) -> None:
     _native.queue_wake(ORPHANS)
 
 
+# -------------------------------------------------------------------------------- the listeners
+
+# The listeners of `on_context_failed` that are to be called, in order. The janitor appends, and
+# their thread removes.
+_calls: deque[Callable[[], Any]] = deque()
+# Whether that thread is there. The janitor's alone, so there is no lock: the thread asks the
+# janitor to note its end.
+_is_calling = False
+
+
+def call_in_order(function: Callable[[], Any]) -> None:
+    """Has a thread call `function`, after all that were passed here before. It may block.
+
+    The thread begins with the first of them, and ends after the last. In the janitor's thread,
+    closed queues and dropped streams would wait for a listener that blocks.
+
+    Threads: any, also in a finalizer.
+    """
+    run_in_janitor(partial(_append_call, function))
+
+
+def _append_call(function: Callable[[], Any]) -> None:
+    _calls.append(function)
+    if not _is_calling:
+        _begin_calling()
+
+
+def _begin_calling() -> None:
+    global _is_calling
+    _is_calling = True
+    try:
+        # It blocks the signals that the janitor blocks, because a thread begins with the mask of
+        # the thread that makes it.
+        threading.Thread(target=_call_all, name="aiostream-listener", daemon=True).start()
+    except (RuntimeError, MemoryError):  # the process has no thread left, or Python ends
+        _call_all()
+
+
+def _call_all() -> None:
+    while _calls:
+        function = _calls.popleft()
+        _stuck.begin("listener")  # again, because each has its own time
+        _report_from(function, function)
+        # As in `_serve_orphans`.
+        function = None  # type: ignore[assignment]
+    _stuck.end()
+    run_in_janitor(_note_end_of_calling)
+
+
+def _note_end_of_calling() -> None:
+    global _is_calling
+    _is_calling = False
+    # Appended after that thread had found nothing more.
+    if _calls:
+        _begin_calling()
+
+
+def _run_after_calls(task: Callable[[], Any]) -> None:
+    # In the janitor's thread.
+    if _is_calling:
+        _calls.append(task)
+    else:
+        task()
+
+
 # -------------------------------------------------------------------------------- the releaser
 
 # A SimpleQueue, because finalizers and signal handlers may call its `put`. `queue.Queue` takes a
@@ -210,8 +277,8 @@ def _say_what_is_stuck() -> None:
 def release_in_thread(*objects: Any) -> None:
     """Drops the last reference to users' objects in the releaser's thread.
 
-    Their destructors may block there. In the janitor's thread, queues, streams and the listeners of
-    `on_context_failed` would wait for them.
+    Their destructors may block there. In the janitor's thread, queues, streams and the beginning of
+    `on_context_failed`'s listeners would wait for them.
 
     Threads: any, also in a finalizer.
     """
@@ -286,11 +353,11 @@ def _stop() -> None:
 
 
 def finish_leftovers() -> None:
-    """Waits until the two threads have done what was left to them, for a second at most."""
+    """Waits until the threads have done what was left to them, for a second at most."""
     if not _started or _native.is_forked():
         return  # there are no such threads
     cleaned, released = threading.Event(), threading.Event()
-    run_in_janitor(cleaned.set)
+    run_in_janitor(partial(_run_after_calls, cleaned.set))
     deadline = time.monotonic() + _EXIT_PATIENCE
     if cleaned.wait(_EXIT_PATIENCE):
         # After the janitor, because the janitor gives objects to the releaser.

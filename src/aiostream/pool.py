@@ -158,13 +158,16 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
 
     @property
     def busy(self) -> int:
-        """How many streams were given back while the GPU still works on them."""
-        return len(self._busy)
+        """How many streams the GPU still works on while no task holds them.
+
+        A stream that a task has dropped counts here until the pool looks at it, at its next use.
+        """
+        return self._count_busy()
 
     @property
     def lent(self) -> int:
-        """How many streams tasks hold now."""
-        return len(self._lent) if self._closed else self._size - len(self._idle) - len(self._busy)
+        """How many streams tasks hold now, or get in their next turn."""
+        return self._count_lent()
 
     @property
     def waiting(self) -> int:
@@ -177,7 +180,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         return self._closed
 
     def __repr__(self) -> str:
-        held = f"{self.lent} lent{self._holders()}"
+        lent = self.lent
+        held = f"{lent} lent{self._holders(lent)}"
         counts = f"{self.idle} idle, {self.busy} busy, {held}, {self.waiting} waiting"
         closed = ", closed" if self._closed else ""
         return f"<aiostream.StreamPool of {self._size}: {counts}{closed}>"
@@ -210,7 +214,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         Returns:
             A borrowed `Stream` with the pool's options. `release` closes it. If you close it
             yourself, this does not affect the pool. If you drop it, the pool takes the stream back:
-            at once if tasks wait, and otherwise at its next use.
+            at once if tasks wait, and otherwise at its next use. A pool that is closed destroys it.
 
         Raises:
             RuntimeError: No loop runs here, or a task of another loop holds a stream or waits for
@@ -308,8 +312,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
     def close(self) -> None:
         """Destroys the streams at once. Their work continues on the GPU.
 
-        A stream that a task holds is destroyed when the task gives it back. Tasks that wait for a
-        stream get a `StreamClosedError`. You may call it again.
+        A stream that a task holds is destroyed when the task gives it back, or drops it. Tasks that
+        wait for a stream get a `StreamClosedError`. You may call it again.
 
         Raises:
             CudaError: The driver refused. All other streams are closed, and you get the first
@@ -317,6 +321,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         """
         # Before the pool is closed, because no task will give these back.
         self._take_dropped()
+        self._find_lost()
         # Tasks that hold a stream go on. `release` finds the pool closed, and destroys it then.
         self._refuse()
         kept = [*self._idle, *self._busy.take_all()]
@@ -340,7 +345,9 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         Raises:
             CudaError: The work on a stream failed. All streams are closed.
         """
-        self._take_dropped()  # before the pool is closed, so that their work is awaited too
+        # Before the pool is closed, so that their work is awaited too.
+        self._take_dropped()
+        self._find_lost()
         self._refuse()
         self._busy.unwatch_all()  # this task waits for them from now on
         try:

@@ -320,13 +320,13 @@ class _Listener:
         self._notified: dict[int, object] = {}  # by code; any thread, single dict operations
 
     def notify(self, error: ContextFailedError) -> None:
-        """Has the janitor call the function, once for each code. Any thread."""
+        """Has the function called, once for each code. Any thread."""
         mark = object()
         # Two threads may meet the same code at once. `setdefault` lets one of them win. A lock
         # would not do, because this may run on the driver's thread, under the locks of any caller.
         if self._notified.setdefault(error.code, mark) is mark:
             own = _copy_of(error)
-            _process.run_in_janitor(lambda: self._function(own))
+            _process.call_in_order(lambda: self._function(own))
 
     def forget(self) -> None:
         """Makes the next failure notify the listener again."""
@@ -358,8 +358,8 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
     the error before, it calls the listener at once. Code 709, a destroyed context, concerns that
     context alone.
 
-    Threads: call it in any thread. The library calls the listener in a thread of its own, which has
-    other things to do, too. So only set an event or send a signal there. An exception of the
+    Threads: call it in any thread. The library calls the listeners one after another, in a thread
+    that it starts for them. So a listener that blocks delays the others. An exception of the
     listener goes to `sys.unraisablehook`. That includes `SystemExit`, so `sys.exit()` in a listener
     does not end the process. Use `exit_on_context_failed` for that.
 
@@ -411,8 +411,8 @@ def on_context_failed(listener: Callable[[ContextFailedError], object], /) -> Ca
 
 
 def _noticed(error: ContextFailedError) -> None:
-    # Runs where the error is made, perhaps on the driver's thread. So it only has the janitor call
-    # the listeners, because they may do anything.
+    # Runs where the error is made, perhaps on the driver's thread. So it only has another thread
+    # call the listeners, because they may do anything.
     first = _copy_of(error)
     # Several threads may meet the code at once. One of them wins, and notifies the listeners.
     if _failures.setdefault(error.code, first) is first:

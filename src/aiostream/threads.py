@@ -213,31 +213,28 @@ class _ThreadCall(Completion):
 class _TokenWatch(_points.Alarm):
     """Has the loop of a call that waits for a token give lost tokens back.
 
-    Its ticket fires when the janitor has noted a lost token. It also fires if the context fails,
-    which is of no use here, and harmless.
+    Its ticket fires when the janitor has noted a lost token. It belongs to no context, because the
+    ticket of a failed one would fire again each time that it is armed.
     """
 
-    def __init__(self, limiter: Any, reference: Reference) -> None:
-        queue = _loops.current_bridge().queue
-        super().__init__(queue, reference.context._ensure_monitored())
+    def __init__(self, limiter: Any) -> None:
+        super().__init__(_loops.current_bridge().queue, _points.NO_CONTEXT)
         # Weak, because the value of a WeakKeyDictionary that refers to its key keeps it alive.
         self._limiter = weakref.ref(limiter)
         hash(limiter)  # as the key of a WeakKeyDictionary
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
+        """Begins to watch. The caller calls `end`, also if this raises."""
         limiter = self._limiter()
-        try:
-            with _lost_lock:
-                _watches.setdefault(limiter, []).append(self)
-                self.arm()
-            # What was lost before the watch stood there has fired nothing.
-            _give_back_lost(limiter)
-        except BaseException:  # an interrupt, or no memory
-            self.__exit__()
-            raise
+        with _lost_lock:
+            _watches.setdefault(limiter, []).append(self)
+            self.arm()
+        # What was lost before the watch stood there has fired nothing.
+        _give_back_lost(limiter)
 
-    def __exit__(self, *_: object) -> None:
-        # Not there if an interrupt came before the append, or has cut this short.
+    def end(self) -> None:
+        """Ends the watch. May be called again, after an interrupt that has cut it short."""
+        # Not there if `begin` has not come so far, or if this has come farther before.
         with _lost_lock, contextlib.suppress(KeyError, ValueError):
             _watches[self._limiter()].remove(self)
         # Outside of the list it is not armed again.
@@ -255,11 +252,11 @@ class _TokenWatch(_points.Alarm):
         _give_back_lost(limiter)
 
 
-def _watch_for_lost(limiter: Any, reference: Reference) -> contextlib.AbstractContextManager[None]:
+def _watch_of(limiter: Any) -> _TokenWatch | None:
     try:
-        return _TokenWatch(limiter, reference)
+        return _TokenWatch(limiter)
     except TypeError:  # it has no weak references, or no hash, so no lost call of it is noted
-        return contextlib.nullcontext()
+        return None
 
 
 def _give_back_lost(limiter: Any) -> None:
@@ -372,10 +369,14 @@ class ThreadStream:
         call = _ThreadCall(reference, partial(fn, self, *args, **kwargs), limiter)
         future: Any = call.future
         _give_back_lost(limiter)
+        watch: _TokenWatch | None = None
         try:
             if not _take_at_once(limiter, call):
-                with _watch_for_lost(limiter, reference):
-                    await limiter.acquire_on_behalf_of(call)
+                if (watch := _watch_of(limiter)) is not None:
+                    watch.begin()
+                await limiter.acquire_on_behalf_of(call)
+                if watch is not None:
+                    watch.end()
             call.begin()
             # With a limiter of its own, because the user's was asked above. anyio gives a token
             # back when the task is cancelled, although the thread still runs.
@@ -389,6 +390,9 @@ class ThreadStream:
                 if call.raised is None:
                     raise
         except BaseException:
+            # Again if it has ended, because an interrupt may have come in that end.
+            if watch is not None:
+                watch.end()
             call.cancel()
             raise
         if call.raised is not None:

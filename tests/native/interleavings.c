@@ -203,9 +203,9 @@ static void end_captured(void) {
 /* A watch of a context's health ends, and fails, at the same moment. */
 static void begin_health(void) {
     begin();
-    points[point_count++].ticket = point_watch_health(queue, context);
+    points[point_count++].ticket = point_arm_alarm(queue, context);
 }
-static void end_health(void) { point_end_health(points[0].ticket); }
+static void end_health(void) { point_fire_alarm(points[0].ticket); }
 
 /* --- a loop that closes --- */
 

@@ -24,8 +24,12 @@ static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!self) return NULL;
     bool borrowed = parent != Py_None;
     self->parent = borrowed ? Py_NewRef(parent) : NULL;
+    /* Without a parent it asks the driver for the context's id. With one it calls no driver, and a
+     * pool does this for each request. */
+    PyThreadState *thread = borrowed ? NULL : PyEval_SaveThread();
     self->handle = handle_new(kind, (void *)(uintptr_t)value, (void *)(uintptr_t)context, owned,
                               needs_context, borrowed ? ((HandleObject *)parent)->handle : NULL);
+    if (thread) PyEval_RestoreThread(thread);
     if (!self->handle) {
         Py_DECREF(self);
         return PyErr_NoMemory();
@@ -386,7 +390,8 @@ static PyObject *native_event_record(PyObject *self, PyObject *args) {
 
 /* Calls a function with a stream's context current, and appends its result to a list. It is one
  * step, because a KeyboardInterrupt may come between any two of Python. Then the context would stay
- * current, or the result would be freed while the GPU uses it. */
+ * current, or the result would be freed while the GPU uses it. (Python raises it only in its own
+ * code, and so not where this gives up the GIL.) */
 static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *stream, *function, *results;
@@ -394,13 +399,22 @@ static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
     struct handle *handle = as_handle(stream);
     if (!handle) return NULL;
     /* the caller has read the context's health */
-    int status = driver.ctx_push(handle_context(handle));
+    int status;
+    /* Without the GIL, because a driver may hold a lock while a host function runs. If that is a
+     * Python function, it waits for the GIL, and the two threads would wait for each other. */
+    Py_BEGIN_ALLOW_THREADS
+    status = driver.ctx_push(handle_context(handle));
+    Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     PyObject *result = PyObject_CallNoArgs(function);
     bool kept = result && PyList_Append(results, result) == 0;
     Py_XDECREF(result);
-    void *popped;
-    if (!is_child()) driver.ctx_pop(&popped);
+    if (!is_child()) {
+        void *popped;
+        Py_BEGIN_ALLOW_THREADS
+        driver.ctx_pop(&popped);
+        Py_END_ALLOW_THREADS
+    }
     return kept ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 

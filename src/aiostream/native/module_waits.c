@@ -528,23 +528,31 @@ static PyObject *native_new_turn(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* watch_health(queue, context): a ticket that fires with the code when the context fails. */
-static PyObject *native_watch_health(PyObject *self, PyObject *args) {
+/* arm_alarm(queue, context, tickets): appends a ticket to the list of its owner. It is one step,
+ * because a KeyboardInterrupt before the caller has stored the ticket would leave it armed, and its
+ * queue could never be used again. */
+static PyObject *native_arm_alarm(PyObject *self, PyObject *args) {
     (void)self;
     int queue_number, context_id;
-    if (!PyArg_ParseTuple(args, "ii", &queue_number, &context_id) || refuse_in_child()) return NULL;
+    PyObject *tickets;
+    if (!PyArg_ParseTuple(args, "iiO!", &queue_number, &context_id, &PyList_Type, &tickets) ||
+        refuse_in_child())
+        return NULL;
     struct queue *queue = as_queue(queue_number);
-    struct context *context = queue ? as_context(context_id) : NULL;
-    if (!context) return NULL;
-    uint64_t ticket = point_watch_health(queue, context);
-    return ticket ? PyLong_FromUnsignedLongLong(ticket) : PyErr_NoMemory();
+    struct context *context = queue && context_id >= 0 ? as_context(context_id) : NULL;
+    if (!queue || (context_id >= 0 && !context)) return NULL;
+    uint64_t ticket = point_arm_alarm(queue, context);
+    if (!ticket) return PyErr_NoMemory();
+    if (append_number(tickets, PyLong_FromUnsignedLongLong(ticket))) Py_RETURN_NONE;
+    point_fire_alarm(ticket);
+    return NULL;
 }
 
-static PyObject *native_end_health(PyObject *self, PyObject *args) {
+static PyObject *native_fire_alarm(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long ticket;
     if (!PyArg_ParseTuple(args, "K", &ticket)) return NULL;
-    if (!is_child()) point_end_health(ticket);
+    if (!is_child()) point_fire_alarm(ticket);
     Py_RETURN_NONE;
 }
 
@@ -612,9 +620,9 @@ static PyMethodDef wait_functions[] = {
     {"spend_turn", (PyCFunction)(void (*)(void))native_spend_turn, METH_FASTCALL,
      "A wait of a task was ready: TURN_ flags."},
     {"new_turn", native_new_turn, METH_VARARGS, "A new turn of the queue's loop has begun."},
-    {"watch_health", native_watch_health, METH_VARARGS,
-     "A ticket that fires with the code when the context fails."},
-    {"end_health", native_end_health, METH_VARARGS,
+    {"arm_alarm", native_arm_alarm, METH_VARARGS,
+     "Appends to a list a ticket that fires with the code when the context fails; -1: of none."},
+    {"fire_alarm", native_fire_alarm, METH_VARARGS,
      "Fires such a ticket with 0, unless it has fired."},
     {"make_helpers", native_make_helpers, METH_VARARGS,
      "Makes a context's helper streams; may block. The driver's code."},

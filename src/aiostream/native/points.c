@@ -50,7 +50,7 @@ struct slot {
         /* Written by reserve, constant until the slot is free again. A stale firing may read it at
          * any time, but uses it only if its transition succeeds. */
         queue;
-    _Atomic(struct context *) context; /* the same as queue */
+    _Atomic(struct context *) context; /* the same as queue; NULL: an alarm of no context */
     /* These three are written before the slot is armed, and read by its own firing. For
      * KIND_FOREIGN only. */
     host_function foreign;
@@ -138,7 +138,7 @@ void point_set_foreign(uint64_t ticket, host_function function, void *data) {
 
 void point_set_sync_mode(uint64_t ticket, int mode) { slot_at(ticket)->sync_mode = mode; }
 
-static bool is_counted(const struct slot *slot) { return slot->kind != KIND_HEALTH; }
+static bool is_counted(const struct slot *slot) { return slot->kind != KIND_ALARM; }
 static bool in_graph(const struct slot *slot) {
     return slot->kind == KIND_GRAPH_PYTHON || slot->kind == KIND_GRAPH_FOREIGN;
 }
@@ -206,7 +206,7 @@ static bool fire(uint64_t ticket, int64_t status) {
             atomic_store(&slot->fire_status, status);
             if (is_counted(slot)) atomic_fetch_add(&counters[POINTS_FIRED], 1);
             if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
-            else if (!in_graph(slot)) context_drop_pending(slot->context);
+            else if (!in_graph(slot) && slot->context) context_drop_pending(slot->context);
             queue_push(queue, &slot->entry);
             queue_unref(queue);
             return true;
@@ -429,16 +429,16 @@ uint64_t point_watch(struct queue *queue, struct context *context) {
     return ticket;
 }
 
-uint64_t point_watch_health(struct queue *queue, struct context *context) {
-    uint64_t ticket = point_reserve(queue, context, KIND_HEALTH);
+uint64_t point_arm_alarm(struct queue *queue, struct context *context) {
+    uint64_t ticket = point_reserve(queue, context, KIND_ALARM);
     int before;
     if (!ticket) return 0;
-    context_add_pending(context); /* so that the watcher reads the context's health */
+    if (context) context_add_pending(context); /* so that the watcher reads its health */
     transition(slot_at(ticket), ticket, RESERVED, ARMED, RESERVED, ARMED, &before);
     return ticket;
 }
 
-void point_end_health(uint64_t ticket) { fire(ticket, CUDA_SUCCESS); }
+void point_fire_alarm(uint64_t ticket) { fire(ticket, CUDA_SUCCESS); }
 
 /* --- the consumer --- */
 

@@ -18,7 +18,8 @@ enum point_kind {
     KIND_GRAPH_PYTHON = 6,
     /* the same for a KIND_FOREIGN; the driver was given the user's own pointer */
     KIND_GRAPH_FOREIGN = 7,
-    KIND_HEALTH = 8, /* no place in a stream: fires if the context fails; in no count */
+    /* no place in a stream: fires if its context fails, or when a thread fires it; in no count */
+    KIND_ALARM = 8,
 };
 
 enum {
@@ -50,10 +51,11 @@ void point_arm_watched(uint64_t ticket);
 /* Reserves and arms in one; the watcher will fire it. 0: no memory. */
 uint64_t point_watch(struct queue *, struct context *);
 void point_fire(uint64_t ticket, int64_t status);
-/* A ticket that fires if the context fails. 0: no memory. */
-uint64_t point_watch_health(struct queue *, struct context *);
+/* A ticket that fires if the context fails. NULL: of no context, so the watcher has no work with
+ * it. 0: no memory. */
+uint64_t point_arm_alarm(struct queue *, struct context *);
 /* fires the ticket with 0, if it has not fired */
-void point_end_health(uint64_t ticket);
+void point_fire_alarm(uint64_t ticket);
 
 /* Sets the function that runs a user's Python function for a ticket, on the driver's thread. Once,
  * before any such ticket is armed. */
