@@ -105,6 +105,14 @@ def test_calls_inside_a_host_function(stream: Any) -> None:
     ok(cu.cuStreamDestroy(idle))
 
 
+def test_a_host_function_enqueues_another(stream: Any) -> None:
+    other, ran = ok(cu.cuStreamCreate(1)), []
+    host(stream, lambda: host(other, lambda: ran.append(1)))
+    ok(cu.cuStreamSynchronize(stream))
+    until(lambda: ran == [1])
+    ok(cu.cuStreamDestroy(other))
+
+
 def test_the_handle_may_go_before_the_work(kernels: Kernels, gate: Gate) -> None:
     stream, fired = ok(cu.cuStreamCreate(1)), []
     gate.hold(stream)

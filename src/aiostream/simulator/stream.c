@@ -284,7 +284,7 @@ static CUresult submit(CUstream handle, struct op *op, int node_type) {
  * of microseconds, so here it always blocks. */
 EXPORT CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *user_data,
                                     unsigned sync_mode) {
-    ENTER(cuLaunchHostFunc, ENQUEUES);
+    ENTER(cuLaunchHostFunc, ENQUEUES | HOST_OK);
     if (function == NULL || sync_mode > 1) return leave(INVALID_VALUE);
     struct op *op = op_new(OP_HOST, 0);
     op->u.host.host = function;
