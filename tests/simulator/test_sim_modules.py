@@ -76,6 +76,8 @@ def empty(kernels: Kernels) -> Any:
         (HEAD + ".visible .entry empty(){ ret }", 218),
         (HEAD + ".visible .entry empty(){ ret;", 218),
         (HEAD + "}", 218),
+        (HEAD.replace("7.0", "1.0") + ".visible .entry empty(){ret;}", 218),  # had no sm_70
+        (HEAD.replace("sm_70", "sm_90") + ".visible .entry empty(){ret;}", 218),  # nor sm_90
         (HEAD.replace("7.0", "99.0") + ".visible .entry empty(){ret;}", 222),
         (HEAD.replace("7.0", "9.1") + ".visible .entry empty(){ret;}", 222),  # of CUDA 13.1
         (

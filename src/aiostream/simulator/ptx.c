@@ -116,6 +116,17 @@ static int newest_version(int driver) {
 
 enum { OWN_ARCHITECTURE = 90 };
 
+/* The PTX that brought an architecture, by the release notes of PTX. What is older than sm_70 is
+ * not looked at. */
+static unsigned oldest_version(unsigned architecture) {
+    static const struct {
+        unsigned architecture, version;
+    } brought[] = {{89, 78}, {87, 74}, {86, 71}, {80, 70}, {75, 63}, {72, 61}, {70, 60}};
+    for (size_t i = 0; i < sizeof brought / sizeof brought[0]; i++)
+        if (architecture >= brought[i].architecture) return brought[i].version;
+    return 0;
+}
+
 CUresult ptx_check(const char *text) {
     unsigned major, minor;
     const char *version = strstr(text, ".version");
@@ -123,7 +134,9 @@ CUresult ptx_check(const char *text) {
         return INVALID_IMAGE; /* it is not taken for PTX */
     if (major * 10 + minor > (unsigned)newest_version(sim.driver_version))
         return UNSUPPORTED_PTX_VERSION;
-    bool fits = strstr(text, ".target") != NULL && ptx_architecture(text) <= OWN_ARCHITECTURE;
+    unsigned architecture = ptx_architecture(text);
+    bool fits = strstr(text, ".target") != NULL && architecture <= OWN_ARCHITECTURE &&
+                major * 10 + minor >= oldest_version(architecture);
     return fits && bodies_fit(text) ? OK : INVALID_PTX;
 }
 
