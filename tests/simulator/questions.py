@@ -362,6 +362,10 @@ begin(); s = ok(cu.cuStreamCreate(1)); library = ok(cu.cuLibraryLoadData(SPIN.en
 ok(cu.cuLaunchKernel(f, 1,1,1, 1,1,1, 0, s, ((10**6,), (ctypes.c_uint64,)), 0)); ok(cu.cuStreamSynchronize(s))
 ok(cu.cuLaunchKernel(f, 1,1,1, 1,1,1, 0, s, ((3 * 10**8,), (ctypes.c_uint64,)), 0)); say("with a launch of 300 ms pending", *took(lambda: code(cu.cuLibraryUnload(library))))
 """
+Q["open: filling"] = """
+begin(); m = load(SPIN); s = ok(cu.cuStreamCreate(0)); d, pinned = ok(cu.cuMemAlloc(64)), ok(cu.cuMemHostAlloc(64, 0)); ok(cu.cuMemsetD8(d, 1, 64)); spin(m, s, .001); ok(cu.cuCtxSynchronize())
+for name, memory in {"device": d, "pinned": int(pinned)}.items(): spin(m, s, .3); say(f"{name} memory, with a kernel of 300 ms on a blocking stream", *took(lambda: code(cu.cuMemsetD8(memory, 1, 64)))); ok(cu.cuCtxSynchronize())
+"""
 Q["open: clusters"] = """
 begin(); f = fn(load(SPIN), b"empty")
 for threads in (32, 128, 256, 512, 1024):
