@@ -154,7 +154,6 @@ def test_elapsed_time_is_in_milliseconds() -> None:
         each.close()
 
 
-@pytest.mark.gpu_only("the simulator knows one process")
 def test_an_interprocess_event() -> None:
     event = Event(interprocess=True)
     assert event.query()

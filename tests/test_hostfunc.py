@@ -351,7 +351,7 @@ def test_cuda_in_a_host_function_is_refused_with_advice() -> None:
 
     def call_cuda() -> None:
         try:
-            Event()  # a launch or a synchronize, which the simulator refuses too, a GPU may take
+            Event()  # a query or a synchronize of what is complete would answer
         except CudaError as error:
             told.append(error)
 

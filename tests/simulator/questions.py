@@ -325,6 +325,98 @@ spin(m, a, .1); t = time.perf_counter(); say("record of b: query", code(cu.cuStr
 """
 
 
+# Open: no GPU was asked these yet. docs/driver.md has what the simulator does.
+
+HOST = """
+begin(); m = load(SPIN); s, idle = ok(cu.cuStreamCreate(1)), ok(cu.cuStreamCreate(1)); e = ok(cu.cuEventCreate(2))
+seen, F = [], ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def inside(function):
+    native = F(lambda _: seen.append(function()))
+    ok(cu.cuLaunchHostFunc(s, cu.CUhostFn(ctypes.cast(native, ctypes.c_void_p).value), 0))
+    spin(m, s, .01); ok(cu.cuEventRecord(e, s)); end = time.monotonic() + 5
+    while not seen and time.monotonic() < end: time.sleep(.001)
+    return seen
+"""
+Q["open: host function"] = (
+    HOST
+    + """
+say("query of an idle stream, of a pending event", inside(lambda: [code(cu.cuStreamQuery(idle)), code(cu.cuEventQuery(e))]))
+"""
+)
+Q["open: host function that waits"] = (
+    HOST
+    + """
+say("synchronize its own stream", inside(lambda: code(cu.cuStreamSynchronize(s))))
+"""
+)
+Q["open: GLOBAL capture"] = """
+begin(); m = load(SPIN); s = ok(cu.cuStreamCreate(1)); d, to = ok(cu.cuMemAlloc(64)), ok(cu.cuMemAlloc(64)); host = ctypes.create_string_buffer(64); at = ctypes.addressof(host)
+TEXT = (HEAD + ".visible .entry empty(){ ret; }").encode() + b"\\0"
+library, module = ok(cu.cuLibraryLoadData(TEXT, [], [], 0, [], [], 0)), ok(cu.cuModuleLoadData(TEXT))
+rows = cu.CUDA_MEMCPY2D(); rows.srcMemoryType = rows.dstMemoryType = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE; rows.srcDevice, rows.dstDevice, rows.WidthInBytes, rows.Height = d, to, 8, 1
+for name, call in {"cuMemcpyDtoH": lambda: cu.cuMemcpyDtoH(at, d, 64), "cuMemcpyDtoD": lambda: cu.cuMemcpyDtoD(to, d, 64), "cuMemcpy": lambda: cu.cuMemcpy(to, d, 64), "cuMemsetD8": lambda: cu.cuMemsetD8(d, 1, 64), "cuMemcpy2D": lambda: cu.cuMemcpy2D(rows), "cuLibraryLoadData": lambda: cu.cuLibraryLoadData(TEXT, [], [], 0, [], [], 0), "cuLibraryUnload": lambda: cu.cuLibraryUnload(library), "cuModuleUnload": lambda: cu.cuModuleUnload(module)}.items():
+    ok(cu.cuStreamBeginCapture(s, cu.CUstreamCaptureMode(0))); answer = code(call()); say(name, answer, int(ok(cu.cuStreamIsCapturing(s))), code(cu.cuStreamEndCapture(s)))
+"""
+Q["open: unloading a library"] = """
+begin(); s = ok(cu.cuStreamCreate(1)); library = ok(cu.cuLibraryLoadData(SPIN.encode() + b"\\0", [], [], 0, [], [], 0)); f = ok(cu.cuKernelGetFunction(ok(cu.cuLibraryGetKernel(library, b"spin"))))
+ok(cu.cuLaunchKernel(f, 1,1,1, 1,1,1, 0, s, ((10**6,), (ctypes.c_uint64,)), 0)); ok(cu.cuStreamSynchronize(s))
+ok(cu.cuLaunchKernel(f, 1,1,1, 1,1,1, 0, s, ((3 * 10**8,), (ctypes.c_uint64,)), 0)); say("with a launch of 300 ms pending", *took(lambda: code(cu.cuLibraryUnload(library))))
+"""
+Q["open: filling"] = """
+begin(); m = load(SPIN); s = ok(cu.cuStreamCreate(0)); d, pinned = ok(cu.cuMemAlloc(64)), ok(cu.cuMemHostAlloc(64, 0)); ok(cu.cuMemsetD8(d, 1, 64)); spin(m, s, .001); ok(cu.cuCtxSynchronize())
+for name, memory in {"device": d, "pinned": int(pinned)}.items(): spin(m, s, .3); say(f"{name} memory, with a kernel of 300 ms on a blocking stream", *took(lambda: code(cu.cuMemsetD8(memory, 1, 64)))); ok(cu.cuCtxSynchronize())
+"""
+Q["open: clusters"] = """
+begin(); f = fn(load(SPIN), b"empty")
+for threads in (32, 128, 256, 512, 1024):
+    for size in (1, 2, 4, 8):
+        config, one = cu.CUlaunchConfig(), cu.CUlaunchAttribute(); config.gridDimX, config.gridDimY, config.gridDimZ = 64, 1, 1; config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        one.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION; d = one.value.clusterDim; d.x, d.y, d.z = size, 1, 1; config.attrs, config.numAttrs = [one], 1
+        say(f"{size} blocks of {threads} threads", *val(cu.cuOccupancyMaxActiveClusters(f, config)))
+"""
+Q["open: two devices"] = """
+first = begin()
+if int(ok(cu.cuDeviceGetCount())) < 2: say("needs two devices"); sys.exit()
+second = ok(cu.cuDevicePrimaryCtxRetain(1)); s = ok(cu.cuStreamCreate(1)); d = ok(cu.cuMemAlloc(4096)); ok(cu.cuCtxPushCurrent(second)); far = ok(cu.cuMemAlloc(4096)); A = cu.CUpointer_attribute
+ORDINAL = A.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+say("ordinal, where device 1 is current", val(cu.cuPointerGetAttribute(ORDINAL, far)), val(cu.cuPointerGetAttribute(ORDINAL, d))); ok(cu.cuCtxPopCurrent())
+say("ordinal, where device 0 is current", val(cu.cuPointerGetAttribute(ORDINAL, far)), val(cu.cuPointerGetAttribute(ORDINAL, d)))
+seen = ctypes.create_string_buffer(4096)
+for value in (5, 6, 7):
+    ok(cu.cuMemsetD8(d, value, 4096)); ok(cu.cuMemcpyPeerAsync(far, second, d, first, 4096, s)); ok(cu.cuStreamSynchronize(s)); ok(cu.cuMemcpyDtoH(ctypes.addressof(seen), far, 4096)); say(f"filled with {value}, copied at once", seen.raw[0], seen.raw[4095])
+ok(cu.cuMemsetD8(d, 8, 4096)); ok(cu.cuCtxSynchronize()); ok(cu.cuMemcpyPeerAsync(far, second, d, first, 4096, s)); ok(cu.cuStreamSynchronize(s)); ok(cu.cuMemcpyDtoH(ctypes.addressof(seen), far, 4096)); say("filled with 8, copied when that was done", seen.raw[0], seen.raw[4095])
+p = cu.CUmemPoolProps(); p.allocType = cu.CUmemAllocationType(1); p.location.type, p.location.id = cu.CUmemLocationType(1), 0; pool, access = ok(cu.cuMemPoolCreate(p)), cu.CUmemAccessDesc(); access.location.type, access.location.id = cu.CUmemLocationType(1), 1
+for flags in (1, 3, 0): access.flags = cu.CUmemAccess_flags(flags); say(f"device 1's access to a pool of device 0: {flags}", code(cu.cuMemPoolSetAccess(pool, [access], 1)))
+"""
+
+RAW = """
+begin(); s = ok(cu.cuStreamCreate(1)); m = ok(cu.cuMemAllocManaged(64, 1)); words = (ctypes.c_uint64 * 1600)()
+def raw(name, *arguments): return ctypes.CFUNCTYPE(ctypes.c_int)(int(ok(cu.cuGetProcAddress(name.encode(), 12000, 0))[0]))(*[ctypes.c_void_p(one) if one is None else ctypes.c_int64(int(one)) if not isinstance(one, ctypes.Array) else one for one in arguments])
+p = cu.CUmemPoolProps(); p.allocType = cu.CUmemAllocationType(1); p.location.type = cu.CUmemLocationType(1)
+"""
+"""What ended the process as one of several calls, each by itself."""
+
+for name, call in {
+    "attach with flags 0": "raw('cuStreamAttachMemAsync', s, m, 0, 0)",
+    "attach with flags 3": "raw('cuStreamAttachMemAsync', s, m, 0, 3)",
+    "attach NULL": "raw('cuStreamAttachMemAsync', s, 0, 0, 1)",
+    "capture mode 3": "raw('cuThreadExchangeStreamCaptureMode', (ctypes.c_int * 1)(3))",
+    "capture mode NULL": "raw('cuThreadExchangeStreamCaptureMode', None)",
+    "257 memory operations": "raw('cuStreamBatchMemOp', s, 257, words, 0)",
+    "flags of memory operations": "raw('cuStreamBatchMemOp', s, 0, words, 1)",
+    "a memory operation that is NULL": "raw('cuStreamBatchMemOp', s, 1, None, 0)",
+    "set the device's pool and destroy it": "[code(cu.cuDeviceSetMemPool(0, pool := ok(cu.cuMemPoolCreate(p)))), code(cu.cuMemPoolDestroy(pool)), val(cu.cuDeviceGetMemPool(0))[0]]",
+    "set the device's pool and destroy it in use": "[code(cu.cuDeviceSetMemPool(0, pool := ok(cu.cuMemPoolCreate(p)))), ok(cu.cuMemAllocAsync(64, s)) is not None, code(cu.cuMemPoolDestroy(pool)), val(cu.cuDeviceGetMemPool(0))[0]]",
+}.items():
+    Q[f"open: {name}"] = f"{RAW}say('code', {call})"
+for name in ("cuStreamQuery", "cuStreamSynchronize", "cuStreamDestroy"):
+    Q[f"open: fork with a busy stream: {name}"] = f"""
+begin(); s = ok(cu.cuStreamCreate(1)); spin(load(SPIN), s, .5); child = os.fork()
+if child == 0: say("{name}", code(cu.{name}(s))); os._exit(0)
+say("the child ended with", os.waitpid(child, 0)[1])
+"""
+
+
 def ask(item: tuple[str, str]) -> str:
     name, text = item
     start = time.monotonic()

@@ -635,3 +635,23 @@ def test_recapturing_came_with_cuda_13_3() -> None:
         """
     )
     assert before_it.stdout.strip() == "500", before_it.stderr
+
+
+def test_what_a_global_capture_does_not_forbid(stream: Any) -> None:
+    """A copy on the legacy stream, which waits for no stream that does not block; loading code."""
+    memory, word = ok(cu.cuMemAlloc(4)), ctypes.c_uint32(5)
+    begin(stream)
+    ok(cu.cuMemcpyHtoD(memory, ctypes.addressof(word), 4))
+    ok(cu.cuModuleLoadData(b".version 7.8\n.target sm_90\n.visible .entry e() { ret; }\n\0"))
+    assert status(stream) == 1
+    assert end(stream) == 0
+    ok(cu.cuMemFree(memory))
+
+
+def test_ending_a_capture_without_a_place_for_its_graph(stream: Any) -> None:
+    """The capture ends, and the graph is lost."""
+    finish = raw("cuStreamEndCapture", 10000, ADDRESS, ADDRESS)
+    assert finish(int(stream), None) == 401, "there is none"
+    begin(stream)
+    assert finish(int(stream), None) == 0
+    assert status(stream) == 0

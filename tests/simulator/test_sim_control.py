@@ -407,3 +407,38 @@ def test_no_recovery_inside_a_host_function(stream: Any) -> None:
     host(stream, recover)
     ok(cu.cuStreamSynchronize(stream))
     assert len(seen) == 1
+
+
+def test_flags_and_caches_of_contexts() -> None:
+    before = ok(cu.cuCtxGetFlags())
+    ok(cu.cuCtxSetFlags(4))
+    assert ok(cu.cuCtxGetFlags()) == 4
+    assert code(cu.cuCtxSetFlags(3)) == 1, "one way of scheduling"
+    ok(cu.cuCtxSetFlags(before))
+    assert int(ok(cu.cuCtxGetCacheConfig())) == 0
+    ok(cu.cuCtxSetCacheConfig(cu.CUfunc_cache.CU_FUNC_CACHE_PREFER_L1))
+    assert int(ok(cu.cuCtxGetCacheConfig())) == 2
+    ok(cu.cuCtxSetCacheConfig(cu.CUfunc_cache.CU_FUNC_CACHE_PREFER_NONE))
+
+
+def test_an_event_of_all_work_of_a_context(stream: Any, gate: Gate) -> None:
+    """It is complete once the work of each stream is that was there when it was recorded."""
+    later, context = ok(cu.cuStreamCreate(1)), ok(cu.cuCtxGetCurrent())
+    event = ok(cu.cuEventCreate(0))
+    ok(cu.cuCtxRecordEvent(context, event))
+    ok(cu.cuEventSynchronize(event))
+    gate.hold(stream)
+    ok(cu.cuCtxRecordEvent(context, event))
+    assert code(cu.cuEventQuery(event)) == 600
+    after = Gate()
+    after.hold(later)
+    gate.open()
+    ok(cu.cuEventSynchronize(event))
+    assert code(cu.cuStreamQuery(later)) == 600
+    after.open()
+    ok(cu.cuStreamSynchronize(later))
+    ok(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode(2)))
+    assert code(cu.cuCtxRecordEvent(context, event)) == 900, "not while a stream captures"
+    assert code(cu.cuStreamEndCapture(stream)) == 901
+    assert code(cu.cuCtxRecordEvent(context, 0)) == 400
+    ok(cu.cuStreamDestroy(later))

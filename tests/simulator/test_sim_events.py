@@ -20,7 +20,9 @@ def test_an_event_never_recorded_is_done(stream: Any) -> None:
 
 def test_events_between_processes() -> None:
     assert code(cu.cuEventCreate(4)) == 1, "they have no time"
-    assert code(cu.cuEventCreate(4 | 2)) == 801
+    event = ok(cu.cuEventCreate(4 | 2))
+    assert code(cu.cuIpcGetEventHandle(event)) == 801, "no other process gets it"
+    ok(cu.cuEventDestroy(event))
 
 
 @pytest.mark.parametrize("recorded", [True, False])

@@ -14,9 +14,10 @@ from aiostream import simulator
 
 
 @pytest.mark.parametrize(
-    ("flags", "answer"), [(0, 0), (1, 0), (8, 0), (9, 0), (2, 1), (4, 0), (5, 1), (16, 1)]
+    ("flags", "answer"), [(0, 0), (1, 0), (8, 0), (9, 0), (2, 1), (4, 1), (5, 1), (16, 1)]
 )
 def test_instantiation_flags(build: Nodes, flags: Any, answer: Any) -> None:
+    """Of an empty graph, which no kernel may launch (4)."""
     status, executable = cu.cuGraphInstantiate(build.graph, flags)
     assert int(status) == answer
     if answer == 0:

@@ -14,6 +14,7 @@ CLUSTER = ID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 PRIORITY = ID.CU_LAUNCH_ATTRIBUTE_PRIORITY
 RELAXED = cu.CUstreamCaptureMode(2)
 INVALID_CLUSTER_SIZE, NOT_SUPPORTED = 912, 801
+COOPERATIVE, TOO_LARGE = ID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 720
 
 
 def attribute(which: Any, **fields: Any) -> Any:
@@ -82,8 +83,9 @@ def test_occupancy_of_clusters(kernels: Any) -> None:
     assert int(
         ok(cu.cuDeviceGetAttribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 0))
     )
-    assert ok(occupied("cuOccupancyMaxActiveClusters", function, 1, 1024)) == 132 * 2
-    assert ok(occupied("cuOccupancyMaxActiveClusters", function, 8, 1024)) == 132 * 2 // 8
+    for size, answer in ((1, 1056), (2, 528), (8, 124)):  # an H200's
+        assert ok(occupied("cuOccupancyMaxActiveClusters", function, size, 128)) == answer
+    assert ok(occupied("cuOccupancyMaxActiveClusters", function, 1, 1024)) == 132
     assert ok(occupied("cuOccupancyMaxActiveClusters", function, 2, 1025)) == 0
     assert code(occupied("cuOccupancyMaxActiveClusters", function, 3, 32)) == INVALID_CLUSTER_SIZE
     assert ok(occupied("cuOccupancyMaxPotentialClusterSize", function, 1, 32)) == 8
@@ -111,7 +113,6 @@ def test_hints_are_taken(kernels: Any, stream: Any) -> None:
 @pytest.mark.parametrize(
     ("which", "fields"),
     [
-        (ID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, {"cooperative": 1}),  # as the device says
         (ID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT, {}),
         (ID.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT, {}),
         (ID.CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE, {}),
@@ -123,6 +124,36 @@ def test_what_would_have_to_act_is_refused(
     """Nothing is enqueued then."""
     assert launch(kernels, stream, attribute(which, **fields)) == NOT_SUPPORTED
     assert simulator.pending_work() == 0
+
+
+def test_cooperative_launches(kernels: Any, stream: Any, gate: Any) -> None:
+    """All blocks must run at a time: 32 of one thread on each of 132 multiprocessors."""
+    supported = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
+    assert ok(cu.cuDeviceGetAttribute(supported, 0)) == 1
+    together, alone = attribute(COOPERATIVE, cooperative=1), attribute(COOPERATIVE, cooperative=0)
+    gate.hold(stream)
+    pending = simulator.pending_work()
+    assert launch(kernels, stream, together, grid=(32 * 132 + 1, 1, 1)) == TOO_LARGE
+    assert simulator.pending_work() == pending, "nothing is enqueued then"
+    assert launch(kernels, stream, together, grid=(32 * 132, 1, 1)) == 0
+    assert launch(kernels, stream, alone, grid=(32 * 132 + 1, 1, 1)) == 0
+    gate.open()
+    ok(cu.cuStreamSynchronize(stream))
+
+
+@pytest.mark.parametrize(("blocks", "answer"), [(1, 0), (32 * 132, 0), (32 * 132 + 1, TOO_LARGE)])
+def test_the_function_for_cooperative_launches(
+    kernels: Any, stream: Any, blocks: Any, answer: Any
+) -> None:
+    function = kernels.function("empty")
+    status = cu.cuLaunchCooperativeKernel(function, blocks, 1, 1, 1, 1, 1, 0, stream, 0)
+    assert code(status) == answer
+    ok(cu.cuStreamSynchronize(stream))
+
+
+def test_an_attribute_of_streams_is_none_of_launches(kernels: Any, stream: Any) -> None:
+    policy = attribute(ID.CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY)
+    assert launch(kernels, stream, policy) == 1
 
 
 def test_captured_launch_keeps_its_attributes(kernels: Any, stream: Any) -> None:

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from simdriver import Gate, Kernels, code, cu, in_thread, ok
+from simdriver import Gate, Kernels, code, cu, in_thread, ok, raw
 
 from aiostream import simulator
 
@@ -264,3 +264,17 @@ def test_libraries(stream: Any) -> None:
 
 def test_a_launch_needs_a_context(stream: Any, kernels: Kernels) -> None:
     assert in_thread(lambda: code(kernels.launch("empty", stream))) == 201
+
+
+def test_nothing_is_allocated_of_0_bytes() -> None:
+    """An error for device memory, and none for pinned memory."""
+    for name, more, answer in (
+        ("cuMemAlloc", (), 1),
+        ("cuMemAllocManaged", (1,), 1),
+        ("cuMemAllocHost", (), 0),
+        ("cuMemHostAlloc", (0,), 0),
+    ):
+        out = ctypes.c_uint64(77)
+        types = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_uint] * len(more)]
+        assert raw(name, 6000, *types)(ctypes.addressof(out), 0, *more) == answer, name
+        assert out.value == 0, name

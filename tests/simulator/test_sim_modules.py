@@ -5,11 +5,12 @@ declares.
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from typing import Any
 
 import pytest
-from simdriver import Kernels, code, cu, in_thread, keep, ok, raw, run_python
+from simdriver import Kernels, code, cu, in_thread, keep, ok, raw, run_python, until
 
 from aiostream import simulator
 
@@ -75,6 +76,8 @@ def empty(kernels: Kernels) -> Any:
         (HEAD + ".visible .entry empty(){ ret }", 218),
         (HEAD + ".visible .entry empty(){ ret;", 218),
         (HEAD + "}", 218),
+        (HEAD.replace("7.0", "1.0") + ".visible .entry empty(){ret;}", 218),  # had no sm_70
+        (HEAD.replace("sm_70", "sm_90") + ".visible .entry empty(){ret;}", 218),  # nor sm_90
         (HEAD.replace("7.0", "99.0") + ".visible .entry empty(){ret;}", 222),
         (HEAD.replace("7.0", "9.1") + ".visible .entry empty(){ret;}", 222),  # of CUDA 13.1
         (
@@ -167,7 +170,8 @@ def test_global_variables() -> None:
     again, _ = ok(cu.cuModuleGetGlobal(module, b"sim_counter"))
     assert (int(again), ctypes.c_uint32.from_address(int(again)).value) == (int(counter), 9)
     assert code(cu.cuModuleGetGlobal(module, b"the_kernel")) == 1
-    for name in (b"nothing", b"the_kernel_param_0", b"sim_count", b""):
+    assert code(cu.cuModuleGetGlobal(module, b"")) == 1
+    for name in (b"nothing", b"the_kernel_param_0", b"sim_count"):
         assert code(cu.cuModuleGetGlobal(module, name)) == 500, name
     before = ok(cu.cuMemGetInfo())[0]
     ok(cu.cuModuleUnload(module))
@@ -176,6 +180,57 @@ def test_global_variables() -> None:
     assert ok(cu.cuLibraryGetGlobal(library, b"sim_counter"))[1] == 4
     ok(cu.cuLibraryUnload(library))
     assert ok(cu.cuMemGetInfo())[0] == before + 4 + 12 + 3
+
+
+def test_the_functions_of_a_text() -> None:
+    """In the order of the text, as many as there is room for."""
+    module = ok(cu.cuModuleLoadData(COMPILED.encode() + b"\0"))
+    assert ok(cu.cuModuleGetFunctionCount(module)) == 2
+    simulator.register_ptx(COMPILED)
+    names = [ok(cu.cuFuncGetName(f)) for f in ok(cu.cuModuleEnumerateFunctions(2, module))]
+    assert names == [b"the_kernel", b"other"]
+    (first,) = ok(cu.cuModuleEnumerateFunctions(1, module))
+    assert int(first) == int(ok(cu.cuModuleGetFunction(module, b"the_kernel")))
+    ok(cu.cuModuleUnload(module))
+    library = ok(cu.cuLibraryLoadData(COMPILED.encode() + b"\0", [], [], 0, [], [], 0))
+    assert ok(cu.cuLibraryGetKernelCount(library)) == 2
+    kernels = ok(cu.cuLibraryEnumerateKernels(2, library))
+    assert [ok(cu.cuKernelGetName(kernel)) for kernel in kernels] == names
+    ok(cu.cuLibraryUnload(library))
+    assert code(cu.cuModuleGetFunctionCount(0)) == 400
+    text = f"{HEAD}.entry no_kernel_that_is_known() {{ ret; }}\0"
+    module = ok(cu.cuModuleLoadData(text.encode()))
+    assert code(cu.cuModuleEnumerateFunctions(1, module)) == 500
+
+
+def test_what_a_text_says_of_its_functions() -> None:
+    simulator.register_ptx(COMPILED)
+    module = ok(cu.cuModuleLoadData(COMPILED.encode() + b"\0"))
+    function = ok(cu.cuModuleGetFunction(module, b"other"))
+    constants, target = ATTRIBUTE.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES, ATTRIBUTE(5)
+    assert ok(cu.cuFuncGetAttribute(constants, function)) == 12
+    assert ok(cu.cuFuncGetAttribute(target, function)) == 70
+    ok(cu.cuModuleUnload(module))
+
+
+def test_unloading_waits_for_the_work(stream: Any, gate: Any) -> None:
+    kernels, left, before = Kernels(), list[int](), simulator.calls("cuModuleUnload")
+    gate.hold(stream)
+    ok(kernels.launch("empty", stream))
+
+    def unload() -> None:
+        ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
+        left.append(code(cu.cuModuleUnload(kernels.module)))
+        ok(cu.cuDevicePrimaryCtxRelease(0))
+
+    thread = threading.Thread(target=unload)
+    thread.start()
+    until(lambda: simulator.calls("cuModuleUnload") > before)
+    thread.join(0.1)
+    assert thread.is_alive()
+    gate.open()
+    thread.join(10)
+    assert left == [0]
 
 
 # --- kernels and functions

@@ -212,13 +212,14 @@ def test_access(pool: Any) -> None:
     ok(cu.cuMemPoolSetAccess(pool, [desc], 1))
     assert int(ok(cu.cuMemPoolGetAccess(pool, place))) == 3
     desc.location, desc.flags = location(0), cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
-    assert code(cu.cuMemPoolSetAccess(pool, [desc], 1)) == 1, "its own"
-    desc.location = location(9)
-    assert (
-        code(cu.cuMemPoolSetAccess(pool, [desc], 1))
-        == code(cu.cuMemPoolGetAccess(pool, desc.location))
-        == 1
-    )
+    assert code(cu.cuMemPoolSetAccess(pool, [desc], 1)) == 101, "its own"
+    desc.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+    assert code(cu.cuMemPoolSetAccess(pool, [desc], 1)) == 801, "reading alone"
+    desc.location, desc.flags = location(9), both
+    assert code(cu.cuMemPoolSetAccess(pool, [desc], 1)) == 101
+    assert code(cu.cuMemPoolGetAccess(pool, desc.location)) == 1
+    desc.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+    assert code(cu.cuMemPoolSetAccess(pool, [desc], 1)) == 801, "the host"
 
 
 def test_reuse_is_kept(pool: Any) -> None:
@@ -261,18 +262,26 @@ def test_memory_of_the_host_and_managed_memory(
     assert int(ok(cu.cuMemGetMemPool(where, kind))) == int(default)
 
 
+def test_a_pool_that_could_be_shared(stream: Any) -> None:
+    """It is one like all others, and to share it is refused."""
+    handles = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    pool = ok(cu.cuMemPoolCreate(properties(handleTypes=handles)))
+    memory = ok(cu.cuMemAllocFromPoolAsync(64, pool, stream))
+    allowed = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
+    assert int(ok(cu.cuPointerGetAttribute(allowed, memory))) == int(handles)
+    assert code(cu.cuMemPoolExportToShareableHandle(pool, handles, 0)) == 801
+    ok(cu.cuMemFreeAsync(memory, stream))
+    ok(cu.cuStreamSynchronize(stream))
+    ok(cu.cuMemPoolDestroy(pool))
+
+
 def test_pools_that_are_refused() -> None:
     kind, handles = cu.CUmemAllocationType, cu.CUmemAllocationHandleType
     assert code(cu.cuMemPoolCreate(properties(allocType=kind.CU_MEM_ALLOCATION_TYPE_INVALID))) == 1
     assert code(cu.cuMemPoolCreate(properties(9))) == 1
-    assert (
-        code(
-            cu.cuMemPoolCreate(
-                properties(handleTypes=handles.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-            )
-        )
-        == 801
-    )
+    of_windows = properties(handleTypes=handles.CU_MEM_HANDLE_TYPE_WIN32)
+    assert code(cu.cuMemPoolCreate(of_windows)) == 1
+    assert code(cu.cuMemPoolCreate(properties(maxSize=1 << 60))) == 2
     nowhere = location(0)
     nowhere.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_INVALID
     assert code(cu.cuMemPoolCreate(properties(location=nowhere))) == 1

@@ -180,3 +180,39 @@ def test_peers() -> None:
     assert code(cu.cuCtxEnablePeerAccess(first, 0)) == 217, "it is the current one"
     ok(cu.cuCtxDisablePeerAccess(second))
     ok(cu.cuDevicePrimaryCtxRelease(1))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"srcXInBytes": 500}, {"srcY": 3}, {"dstXInBytes": 5}, {"srcPitch": 15}]
+)
+def test_rows_that_do_not_fit(rows: Any, fields: dict[str, int]) -> None:
+    """A row ends before the next one begins, and the last one with its memory."""
+    target = ctypes.create_string_buffer(32)
+    asked = download(rows, target)
+    for name, value in fields.items():
+        setattr(asked, name, value)
+    assert code(cu.cuMemcpy2D(asked)) == 1
+
+
+def test_rows_do_not_reach_into_the_memory_behind() -> None:
+    """Two allocations may lie side by side."""
+    several = sorted(int(ok(cu.cuMemAlloc(4096))) for _ in range(8))
+    for memory in several:
+        asked = copy(
+            srcMemoryType=DEVICE, srcDevice=memory, srcPitch=512, srcY=7,
+            dstMemoryType=DEVICE, dstDevice=several[0], dstPitch=512, WidthInBytes=4, Height=2,
+        )  # fmt: skip
+        assert code(cu.cuMemcpy2D(asked)) == 1
+    for memory in several:
+        ok(cu.cuMemFree(memory))
+
+
+def test_a_pitch_of_0_is_that_of_rows_without_a_gap(rows: Any) -> None:
+    """The row is as long as what is left out of it and what is copied."""
+    source, target = ctypes.create_string_buffer(b"0123456789abcdef", 16), bytes(6)
+    ok(cu.cuMemcpyHtoD(rows[0], ctypes.addressof(source), 16))
+    buffer = ctypes.create_string_buffer(target, 6)
+    asked = download(rows, buffer, width=3, srcXInBytes=1, srcY=1)
+    asked.srcPitch = 0
+    ok(cu.cuMemcpy2D(asked))
+    assert buffer.raw == b"5679ab"

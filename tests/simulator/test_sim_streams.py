@@ -79,10 +79,15 @@ def test_calls_inside_a_host_function(stream: Any) -> None:
         answers["alloc"] = code(cu.cuMemAlloc(64))
         answers["record"] = code(cu.cuEventRecord(event, stream))
         answers["query"] = code(cu.cuStreamQuery(stream))
+        answers["query of an idle stream"] = code(cu.cuStreamQuery(idle))
+        answers["query of a complete event"] = code(cu.cuEventQuery(done))
+        answers["synchronize"] = code(cu.cuStreamSynchronize(stream))
+        answers["synchronize an idle stream"] = code(cu.cuStreamSynchronize(idle))
         answers["version"] = code(cu.cuDriverGetVersion())
         answers["context"] = code(cu.cuCtxGetCurrent())
 
-    event = ok(cu.cuEventCreate(0))
+    event, done, idle = *(ok(cu.cuEventCreate(0)) for _ in range(2)), ok(cu.cuStreamCreate(1))
+    ok(cu.cuEventRecord(done, stream))
     host(stream, ask)
     ok(cu.cuStreamSynchronize(stream))
     assert answers == {
@@ -90,9 +95,22 @@ def test_calls_inside_a_host_function(stream: Any) -> None:
         "alloc": 800,
         "record": 800,
         "query": 600,
+        "query of an idle stream": 0,
+        "query of a complete event": 0,
+        "synchronize": 800,
+        "synchronize an idle stream": 0,
         "version": 0,
-        "context": 0,
+        "context": 800,
     }
+    ok(cu.cuStreamDestroy(idle))
+
+
+def test_a_host_function_enqueues_another(stream: Any) -> None:
+    other, ran = ok(cu.cuStreamCreate(1)), []
+    host(stream, lambda: host(other, lambda: ran.append(1)))
+    ok(cu.cuStreamSynchronize(stream))
+    until(lambda: ran == [1])
+    ok(cu.cuStreamDestroy(other))
 
 
 def test_the_handle_may_go_before_the_work(kernels: Kernels, gate: Gate) -> None:

@@ -171,12 +171,12 @@ EXPORT CUresult cuStreamCopyAttributes(CUstream to_handle, CUstream from_handle)
 
 /* --- of launches --- */
 
-/* 8 blocks, or 16 with the function's consent. Not compared with a GPU. */
+/* 8 blocks, or 16 with the function's consent. */
 unsigned largest_cluster(const struct function *function) {
     return function->attributes[NON_PORTABLE_CLUSTER] ? 16 : 8;
 }
 
-/* A cluster of blocks divides the grid. Not compared with a GPU. */
+/* A cluster of blocks divides the grid. */
 static CUresult check_cluster(const unsigned *cluster, const unsigned *grid,
                               const struct function *function) {
     if (cluster[0] == 0 && cluster[1] == 0 && cluster[2] == 0) return OK;
@@ -190,19 +190,19 @@ static CUresult check_cluster(const unsigned *cluster, const unsigned *grid,
 }
 
 /* Adds those of a launch to those of its stream. A captured node keeps them, and a kernel here runs
- * the same without. What would have to act is refused: events that a kernel triggers, nodes that it
- * updates, and cooperative launches, which the device does not claim to support. */
+ * the same without. What would have to act is refused: events that a kernel triggers, and nodes
+ * that it updates. */
 CUresult attributes_of_launch(struct attributes *attributes, const CUlaunchConfig *config,
                               const struct function *function) {
     if (config->attribute_count > 0 && config->attributes == NULL) return INVALID_VALUE;
     for (unsigned i = 0; i < config->attribute_count; i++) {
         const struct launch_attribute *one = &config->attributes[i];
         if (one->id == 0) continue; /* CU_LAUNCH_ATTRIBUTE_IGNORE */
+        if (one->id == SYNCHRONIZATION_POLICY) return INVALID_VALUE; /* of streams alone */
         if (one->id < 0 || one->id > 31 || !((OF_KERNELS | BIT(OVERLAP)) & BIT(one->id)))
             return NOT_SUPPORTED;
         CUresult code = attribute_set(attributes, OF_KERNELS | BIT(OVERLAP), one->id, one->value);
         if (code != OK) return code;
-        if (attributes->cooperative) return NOT_SUPPORTED;
     }
     return check_cluster(attributes->cluster, config->grid, function);
 }

@@ -362,7 +362,7 @@ void capture_unregister_stream(struct stream *stream) {
 EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
     ENTER(cuStreamEndCapture, FREES);
     struct stream *stream;
-    CUresult code = out == NULL ? INVALID_VALUE : find_stream(handle, &stream);
+    CUresult code = find_stream(handle, &stream);
     if (code != OK) return leave(code);
     struct capture *capture = stream->capture;
     if (capture == NULL) return leave(ILLEGAL_STATE);
@@ -376,7 +376,8 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
            : joined(capture) ? OK
                              : CAPTURE_UNJOINED;
     if (code == OK && capture->recapture != NULL) code = recapture_end(capture);
-    *out = code == OK ? capture->graph : NULL;
+    /* without a place the graph is lost, as on an H200 */
+    if (out != NULL) *out = code == OK ? capture->graph : NULL;
     if (code != OK) discard(capture);
     capture->graph = NULL;
     end(capture);

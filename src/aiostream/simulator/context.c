@@ -141,12 +141,15 @@ static void push(struct context *context) {
     me.stack[me.depth++] = context;
 }
 
+static bool valid_flags(unsigned flags) {
+    unsigned scheduling = flags & 7; /* one way at most */
+    return flags <= 0xff && (scheduling & (scheduling - 1)) == 0;
+}
+
 static CUresult create(CUcontext *out, unsigned flags, CUdevice ordinal) {
     struct device *device;
-    unsigned scheduling = flags & 7;
-    bool two_ways = (scheduling & (scheduling - 1)) != 0;
     CUresult code =
-        out == NULL || flags > 0xff || two_ways ? INVALID_VALUE : find_device(ordinal, &device);
+        out == NULL || !valid_flags(flags) ? INVALID_VALUE : find_device(ordinal, &device);
     if (code != OK) return leave(code);
     struct context *context = context_make(ordinal);
     context->flags = flags;
@@ -216,7 +219,7 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext handle) {
 }
 
 EXPORT CUresult cuCtxGetCurrent(CUcontext *out) {
-    ENTER(cuCtxGetCurrent, DEAD_OK | HOST_OK | FREES);
+    ENTER(cuCtxGetCurrent, DEAD_OK | FREES);
     if (out == NULL) return leave(INVALID_VALUE);
     *out = me.depth > 0 ? me.stack[me.depth - 1] : NULL;
     return leave(OK);
@@ -241,6 +244,31 @@ EXPORT CUresult cuCtxGetFlags(unsigned *out) {
     struct context *context;
     CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
     if (code == OK) *out = context->flags;
+    return leave(code);
+}
+
+EXPORT CUresult cuCtxSetFlags(unsigned flags) {
+    ENTER(cuCtxSetFlags, 0);
+    struct context *context;
+    CUresult code = valid_flags(flags) ? current_context(&context) : INVALID_VALUE;
+    if (code == OK) context->flags = flags;
+    return leave(code);
+}
+
+/* A preference, which a GPU need not follow either. */
+EXPORT CUresult cuCtxSetCacheConfig(int config) {
+    ENTER(cuCtxSetCacheConfig, 0);
+    struct context *context;
+    CUresult code = config < 0 || config > 3 ? INVALID_VALUE : current_context(&context);
+    if (code == OK) context->cache_config = config;
+    return leave(code);
+}
+
+EXPORT CUresult cuCtxGetCacheConfig(int *out) {
+    ENTER(cuCtxGetCacheConfig, 0);
+    struct context *context;
+    CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
+    if (code == OK) *out = context->cache_config;
     return leave(code);
 }
 
@@ -288,18 +316,45 @@ EXPORT CUresult cuCtxSetLimit(int limit, size_t value) {
     return leave(code);
 }
 
-EXPORT CUresult cuCtxSynchronize_v2(CUcontext handle) {
-    ENTER(cuCtxSynchronize, UNSAFE | FREES);
-    struct context *context;
-    CUresult code = chosen_context(handle, &context);
+/* What concerns all streams of a context ends a capture of one of them. */
+static CUresult find_uncaptured(CUcontext handle, struct context **out) {
+    CUresult code = chosen_context(handle, out);
     for (struct capture *capture = sim.captures; code == OK && capture != NULL;
          capture = capture->next)
-        if (capture->context == context) {
+        if (capture->context == *out) {
             capture_invalidate(capture);
             code = CAPTURE_UNSUPPORTED;
         }
+    return code;
+}
+
+EXPORT CUresult cuCtxSynchronize_v2(CUcontext handle) {
+    ENTER(cuCtxSynchronize, UNSAFE | FREES);
+    struct context *context;
+    CUresult code = find_uncaptured(handle, &context);
     if (code == OK) code = context_drain(context);
     return leave(code);
+}
+
+/* All that the context has to do now: a hidden stream waits for each stream. */
+EXPORT CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
+    ENTER(cuCtxRecordEvent, ENQUEUES);
+    struct context *context;
+    struct event *event = find_event(event_handle);
+    CUresult code = event == NULL ? INVALID_HANDLE : find_uncaptured(handle, &context);
+    if (code == OK && event->context != context) code = INVALID_HANDLE;
+    if (code != OK) return leave(code);
+    struct stream *all = stream_make_hidden(context, 0);
+    for (struct stream *stream = context->streams; stream != NULL; stream = stream->next) {
+        if (stream == all || stream->tail == NULL) continue;
+        struct op *record = op_new(OP_RECORD, 0), *wait = op_new(OP_WAIT_EVENT, 0);
+        record->u.mark.marker = wait->u.mark.marker = marker_new();
+        record->u.mark.marker->references++;
+        enqueue_now(stream, record);
+        enqueue_now(all, wait);
+    }
+    enqueue_now(all, event_record_op(event));
+    return leave(OK);
 }
 
 EXPORT CUresult cuCtxSynchronize(void) { return cuCtxSynchronize_v2(NULL); }

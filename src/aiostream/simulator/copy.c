@@ -62,28 +62,28 @@ static CUresult copy(CUstream handle, void *to, int to_side, const void *from, i
 #define DEVICE(address) ((void *)(uintptr_t)(address))
 
 CUresult on_cuMemcpy(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
-    ENTER(cuMemcpy, UNSAFE);
+    ENTER(cuMemcpy, 0);
     return copy(stream, DEVICE(to), EITHER, DEVICE(from), EITHER, bytes, true);
 }
 
 CUresult on_cuMemcpyHtoD_v2(CUstream stream, CUdeviceptr to, const void *from, size_t bytes) {
-    ENTER(cuMemcpyHtoD, UNSAFE);
+    ENTER(cuMemcpyHtoD, 0);
     return copy(stream, DEVICE(to), DEVICE_SIDE, from, HOST_SIDE, bytes, true);
 }
 
 CUresult on_cuMemcpyDtoH_v2(CUstream stream, void *to, CUdeviceptr from, size_t bytes) {
-    ENTER(cuMemcpyDtoH, UNSAFE);
+    ENTER(cuMemcpyDtoH, 0);
     return copy(stream, to, HOST_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
 }
 
 CUresult on_cuMemcpyDtoD_v2(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
-    ENTER(cuMemcpyDtoD, UNSAFE);
+    ENTER(cuMemcpyDtoD, 0);
     return copy(stream, DEVICE(to), DEVICE_SIDE, DEVICE(from), DEVICE_SIDE, bytes, true);
 }
 
 CUresult on_cuMemcpyPeer(CUstream stream, CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                          CUcontext from_context, size_t bytes) {
-    ENTER(cuMemcpyPeer, UNSAFE);
+    ENTER(cuMemcpyPeer, 0);
     struct context *context;
     CUresult code = find_context(to_context, &context);
     if (code == OK) code = find_context(from_context, &context);
@@ -144,7 +144,7 @@ static CUresult fill(CUstream handle, CUdeviceptr to, uint32_t value, unsigned w
 
 #define FILLS(name, type, width)                                                                   \
     CUresult on_##name##_v2(CUstream stream, CUdeviceptr to, type value, size_t count) {           \
-        ENTER(name, UNSAFE);                                                                       \
+        ENTER(name, 0);                                                                            \
         ;                                                                                          \
         return fill(stream, to, value, width, count, true);                                        \
     }                                                                                              \

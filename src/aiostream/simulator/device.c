@@ -46,6 +46,8 @@ static const struct {
     {75, 9},
     {76, 0}, /* COMPUTE_CAPABILITY */
     {78, 1}, /* STREAM_PRIORITIES_SUPPORTED */
+    {79, 1},
+    {80, 1}, /* GLOBAL_L1_CACHE_SUPPORTED, LOCAL_ */
     {81, 233472},
     {82, 65536},
     {83, 1}, /* MANAGED_MEMORY */
@@ -54,6 +56,7 @@ static const struct {
     {89, 1},
     {90, 1},
     {91, 1},
+    {95, 1}, /* COOPERATIVE_LAUNCH */
     {97, 232448},
     {99, 1},
     {106, 32},
@@ -238,10 +241,9 @@ EXPORT CUresult cuDeviceCanAccessPeer(int *out, CUdevice device, CUdevice peer) 
 EXPORT CUresult cuDeviceGetP2PAttribute(int *out, int which, CUdevice device, CUdevice peer) {
     enum { PERFORMANCE_RANK = 1, ACCESS = 2, NATIVE_ATOMICS = 3, ARRAYS = 4, PARTIAL_ATOMICS = 5 };
     ENTER(cuDeviceGetP2PAttribute, DEAD_OK);
-    CUresult code = out == NULL || which < PERFORMANCE_RANK || which > PARTIAL_ATOMICS
-                        ? INVALID_VALUE
-                        : check(device);
+    CUresult code = out == NULL ? INVALID_VALUE : check(device);
     if (code == OK) code = device != peer ? check(peer) : INVALID_DEVICE;
+    if (code == OK && (which < PERFORMANCE_RANK || which > PARTIAL_ATOMICS)) code = INVALID_VALUE;
     if (code == OK) *out = which == ACCESS || which == NATIVE_ATOMICS;
     return leave(code);
 }

@@ -71,6 +71,7 @@ enum {
     HOST_ALREADY_REGISTERED = 712,
     HOST_NOT_REGISTERED = 713,
     LAUNCH_FAILED = 719,
+    COOPERATIVE_LAUNCH_TOO_LARGE = 720,
     NOT_PERMITTED = 800,
     NOT_SUPPORTED = 801,
     CAPTURE_UNSUPPORTED = 900,
@@ -301,6 +302,7 @@ struct context {
     pthread_cond_t host_work;
     struct waiter *host_idle; /* waiting for the running host function to return */
     size_t limits[3];
+    int cache_config;
     bool peers[MAX_DEVICES]; /* devices whose memory its kernels were allowed to reach */
 };
 
@@ -443,10 +445,9 @@ extern _Thread_local struct thread_state me;
 
 /* --- entry.c: how every call begins and ends --- */
 enum {
-    PURE = 1,           /* needs nothing: no cuInit, no lock */
-    DEAD_OK = 2,        /* answers after a sticky error too */
-    HOST_OK = 4,        /* allowed inside a host function */
-    HOST_NOT_READY = 8, /* answers 600 there */
+    PURE = 1,    /* needs nothing: no cuInit, no lock */
+    DEAD_OK = 2, /* answers after a sticky error too */
+    HOST_OK = 4, /* allowed inside a host function */
     ENQUEUES = 16,
     FREES = 64,  /* begins without memory too, because a program needs it to get some back */
     UNSAFE = 32, /* potentially unsafe during a stream capture */
@@ -515,6 +516,8 @@ struct context *context_make(int device);
 CUresult find_stream(CUstream handle, struct stream **out);
 void thread_register(void);
 struct stream *stream_make(struct context *context, unsigned flags, int priority);
+/* no handle names it, and it goes when it is empty */
+struct stream *stream_make_hidden(struct context *context, int priority);
 void stream_release(struct stream *stream); /* frees it if destroyed, empty and unwatched */
 CUresult stream_wait(struct stream *stream, uint64_t target);
 CUresult drain(struct stream *stream);
@@ -582,6 +585,7 @@ CUresult memory_make_from(struct pool *pool, struct context *context, size_t byt
 /* --- pool.c --- */
 int pool_device(const struct pool *pool); /* -1: none */
 int pool_kind(const struct pool *pool);
+int pool_handles(const struct pool *pool);
 bool pool_lets(const struct pool *pool, int device);
 CUresult pool_take(struct pool *pool, size_t bytes);
 void pool_give(struct pool *pool, size_t bytes); /* may free it */
@@ -591,6 +595,11 @@ void memory_release_context(struct context *context);
 char *ptx_copy(const char *text); /* without comments; the caller frees it; NULL: no memory */
 CUresult ptx_check(const char *text);
 bool ptx_has_entry(const char *text, const char *name);
+/* the name of the first entry behind `before`, or of the first of all; NULL: there is none */
+const char *ptx_next_entry(const char *text, const char *before, size_t *length);
+unsigned ptx_count_entries(const char *text);
+unsigned ptx_architecture(const char *text); /* 90 for sm_90 */
+size_t ptx_constant_bytes(const char *text);
 /* the caller frees `initial`, which is NULL if there is no memory */
 size_t ptx_variable(const char *text, const char *name, unsigned char **initial);
 
@@ -602,6 +611,7 @@ CUresult kernel_fault(const struct op *op); /* the sticky error that it raises, 
 void kernel_unpack(struct op *op, void **parameters);
 size_t kernel_alignment(const struct kernel *kernel, unsigned parameter);
 void function_start(struct function *function);
+bool function_runs_at_once(const struct function *function, const CUlaunchConfig *config);
 bool function_can_launch(const struct function *function, unsigned shared_bytes, uint64_t threads);
 
 /* --- capture.c --- */

@@ -39,8 +39,7 @@ CUresult enter(enum call_id id, unsigned rules) {
         if (code != OK) return code;
     }
     if (rules & PURE) return OK;
-    if (me.in_host_function && !(rules & HOST_OK))
-        return rules & HOST_NOT_READY ? NOT_READY : NOT_PERMITTED;
+    if (me.in_host_function && !(rules & HOST_OK)) return NOT_PERMITTED;
     uint64_t wait =
         rules & ENQUEUES ? atomic_load_explicit(&sim.enqueue_delay, memory_order_relaxed) : 0;
     if (wait != 0) delay(wait);

@@ -51,8 +51,8 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags) {
     ENTER(cuEventCreate, 0);
     struct context *context;
     CUresult code = out == NULL || flags > 7 ? INVALID_VALUE : current_context(&context);
-    if (code == OK && (flags & 4)) /* between processes, where no event has a time */
-        code = flags & 2 ? NOT_SUPPORTED : INVALID_VALUE;
+    if (code == OK && (flags & 4) && !(flags & 2))
+        code = INVALID_VALUE; /* between processes, where no event has a time */
     if (code == OK) {
         struct event *event = object_new(OBJECT_EVENT, sizeof *event);
         event->references = 1;
@@ -177,7 +177,7 @@ static CUresult find_free_event(CUevent handle, bool harmful, struct event **out
 EXPORT CUresult cuEventQuery(CUevent handle) {
     if (atomic_load(&sim.forked))
         return OK; /* so the H200 answers in a forked child, where nearly all else is 3 */
-    ENTER(cuEventQuery, UNSAFE | FREES);
+    ENTER(cuEventQuery, UNSAFE | HOST_OK | FREES);
     struct event *event;
     CUresult code = find_free_event(handle, true, &event);
     if (code == OK && event->marker != NULL && !event->marker->done) code = NOT_READY;
@@ -195,13 +195,14 @@ EXPORT CUresult cuEventSynchronize(CUevent handle) {
 EXPORT CUresult cuEventElapsedTime_v2(float *out, CUevent start_handle, CUevent end_handle) {
     ENTER(cuEventElapsedTime, 0);
     struct event *start, *end = NULL;
-    CUresult code = out == NULL ? INVALID_VALUE : find_free_event(start_handle, false, &start);
+    CUresult code = find_free_event(start_handle, false, &start);
     if (code == OK) code = find_free_event(end_handle, false, &end);
     if (code == OK &&
         (((start->flags | end->flags) & 2) || start->marker == NULL || end->marker == NULL))
         code = INVALID_HANDLE;
     if (code == OK && start->context != end->context) code = INVALID_HANDLE;
     if (code == OK && !(start->marker->done && end->marker->done)) code = NOT_READY;
+    if (code == OK && out == NULL) code = INVALID_VALUE;
     if (code == OK)
         *out = (float)((double)(int64_t)(end->marker->time - start->marker->time) / 1e6);
     return leave(code);

@@ -55,7 +55,8 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, uint64_t flags, in
     if (out == NULL || graph == NULL ||
         (flags & ~(uint64_t)(AUTO_FREE | UPLOAD | DEVICE_LAUNCH | NODE_PRIORITY)))
         return INVALID_VALUE;
-    if ((flags & DEVICE_LAUNCH) && (flags & AUTO_FREE)) return INVALID_VALUE;
+    if ((flags & DEVICE_LAUNCH) && ((flags & AUTO_FREE) || graph->node_count == 0))
+        return INVALID_VALUE;
     if (graph_memory_instantiated(graph))
         return NOT_SUPPORTED; /* what allocates has one executable at a time */
     if ((flags & DEVICE_LAUNCH) && not_for_devices(graph) != NULL) {

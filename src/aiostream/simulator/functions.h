@@ -449,6 +449,19 @@ CALL(cuDeviceGetGraphMemAttribute, 11040, cuDeviceGetGraphMemAttribute, none,
 CALL(cuDeviceSetGraphMemAttribute, 11040, cuDeviceSetGraphMemAttribute, none,
      (CUdevice, int, void *))
 CALL(cuDeviceGraphMemTrim, 11040, cuDeviceGraphMemTrim, none, (CUdevice))
+CALL(cuCtxGetCacheConfig, 3020, cuCtxGetCacheConfig, none, (int *))
+CALL(cuCtxSetCacheConfig, 3020, cuCtxSetCacheConfig, none, (int))
+CALL(cuCtxSetFlags, 12010, cuCtxSetFlags, none, (unsigned))
+CALL(cuCtxRecordEvent, 12050, cuCtxRecordEvent, none, (CUcontext, CUevent))
+CALL(cuLaunchCooperativeKernel, 9000, cuLaunchCooperativeKernel, ptsz,
+     (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+      void **))
+CALL(cuModuleGetFunctionCount, 12040, cuModuleGetFunctionCount, none, (unsigned *, CUmodule))
+CALL(cuModuleEnumerateFunctions, 12040, cuModuleEnumerateFunctions, none,
+     (CUfunction *, unsigned, CUmodule))
+CALL(cuLibraryGetKernelCount, 12040, cuLibraryGetKernelCount, none, (unsigned *, CUlibrary))
+CALL(cuLibraryEnumerateKernels, 12040, cuLibraryEnumerateKernels, none,
+     (CUkernel *, unsigned, CUlibrary))
 /* clang-format on */
 
 #include "lacking.h"

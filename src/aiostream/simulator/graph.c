@@ -292,9 +292,11 @@ CUresult copy_out_count(size_t *count, size_t found, bool listed) {
     return OK;
 }
 
-/* With `nodes` NULL the count alone; else as many as fit, and NULL for the rest of the room. */
+/* With `nodes` NULL the count alone; else as many as fit, and NULL for the rest of the room, which
+ * cannot be none. */
 static CUresult list(const struct graph *graph, CUgraphNode *nodes, size_t *count, bool roots) {
-    if (graph == NULL || count == NULL) return leave(INVALID_VALUE);
+    if (graph == NULL || count == NULL || (nodes != NULL && *count == 0))
+        return leave(INVALID_VALUE);
     size_t found = 0, space = nodes != NULL ? *count : 0;
     for (size_t i = 0; i < graph->node_count; i++) {
         if (roots && graph->nodes[i]->before.count > 0) continue;

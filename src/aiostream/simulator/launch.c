@@ -188,14 +188,6 @@ static size_t choose_lane(struct launch *launch, size_t at) {
     return launch->lane_count++;
 }
 
-/* A stream that no handle names: it goes when it is empty. */
-static struct stream *hidden_stream(struct context *context, int priority) {
-    struct stream *stream = stream_make(context, 1, priority);
-    object_unregister(stream);
-    stream->destroyed = true;
-    return stream;
-}
-
 static void put_work(const struct launch *launch, struct stream *stream, const struct node *node) {
     if (node == NULL || node->disabled) return;
     struct op *event_op = node->type == NODE_RECORD_EVENT ? event_record_op(node->event)
@@ -209,7 +201,8 @@ static void put_step(struct launch *launch, size_t at) {
     const struct step *step = &launch->executable->steps[at];
     struct lane *lane = &launch->lanes[launch->lane_of[at]];
     if (lane->stream == NULL)
-        lane->stream = hidden_stream(lane->context, launch->lanes[0].stream->attributes.priority);
+        lane->stream =
+            stream_make_hidden(lane->context, launch->lanes[0].stream->attributes.priority);
     if (step->before_count == 0 && lane != &launch->lanes[0])
         put_wait(launch, lane->stream, launch->begin);
     for (size_t i = 0; i < step->before_count; i++)

@@ -114,7 +114,7 @@ EXPORT CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice p
 EXPORT CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, struct location location,
                                       unsigned flags, CUstream stream) {
     ENTER(cuMemPrefetchAsync, ENQUEUES);
-    if (flags != 0) return leave(INVALID_VALUE);
+    if (flags != 0 || location.type == NOWHERE_TYPE) return leave(INVALID_VALUE);
     if (location.type > ON_HOST) return leave(NOT_SUPPORTED);
     return prefetch(address, bytes, place_of(location), stream);
 }
@@ -229,7 +229,7 @@ static CUresult answer(void *data, size_t bytes, int which, const struct hint *h
     if (which < TYPES) *out = place;
     else if (which % 2 == 1) /* the type; the id otherwise */
         *out = place == NOWHERE ? NOWHERE_TYPE : place == CPU ? ON_HOST : ON_DEVICE;
-    else *out = place >= 0 ? place : 0;
+    else *out = place == CPU ? 0 : place; /* an H200 says NOWHERE here too */
     return OK;
 }
 

@@ -163,21 +163,21 @@ static CUresult free_now(void *base, bool host) {
 EXPORT CUresult cuMemGetInfo_v2(size_t *unused, size_t *total) {
     ENTER(cuMemGetInfo, 0);
     struct context *context;
-    CUresult code = unused == NULL || total == NULL ? INVALID_VALUE : current_context(&context);
-    if (code == OK) {
-        *total = sim.devices[context->device].total;
-        *unused = *total - sim.devices[context->device].used;
-    }
-    return leave(code);
+    CUresult code = current_context(&context);
+    if (code != OK) return leave(code);
+    const struct device *device = &sim.devices[context->device];
+    if (total != NULL) *total = device->total;
+    if (unused != NULL) *unused = device->total - device->used;
+    return leave(OK);
 }
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
     ENTER(cuMemAlloc, UNSAFE);
     struct context *context;
-    void *memory;
+    void *memory = NULL;
     CUresult code = out == NULL ? INVALID_VALUE : current_context(&context);
     if (code == OK) code = allocate(context, bytes, MEMORY_DEVICE, 0, &memory);
-    if (code == OK) *out = (uintptr_t)memory;
+    if (code == OK || (out != NULL && bytes == 0)) *out = (uintptr_t)memory; /* or NULL, and 1 */
     return leave(code);
 }
 
@@ -202,11 +202,11 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
     ENTER(cuMemAllocManaged, UNSAFE);
     struct context *context;
-    void *memory;
+    void *memory = NULL;
     CUresult code =
         out == NULL || (flags != 1 && flags != 2) ? INVALID_VALUE : current_context(&context);
     if (code == OK) code = allocate(context, bytes, MEMORY_MANAGED, flags, &memory);
-    if (code == OK) *out = (uintptr_t)memory;
+    if (code == OK || (out != NULL && bytes == 0)) *out = (uintptr_t)memory; /* or NULL, and 1 */
     return leave(code);
 }
 
@@ -230,9 +230,10 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     struct allocation *found = find_allocation((void *)(uintptr_t)address);
     CUresult code = find_stream(handle, &stream);
     if (code == OK && address == 0) return leave(OK);
-    bool freed_here = found != NULL && found->base == address && !found->freeing &&
-                      (found->kind == MEMORY_DEVICE || found->pool != NULL);
-    if (code == OK && !freed_here) code = INVALID_VALUE;
+    if (code == OK && (found == NULL || found->base != address || found->freeing))
+        code = INVALID_VALUE;
+    if (code == OK && found->pool == NULL && found->kind != MEMORY_DEVICE)
+        code = found->kind == MEMORY_MANAGED ? NOT_SUPPORTED : INVALID_VALUE;
     if (code == OK) code = capture_forbids_legacy(stream);
     if (code == OK && stream->capture != NULL)
         return leave(graph_memory_capture_free(stream, address));
@@ -249,7 +250,8 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
 static CUresult allocate_host(void **out, size_t bytes, unsigned flags) {
     struct context *context;
     CUresult code = out == NULL || flags > 7 ? INVALID_VALUE : current_context(&context);
-    if (code == OK) code = allocate(context, bytes, MEMORY_HOST, flags, out);
+    if (code == OK && bytes == 0) *out = NULL; /* which is no error here, unlike for the others */
+    else if (code == OK) code = allocate(context, bytes, MEMORY_HOST, flags, out);
     return leave(code);
 }
 
@@ -304,6 +306,7 @@ EXPORT CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags
 EXPORT CUresult cuMemHostUnregister(void *address) {
     ENTER(cuMemHostUnregister, UNSAFE | FREES);
     struct allocation *found = find_allocation(address);
+    if (address == NULL) return leave(INVALID_VALUE);
     if (found == NULL || found->kind != MEMORY_REGISTERED) return leave(HOST_NOT_REGISTERED);
     if (found->base != (uintptr_t)address) return leave(INVALID_VALUE);
     take_out(found);
@@ -328,6 +331,9 @@ static CUresult attribute(void *out, int which, CUdeviceptr address,
         if (found->kind == MEMORY_DEVICE) return INVALID_VALUE;
         *(void **)out = (void *)(uintptr_t)address;
         return OK;
+    case 6: /* SYNC_MEMOPS: whether synchronous calls wait also where they need not */
+        *(unsigned *)out = found->kind == MEMORY_MANAGED;
+        return OK;
     case 7:
         *(unsigned long long *)out = found->id;
         return OK;
@@ -338,11 +344,23 @@ static CUresult attribute(void *out, int which, CUdeviceptr address,
     case 9:
         *(int *)out = found->device;
         return OK;
+    case 10: /* IS_LEGACY_CUDA_IPC_CAPABLE: an H200 says so of device memory, but IPC is refused */
+        *(unsigned *)out = 0;
+        return OK;
     case 11:
         *(CUdeviceptr *)out = found->base;
         return OK;
     case 12:
         *(size_t *)out = found->bytes;
+        return OK;
+    case 13: /* MAPPED */
+        *(unsigned *)out = 1;
+        return OK;
+    case 14: /* ALLOWED_HANDLE_TYPES */
+        *(uint64_t *)out = found->pool != NULL ? (uint64_t)pool_handles(found->pool) : 0;
+        return OK;
+    case 16: /* ACCESS_FLAGS */
+        *(unsigned *)out = 3;
         return OK;
     case 17:
         *(CUmemoryPool *)out = found->pool;
@@ -359,7 +377,11 @@ EXPORT CUresult cuPointerGetAttribute(void *out, int which, CUdeviceptr address)
                                               : attribute(out, which, address, found));
 }
 
-static size_t attribute_bytes(int which) { return which == 2 || which == 8 || which == 9 ? 4 : 8; }
+static size_t attribute_bytes(int which) {
+    bool word =
+        which == 2 || which == 6 || (which >= 8 && which <= 10) || which == 13 || which == 16;
+    return word ? 4 : 8;
+}
 
 /* Unlike the single call, this one answers for foreign pointers too: with zeros, and a device of
  * -2. */

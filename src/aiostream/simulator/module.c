@@ -30,7 +30,8 @@ static CUresult check_image(const void *image) {
 }
 
 static CUresult read_file(const char *path, char **out) {
-    FILE *file = path != NULL ? fopen(path, "rb") : NULL;
+    if (path == NULL) return INVALID_VALUE;
+    FILE *file = fopen(path, "rb");
     if (file == NULL) return FILE_NOT_FOUND;
     size_t count = 0, space = 0;
     char *text = NULL;
@@ -65,7 +66,7 @@ static CUresult load(CUmodule *out, const void *image) {
 }
 
 EXPORT CUresult cuModuleLoad(CUmodule *out, const char *path) {
-    ENTER(cuModuleLoad, UNSAFE);
+    ENTER(cuModuleLoad, 0);
     char *text;
     CUresult code = read_file(path, &text);
     if (code != OK) return leave(code);
@@ -75,14 +76,14 @@ EXPORT CUresult cuModuleLoad(CUmodule *out, const char *path) {
 }
 
 EXPORT CUresult cuModuleLoadData(CUmodule *out, const void *image) {
-    ENTER(cuModuleLoadData, UNSAFE);
+    ENTER(cuModuleLoadData, 0);
     return load(out, image);
 }
 
 /* The compiler's options have nothing to act upon. */
 EXPORT CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned count, int *options,
                                    void **values) {
-    ENTER(cuModuleLoadDataEx, UNSAFE);
+    ENTER(cuModuleLoadDataEx, 0);
     (void)count, (void)options, (void)values;
     return load(out, image);
 }
@@ -112,6 +113,11 @@ EXPORT CUresult cuModuleUnload(CUmodule handle) {
     ENTER(cuModuleUnload, UNSAFE | FREES);
     struct module *module = object_find(handle, OBJECT_MODULE);
     if (module == NULL) return leave(INVALID_HANDLE);
+    /* its code may be running */
+    CUresult code = module->context->active ? context_drain(module->context) : OK;
+    if (code != OK) return leave(code);
+    if (object_find(handle, OBJECT_MODULE) != module)
+        return leave(INVALID_HANDLE); /* another thread unloaded it meanwhile */
     unload(module);
     return leave(OK);
 }
@@ -123,9 +129,7 @@ EXPORT CUresult cuModuleGetLoadingMode(int *out) {
     return leave(OK);
 }
 
-static CUresult get_function(struct module *module, const char *name, void **out) {
-    const struct kernel *kernel =
-        ptx_has_entry(module->image, name) ? find_kernel(name, strlen(name)) : NULL;
+static CUresult function_of(struct module *module, const struct kernel *kernel, void **out) {
     if (kernel == NULL) return NOT_FOUND;
     for (size_t i = 0; i < module->function_count; i++)
         if (module->functions[i]->kernel == kernel) {
@@ -143,11 +147,50 @@ static CUresult get_function(struct module *module, const char *name, void **out
     return OK;
 }
 
+static bool is_name(const char *name) { return name != NULL && *name != 0; }
+
+static CUresult get_function(struct module *module, const char *name, void **out) {
+    if (out == NULL || !is_name(name)) return INVALID_VALUE;
+    bool here = ptx_has_entry(module->image, name);
+    return function_of(module, here ? find_kernel(name, strlen(name)) : NULL, out);
+}
+
 EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule handle, const char *name) {
     ENTER(cuModuleGetFunction, 0);
     struct module *module = object_find(handle, OBJECT_MODULE);
     if (module == NULL) return leave(INVALID_HANDLE);
-    return leave(out == NULL || name == NULL ? INVALID_VALUE : get_function(module, name, out));
+    return leave(get_function(module, name, out));
+}
+
+static CUresult count_functions(const struct module *module, unsigned *out) {
+    if (module == NULL) return leave(INVALID_HANDLE);
+    if (out == NULL) return leave(INVALID_VALUE);
+    *out = ptx_count_entries(module->image);
+    return leave(OK);
+}
+
+/* In the order of the text, as many as there is room for. */
+static CUresult list_functions(struct module *module, void **out, unsigned room) {
+    if (module == NULL) return leave(INVALID_HANDLE);
+    if (out == NULL || room == 0) return leave(INVALID_VALUE);
+    CUresult code = OK;
+    const char *at = NULL;
+    for (size_t length; code == OK && room > 0; room--, out++) {
+        at = ptx_next_entry(module->image, at, &length);
+        if (at == NULL) break;
+        code = function_of(module, find_kernel(at, length), out);
+    }
+    return leave(code);
+}
+
+EXPORT CUresult cuModuleGetFunctionCount(unsigned *out, CUmodule handle) {
+    ENTER(cuModuleGetFunctionCount, 0);
+    return count_functions(object_find(handle, OBJECT_MODULE), out);
+}
+
+EXPORT CUresult cuModuleEnumerateFunctions(CUfunction *out, unsigned room, CUmodule handle) {
+    ENTER(cuModuleEnumerateFunctions, 0);
+    return list_functions(object_find(handle, OBJECT_MODULE), out, room);
 }
 
 /* --- global variables --- */
@@ -187,7 +230,7 @@ EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule h
     ENTER(cuModuleGetGlobal, 0);
     struct module *module = object_find(handle, OBJECT_MODULE);
     if (module == NULL) return leave(INVALID_HANDLE);
-    if (name == NULL || (out == NULL && bytes == NULL)) return leave(INVALID_VALUE);
+    if (!is_name(name) || (out == NULL && bytes == NULL)) return leave(INVALID_VALUE);
     if (!module->context->active || module->generation != module->context->generation)
         return leave(CONTEXT_IS_DESTROYED);
     return leave(get_variable(module, name, out, bytes));
@@ -205,7 +248,7 @@ static CUresult load_library(CUlibrary *out, const void *image) {
 
 EXPORT CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit, void **jit_values,
                                   unsigned jit_count, int *options, void **values, unsigned count) {
-    ENTER(cuLibraryLoadData, UNSAFE);
+    ENTER(cuLibraryLoadData, 0);
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     return load_library(out, image);
 }
@@ -213,7 +256,7 @@ EXPORT CUresult cuLibraryLoadData(CUlibrary *out, const void *image, int *jit, v
 EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *out, const char *path, int *jit, void **jit_values,
                                       unsigned jit_count, int *options, void **values,
                                       unsigned count) {
-    ENTER(cuLibraryLoadFromFile, UNSAFE);
+    ENTER(cuLibraryLoadFromFile, 0);
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     char *text;
     CUresult code = read_file(path, &text);
@@ -235,7 +278,17 @@ EXPORT CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary handle, const char *
     ENTER(cuLibraryGetKernel, 0);
     struct module *library = object_find(handle, OBJECT_LIBRARY);
     if (library == NULL) return leave(INVALID_HANDLE);
-    return leave(out == NULL || name == NULL ? INVALID_VALUE : get_function(library, name, out));
+    return leave(get_function(library, name, out));
+}
+
+EXPORT CUresult cuLibraryGetKernelCount(unsigned *out, CUlibrary handle) {
+    ENTER(cuLibraryGetKernelCount, 0);
+    return count_functions(object_find(handle, OBJECT_LIBRARY), out);
+}
+
+EXPORT CUresult cuLibraryEnumerateKernels(CUkernel *out, unsigned room, CUlibrary handle) {
+    ENTER(cuLibraryEnumerateKernels, 0);
+    return list_functions(object_find(handle, OBJECT_LIBRARY), out, room);
 }
 
 static CUresult load_into(struct module *library, struct context *context) {
@@ -268,9 +321,9 @@ EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *out, size_t *bytes, CUlibrary ha
     ENTER(cuLibraryGetGlobal, 0);
     struct module *library = object_find(handle, OBJECT_LIBRARY);
     struct context *context;
-    CUresult code = library == NULL                                  ? INVALID_HANDLE
-                    : name == NULL || (out == NULL && bytes == NULL) ? INVALID_VALUE
-                                                                     : current_context(&context);
+    CUresult code = library == NULL                                    ? INVALID_HANDLE
+                    : !is_name(name) || (out == NULL && bytes == NULL) ? INVALID_VALUE
+                                                                       : current_context(&context);
     if (code == OK) code = load_into(library, context);
     return leave(code == OK ? get_variable(library->loaded, name, out, bytes) : code);
 }
@@ -286,16 +339,16 @@ EXPORT CUresult cuKernelGetFunction(CUfunction *out, CUkernel kernel) {
 /* --- launches --- */
 
 /* Finds the argument buffer in `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER (1), _BUFFER_SIZE (2), _END
- * (0). */
-static const unsigned char *argument_buffer(void **extra, size_t *bytes) {
-    const unsigned char *buffer = NULL;
+ * (0). False: there is something else in it. */
+static bool argument_buffer(void **extra, const unsigned char **buffer, size_t *bytes) {
+    *buffer = NULL;
     *bytes = 0;
     for (; extra != NULL && extra[0] != NULL; extra += 2) {
-        if ((uintptr_t)extra[0] == 1) buffer = extra[1];
+        if ((uintptr_t)extra[0] == 1) *buffer = extra[1];
         else if ((uintptr_t)extra[0] == 2) *bytes = *(size_t *)extra[1];
-        else return NULL;
+        else return false;
     }
-    return buffer;
+    return true;
 }
 
 /* Arguments are copied, so the caller may let go of them when it returns. NULL: they are not all
@@ -304,8 +357,10 @@ static struct op *pack(const struct kernel *kernel, void **parameters, void **ex
     size_t space = 0, buffer_bytes, at = 0;
     for (unsigned i = 0; i < kernel->parameter_count; i++)
         space += (kernel->sizes[i] + 15u) / 16u * 16u;
-    const unsigned char *buffer = argument_buffer(extra, &buffer_bytes);
-    if (kernel->parameter_count > 0 && parameters == NULL && buffer == NULL) return NULL;
+    const unsigned char *buffer;
+    if (!argument_buffer(extra, &buffer, &buffer_bytes) ||
+        (kernel->parameter_count > 0 && parameters == NULL && buffer == NULL))
+        return NULL;
     struct op *op = op_new(OP_KERNEL, space);
     unsigned char *next = op->payload;
     op->u.kernel.kernel = kernel;
@@ -385,7 +440,10 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction handle, void **p
     memcpy(params.grid, config->grid, sizeof params.grid);
     memcpy(params.block, config->block, sizeof params.block);
     struct op *op = code == OK ? kernel_op(&params, function) : NULL;
-    if (code == OK) code = op != NULL ? capture_forbids_legacy(stream) : INVALID_VALUE;
+    if (code == OK && op == NULL) code = INVALID_VALUE;
+    if (code == OK && attributes.cooperative && !function_runs_at_once(function, config))
+        code = COOPERATIVE_LAUNCH_TOO_LARGE;
+    if (code == OK) code = capture_forbids_legacy(stream);
     if (code != OK && op != NULL) op_free(op);
     if (code != OK) return leave(code);
     if (stream->capture != NULL) return leave(capture_add_kernel(stream, op, &attributes));
@@ -408,4 +466,18 @@ EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction functi
     ENTER(cuLaunchKernelEx, ENQUEUES);
     if (config == NULL) return leave(INVALID_VALUE);
     return launch(config, function, parameters, extra);
+}
+
+/* A GPU runs all of its blocks at a time, because they may wait for each other. Here a kernel is
+ * one call of a function, which has nothing to wait for. */
+EXPORT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
+                                          unsigned grid_z, unsigned block_x, unsigned block_y,
+                                          unsigned block_z, unsigned shared, CUstream stream,
+                                          void **parameters) {
+    enum { COOPERATIVE = 2 }; /* CUlaunchAttributeID */
+    ENTER(cuLaunchCooperativeKernel, ENQUEUES);
+    const struct launch_attribute cooperative = {.id = COOPERATIVE, .value = {1}};
+    CUlaunchConfig config = {
+        {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, &cooperative, 1};
+    return launch(&config, function, parameters, NULL);
 }

@@ -35,29 +35,32 @@ static CUresult chosen_context(CUcontext handle, struct context **out) {
     return handle == NULL ? current_context(out) : find_context(handle, out);
 }
 
-/* Where the copy begins at this end. Arrays are not simulated. */
-static CUresult end_of(const struct copy_end *end, const struct copy_params *params, char **out) {
-    bool rows = params->height > 1 || params->depth > 1;
-    if (end->type == 3 || end->lod != 0) return NOT_SUPPORTED;
+/* Where the copy begins at this end. Arrays are not simulated. A pitch of 0 becomes that of rows
+ * without a gap, as on an H200, which ignores the level of detail of what is no array. */
+static CUresult end_of(struct copy_end *end, const struct copy_params *params, char **out) {
+    if (end->type == 3) return NOT_SUPPORTED;
     if (end->type != 1 && end->type != 2 && end->type != 4) return INVALID_VALUE;
-    if (((rows || end->pitch != 0) && end->pitch < params->width) ||
-        (params->depth > 1 && end->height < params->height))
+    if (end->x > SIZE_MAX - params->width) return INVALID_VALUE;
+    if (end->pitch == 0) end->pitch = end->x + params->width;
+    if (end->x + params->width > end->pitch || (params->depth > 1 && end->height < params->height))
         return INVALID_VALUE;
     char *base = end->type == 1 ? end->host : (char *)(uintptr_t)end->device;
     *out = base + end->x + end->y * end->pitch + end->z * end->pitch * end->height;
     return base != NULL ? OK : INVALID_VALUE;
 }
 
-/* A device's memory must be there; a host pointer is trusted unless it lies in memory that we
- * know. */
-static CUresult check_end(const struct copy_end *end, const char *at, size_t bytes, bool *known) {
-    *known = find_allocation(at) != NULL;
+/* A device's memory must be there, from the first row to this one. A host pointer is trusted unless
+ * it lies in memory that we know. */
+static CUresult check_end(const struct copy_end *end, const char *first, const char *at,
+                          size_t bytes, bool *known) {
+    *known = find_allocation(first) != NULL;
     if (!*known) return end->type == 2 ? INVALID_VALUE : OK;
-    return check_device_memory((uintptr_t)at, bytes);
+    return check_device_memory((uintptr_t)first, (size_t)(at - first) + bytes);
 }
 
-static CUresult make_copy(struct node *node, const struct copy_params *params, CUcontext context) {
+static CUresult make_copy(struct node *node, const struct copy_params *given, CUcontext context) {
     char *from, *to;
+    struct copy_params copy = *given, *params = &copy; /* whose pitches may change */
     CUresult code = chosen_context(context, &node->context);
     if (code == OK && (params->width == 0 || params->height == 0 || params->depth == 0))
         code = INVALID_VALUE;
@@ -71,11 +74,13 @@ static CUresult make_copy(struct node *node, const struct copy_params *params, C
             op->u.copy.from = from + (z * params->from.height + y) * params->from.pitch;
             op->u.copy.to = to + (z * params->to.height + y) * params->to.pitch;
             op->u.copy.bytes = params->width;
-            code = check_end(&params->from, op->u.copy.from, params->width, &op->u.copy.known_from);
+            code = check_end(&params->from, from, op->u.copy.from, params->width,
+                             &op->u.copy.known_from);
             if (code == OK)
-                code = check_end(&params->to, op->u.copy.to, params->width, &op->u.copy.known_to);
+                code =
+                    check_end(&params->to, to, op->u.copy.to, params->width, &op->u.copy.known_to);
         }
-    node->copy = *params;
+    node->copy = *given;
     return code;
 }
 

@@ -12,8 +12,10 @@
 /* As in the ABI. */
 /* CUmemAllocationType */
 enum { PINNED = 1, MANAGED = 2 };
+/* CUmemAllocationHandleType; the others are for Windows */
+enum { FILE_DESCRIPTOR = 1, FABRIC = 8 };
 /* CUmemLocationType */
-enum { ON_DEVICE = 1, ON_HOST = 2, ON_NODE = 3, ON_CURRENT_NODE = 4, READ_WRITE = 3 };
+enum { ON_DEVICE = 1, ON_HOST = 2, ON_NODE = 3, ON_CURRENT_NODE = 4, READ = 1, READ_WRITE = 3 };
 enum {
     REUSE_FIRST = 1,
     REUSE_LAST = 3,
@@ -26,8 +28,9 @@ enum {
 
 /* Lives until it was destroyed and the last of its memory is free. */
 struct pool {
-    int device; /* -1: memory of the host or managed memory, which no device accounts for */
-    int kind;   /* of its allocations */
+    int device;  /* -1: memory of the host or managed memory, which no device accounts for */
+    int handles; /* CUmemAllocationHandleType: how it could be shared. That is refused. */
+    int kind;    /* of its allocations */
     bool is_default, destroyed;
     int reuse[3];
     uint64_t threshold;
@@ -72,6 +75,8 @@ static void reserve(struct pool *pool, size_t bytes) {
 int pool_device(const struct pool *pool) { return pool->device; }
 
 int pool_kind(const struct pool *pool) { return pool->kind; }
+
+int pool_handles(const struct pool *pool) { return pool->handles; }
 
 /* The host's memory is reached by every device here, whatever was set. */
 bool pool_lets(const struct pool *pool, int device) {
@@ -134,10 +139,15 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const struct pool_props *prop
     CUresult code = out == NULL || props == NULL
                         ? INVALID_VALUE
                         : place_of(&props->location, props->allocation, &device, &kind);
-    if (code == OK && props->handles != 0)
-        code = NOT_SUPPORTED; /* to be shared with other processes */
-    if (code == OK) *out = pool_new(device, kind, props->most);
-    return leave(code);
+    if (code == OK && (props->location.type == ON_CURRENT_NODE ||
+                       (props->handles & ~(FILE_DESCRIPTOR | FABRIC)) != 0))
+        code = INVALID_VALUE;
+    if (code == OK && device >= 0 && props->most > sim.devices[device].total) code = OUT_OF_MEMORY;
+    if (code != OK) return leave(code);
+    struct pool *pool = pool_new(device, kind, props->most);
+    pool->handles = props->handles;
+    *out = pool;
+    return leave(OK);
 }
 
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
@@ -206,18 +216,27 @@ static int *access_of(struct pool *pool, const struct location *location) {
                                                                           : NULL;
 }
 
+/* A place cannot be kept from its own memory, and a device reads and writes or does neither. The
+ * codes are an H200's. */
+static CUresult check_access(struct pool *pool, const struct access *one) {
+    const int *access = access_of(pool, &one->location);
+    if (one->flags != 0 && one->flags != READ && one->flags != READ_WRITE) return INVALID_VALUE;
+    if (one->location.type == ON_DEVICE) {
+        if (access == NULL || (one->flags == 0 && one->location.id == pool->device))
+            return INVALID_DEVICE;
+        return one->flags == READ ? NOT_SUPPORTED : OK;
+    }
+    if (access != NULL && pool->kind == MEMORY_DEVICE)
+        return NOT_SUPPORTED; /* the host reaches no device's memory */
+    bool own = pool->kind == MEMORY_HOST && one->flags != READ_WRITE;
+    return access == NULL || own ? INVALID_VALUE : OK;
+}
+
 EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool handle, const struct access *map, size_t count) {
     ENTER(cuMemPoolSetAccess, 0);
     struct pool *pool;
     CUresult code = map == NULL && count > 0 ? INVALID_VALUE : find(handle, &pool);
-    for (size_t i = 0; code == OK && i < count; i++) {
-        bool valid = map[i].flags == 0 || map[i].flags == 1 || map[i].flags == READ_WRITE;
-        const int *access = valid ? access_of(pool, &map[i].location) : NULL;
-        bool own = access == &pool->host_access ? pool->kind == MEMORY_HOST
-                                                : map[i].location.id == pool->device;
-        if (access == NULL || (own && map[i].flags != READ_WRITE))
-            code = INVALID_VALUE; /* a place cannot be kept from its own memory */
-    }
+    for (size_t i = 0; code == OK && i < count; i++) code = check_access(pool, &map[i]);
     for (size_t i = 0; code == OK && i < count; i++)
         *access_of(pool, &map[i].location) = map[i].flags;
     return leave(code);

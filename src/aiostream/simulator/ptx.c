@@ -114,18 +114,29 @@ static int newest_version(int driver) {
     return (major - 4) * 10 + minor - (major == 12 && minor >= 6);
 }
 
+enum { OWN_ARCHITECTURE = 90 };
+
+/* The PTX that brought an architecture, by the release notes of PTX. What is older than sm_70 is
+ * not looked at. */
+static unsigned oldest_version(unsigned architecture) {
+    static const struct {
+        unsigned architecture, version;
+    } brought[] = {{89, 78}, {87, 74}, {86, 71}, {80, 70}, {75, 63}, {72, 61}, {70, 60}};
+    for (size_t i = 0; i < sizeof brought / sizeof brought[0]; i++)
+        if (architecture >= brought[i].architecture) return brought[i].version;
+    return 0;
+}
+
 CUresult ptx_check(const char *text) {
-    enum { OWN_ARCHITECTURE = 90 };
     unsigned major, minor;
     const char *version = strstr(text, ".version");
     if (version == NULL || sscanf(version, ".version %u.%u", &major, &minor) != 2)
         return INVALID_IMAGE; /* it is not taken for PTX */
     if (major * 10 + minor > (unsigned)newest_version(sim.driver_version))
         return UNSUPPORTED_PTX_VERSION;
-    unsigned architecture;
-    const char *target = strstr(text, ".target");
-    bool fits = target != NULL && (sscanf(target, ".target sm_%u", &architecture) != 1 ||
-                                   architecture <= OWN_ARCHITECTURE);
+    unsigned architecture = ptx_architecture(text);
+    bool fits = strstr(text, ".target") != NULL && architecture <= OWN_ARCHITECTURE &&
+                major * 10 + minor >= oldest_version(architecture);
     return fits && bodies_fit(text) ? OK : INVALID_PTX;
 }
 
@@ -137,12 +148,34 @@ static bool is_word(const char *text, const char *at, const char *word) {
            (at == text || !in_word(at[-1]));
 }
 
+const char *ptx_next_entry(const char *text, const char *before, size_t *length) {
+    const char *at = strstr(before != NULL ? before : text, ".entry");
+    if (at == NULL) return NULL;
+    at += strlen(".entry");
+    at += strspn(at, " \t\r\n");
+    *length = (size_t)(skip_word(at, at + strlen(at)) - at);
+    return at;
+}
+
 bool ptx_has_entry(const char *text, const char *name) {
-    for (const char *at = strstr(text, ".entry"); at != NULL; at = strstr(at, ".entry")) {
-        at += strlen(".entry");
-        if (is_word(text, at + strspn(at, " \t\r\n"), name)) return true;
-    }
+    size_t length;
+    for (const char *at = NULL; (at = ptx_next_entry(text, at, &length)) != NULL;)
+        if (length == strlen(name) && memcmp(at, name, length) == 0) return true;
     return false;
+}
+
+unsigned ptx_count_entries(const char *text) {
+    size_t length;
+    unsigned count = 0;
+    for (const char *at = NULL; (at = ptx_next_entry(text, at, &length)) != NULL;) count++;
+    return count;
+}
+
+unsigned ptx_architecture(const char *text) {
+    unsigned architecture;
+    const char *target = strstr(text, ".target");
+    bool named = target != NULL && sscanf(target, ".target sm_%u", &architecture) == 1;
+    return named ? architecture : OWN_ARCHITECTURE;
 }
 
 /* The bytes of one element: .b8 to .f64, times .v2 or .v4. The letter is f for floating point. */
@@ -158,6 +191,21 @@ static size_t element_of(const char *at, const char *end, char *letter) {
         *letter = kind;
     }
     return bytes * count;
+}
+
+/* What all variables in constant memory take. */
+size_t ptx_constant_bytes(const char *text) {
+    static const char word[] = ".const";
+    size_t all = 0;
+    for (const char *at = strstr(text, word); at != NULL; at = strstr(at + 1, word)) {
+        const char *end = at + strcspn(at, ";[=");
+        char letter;
+        if (!is_word(text, at, word)) continue; /* of an instruction */
+        size_t bytes = element_of(at, end, &letter);
+        for (; *end == '['; end += strcspn(end, "]") + 1) bytes *= strtoull(end + 1, NULL, 0);
+        all += bytes;
+    }
+    return all;
 }
 
 static void put_values(const char *at, const char *end, size_t width, char letter,

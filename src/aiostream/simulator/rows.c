@@ -80,17 +80,17 @@ static CUresult copy_2d(CUstream stream, const struct copy_params_2d *params, bo
 }
 
 CUresult on_cuMemcpy2D_v2(CUstream stream, const struct copy_params_2d *params) {
-    ENTER(cuMemcpy2D, UNSAFE);
+    ENTER(cuMemcpy2D, 0);
     return copy_2d(stream, params, true);
 }
 
 CUresult on_cuMemcpy2DUnaligned_v2(CUstream stream, const struct copy_params_2d *params) {
-    ENTER(cuMemcpy2DUnaligned, UNSAFE);
+    ENTER(cuMemcpy2DUnaligned, 0);
     return copy_2d(stream, params, true);
 }
 
 CUresult on_cuMemcpy3D_v2(CUstream stream, const struct copy_params *params) {
-    ENTER(cuMemcpy3D, UNSAFE);
+    ENTER(cuMemcpy3D, 0);
     return copy(stream, params, true);
 }
 
@@ -117,7 +117,7 @@ static CUresult fill(CUstream stream, CUdeviceptr to, size_t pitch, unsigned val
 #define FILLS(name, type, width)                                                                   \
     CUresult on_##name##_v2(CUstream stream, CUdeviceptr to, size_t pitch, type value,             \
                             size_t count, size_t height) {                                         \
-        ENTER(name, UNSAFE);                                                                       \
+        ENTER(name, 0);                                                                            \
         ;                                                                                          \
         return fill(stream, to, pitch, value, width, count, height, true);                         \
     }                                                                                              \

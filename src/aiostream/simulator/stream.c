@@ -19,6 +19,13 @@ struct stream *stream_make(struct context *context, unsigned flags, int priority
     return stream;
 }
 
+struct stream *stream_make_hidden(struct context *context, int priority) {
+    struct stream *stream = stream_make(context, 1, priority);
+    object_unregister(stream);
+    stream->destroyed = true;
+    return stream;
+}
+
 void stream_release(struct stream *stream) {
     if (!stream->destroyed || stream->head != NULL || stream->references > 0 || stream->ready)
         return;
@@ -241,7 +248,7 @@ EXPORT CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *out) {
 EXPORT CUresult cuStreamQuery(CUstream handle) {
     if (atomic_load(&sim.forked))
         return OK; /* so the H200 answers in a forked child, where nearly all else is 3 */
-    ENTER(cuStreamQuery, HOST_NOT_READY | FREES);
+    ENTER(cuStreamQuery, HOST_OK | FREES);
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
     if (code == OK) code = capture_forbids_query(stream);
@@ -252,10 +259,11 @@ EXPORT CUresult cuStreamQuery(CUstream handle) {
 EXPORT CUresult cuStreamSynchronize(CUstream handle) {
     if (atomic_load(&sim.forked))
         return OK; /* so the H200 answers in a forked child, where nearly all else is 3 */
-    ENTER(cuStreamSynchronize, FREES);
+    ENTER(cuStreamSynchronize, HOST_OK | FREES);
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
     if (code == OK) code = capture_forbids_query(stream);
+    if (code == OK && me.in_host_function && busy(stream)) code = NOT_PERMITTED;
     if (code == OK) code = drain(stream);
     return leave(code);
 }
@@ -276,7 +284,7 @@ static CUresult submit(CUstream handle, struct op *op, int node_type) {
  * of microseconds, so here it always blocks. */
 EXPORT CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *user_data,
                                     unsigned sync_mode) {
-    ENTER(cuLaunchHostFunc, ENQUEUES);
+    ENTER(cuLaunchHostFunc, ENQUEUES | HOST_OK);
     if (function == NULL || sync_mode > 1) return leave(INVALID_VALUE);
     struct op *op = op_new(OP_HOST, 0);
     op->u.host.host = function;
@@ -303,11 +311,11 @@ EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, 
 }
 
 /* Managed memory, all of an allocation. An H200 refused pageable memory. */
-static bool can_attach(const struct stream *stream, CUdeviceptr address, size_t bytes,
-                       unsigned flags) {
+static bool can_attach(CUstream stream, CUdeviceptr address, size_t bytes, unsigned flags) {
     const struct allocation *allocation = find_allocation((void *)(uintptr_t)address);
-    if ((flags != 1 && flags != 2 && flags != 4) || address == 0 || (flags == 4 && stream->legacy))
-        return false;
+    /* to a single stream, but not to 0; an H200 takes the legacy stream by its own handle */
+    bool valid = flags == 1 || flags == 2 || (flags == 4 && stream != NULL);
+    if (!valid || address == 0) return false;
     return allocation != NULL && allocation->kind == MEMORY_MANAGED &&
            address == allocation->base && (bytes == 0 || bytes == allocation->bytes);
 }
@@ -319,7 +327,7 @@ EXPORT CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, siz
     ENTER(cuStreamAttachMemAsync, ENQUEUES);
     struct stream *stream;
     CUresult code = find_stream(handle, &stream);
-    if (code == OK && !can_attach(stream, address, bytes, flags)) code = INVALID_VALUE;
+    if (code == OK && !can_attach(handle, address, bytes, flags)) code = INVALID_VALUE;
     if (code == OK && stream->capture != NULL) code = capture_unsupported(stream);
     if (code != OK) return leave(code);
     return leave(submit(handle, op_new(OP_EMPTY, 0), -1));
