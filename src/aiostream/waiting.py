@@ -280,11 +280,16 @@ def enqueue(
     """
     bridge = _current_bridge()
     context_id = reference.context._ensure_monitored()
-    _arming.require_healthy(reference, recent=True)
-    wait_list = reference.wait_list or wait_list_of(reference)
-    reserved = wait_list.reserve(bridge.queue, mode)
+    wait_list = reference.wait_list
+    if wait_list is None:
+        # First, because to find the list would ask a capturing stream for its id.
+        _arming.require_healthy(reference, recent=True)
+        wait_list = wait_list_of(reference)
+    reserved = wait_list.reserve(bridge.queue, mode, reference.handle)
     if isinstance(reserved, int):
-        _driver.raise_for(reserved, "cuEventCreate", reference.name)
+        captures = reserved <= _native.RESULT_CAPTURING
+        refused = "cuStreamIsCapturing" if captures else "cuEventCreate"
+        _driver.raise_for(reserved, refused, reference.name)
         raise AssertionError("a reservation is refused with an error")
     future = bridge.new_polled_future()
     completion = EventCompletion(

@@ -215,6 +215,19 @@ void handle_unpin(struct handle *handle) {
     if (handle->parent) handle_unpin(handle->parent);
 }
 
+static bool unpin_own_at_once(struct handle *handle) {
+    uint64_t word = atomic_load(&handle->word);
+    do
+        if ((word & USES) == 1 && word & (CLOSING | AWAITED)) return false;
+    while (!atomic_compare_exchange_weak(&handle->word, &word, word - 1));
+    return true;
+}
+
+struct handle *handle_unpin_at_once(struct handle *handle) {
+    while (handle && unpin_own_at_once(handle)) handle = handle->parent;
+    return handle;
+}
+
 int handle_close(struct handle *handle) {
     uint64_t word = atomic_load(&handle->word);
     do

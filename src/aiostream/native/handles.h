@@ -18,6 +18,8 @@ void *handle_context(const struct handle *);
 bool handle_pin(struct handle *);
 /* the last user of a closed handle destroys the driver's object */
 void handle_unpin(struct handle *);
+/* As far as that calls no driver and takes no lock. What is left for handle_unpin, or NULL. */
+struct handle *handle_unpin_at_once(struct handle *);
 int handle_close(struct handle *);
 /* handle_close for a caller that cannot get an error: see handle_take_refusal */
 void handle_drop(struct handle *);

@@ -86,15 +86,23 @@ static PyObject *Handle_pin(PyObject *self, PyObject *held) {
     return PyBool_FromLong(pinned);
 }
 
+/* Keeps the GIL unless this destroys the object. While another thread computes in Python, each time
+ * that a thread gives up the GIL may cost it 5 ms. */
+static void unpin_from_python(struct handle *handle) {
+    handle = handle_unpin_at_once(handle);
+    if (!handle) return;
+    Py_BEGIN_ALLOW_THREADS
+    handle_unpin(handle);
+    Py_END_ALLOW_THREADS
+}
+
 static PyObject *Handle_unpin(PyObject *self, PyObject *unused) {
     (void)unused;
     struct handle *handle = ((HandleObject *)self)->handle;
     /* forked since the pin: the last user would destroy the parent's object */
     if (is_child()) Py_RETURN_NONE;
     note_unpinned(handle);
-    Py_BEGIN_ALLOW_THREADS
-    handle_unpin(handle);
-    Py_END_ALLOW_THREADS
+    unpin_from_python(handle);
     Py_RETURN_NONE;
 }
 
@@ -107,9 +115,7 @@ static PyObject *Handle_hold(PyObject *self, PyObject *held) {
 static PyObject *Handle_let_go(PyObject *self, PyObject *unused) {
     (void)unused;
     if (is_child()) Py_RETURN_NONE;
-    Py_BEGIN_ALLOW_THREADS
-    handle_unpin(((HandleObject *)self)->handle);
-    Py_END_ALLOW_THREADS
+    unpin_from_python(((HandleObject *)self)->handle);
     Py_RETURN_NONE;
 }
 

@@ -422,28 +422,51 @@ static PyObject *native_begin_event_wait(PyObject *self, PyObject *const *args, 
     return from_result(&beginning.result, beginning.queue);
 }
 
-/* reserve(queue, strategy): a Reserved, or the driver's error. */
+struct reserving {
+    struct wait_list *list;
+    struct queue *queue;
+    const struct strategy *strategy;
+    struct wait *wait;
+};
+
+static int do_reserve(struct handle *stream, void *argument) {
+    struct reserving *reserving = argument;
+    int refusal = stream ? capture_refusal(handle_value(stream)) : 0;
+    return refusal ? refusal
+                   : wait_reserve(reserving->list, reserving->queue, reserving->strategy,
+                                  &reserving->wait);
+}
+
+/* reserve(queue, strategy, stream): a Reserved, or the driver's error. With a stream, it asks first
+ * whether the context was healthy within the last millisecond, and whether the stream captures. All
+ * this gives up the GIL once, because each time may cost 5 ms while another thread computes in
+ * Python. */
 static PyObject *WaitList_reserve(PyObject *object, PyObject *args) {
     int index, number, status;
-    if (!PyArg_ParseTuple(args, "ii", &index, &number) || refuse_in_child()) return NULL;
-    struct queue *queue = as_queue(index);
-    const struct strategy *strategy = queue ? as_strategy(number) : NULL;
-    if (!strategy) return NULL;
-    struct wait *wait;
+    PyObject *stream = NULL;
+    if (!PyArg_ParseTuple(args, "ii|O", &index, &number, &stream) || refuse_in_child()) return NULL;
+    struct reserving reserving = {.list = ((WaitListObject *)object)->list};
+    struct handle *handle = stream ? as_handle(stream) : NULL;
+    if (stream && !handle) return NULL;
+    reserving.queue = as_queue(index);
+    reserving.strategy = reserving.queue ? as_strategy(number) : NULL;
+    if (!reserving.strategy) return NULL;
     Py_BEGIN_ALLOW_THREADS
     failed_forget();
-    status = wait_reserve(((WaitListObject *)object)->list, queue, strategy, &wait);
+    status = handle ? wait_list_health(reserving.list) : CUDA_SUCCESS;
+    if (status != CUDA_SUCCESS) failed_in("cuStreamQuery", status);
+    else status = handle ? operate(handle, do_reserve, &reserving) : do_reserve(NULL, &reserving);
     Py_END_ALLOW_THREADS
     if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
     ReservedObject *self = PyObject_New(ReservedObject, reserved_type);
     if (!self) {
-        wait_unreserve(wait);
+        wait_unreserve(reserving.wait);
         return NULL;
     }
-    self->wait = wait;
-    self->queue = queue;
+    self->wait = reserving.wait;
+    self->queue = reserving.queue;
     self->recorded = false;
-    self->ticket = wait_ticket(wait);
+    self->ticket = wait_ticket(reserving.wait);
     return (PyObject *)self;
 }
 

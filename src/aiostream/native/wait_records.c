@@ -107,6 +107,8 @@ struct load wait_load(const struct wait *wait) {
 
 /* --- wait lists --- */
 
+int wait_list_health(const struct wait_list *list) { return context_recent_health(list->context); }
+
 struct wait_list *wait_list_new(struct context *context, struct shared_history *history) {
     struct wait_list *list = calloc(1, sizeof *list);
     if (!list) return NULL;

@@ -34,6 +34,7 @@ void shared_history_unref(struct shared_history *);
 struct wait_list;
 struct wait_list *wait_list_new(struct context *, struct shared_history *);
 void wait_list_unref(struct wait_list *);
+int wait_list_health(const struct wait_list *); /* of its context: context_recent_health */
 
 /* Waits for what the stream has reached now. Call it without the GIL. */
 void wait_begin(struct wait_list *, void *stream, struct queue *, const struct strategy *,
