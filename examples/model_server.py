@@ -171,8 +171,17 @@ async def while_connected(request: Request) -> AsyncIterator[None]:
         raise
 
 
-def application(*, streams: int = 8, waiting: int = 64, timeout: float = 1.0) -> Starlette:
-    """The ASGI application. It serves under any server, on asyncio and on trio."""
+def application(
+    *, streams: int = 8, waiting: int = 64, timeout: float = 1.0, last: float = 10.0
+) -> Starlette:
+    """The ASGI application. It serves under any server, on asyncio and on trio.
+
+    Args:
+        streams: How many requests are on the GPU at once.
+        waiting: How many more wait at most.
+        timeout: Seconds for each request.
+        last: Seconds at the end for what the GPU still does.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -188,10 +197,13 @@ def application(*, streams: int = 8, waiting: int = 64, timeout: float = 1.0) ->
             gc.freeze()
             yield
             # SIGTERM: the server has answered the requests that it had. What they have left to
-            # the GPU is awaited here. The end of the block destroys the streams.
-            await aiostream.drain(10)
+            # the GPU is awaited here, but not for ever, because the GPU may hang. So the pool is
+            # closed now: the end of its block would wait for all work.
+            drained = await aiostream.drain(last)
+            pool.close()
             collector.close()
-        app.state.model.close()
+        if drained:  # else the GPU may still write to that memory
+            app.state.model.close()
         stop_watching()
 
     routes = [

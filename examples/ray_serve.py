@@ -62,7 +62,7 @@ class Model:
     async def __del__(self) -> None:
         """Serve awaits it after the last request."""
         await aiostream.drain(10)
-        await self._pool.aclose()
+        self._pool.close()  # without waiting, because the GPU may hang
 
 
 def application(deployment: Any = Model, *, replicas: int = 2, gpus: float = 1.0) -> Any:

@@ -242,8 +242,9 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await aiostream.drain(10)
         for task in tasks:
             task.cancel()
-    await eager.pool.aclose()
-    await threads.pool.aclose()
+    # Not `aclose`, which would wait for a GPU that hangs.
+    eager.pool.close()
+    threads.pool.close()
     stop_watching()
 
 

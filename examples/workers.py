@@ -86,10 +86,10 @@ class Devices:
         ordinal = min(self._pools, key=load)
         return ordinal, self._pools[ordinal]
 
-    async def aclose(self) -> None:
-        """Awaits the work of all, and destroys the streams."""
+    def close(self) -> None:
+        """Destroys the streams. It does not wait, because a GPU may hang."""
         for pool in self._pools.values():
-            await pool.aclose()
+            pool.close()
 
 
 async def infer(request: Request) -> JSONResponse:
@@ -123,7 +123,7 @@ def application() -> Starlette:
             app.state.devices = Devices(list(range(aiostream.Device.count())), streams=8)
             yield
             await aiostream.drain(10)
-            await app.state.devices.aclose()
+            app.state.devices.close()
             stop_watching()
 
     return Starlette(routes=[Route("/infer", infer), Route("/ping", ping)], lifespan=lifespan)

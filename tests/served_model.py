@@ -2,7 +2,7 @@
 
 `/fault` loses the context, and `/statistics` shows counters.
 
-python served_model.py uvicorn|hypercorn PORT
+python served_model.py uvicorn|hypercorn PORT [TIMEOUT LAST]
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ async def statistics(request: Request) -> Response:
 
 
 if __name__ == "__main__":
-    app = model_server.application(streams=1, waiting=1, timeout=30)
+    timeout, last = [float(each) for each in sys.argv[3:]] or [30.0, 10.0]
+    app = model_server.application(streams=1, waiting=1, timeout=timeout, last=last)
     app.routes.extend([Route("/fault", fault), Route("/statistics", statistics)])
     serve = {"uvicorn": model_server.serve_uvicorn, "hypercorn": model_server.serve_hypercorn}
     serve[sys.argv[1]](app, int(sys.argv[2]))

@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -220,6 +221,16 @@ def test_request_in_flight_is_answered_after_sigterm(kind: str, driver_kind: str
         assert settle(lambda: server.client.get("/statistics").json()["lent"] == 1)
         assert server.stop()[::2] == (0, "")
         assert answer.result().json() == {"y": [10.0, 12.0, 14.0]}
+
+
+@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+def test_server_ends_while_the_gpu_hangs(kind: str, driver_kind: str) -> None:
+    port = free_port()
+    with started(SERVED, driver_kind, port, kind, str(port), "0.5", "0.2") as server:
+        assert server.infer(milliseconds=40_000).status_code == 504
+        began = time.monotonic()
+        assert server.stop()[::2] == (0, "")
+        assert time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
