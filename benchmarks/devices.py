@@ -27,17 +27,19 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from benchmarks import child
+from benchmarks import child, lanes
 from benchmarks.child import Child
 from benchmarks.load import Connection, fetch
 
 Found = dict[str, Any]
+Launch = Callable[[Any, int], None]
 
 LOADS = ((64, 0.005), (32, 0.001))  # tasks for each GPU, and seconds of their kernels
 CONNECTIONS, KERNEL = 16, 0.002  # for each GPU, and seconds, of the requests
@@ -55,33 +57,41 @@ def complete() -> tuple[str, Callable[[Found], Found]]:
     import uvloop
 
     import aiostream
-    from aiostream.testing import load_kernels, spin
 
-    pools: dict[tuple[int, int], aiostream.StreamPool] = {}
+    pools: dict[tuple[int, int], tuple[aiostream.StreamPool, Launch]] = {}
 
-    def pool(ordinal: int, tasks: int) -> aiostream.StreamPool:
+    def pool(ordinal: int, tasks: int) -> tuple[aiostream.StreamPool, Launch]:
         if (ordinal, tasks) not in pools:
-            load_kernels(aiostream.Device(ordinal).primary_context)
-            pools[ordinal, tasks] = aiostream.StreamPool(tasks, ordinal)
+            with aiostream.Device(ordinal).primary_context.as_current():
+                kernels = lanes.load()
+            known: dict[int, lanes.Lane] = {}  # by the stream's handle
+
+            def launch(stream: aiostream.Stream, nanoseconds: int) -> None:
+                handle = stream.handle
+                lane = known.get(handle) or known.setdefault(handle, lanes.Lane(stream, kernels))
+                lane.spin(nanoseconds)
+
+            pools[ordinal, tasks] = aiostream.StreamPool(tasks, ordinal), launch
         return pools[ordinal, tasks]
 
     async def window(asked: Found) -> Found:
         seconds, beyond = asked["kernel"], list[float]()
+        nanoseconds = round(seconds * 1e9)
         begin = perf_counter() + WARM
         end = begin + asked["window"]
 
-        async def task(streams: aiostream.StreamPool) -> None:
+        async def task(streams: aiostream.StreamPool, launch: Launch) -> None:
             while (began := perf_counter()) < end:
                 async with streams.stream() as stream:
-                    await stream.enqueue_async(spin, seconds)
+                    await stream.enqueue_async(launch, nanoseconds)
                 if begin <= (now := perf_counter()) < end:
                     beyond.append(now - began - seconds)
 
         used = [pool(ordinal, asked["tasks"]) for ordinal in asked["devices"]]
         async with asyncio.TaskGroup() as group:
-            for streams in used:
+            for streams, launch in used:
                 for _ in range(asked["tasks"]):
-                    group.create_task(task(streams))
+                    group.create_task(task(streams, launch))
             await asyncio.sleep(WARM)
             cpu = process_time()
             await asyncio.sleep(asked["window"])
@@ -103,20 +113,24 @@ def ask() -> tuple[str, Callable[[Found], Found]]:
         loop = asyncio.get_running_loop()
         begin = perf_counter() + WARM
         end = begin + asked["window"]
-        beyond = list[float]()
+        beyond, answers = list[float](), Counter[bytes]()
 
         async def client() -> None:
             connection = (await loop.create_connection(Connection, "127.0.0.1", asked["port"]))[1]
             while (began := perf_counter()) < end:
-                await fetch(connection, asked["path"])
+                answer = await fetch(connection, asked["path"])
                 if begin <= (now := perf_counter()) < end:
                     beyond.append(now - began - KERNEL)
+                    answers[answer] += 1
             connection.close()
 
         async with asyncio.TaskGroup() as group:
             for _ in range(asked["connections"]):
                 group.create_task(client())
-        return {"beyond": beyond}
+        workers = Counter[int]()
+        for answer, count in answers.items():
+            workers[json.loads(answer)["pid"]] += count
+        return {"beyond": beyond, "workers": workers}
 
     def answer(asked: Found) -> Found:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -155,8 +169,17 @@ def row(found: Sequence[Found], seconds: float) -> Found:
         "p50_ms": beyond[len(beyond) // 2] * 1e3,
         "p99_ms": beyond[len(beyond) * 99 // 100] * 1e3,
         "max_ms": beyond[-1] * 1e3,
-        "cpu": sum(each.get("cpu", 0.0) for each in found) / seconds,
+        "cores": None if "workers" in found[0] else sum(each["cpu"] for each in found) / seconds,
+        "workers": _answers_of_each(found),
     }
+
+
+def _answers_of_each(found: Sequence[Found]) -> list[int]:
+    """How many requests each worker of a server answered, the most first."""
+    every = Counter[str]()
+    for each in found:
+        every.update(each.get("workers", {}))
+    return [count for _, count in every.most_common()]
 
 
 def completions(counts: Sequence[int], rounds: int, seconds: float) -> Iterator[Found]:
@@ -182,9 +205,10 @@ def shared(most: int, rounds: int, seconds: float) -> Iterator[Found]:
     with children("complete", most) as processes:
         for turn in range(rounds):
             for tasks, kernel in LOADS:
-                load = f"{tasks} tasks in all, kernels of {kernel * 1e3:g} ms"
+                each = tasks // most
+                load = f"{each * most} tasks in all, kernels of {kernel * 1e3:g} ms"
                 for count in (1, most):
-                    own = {"tasks": tasks // count, "kernel": kernel, "window": seconds}
+                    own = {"tasks": each * most // count, "kernel": kernel, "window": seconds}
                     found = all_at_once(processes[:count], [{**own, "devices": [0]}] * count)
                     way = f"{count} on this GPU"
                     yield {
@@ -273,7 +297,9 @@ def table(rows: Sequence[Found]) -> str:
                 f"{statistics.median(each[name] for each in same):.2f}"
                 for name in ("p50_ms", "p99_ms", "max_ms")
             ]
-            lines.append(f"{key[0]:>4}  {key[1]:16}{rate:>26}  {', '.join(late)}")
+            workers = " + ".join(f"{count:,}" for count in same[0]["workers"])
+            answered = f"; the workers' answers in round 0: {workers}" if workers else ""
+            lines.append(f"{key[0]:>4}  {key[1]:16}{rate:>26}  {', '.join(late)}{answered}")
     return "\n".join(lines[1:])
 
 
@@ -286,21 +312,28 @@ def counts_of(gpus: int) -> list[int]:
 def main() -> None:
     """Measures, and prints a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.devices")
-    parser.add_argument("--gpus", type=int, default=0, help="how many at most (default: all)")
+    parser.add_argument("--gpus", type=int, default=0, help="how many (default: all)")
     parser.add_argument("--only", choices=("completions", "requests"), help="measure only these")
     parser.add_argument("--share", type=int, metavar="N", help="so many processes on one GPU")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--quick", action="store_true", help="one round of 0.2 s: shows it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the rows go, if anywhere")
     options = parser.parse_args()
+    most = LOADS[-1][0]
+    if options.share is not None and not 2 <= options.share <= most:
+        parser.error(f"--share takes 2 to {most} processes")
+    if options.share and (options.only or options.gpus):
+        parser.error("--share measures completions on the first GPU: leave out --only and --gpus")
+    if options.gpus < 0 or options.rounds < 1:
+        parser.error("--gpus is at least 0, and --rounds at least 1")
     if os.environ.get("AIOSTREAM_SIMULATOR") == "1" and options.gpus:
         os.environ["AIOSTREAM_SIMULATOR_DEVICES"] = str(options.gpus)
     import aiostream
 
     names = [aiostream.Device(ordinal).name for ordinal in range(aiostream.Device.count())]
-    gpus = min(options.gpus or len(names), len(names))
-    if gpus < 1:
-        raise SystemExit("no GPU was found: set AIOSTREAM_SIMULATOR=1")
+    gpus = options.gpus or len(names)
+    if gpus > len(names):
+        parser.error(f"there are {len(names)} GPUs")
     print(f"{gpus} of {len(names)} GPUs: {', '.join(sorted(set(names)))}", flush=True)
     rounds, seconds = (1, 0.2) if options.quick else (options.rounds, 1.5)
     counts = counts_of(gpus)

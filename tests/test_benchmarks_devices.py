@@ -57,11 +57,27 @@ def test_several_processes_share_a_gpu(driver_kind: str, tmp_path: Path) -> None
 
 
 def test_each_way_completes_work_on_each_gpu(driver_kind: str, tmp_path: Path) -> None:
-    out, rows = measured(driver_kind, tmp_path, "--gpus", "2")
     gpus = min(2, Device.count())
+    out, rows = measured(driver_kind, tmp_path, "--gpus", str(gpus))
     assert {(row["gpus"], row["way"]) for row in rows} == {
         (1, "one loop"),
         *((gpus, way) for way in ("one loop", "a process each") if gpus > 1),
     }
     assert len({row["load"] for row in rows}) == 3
     assert out.startswith(f"{gpus} of ")
+    of_requests = [row for row in rows if row["workers"]]
+    assert {row["load"] for row in of_requests} == {rows[-1]["load"]}
+    for row in of_requests:
+        assert len(row["workers"]) <= (row["gpus"] if row["way"] == "a process each" else 1)
+        assert row["cores"] is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--share 1", "--share 100", "--share 2 --only requests", "--gpus -1", "--rounds 0"],
+)
+def test_bad_options_are_refused(arguments: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.devices", *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert "error: --" in done.stderr
