@@ -197,7 +197,7 @@ def application(
             gc.freeze()
             yield
             # SIGTERM: the server has answered the requests that it had. What they have left to
-            # the GPU is awaited here, but not for ever, because the GPU may hang. So the pool is
+            # the GPU is awaited here, for a limited time, because the GPU may hang. So the pool is
             # closed now: the end of its block would wait for all work.
             drained = await aiostream.drain(last)
             pool.close()
