@@ -43,6 +43,19 @@ def engines(session: nox.Session) -> None:
 
 
 @nox.session
+def outside(session: nox.Session) -> None:
+    """Runs NVRTC and numba-cuda's tests on the simulator: about two minutes."""
+    install(session, ".[test]", "nvidia-cuda-nvrtc>=13,<14")
+    # The test is skipped where NVRTC is missing, and here it may not be.
+    session.run("python", "-c", "from cuda.bindings import nvrtc; print(nvrtc.nvrtcVersion())")
+    session.run("python", "-m", "pytest", "tests/simulator/test_sim_control.py", "-k", "nvrtc")
+    # numba-cuda's tests need an older pytest than ours do.
+    needs = ("pytest<9", "pytest-timeout", "filecheck", "cffi", "psutil")
+    install(session, "numba-cuda[cu13]", *needs)
+    session.run("python", "tests/outside/run.py")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Looks at the form of Python and C; changes nothing."""
     install(session, *(need for need in dev_tools() if need.startswith(("ruff", "clang-format"))))

@@ -113,6 +113,7 @@ def test_the_four_conditions(stream: Any, flags: Any, value: Any, before: Any, a
 def test_64_bits_and_device_memory(stream: Any) -> None:
     memory = ok(cu.cuMemAlloc(64))
     ok(cu.cuMemsetD8(memory, 0, 64))
+    ok(cu.cuCtxSynchronize())
     other = ok(cu.cuStreamCreate(1))
     ok(cu.cuStreamWaitValue64(stream, memory, 1 << 40, 0))
     assert code(cu.cuStreamQuery(stream)) == 600

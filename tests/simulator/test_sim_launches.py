@@ -78,14 +78,30 @@ def occupied(name: str, function: Any, size: int, threads: int) -> Any:
     return getattr(cu, name)(function, config)
 
 
+@pytest.mark.parametrize(
+    ("threads", "clusters"),
+    [
+        (32, [1056, 528, 248, 124]),
+        (128, [1056, 528, 248, 124]),
+        (256, [1056, 528, 248, 124]),
+        (512, [528, 264, 124, 62]),
+        (1024, [264, 132, 62, 30]),
+    ],
+)
+def test_how_many_clusters_run_at_a_time(kernels: Any, threads: int, clusters: list[int]) -> None:
+    """As an H200 answers, for clusters of 1, 2, 4 and 8 blocks."""
+    function = kernels.function("empty")
+    answers = (
+        occupied("cuOccupancyMaxActiveClusters", function, size, threads) for size in (1, 2, 4, 8)
+    )
+    assert [ok(answer) for answer in answers] == clusters
+
+
 def test_occupancy_of_clusters(kernels: Any) -> None:
     function = kernels.function("empty")
     assert int(
         ok(cu.cuDeviceGetAttribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 0))
     )
-    for size, answer in ((1, 1056), (2, 528), (8, 124)):  # an H200's
-        assert ok(occupied("cuOccupancyMaxActiveClusters", function, size, 128)) == answer
-    assert ok(occupied("cuOccupancyMaxActiveClusters", function, 1, 1024)) == 132
     assert ok(occupied("cuOccupancyMaxActiveClusters", function, 2, 1025)) == 0
     assert code(occupied("cuOccupancyMaxActiveClusters", function, 3, 32)) == INVALID_CLUSTER_SIZE
     assert ok(occupied("cuOccupancyMaxPotentialClusterSize", function, 1, 32)) == 8

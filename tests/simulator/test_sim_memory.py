@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from simdriver import Gate, Kernels, code, cu, in_thread, ok, raw
+from simdriver import Gate, Kernels, code, cu, in_thread, ok, raw, until
 
 from aiostream import simulator
 
@@ -45,6 +45,34 @@ def test_fills_of_three_widths(stream: Any) -> None:
     assert code(cu.cuMemsetD32(int(memory) + 2, 1, 1)) == 1
     assert code(cu.cuMemsetD8(memory, 1, 17)) == 1
     ok(cu.cuMemFree(memory))
+
+
+def test_a_fill_of_device_memory_does_not_wait(gate: Gate) -> None:
+    """It comes behind the work of blocking streams, and only a fill of other memory waits."""
+    blocking, memory, pinned = ok(cu.cuStreamCreate(0)), ok(cu.cuMemAlloc(16)), []
+    host = ok(cu.cuMemHostAlloc(16, 0))
+    gate.hold(blocking)
+    ok(cu.cuMemsetD8(memory, 7, 16))
+    assert code(cu.cuStreamQuery(0)) == 600
+    before, context = simulator.calls("cuMemsetD8"), ok(cu.cuCtxGetCurrent())
+
+    def fill() -> None:
+        ok(cu.cuCtxSetCurrent(context))
+        pinned.append(code(cu.cuMemsetD8(int(host), 9, 16)))
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    until(lambda: simulator.calls("cuMemsetD8") > before)
+    thread.join(0.1)
+    assert thread.is_alive()
+    gate.open()
+    thread.join(10)
+    assert pinned == [0]
+    assert ctypes.string_at(int(host), 16) == b"\x09" * 16
+    assert ctypes.string_at(int(memory), 16) == b"\x07" * 16
+    ok(cu.cuMemFree(memory))
+    ok(cu.cuMemFreeHost(host))
+    ok(cu.cuStreamDestroy(blocking))
 
 
 def test_copies_keep_the_streams_order(stream: Any, gate: Gate) -> None:

@@ -167,6 +167,7 @@ def test_global_variables() -> None:
     text, size = ok(cu.cuModuleGetGlobal(module, b"$str"))
     assert ctypes.string_at(int(text), size) == b"hi\0"
     ok(cu.cuMemsetD32(counter, 9, 1))
+    ok(cu.cuCtxSynchronize())
     again, _ = ok(cu.cuModuleGetGlobal(module, b"sim_counter"))
     assert (int(again), ctypes.c_uint32.from_address(int(again)).value) == (int(counter), 9)
     assert code(cu.cuModuleGetGlobal(module, b"the_kernel")) == 1
@@ -213,19 +214,26 @@ def test_what_a_text_says_of_its_functions() -> None:
     ok(cu.cuModuleUnload(module))
 
 
-def test_unloading_waits_for_the_work(stream: Any, gate: Any) -> None:
-    kernels, left, before = Kernels(), list[int](), simulator.calls("cuModuleUnload")
+@pytest.mark.parametrize("call", ["cuModuleUnload", "cuLibraryUnload"])
+def test_unloading_waits_for_the_work(stream: Any, gate: Any, call: str) -> None:
+    left, before, text = list[int](), simulator.calls(call), f"{HEAD}.entry empty(){{ ret; }}\0"
+    if call == "cuModuleUnload":
+        loaded = ok(cu.cuModuleLoadData(text.encode()))
+        function = ok(cu.cuModuleGetFunction(loaded, b"empty"))
+    else:
+        loaded = ok(cu.cuLibraryLoadData(text.encode(), [], [], 0, [], [], 0))
+        function = ok(cu.cuKernelGetFunction(ok(cu.cuLibraryGetKernel(loaded, b"empty"))))
     gate.hold(stream)
-    ok(kernels.launch("empty", stream))
+    ok(cu.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0))
 
     def unload() -> None:
         ok(cu.cuCtxSetCurrent(ok(cu.cuDevicePrimaryCtxRetain(0))))
-        left.append(code(cu.cuModuleUnload(kernels.module)))
+        left.append(code(getattr(cu, call)(loaded)))
         ok(cu.cuDevicePrimaryCtxRelease(0))
 
     thread = threading.Thread(target=unload)
     thread.start()
-    until(lambda: simulator.calls("cuModuleUnload") > before)
+    until(lambda: simulator.calls(call) > before)
     thread.join(0.1)
     assert thread.is_alive()
     gate.open()

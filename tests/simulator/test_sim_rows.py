@@ -21,6 +21,7 @@ def rows(driver: None) -> Iterator[Any]:
     memory, pitch = ok(cu.cuMemAllocPitch(64, 4, 4))
     assert pitch == 512
     ok(cu.cuMemsetD8(memory, 0, pitch * 4))
+    ok(cu.cuCtxSynchronize())
     yield int(memory), pitch
     ok(cu.cuMemFree(memory))
 

@@ -125,6 +125,13 @@ EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdevice
 
 /* --- fills --- */
 
+/* A fill of device memory does not wait for its end, and a fill of other memory does. So the manual
+ * says, and so an H200 answered for device memory and for pinned memory. */
+static bool fill_waits(const void *to) {
+    const struct allocation *found = find_allocation(to);
+    return found == NULL || found->kind != MEMORY_DEVICE;
+}
+
 static CUresult fill(CUstream handle, CUdeviceptr to, uint32_t value, unsigned width, size_t count,
                      bool wait) {
     struct stream *stream;
@@ -139,7 +146,8 @@ static CUresult fill(CUstream handle, CUdeviceptr to, uint32_t value, unsigned w
     op->u.fill.value = value;
     op->u.fill.width = width;
     op->u.fill.count = count;
-    return leave(put(stream, op, NODE_FILL, wait));
+    bool waits = wait && (stream->capture != NULL || fill_waits(DEVICE(to)));
+    return leave(put(stream, op, NODE_FILL, waits));
 }
 
 #define FILLS(name, type, width)                                                                   \

@@ -232,8 +232,8 @@ EXPORT CUresult cuKernelGetParamCount(CUkernel handle, size_t *count) {
  *
  * Computed from the attributes of the device and of the kernel. Registers are no limit here. */
 
-/* As the device's attribute says, and how many of them run clusters of 8 blocks. */
-enum { MULTIPROCESSORS = 132, MULTIPROCESSORS_IN_GROUPS = 124 };
+/* As the device's attribute says. */
+enum { MULTIPROCESSORS = 132 };
 
 static int least(int first, int second) { return first < second ? first : second; }
 
@@ -341,9 +341,18 @@ EXPORT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *out, CUfunction 
     return leave(OK);
 }
 
-/* An H200 answered 1,056 and 528 for clusters of 1 and of 2 blocks of 128 threads, which is half of
- * what runs without clusters. It answered 124 for clusters of 8, because it keeps a cluster within
- * a group of its multiprocessors. Other sizes were not asked about. */
+/* How many clusters run at a time. An H200 was asked about clusters of 1, 2, 4 and 8 blocks, of 32
+ * to 1,024 threads. A multiprocessor runs at most 8 blocks in clusters, and a cluster of more than
+ * 2 blocks stays within a group of multiprocessors. These groups give all of the H200's answers,
+ * but its real groups are not known. */
+static int clusters_at_once(int fit, int blocks) {
+    static const int groups[] = {18, 18, 16, 16, 16, 16, 16, 8};
+    int each = least(fit, 8), sum = 0;
+    if (blocks <= 2) return MULTIPROCESSORS * each / blocks;
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) sum += groups[i] * each / blocks;
+    return sum;
+}
+
 EXPORT CUresult cuOccupancyMaxActiveClusters(int *out, CUfunction handle,
                                              const CUlaunchConfig *config) {
     ENTER(cuOccupancyMaxActiveClusters, 0);
@@ -356,8 +365,7 @@ EXPORT CUresult cuOccupancyMaxActiveClusters(int *out, CUfunction handle,
     unsigned blocks = size[0] == 0 ? 1 : size[0] * size[1] * size[2];
     unsigned threads = config->block[0] * config->block[1] * config->block[2];
     int fit = blocks_that_fit(function, (int)threads, config->shared_bytes);
-    int processors = blocks < 8 ? MULTIPROCESSORS : MULTIPROCESSORS_IN_GROUPS;
-    *out = processors * ((fit + 1) / 2) / (int)blocks;
+    *out = clusters_at_once(fit, (int)blocks);
     return leave(OK);
 }
 

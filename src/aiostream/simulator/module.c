@@ -270,6 +270,13 @@ EXPORT CUresult cuLibraryUnload(CUlibrary handle) {
     ENTER(cuLibraryUnload, UNSAFE | FREES);
     struct module *library = object_find(handle, OBJECT_LIBRARY);
     if (library == NULL) return leave(INVALID_HANDLE);
+    /* Its code may be running in any context, because a kernel of a library needs no module. */
+    CUresult code = OK;
+    for (size_t i = 0; i < sim.context_count && code == OK; i++)
+        if (sim.contexts[i]->active) code = context_drain(sim.contexts[i]);
+    if (code != OK) return leave(code);
+    if (object_find(handle, OBJECT_LIBRARY) != library)
+        return leave(INVALID_HANDLE); /* another thread unloaded it meanwhile */
     unload(library);
     return leave(OK);
 }
