@@ -44,6 +44,9 @@ class PoolCore:
         # appends, because an object may die in any. Only the loop's thread removes.
         self._dropped: deque[weakref.ref[Stream]] = deque()
         self._waiters = Waiters()
+        # Slots that were lent while no task waited. Their alarms are not set yet. A slot may stay
+        # here after it came back.
+        self._without_alarm: dict[Slot, None] = {}
         self._at_once = 0  # how often a stream was free at once
         self._looking = False  # the loop is going to call `_look_again_for`
         # The driver's code, once the pool has seen that a context failed. The watcher notices it,
@@ -108,25 +111,35 @@ class PoolCore:
         return lent
 
     def _watch_for_drop(self, slot: Slot, lent: Stream) -> None:
-        # Only for tasks that wait, because it takes time. If there is none now, the first that
-        # waits comes here again.
+        # Only for tasks that wait, because it takes time. If there is none now, the next that waits
+        # calls `_set_alarms`.
         if self._waiters.futures:
             # Before the next one, because Python calls the callback of the latest reference first.
             slot.alarm = weakref.ref(lent, self._waiters.raise_alarm)
+        else:
+            self._without_alarm[slot] = None
         # The callback may run in any thread, and between any two lines of this module. So it is the
         # deque's own method: it takes no lock, and touches nothing else of the pool. A pool that is
         # closed has no next use, so there the callback ends the stream itself.
-        callback: Callable[[weakref.ref[Stream]], None] = (
-            partial(_end_dropped, slot.stream) if self._closed else self._dropped.append
-        )
+        callback = self._dropped.append if not self._closed else partial(_end_dropped, slot.stream)
         slot.lent = weakref.ref(lent, callback)
 
-    def _watch_for_drops(self) -> None:
-        # Not in `_in_turn`, whose frame would keep the last of the streams.
-        for slot in list(self._lent.values()):
-            lent = slot.lent() if slot.lent is not None else None
-            if lent is not None:
-                self._watch_for_drop(slot, lent)
+    def _set_alarms(self) -> None:
+        """Has the streams that were lent while no task waited wake the loop if they are dropped.
+
+        An alarm stays as long as its loan. So each loan gets one at most, and a wait in a pool of
+        many lent streams does not look at all of them.
+        """
+        for slot in list(self._without_alarm):
+            self._watch_again(slot)
+            # After it, because a KeyboardInterrupt in between must leave it to the next wait.
+            self._without_alarm.pop(slot, None)
+
+    def _watch_again(self, slot: Slot) -> None:
+        # Not in the frame of a task that waits, which would keep the last of the streams.
+        lent = slot.lent() if slot.lent is not None else None
+        if lent is not None:
+            self._watch_for_drop(slot, lent)
 
     async def _in_turn(self) -> Slot:
         """Waits until it is this task's turn."""
@@ -142,8 +155,9 @@ class PoolCore:
             # handed to it would reach no task.
             is_first = not self._waiters.futures
             self._waiters.futures[future] = None
+            if self._without_alarm:
+                self._set_alarms()
             if is_first:
-                self._watch_for_drops()
                 self._waiters.watch(self, bridge, [place._reference for place in self._places])
             del bridge
             # What was dropped before the watches stood there has raised no alarm.
@@ -254,6 +268,7 @@ class PoolCore:
     def _drop(self, slot: Slot) -> None:
         """The stream's owner has closed it. The pool continues without it."""
         self._set_slots([each for each in self._slots if each is not slot])
+        self._without_alarm.pop(slot, None)
         slot.stream.close()
         if not self._slots:
             self._refuse("the owners have closed all streams of the pool")
@@ -345,7 +360,8 @@ class PoolCore:
         # First, because the tasks that wake up find the pool closed, and streams that come back
         # meanwhile are destroyed.
         self._closed = True
-        self._watch_for_drops()
+        for slot in list(self._lent.values()):
+            self._watch_again(slot)
         # What was dropped before the line above has only been noted.
         self._take_dropped()
         self._waiters.end_watches()
