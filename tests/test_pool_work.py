@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import anyio
 import pytest
 
 import aiostream
-from aiostream import Stream, StreamPool
+from aiostream import PoolFullError, Stream, StreamPool
 from waiters import until
 
 PACKAGE = str(Path(aiostream.__file__).parent)
@@ -100,3 +101,79 @@ async def test_each_stream_that_is_dropped_wakes_a_task_that_waits(which: str) -
         pool.release(stream)
     assert (pool.idle, pool.lent) == (3, 0)
     pool.close()
+
+
+# ------------------------------------------------------------------------------- a limited queue
+
+
+async def test_wait_in_a_limited_queue_does_not_look_at_the_others() -> None:
+    async def work_of_the_last(most: int) -> int:
+        async with StreamPool(1, max_waiting=most) as pool, anyio.create_task_group() as tasks:
+
+            async def wait() -> None:
+                async with pool.stream():
+                    pass
+
+            async with pool.stream():
+                for _ in range(most - 1):
+                    tasks.start_soon(wait)
+                await until(lambda: pool.waiting == most - 1)
+                with counted() as work:
+                    tasks.start_soon(wait)
+                    await until(lambda: pool.waiting == most)
+                tasks.cancel_scope.cancel()
+        return work.lines
+
+    few, many = await work_of_the_last(FEW), await work_of_the_last(MANY)
+    assert many - few < MANY - FEW, "less than a line for each further task"
+
+
+@pytest.mark.parametrize("many_what", ["tasks", "streams"])
+async def test_refusal_looks_at_no_more_than_a_few(many_what: str) -> None:
+    """A server that is full refuses requests, and must not take long for each."""
+
+    async def work_of_a_refusal(number: int) -> int:
+        size, most = (1, number) if many_what == "tasks" else (number, 1)
+        async with StreamPool(size, max_waiting=most) as pool, anyio.create_task_group() as tasks:
+
+            async def wait() -> None:
+                async with pool.stream():
+                    pass
+
+            held = [pool.acquire_nowait() for _ in range(size)]
+            for _ in range(most):
+                tasks.start_soon(wait)
+            await until(lambda: pool.waiting == most)
+            with counted() as work, pytest.raises(PoolFullError, match=f" {most} of at most"):
+                await pool.acquire()
+            tasks.cancel_scope.cancel()
+            for stream in held:
+                pool.release(stream)
+        return work.lines
+
+    few, many = await work_of_a_refusal(10), await work_of_a_refusal(MANY)
+    assert many - few < MANY - 10, "less than a line for each further task or stream"
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+async def test_task_that_is_cancelled_leaves_the_queue_in_the_same_turn() -> None:
+    """Before it has run. The tasks behind it stay in order."""
+    async with StreamPool(1, max_waiting=4) as pool:
+        held, served = await pool.acquire(), []
+
+        async def wait(number: int) -> None:
+            async with pool.stream():
+                served.append(number)
+
+        tasks = [asyncio.create_task(wait(number)) for number in range(4)]
+        await until(lambda: pool.waiting == 4)
+        for number in (0, 2):
+            tasks[number].cancel()
+        assert pool.waiting == 2
+        late = asyncio.create_task(wait(4))
+        await until(lambda: tasks[2].done() and pool.waiting == 3)
+        pool.release(held)
+        await asyncio.gather(tasks[1], tasks[3], late)
+        assert served == [1, 3, 4]
+        assert [task.cancelled() for task in tasks] == [True, False, True, False]
+    assert pool.waiting == 0

@@ -149,7 +149,7 @@ class PoolCore:
         if self._max_waiting is not None and self._waiters.count() >= self._max_waiting:
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
         bridge = _loops.current_bridge()
-        future: Any = bridge.new_future()
+        future: Any = bridge.new_queued_future(self._waiters.futures)
         try:
             # In the `try`, because after an interrupt the future must not stay: a stream that is
             # handed to it would reach no task.
@@ -163,6 +163,8 @@ class PoolCore:
             # What was dropped before the watches stood there has raised no alarm.
             self._notice_dropped()
             slot: Slot = await future
+            # Only after a KeyboardInterrupt it is still there. No task waits for it any more.
+            self._waiters.futures.pop(future, None)
             # From here on only this frame knows the slot. If the task is interrupted before it is
             # lent, `_find_lost` sees that the slot is in no list.
             slot.handed_to = None
@@ -377,9 +379,12 @@ class PoolCore:
         """How many streams may still work for a task that no longer holds them."""
         if self._closed:
             return len(self._busy)
+        busy = len(self._busy)
+        if not self._dropped:  # for each refusal, which must not look at all lent streams
+            return busy
         # With those that were dropped, which the pool has yet to look at. In this order, so that
         # one that moves meanwhile is not counted twice.
-        return len(self._busy) + sum(slot.is_dropped() for slot in list(self._lent.values()))
+        return busy + sum(slot.is_dropped() for slot in list(self._lent.values()))
 
     def _count_lent(self) -> int:
         """How many streams tasks hold, or get in their next turn."""
@@ -389,9 +394,14 @@ class PoolCore:
 
     def _holders(self, lent: int) -> str:
         """Which tasks hold that many streams, such as ` to 'Task-3', 'Task-5' and 1 more`."""
-        holders = [slot.holder for slot in list(self._lent.values()) if not slot.is_dropped()]
-        tasks = [holder() for holder in holders if holder is not None]
-        names = [repr(_loops.task_name(task)) for task in tasks[:_MOST_NAMES] if task is not None]
+        names: list[str] = []
+        for slot in list(self._lent.values()):
+            holder = slot.holder  # read once, because another thread may export this
+            task = holder() if holder is not None and not slot.is_dropped() else None
+            if task is not None:
+                names.append(repr(_loops.task_name(task)))
+            if len(names) == _MOST_NAMES:
+                break
         if not names:
             return ""
         # With those on their way to a task. The pool knows its future, and not the task.
