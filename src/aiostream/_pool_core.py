@@ -49,12 +49,13 @@ class PoolCore:
         self._without_alarm: dict[Slot, None] = {}
         self._at_once = 0  # how often a stream was free at once
         self._looking = False  # the loop is going to call `_look_again_for`
-        # The driver's code, once the pool has seen that a context failed. The watcher notices it,
-        # but the loop's own drain writes it here, so no other thread does.
+        # 0, or the driver's code if some context of the process has failed. The next use then asks
+        # for the health of this pool's contexts. Any thread may set it, see `HealthKeeper`.
         self._failure = 0
         # Of the loop that used the pool last. A weak reference, because the bridge ends with its
         # loop, and a kept pool would keep it.
         self._bridge: weakref.ref[_loops.Bridge] | None = None
+        _driver.notify_of_failures(self)
 
     def _set_slots(self, slots: list[Slot]) -> None:
         self._slots = slots
@@ -74,7 +75,8 @@ class PoolCore:
         if self._bridge is None or self._bridge() is not bridge:
             self._change_loop(bridge)
         if self._failure:
-            # Read again, because contexts of the simulator can recover.
+            # Read again, because it may be another context that has failed, and because contexts of
+            # the simulator can recover.
             self._failure = self._health()
             if self._failure:
                 raise self._error(self._failure)
