@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _HIDES = "CUDA_VISIBLE_DEVICES"
 
+ENDS_WITHIN = 5.0
+"""Seconds after a test in which what it has left may still end."""
+
 GATE_OPENS_AFTER = 30.0
 """Seconds after which a gate that a test has not opened opens by itself. The test fails then."""
 
@@ -36,8 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--aiostream",
         choices=["simulator", "gpu"],
-        help="run on aiostream's simulator or on a GPU. Each test then fails if it leaves streams, "
-        "futures or waits behind, or if a call that waits for the GPU blocks its loop",
+        help="run on aiostream's simulator or on a GPU. Each test then fails if it leaves streams "
+        "open, or futures or waits that do not end, or if a call that waits for the GPU blocks its "
+        "loop",
     )
     group.addoption(
         "--aiostream-devices",
@@ -164,7 +168,7 @@ def _ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     marker = request.node.get_closest_marker("cuda_leaks")
     leaks = cuda_leaks(*marker.args, **marker.kwargs) if marker is not None else 0
     with contextlib.ExitStack() as stack:
-        stack.enter_context(testing.ledger(leaks=leaks))
+        stack.enter_context(testing.ledger(leaks=leaks, seconds=ENDS_WITHIN))
         yield
         if getattr(request.node, _FAILED, False):
             # Its error says what went wrong, and its traceback keeps its streams open.
@@ -184,7 +188,7 @@ def cuda_leaks(n: int) -> int:
 
 @pytest.fixture
 def cuda_ledger(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The test fails if a stream, event, graph, future or wait that it began has not ended."""
+    """The test fails if a stream, event, graph, future or wait that it began does not end."""
     yield from _ledger(request)
 
 

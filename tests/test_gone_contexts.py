@@ -161,6 +161,45 @@ def test_each_call_raises_and_touches_nothing(driver_kind: str, how: str, again:
     assert succeed(driver_kind, script) == ""
 
 
+IDLE_POOL = """
+    import asyncio
+    import aiostream
+    from aiostream import Stream, StreamPool
+    import internals
+
+    async def main():
+        pool, stream = StreamPool(2), Stream()
+        async with pool.stream() as lent:
+            await lent.synchronize_async()
+        internals.driver_call("cuDevicePrimaryCtxReset", internals.driver_call("cuDeviceGet", 0))
+        try:
+            stream.query()
+        except aiostream.ContextFailedError as error:
+            print(error.code)
+        for _ in range(2):
+            for take in (pool.acquire_nowait, pool.acquire):
+                try:
+                    taken = take()
+                    if take == pool.acquire:
+                        await taken
+                    print("no error")
+                except aiostream.ContextFailedError as error:
+                    print(error.code)
+        print(pool.lent)
+        async with StreamPool(2) as fresh, fresh.stream() as lent:
+            await lent.synchronize_async()
+        import os
+        os._exit(0)
+
+    asyncio.run(main())
+"""
+
+
+def test_idle_pool_is_refused_once_another_call_has_failed(driver_kind: str) -> None:
+    """No stream of the pool was asked. A new pool, in the new context, works."""
+    assert succeed(driver_kind, IDLE_POOL).split() == ["709"] * 5 + ["0"]
+
+
 POLLED = """
     import asyncio
     import aiostream

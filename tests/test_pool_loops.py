@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -358,25 +359,25 @@ def test_acquire_nowait_finds_a_lost_stream() -> None:
     asyncio.run(lose())
 
 
-async def test_pool_may_change_while_another_thread_counts_its_tasks() -> None:
-    """As a scrape of the metrics does. Here the change comes between two steps of the count."""
-    steps = 0
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal steps
-        if not frame.f_code.co_filename.endswith("_pool_waiters.py"):
-            return None
-        if event == "return" and frame.f_code.co_name != "count":
-            steps += 1
-            if steps == 1:
-                pool.release(held)  # it goes to the first task that waits
-        return trace
+async def test_pool_may_change_while_another_thread_reads_its_numbers() -> None:
+    """As a scrape of the metrics does. Here the change comes between any two steps of the read."""
 
     async def use() -> None:
         async with pool.stream() as stream:
             await stream.synchronize_async()
 
-    async with StreamPool(1) as pool:
+    async def changes_at(number: int) -> bool:
+        steps = 0
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal steps
+            if "pool" not in Path(frame.f_code.co_filename).name:
+                return None
+            steps += event == "line"
+            if steps == number and event == "line":
+                pool.release(held)  # it goes to the first task that waits
+            return trace
+
         held = await pool.acquire()
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
@@ -385,11 +386,21 @@ async def test_pool_may_change_while_another_thread_counts_its_tasks() -> None:
             former = sys.gettrace()
             sys.settrace(trace)
             try:
-                count = pool.waiting
+                text, numbers = repr(pool), (pool.idle, pool.busy, pool.lent, pool.waiting)
             finally:
                 sys.settrace(former)
-            assert count in (2, 3)
-            assert steps > 1
+            if steps < number:
+                pool.release(held)
+            assert numbers[3] in (2, 3), number
+            assert sum(numbers[:3]) in (1, 2), number  # two: it moved between two of the reads
+            assert " 2 waiting" in text or " 3 waiting" in text, number
+        return steps >= number
+
+    async with StreamPool(1) as pool:
+        number = 1
+        while await changes_at(number):
+            number += 1
+        assert number > 10
 
 
 async def test_pool_takes_back_a_stream_that_a_task_has_dropped() -> None:

@@ -554,3 +554,19 @@ async def test_work_that_fails_after_its_stream_came_back_is_noticed(breakable: 
         )  # all that is pending has failed, before the context is well again
     recover()
     await pool.aclose()
+
+
+@pytest.mark.simulator_only("a GPU's context cannot be broken and recovered")
+async def test_idle_pool_asks_again_when_a_call_has_failed(breakable: Any) -> None:
+    """It is refused as long as its context has failed, and works when the context does."""
+    async with StreamPool(1) as pool, Stream() as other:
+        breakable.break_context(700)
+        with pytest.raises(ContextFailedError):
+            other.query()
+        for _ in range(2):
+            with pytest.raises(ContextFailedError):
+                await pool.acquire()
+        assert (pool.idle, pool.lent) == (1, 0)
+        recover()
+        async with pool.stream() as stream:
+            await stream.synchronize_async()

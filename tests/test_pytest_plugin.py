@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import aiostream
+import aiostream_pytest
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "test_with_plugin.py"
 
@@ -87,6 +88,78 @@ def test_a_suite_with_the_plugin_only(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert last_line(done).startswith("11 passed"), done.stdout
+
+
+def test_the_example_runs_with_the_command_of_its_page(tmp_path: Path) -> None:
+    """One GPU is simulated, so the test of two is skipped, and says what it needs."""
+    page = (EXAMPLE.parents[1] / "docs" / "testing.md").read_text()
+    assert "\npytest --aiostream=simulator\n" in page
+    done = pytest_of(tmp_path, EXAMPLE.read_text(), "--aiostream=simulator")
+    assert last_line(done).startswith("10 passed, 1 skipped"), done.stdout
+    assert "--aiostream-devices=2" in done.stdout
+
+
+def test_what_a_test_leaves_has_some_seconds_to_end(tmp_path: Path) -> None:
+    suite = """
+    import asyncio
+    import aiostream
+    import aiostream_pytest
+    import pytest
+    from aiostream.testing import Gate, spin
+
+    aiostream_pytest.ENDS_WITHIN = 2.0
+    gate, kept = Gate(), []
+
+    def leave(fn, *args):
+        async def main():
+            stream = aiostream.Stream()
+            kept.append(stream.enqueue_async(fn, *args))
+            stream.close()
+
+        asyncio.run(main())
+
+    def test_leaves_work_that_ends():
+        leave(spin, 0.05)
+
+    def test_leaves_a_future_that_does_not_end():
+        leave(gate.hold)
+
+    @pytest.mark.cuda_ledger_off("ends what the last test has left")
+    def test_opens():
+        gate.open()
+    """
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator")
+    errors = [line for line in done.stdout.splitlines() if line.startswith(("ERROR", "FAILED"))]
+    assert len(errors) == 1, done.stdout
+    assert "test_leaves_a_future_that_does_not_end" in errors[0]
+    assert "3 passed, 1 error" in last_line(done), done.stdout
+    page = (EXAMPLE.parents[1] / "docs" / "testing.md").read_text()
+    assert f"up to {aiostream_pytest.ENDS_WITHIN:.0f} seconds" in page
+
+
+def test_a_function_that_was_imported_by_name_is_not_seen(tmp_path: Path) -> None:
+    suite = """
+    import asyncio
+    import aiostream
+    from cuda.bindings import driver
+    from cuda.bindings.driver import cuCtxSynchronize
+
+    async def use(synchronize):
+        async with aiostream.Stream() as stream:
+            with stream.context.as_current():
+                synchronize()
+
+    def test_through_its_module():
+        asyncio.run(use(lambda: driver.cuCtxSynchronize()))
+
+    def test_by_name():
+        asyncio.run(use(cuCtxSynchronize))
+    """
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator")
+    assert "FAILED test_suite.py::test_through_its_module" in done.stdout, done.stdout
+    assert "1 failed, 1 passed" in last_line(done), done.stdout
+    page = (EXAMPLE.parents[1] / "docs" / "testing.md").read_text()
+    assert "from cuda.bindings.driver import cuCtxSynchronize" in page
 
 
 @pytest.mark.parametrize(("plugin", "mark"), [("anyio", "anyio"), ("asyncio", "asyncio")])
@@ -320,8 +393,6 @@ def test_tests_that_need_the_simulator_are_skipped_on_a_gpu(
 
 def test_the_plugin_is_not_part_of_the_package() -> None:
     """Else each pytest of the environment would import aiostream."""
-    import aiostream_pytest
-
     assert Path(aiostream_pytest.__file__).parent == Path(aiostream.__file__).parents[1]
 
 

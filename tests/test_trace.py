@@ -21,10 +21,11 @@ import pytest
 
 import aiostream
 import internals
-from aiostream import Event, ExecutableGraph, Stream, StreamPool, metrics, trace
+from aiostream import Event, ExecutableGraph, Stream, StreamPool, metrics, statistics, trace
 from aiostream.testing import Gate, spin
 from aiostream.trace import Await, Recording
 from support import run_on, run_together, succeed
+from waiters import until
 
 CLASSES = [Stream, Event, ExecutableGraph, StreamPool, *internals.traced_inside()]
 
@@ -256,6 +257,56 @@ def test_loops_in_several_threads_are_recorded_at_once() -> None:
         f"aiostream-test-{kind}": 20 for kind in ("asyncio", "uvloop", "trio")
     }
     assert all(ordered(each) for each in recording.awaits)
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+async def test_a_recording_may_end_between_any_two_steps_of_an_await(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In another thread, whose block ends while this loop goes on."""
+    errors: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+    handles, recordings = statistics().handles, []
+
+    async def ends_at(number: int) -> bool:
+        steps = 0
+        recording = trace.record()
+        recordings.append(recording)
+        ending = threading.Thread(target=recording.__exit__, name="aiostream-test-ending")
+
+        def step(frame: Any, event: str, _: Any) -> Any:
+            nonlocal steps
+            if Path(frame.f_code.co_filename).name not in ("trace.py", "_trace_clock.py"):
+                return None
+            if event == "line":
+                steps += 1
+                if steps == number:
+                    ending.start()
+                    # It ends here, or behind the lock that this thread has at this place.
+                    ending.join(0.1)
+            return step
+
+        async with Stream() as stream:
+            recording.__enter__()
+            former = sys.gettrace()
+            sys.settrace(step)
+            try:
+                await stream.enqueue_async(spin, 0)
+            finally:
+                sys.settrace(former)
+                if steps < number:
+                    ending.start()
+                ending.join()
+        assert not errors, (number, errors[0].exc_value)
+        return steps >= number
+
+    number = 1
+    while await ends_at(number):
+        number += 1
+    assert number > 50
+    # None of them has to die for this.
+    await until(lambda: statistics().handles.open == handles.open)
+    assert len(recordings) == number
 
 
 async def test_the_latest_awaits_are_kept_and_the_others_counted() -> None:

@@ -11,9 +11,10 @@ import contextlib
 import importlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from aiostream import _native, errors
 
@@ -181,7 +182,8 @@ def error(
 ) -> errors.CudaError:
     """Makes the exception for a driver code. All codes are translated here.
 
-    It also reports a sticky error to the listener of `set_failure_listener`.
+    It also reports a sticky error to the listener of `set_failure_listener`, and has all
+    `HealthKeeper` objects ask again.
     """
     if hint is None and code in _native.FATAL_CODES:
         hint = _DESTROYED if code == _CONTEXT_IS_DESTROYED else _LOST
@@ -196,9 +198,30 @@ def error(
     problem = errors.class_for(code)(code, name_of(code), call, stream, hint, _meaning_of(code))
     if isinstance(problem, errors.ContextFailedError):
         _native.failure_note(code, call)
+        for reference in _health_keepers.valuerefs():
+            keeper = reference()
+            if keeper is not None:
+                keeper._failure = code
         if _failure_listener is not None:
             _failure_listener(problem)
     return problem
+
+
+class HealthKeeper(Protocol):
+    """An object that remembers whether its contexts work, so that it need not ask at each use."""
+
+    # 0, or the code of some context that has failed, perhaps one of another object. Any thread sets
+    # the code, by one assignment. The object asks for the health again before it relies on it.
+    _failure: int
+
+
+# By id. Weak, because this module must not keep a pool. Any thread adds, and reads a copy.
+_health_keepers: weakref.WeakValueDictionary[int, HealthKeeper] = weakref.WeakValueDictionary()
+
+
+def notify_of_failures(keeper: HealthKeeper) -> None:
+    """From now on each sticky error sets `keeper._failure`."""
+    _health_keepers[id(keeper)] = keeper
 
 
 def raise_for(result: int, call: str, stream: str, capturing: str | None = None) -> None:

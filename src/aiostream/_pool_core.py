@@ -44,14 +44,18 @@ class PoolCore:
         # appends, because an object may die in any. Only the loop's thread removes.
         self._dropped: deque[weakref.ref[Stream]] = deque()
         self._waiters = Waiters()
+        # Slots that were lent while no task waited. Their alarms are not set yet. A slot may stay
+        # here after it came back.
+        self._without_alarm: dict[Slot, None] = {}
         self._at_once = 0  # how often a stream was free at once
         self._looking = False  # the loop is going to call `_look_again_for`
-        # The driver's code, once the pool has seen that a context failed. The watcher notices it,
-        # but the loop's own drain writes it here, so no other thread does.
+        # 0, or the driver's code if some context of the process has failed. The next use then asks
+        # for the health of this pool's contexts. Any thread may set it, see `HealthKeeper`.
         self._failure = 0
         # Of the loop that used the pool last. A weak reference, because the bridge ends with its
         # loop, and a kept pool would keep it.
         self._bridge: weakref.ref[_loops.Bridge] | None = None
+        _driver.notify_of_failures(self)
 
     def _set_slots(self, slots: list[Slot]) -> None:
         self._slots = slots
@@ -71,7 +75,8 @@ class PoolCore:
         if self._bridge is None or self._bridge() is not bridge:
             self._change_loop(bridge)
         if self._failure:
-            # Read again, because contexts of the simulator can recover.
+            # Read again, because it may be another context that has failed, and because contexts of
+            # the simulator can recover.
             self._failure = self._health()
             if self._failure:
                 raise self._error(self._failure)
@@ -108,25 +113,35 @@ class PoolCore:
         return lent
 
     def _watch_for_drop(self, slot: Slot, lent: Stream) -> None:
-        # Only for tasks that wait, because it takes time. If there is none now, the first that
-        # waits comes here again.
+        # Only for tasks that wait, because it takes time. If there is none now, the next that waits
+        # calls `_set_alarms`.
         if self._waiters.futures:
             # Before the next one, because Python calls the callback of the latest reference first.
             slot.alarm = weakref.ref(lent, self._waiters.raise_alarm)
+        else:
+            self._without_alarm[slot] = None
         # The callback may run in any thread, and between any two lines of this module. So it is the
         # deque's own method: it takes no lock, and touches nothing else of the pool. A pool that is
         # closed has no next use, so there the callback ends the stream itself.
-        callback: Callable[[weakref.ref[Stream]], None] = (
-            partial(_end_dropped, slot.stream) if self._closed else self._dropped.append
-        )
+        callback = self._dropped.append if not self._closed else partial(_end_dropped, slot.stream)
         slot.lent = weakref.ref(lent, callback)
 
-    def _watch_for_drops(self) -> None:
-        # Not in `_in_turn`, whose frame would keep the last of the streams.
-        for slot in list(self._lent.values()):
-            lent = slot.lent() if slot.lent is not None else None
-            if lent is not None:
-                self._watch_for_drop(slot, lent)
+    def _set_alarms(self) -> None:
+        """Has the streams that were lent while no task waited wake the loop if they are dropped.
+
+        An alarm stays as long as its loan. So each loan gets one at most, and a wait in a pool of
+        many lent streams does not look at all of them.
+        """
+        for slot in list(self._without_alarm):
+            self._watch_again(slot)
+            # After it, because a KeyboardInterrupt in between must leave it to the next wait.
+            self._without_alarm.pop(slot, None)
+
+    def _watch_again(self, slot: Slot) -> None:
+        # Not in the frame of a task that waits, which would keep the last of the streams.
+        lent = slot.lent() if slot.lent is not None else None
+        if lent is not None:
+            self._watch_for_drop(slot, lent)
 
     async def _in_turn(self) -> Slot:
         """Waits until it is this task's turn."""
@@ -136,19 +151,22 @@ class PoolCore:
         if self._max_waiting is not None and self._waiters.count() >= self._max_waiting:
             raise PoolFullError(f"no stream is free, and no more tasks may wait: {self._reasons()}")
         bridge = _loops.current_bridge()
-        future: Any = bridge.new_future()
+        future: Any = bridge.new_queued_future(self._waiters.futures)
         try:
             # In the `try`, because after an interrupt the future must not stay: a stream that is
             # handed to it would reach no task.
             is_first = not self._waiters.futures
             self._waiters.futures[future] = None
+            if self._without_alarm:
+                self._set_alarms()
             if is_first:
-                self._watch_for_drops()
                 self._waiters.watch(self, bridge, [place._reference for place in self._places])
             del bridge
             # What was dropped before the watches stood there has raised no alarm.
             self._notice_dropped()
             slot: Slot = await future
+            # Only after a KeyboardInterrupt it is still there. No task waits for it any more.
+            self._waiters.futures.pop(future, None)
             # From here on only this frame knows the slot. If the task is interrupted before it is
             # lent, `_find_lost` sees that the slot is in no list.
             slot.handed_to = None
@@ -254,6 +272,7 @@ class PoolCore:
     def _drop(self, slot: Slot) -> None:
         """The stream's owner has closed it. The pool continues without it."""
         self._set_slots([each for each in self._slots if each is not slot])
+        self._without_alarm.pop(slot, None)
         slot.stream.close()
         if not self._slots:
             self._refuse("the owners have closed all streams of the pool")
@@ -345,7 +364,8 @@ class PoolCore:
         # First, because the tasks that wake up find the pool closed, and streams that come back
         # meanwhile are destroyed.
         self._closed = True
-        self._watch_for_drops()
+        for slot in list(self._lent.values()):
+            self._watch_again(slot)
         # What was dropped before the line above has only been noted.
         self._take_dropped()
         self._waiters.end_watches()
@@ -361,9 +381,12 @@ class PoolCore:
         """How many streams may still work for a task that no longer holds them."""
         if self._closed:
             return len(self._busy)
+        busy = len(self._busy)
+        if not self._dropped:  # for each refusal, which must not look at all lent streams
+            return busy
         # With those that were dropped, which the pool has yet to look at. In this order, so that
         # one that moves meanwhile is not counted twice.
-        return len(self._busy) + sum(slot.is_dropped() for slot in list(self._lent.values()))
+        return busy + sum(slot.is_dropped() for slot in list(self._lent.values()))
 
     def _count_lent(self) -> int:
         """How many streams tasks hold, or get in their next turn."""
@@ -373,9 +396,14 @@ class PoolCore:
 
     def _holders(self, lent: int) -> str:
         """Which tasks hold that many streams, such as ` to 'Task-3', 'Task-5' and 1 more`."""
-        holders = [slot.holder for slot in list(self._lent.values()) if not slot.is_dropped()]
-        tasks = [holder() for holder in holders if holder is not None]
-        names = [repr(_loops.task_name(task)) for task in tasks[:_MOST_NAMES] if task is not None]
+        names: list[str] = []
+        for slot in list(self._lent.values()):
+            holder = slot.holder  # read once, because another thread may export this
+            task = holder() if holder is not None and not slot.is_dropped() else None
+            if task is not None:
+                names.append(repr(_loops.task_name(task)))
+            if len(names) == _MOST_NAMES:
+                break
         if not names:
             return ""
         # With those on their way to a task. The pool knows its future, and not the task.

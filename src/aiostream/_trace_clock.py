@@ -42,7 +42,9 @@ class Epoch:
     __slots__ = ("high", "is_reached", "low", "reference")
 
     def __init__(self, reference: Event, low: int) -> None:
-        self.reference: Event | None = reference
+        # Never replaced. A thread that asks it after another has closed the clock gets a
+        # StreamClosedError.
+        self.reference = reference
         self.low = low
         self.is_reached = False  # by the GPU
         self.high: int | None = None  # until the host has seen the first event complete
@@ -85,7 +87,8 @@ class Moment:
 class GpuClock:
     """The clock of one context.
 
-    Threads: any. No lock is held across a driver call: each change is one list operation.
+    Threads: any. No lock is held across a driver call: each change is one list operation. One
+    thread may close the clock while others use it. Each of those closes what it leaves here then.
     """
 
     def __init__(self, context: Context) -> None:
@@ -93,11 +96,14 @@ class GpuClock:
         self._free: deque[Event] = deque()
         self._epoch: Epoch | None = None
         self._calibrated = 0  # when that was tried last
+        self._closed = False
         with _driver.relaxed(), context.as_current():
             self._stream = Stream()
 
     def mark(self, stream: Reference) -> Moment | None:
         """Records a timing event on a stream. `None` if that is not possible, as under capture."""
+        if self._closed:
+            return None
         try:
             if _now() - self._calibrated > _EPOCH:
                 self._calibrate()
@@ -125,7 +131,7 @@ class GpuClock:
             seen: When the host saw it complete, if it did.
         """
         event, epoch = moment.event, self._epoch
-        if event is None or epoch is None or epoch.reference is None:
+        if event is None or epoch is None:
             return event is None
         try:
             if not (event.query() and (epoch.is_reached or epoch.reference.query())):
@@ -138,6 +144,8 @@ class GpuClock:
         epoch.narrow(after, moment.recorded, seen)
         moment.after, moment.epoch, moment.event = after, epoch, None
         self._free.append(event)
+        if self._closed:
+            self._close_events()
         return True
 
     def drop(self, moment: Moment) -> None:
@@ -149,18 +157,21 @@ class GpuClock:
 
     def close(self) -> None:
         """Destroys the events and the stream. Times that are known stay known."""
-        epoch, self._epoch = self._epoch, None
-        self._calibrated = _now() + 3600 * _EPOCH  # a late mark records no new reference
-        open_events = [*self._free]
-        self._free.clear()
-        if epoch is not None and epoch.reference is not None:
-            open_events.append(epoch.reference)
-            epoch.reference = None
+        # First: what a thread leaves here after this line, that thread closes.
+        self._closed = True
         with contextlib.suppress(CudaError):
             self._stream.close()
-        for event in open_events:
+        self._close_events()
+
+    def _close_events(self) -> None:
+        # Two threads may be here at once. An event can be closed twice.
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
             with contextlib.suppress(CudaError):
-                event.close()
+                epoch.reference.close()
+        while self._free:
+            with contextlib.suppress(CudaError, IndexError):
+                self._free.pop().close()
 
     def _new_event(self) -> Event:
         with contextlib.suppress(IndexError):
@@ -192,5 +203,7 @@ class GpuClock:
                 break
         last, self._epoch = self._epoch, epoch
         # Another thread may be asking the old reference, which then raises, and that time is lost.
-        if last is not None and last.reference is not None:
+        if last is not None:
             last.reference.close()
+        if self._closed:
+            self._close_events()

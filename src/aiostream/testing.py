@@ -254,7 +254,8 @@ def ledger(*, leaks: int = 0, seconds: float = 5.0) -> Iterator[None]:
     Args:
         leaks: How many points the block leaves leaked. A context that fails leaks what was
             pending in it.
-        seconds: How long the library's threads have for what they are about to do.
+        seconds: How long to wait at the end. What ends in this time counts as ended, such as work
+            that the block has left on the GPU.
 
     Raises:
         LedgerError: Something is left. It says what.

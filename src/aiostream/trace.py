@@ -7,6 +7,7 @@ Nothing of this costs anything before `record` is called, or if the environment 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import os
 import threading
@@ -379,7 +380,10 @@ class Recording:
             except (CudaError, StreamClosedError):
                 return None  # the call itself raises the error
             with self._lock:
-                clock = self._clocks.setdefault(stream.context, made)
+                # The end of the recording closes the clocks that are here when it comes, and no
+                # later one.
+                if self._stopped_at is None:
+                    clock = self._clocks.setdefault(stream.context, made)
             if clock is not made:  # another thread was first
                 made.close()
         return clock
@@ -391,15 +395,17 @@ class Recording:
         if self._stop is None:  # the clocks are closed
             record.drop_moments()
             return
-        if not record.resolve():
-            self._unresolved.append(record)
-        for _ in range(2):
-            try:
-                earlier = self._unresolved.popleft()
-            except IndexError:
-                return
-            if not earlier.resolve():
-                self._unresolved.append(earlier)
+        records = [record]
+        with contextlib.suppress(IndexError):
+            for _ in range(2):
+                records.append(self._unresolved.popleft())
+        for each in records:
+            if not each.resolve():
+                self._unresolved.append(each)
+        if self._stopped_at is not None:
+            # Another thread has ended the recording meanwhile, and has perhaps not seen these.
+            for each in records:
+                each.drop_moments()
         while len(self._unresolved) > _MOST_UNRESOLVED:
             self._unresolved.popleft().drop_moments()
 

@@ -141,6 +141,14 @@ class Bridge:
         """Makes a future of this bridge's loop."""
         raise NotImplementedError
 
+    def new_queued_future(self, queue: dict[Any, None]) -> SettledFuture:
+        """Makes a future that leaves `queue` as soon as it is cancelled, before its task runs.
+
+        The caller puts it there. On trio only the task can take it out, because trio cancels a task
+        and not the future that it waits for.
+        """
+        return self.new_future()
+
     def new_polled_future(self) -> PolledFuture:
         """Makes a future whose awaiting task polls the work itself when the end is near."""
         raise NotImplementedError

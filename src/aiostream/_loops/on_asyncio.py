@@ -129,6 +129,12 @@ class AsyncioBridge(Bridge):
         """Makes a future with `loop.create_future()`."""
         return self._open_loop().create_future()
 
+    def new_queued_future(self, queue: dict[Any, None]) -> SettledFuture:
+        """Makes a `QueuedFuture`."""
+        future = QueuedFuture(loop=self._open_loop())
+        future.queue = queue
+        return future
+
     def new_polled_future(self) -> PolledFuture:
         """Makes an `AsyncioFuture`."""
         future = AsyncioFuture(loop=self._open_loop())
@@ -171,6 +177,29 @@ class AsyncioBridge(Bridge):
                 return False
             raise
         return True
+
+
+class QueuedFuture(asyncio.Future[Any]):
+    """asyncio's future, but it leaves a queue as soon as it is cancelled.
+
+    asyncio cancels it when its task is cancelled, and that task runs later. So the length of the
+    queue says at each moment how many tasks wait.
+
+    Threads: the loop's thread only.
+    """
+
+    __slots__ = ("queue",)  # the maker sets it
+
+    queue: dict[Any, None]
+
+    def cancel(self, msg: Any = None) -> bool:
+        """See `asyncio.Future`."""
+        cancelled = super().cancel(msg)
+        # After it, because a KeyboardInterrupt in between must not leave a pending future that is
+        # in no queue: its task would hang. A cancelled one leaves when its task runs.
+        if cancelled:
+            self.queue.pop(self, None)
+        return cancelled
 
 
 class AsyncioFuture(asyncio.Future[Any]):
