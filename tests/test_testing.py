@@ -17,7 +17,7 @@ from cuda.bindings import driver as cuda
 
 import aiostream
 import internals
-from aiostream import CudaError, OutOfMemoryError, Stream, StreamClosedError, testing
+from aiostream import Context, CudaError, OutOfMemoryError, Stream, StreamClosedError, testing
 from aiostream.testing import Faults, Gate, LedgerError, blocking_calls, check, ledger, spin
 from support import run_on
 
@@ -281,6 +281,11 @@ def test_lost_context_is_healed_and_reported_again(breakable: Any) -> None:
 
         run_on("asyncio", wait)
 
+    # Nobody has met the end of this context, so the next look of the watcher would.
+    handle = internals.create_context()
+    with Context.from_handle(int(handle)).as_current():
+        Stream().close()
+    internals.driver_call("cuCtxDestroy", handle)
     lose_it()
     told: list[int] = []
     end = aiostream.on_context_failed(lambda error: told.append(error.code))

@@ -507,6 +507,9 @@ def recover() -> None:
     # fail what is waited for afterwards. Stopping waits for the end of the pass.
     _native.watcher_stop()
     simulator.recover()
+    # So that contexts that were destroyed have been met, too. Else the watcher would meet them
+    # after the next line, and report them as new.
+    service.health()
     # What the watcher has met is over now, and must not be reported later.
     _native.failures_forget()
     # The janitor may be about to report what native code met before. Without this, it could notify
