@@ -515,5 +515,7 @@ def recover() -> None:
     # The janitor may be about to report what native code met before. Without this, it could notify
     # a listener twice.
     _process.finish_leftovers()
+    # Again, because a driver call of the janitor may have begun before the recovery.
+    _native.failures_forget()
     service.forget_failures()
     _native.watcher_start()
