@@ -146,6 +146,7 @@ TOKEN = """
 """
 
 
+@pytest.mark.simulator_only("a GPU's driver may wait for the gate when it destroys a context")
 def test_call_that_waits_for_a_token_is_not_woken_when_its_context_is_gone(
     driver_kind: str,
 ) -> None:
