@@ -266,7 +266,7 @@ async def test_a_recording_may_end_between_any_two_steps_of_an_await(
     """In another thread, whose block ends while this loop goes on."""
     errors: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", errors.append)
-    handles, recordings = statistics().handles, []
+    handles, recordings, counts = statistics().handles, [], list[int]()
 
     async def ends_at(number: int) -> bool:
         steps = 0
@@ -298,15 +298,17 @@ async def test_a_recording_may_end_between_any_two_steps_of_an_await(
                     ending.start()
                 ending.join()
         assert not errors, (number, errors[0].exc_value)
+        counts.append(steps)
         return steps >= number
 
-    number = 1
-    while await ends_at(number):
-        number += 1
-    assert number > 50
+    assert not await ends_at(1 << 62)
+    assert counts[0] > 50
+    # A GPU needs more steps, because the loops that wait for it go round more often.
+    for number in range(1, counts[0] + 1, max(1, counts[0] // 200)):
+        await ends_at(number)
     # None of them has to die for this.
     await until(lambda: statistics().handles.open == handles.open)
-    assert len(recordings) == number
+    assert len(recordings) == len(counts)
 
 
 async def test_the_latest_awaits_are_kept_and_the_others_counted() -> None:
