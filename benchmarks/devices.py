@@ -28,8 +28,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -52,10 +53,16 @@ WORKERS = Path(__file__).parents[1] / "examples" / "workers.py"
 # ---------------------------------------------------------------------------- what a process does
 
 
-def complete() -> tuple[str, Callable[[Found], Found]]:
-    """A process that completes work on the GPUs that each request names."""
+def _run(window: Callable[[Found], Coroutine[Any, Any, Found]], asked: Found) -> Found:
+    """Runs a window in a uvloop of its own."""
     import uvloop
 
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(window(asked))
+
+
+def complete() -> tuple[str, Callable[[Found], Found]]:
+    """A process that completes work on the GPUs that each request names."""
     import aiostream
 
     pools: dict[tuple[int, int], tuple[aiostream.StreamPool, Launch]] = {}
@@ -98,16 +105,11 @@ def complete() -> tuple[str, Callable[[Found], Found]]:
             cpu = process_time() - cpu
         return {"beyond": beyond, "cpu": cpu}
 
-    def answer(asked: Found) -> Found:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(window(asked))
-
-    return "ready", answer
+    return "ready", partial(_run, window)
 
 
 def ask() -> tuple[str, Callable[[Found], Found]]:
     """A process that asks a server, each connection again as soon as it is answered."""
-    import uvloop
 
     async def window(asked: Found) -> Found:
         loop = asyncio.get_running_loop()
@@ -132,11 +134,7 @@ def ask() -> tuple[str, Callable[[Found], Found]]:
             workers[json.loads(answer)["pid"]] += count
         return {"beyond": beyond, "workers": workers}
 
-    def answer(asked: Found) -> Found:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(window(asked))
-
-    return "ready", answer
+    return "ready", partial(_run, window)
 
 
 # -------------------------------------------------------------------------------------- the parent

@@ -31,7 +31,7 @@ from aiostream import (
     statistics,
 )
 from support import Gate, settle, spin
-from waiters import until
+from waiters import drop_streams, until
 
 
 def waited_for(pool: StreamPool) -> tuple[asyncio.AbstractEventLoop, Stream, asyncio.Task[Stream]]:
@@ -441,10 +441,6 @@ async def test_dropped_stream_goes_to_a_task_that_waits_already(where: str, busy
             if busy:
                 gate.hold(kept[0])
 
-            def drop() -> None:
-                kept.clear()
-                gc.collect()
-
             async def hold() -> None:
                 async with pool.stream() as stream:
                     assert stream.query()
@@ -453,10 +449,7 @@ async def test_dropped_stream_goes_to_a_task_that_waits_already(where: str, busy
                 for _ in range(3):
                     group.start_soon(hold)
                 await until(lambda: pool.waiting == 3)
-                if where == "here":
-                    drop()
-                else:
-                    await anyio.to_thread.run_sync(drop)
+                await drop_streams(kept, where)
                 if busy:
                     await until(lambda: pool.busy == 1)
                     assert pool.waiting == 3
@@ -530,14 +523,7 @@ async def test_stream_that_is_dropped_after_the_close_is_destroyed(where: str) -
     await pool.aclose()
     assert (pool.lent, statistics().handles.open) == (2, before + 2)
 
-    def drop() -> None:
-        kept.clear()
-        gc.collect()
-
-    if where == "here":
-        drop()
-    else:
-        await anyio.to_thread.run_sync(drop)
+    await drop_streams(kept, where)
     assert settle(lambda: statistics().handles.open == before + 1)
     assert pool.lent == 1
     pool.release(held)

@@ -23,7 +23,7 @@ from aiostream import (
     statistics,
 )
 from support import Gate, recover, settle, spin
-from waiters import until
+from waiters import drop_streams, until
 
 
 async def give_up_on_held_work(pool: StreamPool, gate: Gate) -> None:
@@ -291,14 +291,7 @@ async def test_dropped_stream_is_not_lent_any_more(where: str) -> None:
     kept, held = [pool.acquire_nowait()], pool.acquire_nowait()
     assert (pool.idle, pool.busy, pool.lent) == (0, 0, 2)
 
-    def drop() -> None:
-        kept.clear()
-        gc.collect()
-
-    if where == "here":
-        drop()
-    else:
-        await anyio.to_thread.run_sync(drop)
+    await drop_streams(kept, where)
     assert (pool.idle, pool.busy, pool.lent) == (0, 1, 1)
     assert "0 idle, 1 busy, 1 lent to '" in repr(pool)
     pool.release(held)

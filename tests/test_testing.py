@@ -281,7 +281,7 @@ def test_lost_context_is_healed_and_reported_again(breakable: Any) -> None:
 
         run_on("asyncio", wait)
 
-    # Nobody has met the end of this context, so the next look of the watcher would.
+    # No call has failed because this context is gone. The watcher reports that at its next look.
     handle = internals.create_context()
     with Context.from_handle(int(handle)).as_current():
         Stream().close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import anyio
@@ -98,6 +99,19 @@ async def until(condition: Callable[..., bool]) -> None:
     with anyio.fail_after(20):
         while not condition():
             await anyio.lowlevel.checkpoint()
+
+
+async def drop_streams(kept: list[Stream], where: str) -> None:
+    """Drops the last references to streams, "here" or "in a thread"."""
+
+    def end() -> None:
+        kept.clear()
+        gc.collect()
+
+    if where == "here":
+        end()
+    else:
+        await anyio.to_thread.run_sync(end)
 
 
 def _nothing(_: Stream) -> None:
