@@ -194,10 +194,10 @@ def test_a_pool_borrows_several_streams(things: dict[str, Any]) -> None:
 
 
 def test_impossible_handles(things: dict[str, Any]) -> None:
+    for_streams = [*places_for_a_stream(things), Stream.from_raw]
     takers = [
-        *places_for_a_stream(things),
+        *for_streams,
         things["stream"].wait_event,
-        Stream.from_raw,
         Graph.from_raw,
         Graph.borrow,
         ExecutableGraph.from_raw,
@@ -210,6 +210,12 @@ def test_impossible_handles(things: dict[str, Any]) -> None:
             with pytest.raises(
                 ValueError,
                 match=f"{wrong} is not a handle of (a|an) .*: a handle is a number from 0 to",
+            ):
+                taker(wrong)
+        # An index in place of a handle. A driver would take it for an address, and crash.
+        for wrong in (3, 2**12 - 1, *(() if taker in for_streams else (1, 2))):
+            with pytest.raises(
+                ValueError, match=f"{wrong} is not a handle of (a|an) .*: a handle is an address"
             ):
                 taker(wrong)
         for no_number in (True, 1.5, "5", None, b"5", [5]):
@@ -230,7 +236,7 @@ def test_a_protocol_that_gives_no_stream(answer: Any) -> None:
 
 
 def test_a_protocol_that_gives_an_impossible_handle() -> None:
-    for handle in (-1, 2**64):
+    for handle in (-1, 3, 2**64):
         with pytest.raises(ValueError, match="is not a handle of a CUDA stream"):
             Stream.borrow(Fake(__cuda_stream__=lambda handle=handle: (0, handle)))
 

@@ -12,7 +12,11 @@ from typing import Any, NoReturn, TypeVar
 
 E = TypeVar("E", bound=Enum)
 
+STREAM = "a CUDA stream"
 _MOST_ADDRESS = 2**64 - 1
+# The first page of memory holds nothing in any process.
+_LEAST_ADDRESS = 4096
+_MOST_SPECIAL_STREAM = 2  # 0 and 1 are the legacy stream, and 2 is the per-thread stream
 # The limits of C's types.
 _LEAST_INT, _MOST_INT, _MOST_FLAGS, _MOST_BYTE = -(2**31), 2**31 - 1, 2**32 - 1, 255
 
@@ -59,6 +63,12 @@ def handle(value: Any, what: str) -> int:
     if not 0 <= number <= _MOST_ADDRESS:
         raise ValueError(
             f"{number} is not a handle of {what}: a handle is a number from 0 to 2**64 - 1"
+        )
+    # Such as an index. The driver does not check a handle: it reads at that address, and crashes.
+    if (_MOST_SPECIAL_STREAM if what == STREAM else 0) < number < _LEAST_ADDRESS:
+        raise ValueError(
+            f"{number} is not a handle of {what}: a handle is an address of the driver, and none "
+            f"is below {_LEAST_ADDRESS}"
         )
     return number
 

@@ -29,7 +29,7 @@ def stream_handle(stream: Any) -> int:
         TypeError: It does not name a CUDA stream.
         ValueError: It is an int that cannot be a handle.
     """
-    what = "a CUDA stream"
+    what = _arguments.STREAM
     if _arguments.is_integer(stream):
         return _arguments.handle(stream, what)
     protocol = None if isinstance(stream, type) else getattr(stream, "__cuda_stream__", None)
@@ -56,13 +56,13 @@ def _from_protocol(name: str, answer: Any) -> int:
             f"{name}.__cuda_stream__ is of version {version}, and aiostream supports version 0"
         )
     if type(handle).__name__ in _STREAM_NAMES:
-        return int(handle)
+        handle = int(handle)
     if not _arguments.is_integer(handle):
         raise TypeError(
             f"{name}.__cuda_stream__ gives (0, handle), and a handle is an int, not "
             f"{type(handle).__name__}"
         )
-    return _arguments.handle(handle, "a CUDA stream")
+    return _arguments.handle(handle, _arguments.STREAM)
 
 
 def event_handle(event: Any) -> int:
@@ -105,7 +105,7 @@ def _find_handle(
     else:
         found = thing
     if type(found).__name__ in types:
-        return int(found)
+        return _arguments.handle(int(found), what)
     if found is thing:
         return None
     number = found.value or 0 if isinstance(found, ctypes._SimpleCData) else found
@@ -170,14 +170,15 @@ def graph_handle(graph: Any, executable: bool = False) -> int:
     wanted, attribute, method = _EXECUTABLE_NAMES if executable else _GRAPH_NAMES
     raw = getattr(graph, method, None)  # torch
     if raw is not None:
-        return int(raw())
+        return _arguments.handle(int(raw()), kind)
     # cuda.bindings; cuda.core
     found = graph if type(graph).__name__ == wanted else getattr(graph, "handle", None)
     if type(found).__name__ == wanted:
-        return int(found)  # type: ignore[arg-type]  # as its type's name says
+        handle = int(found)  # type: ignore[arg-type]  # as its type's name says
+        return _arguments.handle(handle, kind)
     pointer = getattr(graph, attribute, None)  # cupy
     if isinstance(pointer, int):
-        return pointer
+        return _arguments.handle(pointer, kind)
     raise TypeError(
         f"{kind} is needed (of aiostream, cuda.core, torch or cupy, or a handle), not "
         f"{type(graph).__name__}"

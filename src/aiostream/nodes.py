@@ -164,7 +164,7 @@ def _node_handle(node: Any) -> int:
     if _arguments.is_integer(handle):
         return _arguments.handle(handle, "a node")
     if type(handle).__name__ in ("CUgraphNode", "cudaGraphNode_t"):
-        return int(handle)
+        return _arguments.handle(int(handle), "a node")
     raise TypeError(f"a dependency is a GraphNode or a GraphDependency, not {type(node).__name__}")
 
 
