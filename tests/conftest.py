@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -34,6 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell without job control starts its background jobs so, and their children inherit it.
+        # Some tests interrupt themselves or a program.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(
         "markers", "simulator_only(reason): needs what a GPU cannot do on command"
     )
