@@ -84,21 +84,26 @@ def complete() -> tuple[str, Callable[[Found], Found]]:
     async def window(asked: Found) -> Found:
         seconds, beyond = asked["kernel"], list[float]()
         nanoseconds = round(seconds * 1e9)
-        begin = perf_counter() + WARM
-        end = begin + asked["window"]
+
+        async def once(streams: aiostream.StreamPool, launch: Launch) -> None:
+            async with streams.stream() as stream:
+                await stream.enqueue_async(launch, nanoseconds)
 
         async def task(streams: aiostream.StreamPool, launch: Launch) -> None:
             while (began := perf_counter()) < end:
-                async with streams.stream() as stream:
-                    await stream.enqueue_async(launch, nanoseconds)
+                await once(streams, launch)
                 if begin <= (now := perf_counter()) < end:
                     beyond.append(now - began - seconds)
 
         used = [pool(ordinal, asked["tasks"]) for ordinal in asked["devices"]]
+        every = [each for each in used for _ in range(asked["tasks"])]
+        # The first launches make streams and load kernels, which takes long on a busy GPU.
+        await asyncio.gather(*(once(*each) for each in every))
+        begin = perf_counter() + WARM
+        end = begin + asked["window"]
         async with asyncio.TaskGroup() as group:
-            for streams, launch in used:
-                for _ in range(asked["tasks"]):
-                    group.create_task(task(streams, launch))
+            for each in every:
+                group.create_task(task(*each))
             await asyncio.sleep(WARM)
             cpu = process_time()
             await asyncio.sleep(asked["window"])
@@ -162,6 +167,8 @@ def all_at_once(processes: Sequence[Child], requests: Sequence[Found]) -> list[F
 def row(found: Sequence[Found], seconds: float) -> Found:
     """What the processes of one window found together."""
     beyond = sorted(late for each in found for late in each["beyond"])
+    if not beyond:
+        raise SystemExit(f"nothing ended in a window of {seconds:g} s: is the GPU in other use?")
     return {
         "rate": len(beyond) / seconds,
         "p50_ms": beyond[len(beyond) // 2] * 1e3,
