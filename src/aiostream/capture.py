@@ -185,6 +185,9 @@ class CaptureMethods:
         Args:
             mode: What else is forbidden during the capture, and to whom.
 
+        Threads: no other thread may use this stream while the capture begins or ends, not even to
+        wait for it, because the driver may then crash the process.
+
         Raises:
             CudaError: As `begin_capture` at the start of the block, and as `end_capture` at its
                 end.
@@ -236,6 +239,8 @@ class CaptureMethods:
         Args:
             mode: What else is forbidden during the capture, and to whom. Unless it is `RELAXED`,
                 end the capture in the thread that began it.
+
+        Threads: no other thread may use this stream meanwhile, as said of `capture`.
 
         Raises:
             StreamClosedError: The stream is closed.

@@ -83,7 +83,9 @@ class Stream(
 
     Threads: you may call any method in any thread. The library makes the right context current
     where the driver needs it, and puts the old one back. Call the awaitable methods in a thread
-    with a running event loop. Several loops in several threads may wait on one stream.
+    with a running event loop. Several loops in several threads may wait on one stream. But let no
+    other thread use a stream while a capture of it begins or ends, because the driver may then
+    crash the process.
 
     Open streams compare equal if they have the same handle in the same context, as a stream and
     what is borrowed from it do. A closed stream equals only itself, because the driver gives its
