@@ -152,6 +152,13 @@ def test_snippet_runs(driver_kind: str, program: Program, tmp_path: Path) -> Non
     for name in (*OF_THE_RUNTIME, *OPTIONAL):
         if name in {*program.needs, *program.imported} and not has_stand_in:
             pytest.importorskip(name)
+    if "numba" in program.needs:
+        # Some pairs of numba-cuda and numpy can be imported, and yet compile no kernel.
+        trial = run_script(
+            driver_kind, "from numba import cuda; cuda.jit(lambda: None)[1, 1]()", warnings="ignore"
+        )
+        if trial.returncode != 0:
+            pytest.skip(f"numba compiles no kernel here: {trial.stderr.splitlines()[-1]}")
     if program.how == "files":
         run_files(driver_kind, program, tmp_path)
         return
