@@ -235,6 +235,9 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
             self._at_once += 1
             # Without an await all other tasks of the loop would wait as long as streams are free.
             if self._at_once % _TURNS_AFTER == 0 and bridge.must_yield():
+                # The next task asks at once. Otherwise each task would take so many streams before
+                # it yields too, and many tasks would keep the loop for that many times longer.
+                self._at_once = -1
                 await _loops.yield_turn()
                 self._enter()
         # Asked again, because there may have been an await. From here to the end there is none on

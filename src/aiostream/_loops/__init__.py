@@ -118,7 +118,7 @@ async def yield_turn() -> None:
 async def checkpoint() -> None:
     """Does what the running loop asks of an await that has nothing to wait for.
 
-    On trio this is a checkpoint. On asyncio it is nothing.
+    On trio this is a checkpoint. On asyncio it gives the loop a turn from time to time.
     """
     loop = _running_loop()
     for kind in _KINDS:

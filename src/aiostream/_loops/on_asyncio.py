@@ -46,7 +46,12 @@ def runs_here(loop: asyncio.AbstractEventLoop | None) -> bool:
 
 
 async def checkpoint() -> None:
-    """Does nothing: asyncio lets an await return without a turn of the loop."""
+    """Gives the loop a turn, unless its turn has just begun: see `AsyncioBridge.must_yield`."""
+    loop = _running_loop()
+    # No bridge is made, because that starts the library, and `drain` may be called without a GPU.
+    bridge = _known_bridge(loop) if loop is not None else None
+    if bridge is None or bridge.must_yield():
+        await asyncio.sleep(0)
 
 
 def current_bridge(loop: asyncio.AbstractEventLoop | None) -> AsyncioBridge:
@@ -68,12 +73,14 @@ def current_bridge(loop: asyncio.AbstractEventLoop | None) -> AsyncioBridge:
             "no running event loop: make this call in a coroutine that asyncio, uvloop or trio "
             "runs. A thread without a loop can use the blocking synchronize()"
         )
-    reference = _reader_bridges.get(loop)
-    bridge = (
-        reference() if reference is not None else _dispatched_bridges.get(loop)
-    ) or _new_bridge(loop)
+    bridge = _known_bridge(loop) or _new_bridge(loop)
     latest.bridge = weakref.ref(bridge)
     return bridge
+
+
+def _known_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge | None:
+    reference = _reader_bridges.get(loop)
+    return reference() if reference is not None else _dispatched_bridges.get(loop)
 
 
 def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
