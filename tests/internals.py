@@ -365,7 +365,7 @@ def register_context(context: Context) -> int:
 def refuse_contexts(patch: pytest.MonkeyPatch) -> None:
     """The watcher refuses every new context, as if there were too many."""
 
-    def context_register(*_: int) -> tuple[int, bool]:
+    def context_register(*_: object) -> int:
         raise RuntimeError("this process has used 4096 CUDA contexts")
 
     patch.setattr(_native, "context_register", context_register)

@@ -282,8 +282,8 @@ def end(stream: Reference) -> Graph:
         if existing is not None and existing._handle.value == int(ended):
             return existing
         with _driver.unless_owned("cuGraphDestroy") as made:
-            made.append(ended)
-            return Graph._from_handle(int(ended), stream.context, owned=True)
+            made.append((0, ended))
+            return Graph._from_handle(int(ended), stream.context, owned=True, made=made)
     finally:
         # Last, because it lets go of the graph. All of the id, because two threads may have asked
         # for the capture at once, and added a record each.

@@ -278,8 +278,12 @@ def report_failures() -> None:
         error(*met)
 
 
-def answer(name: str, *args: Any, stream: str | None = None) -> tuple[int, tuple[Any, ...]]:
+def answer(
+    name: str, *args: Any, stream: str | None = None, made: list[Any] | None = None
+) -> tuple[int, tuple[Any, ...]]:
     """Calls the driver through the bindings. Returns its code and the outputs.
+
+    With a list `made`, the call appends all of its answer there too, and no interrupt can lose it.
 
     Raises:
         NotSupportedError: The bindings or the driver do not have the function.
@@ -288,7 +292,11 @@ def answer(name: str, *args: Any, stream: str | None = None) -> tuple[int, tuple
     if function is None:
         raise not_there(name, stream, "the installed cuda-bindings do not have it")
     try:
-        code, *outputs = function(*args)
+        if made is None:
+            code, *outputs = function(*args)
+        else:
+            _native.call_noted(made, function, args)
+            code, *outputs = made[-1]
     except RuntimeError as problem:  # the bindings' FunctionNotFoundError
         raise too_old(name, stream) from problem
     if code:
@@ -321,19 +329,37 @@ def call(name: str, *args: Any, stream: str | None = None) -> Any:
 
 @contextlib.contextmanager
 def unless_owned(destroy: str) -> Iterator[list[Any]]:
-    """Destroys, if the block raises, the driver's objects that the block appends to the list.
+    """Destroys, if the block raises, the driver's object that `make` has put into the list.
 
-    This is for the steps between a call that makes an object and the `Handle` that owns it, because
-    each of them may fail. A KeyboardInterrupt destroys nothing. It may come when the handle owns
-    the object already, and a second destruction would crash.
+    This is for the steps between the call that makes an object and the `Handle` that owns it. Each
+    of them may fail, and an interrupt may come between any two. So the list always says who answers
+    for the object: `make` puts it there in one step with the call, and a `Handle` that gets the
+    list empties it in one step.
     """
     made: list[Any] = []
     try:
         yield made
-    except Exception:
-        for each in made:
-            answer(destroy, each)  # if this fails too, the first error says what went wrong
+    except BaseException:
+        for code, *outputs in made:
+            if not code:
+                answer(destroy, *outputs)  # if this fails too, the first error says what went wrong
         raise
+
+
+def make(made: list[Any], name: str, *args: Any, stream: str | None = None) -> None:
+    """Calls a function of the driver that makes an object, for `unless_owned`.
+
+    Raises:
+        CudaError, NotSupportedError: As for `call`.
+    """
+    code, _ = answer(name, *args, stream=stream, made=made)
+    if code != 0:
+        raise error(code, name, stream)
+
+
+def handle_in(made: list[Any]) -> int:
+    """Returns the handle of the object that `make` has put into the list."""
+    return int(made[0][1])
 
 
 def annotated(name: str) -> str:

@@ -108,6 +108,7 @@ def _serve_orphans() -> None:
     _native.drain(ORPHANS, _backlog)
     _points.deliver(_backlog, orphaned=True)
     _driver.report_failures()
+    _native.drop_abandoned()
     while (refusal := _native.refusal_take()) is not None:
         call, code = refusal
         error = _driver.error(code, call)

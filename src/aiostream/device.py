@@ -356,22 +356,21 @@ class Context(_arguments.NotCopied):
                 self._ordinal = int(_driver.call("cuCtxGetDevice"))
             with _driver.unless_owned("cuStreamDestroy") as made:
                 self._make_private_stream(made)
-            return self._register(int(made[0]))
+                return self._register(made)
         return self._context_id
 
-    def _register(self, idle: int) -> int:
-        is_taken = False
-        try:
-            self._context_id, is_taken = _native.context_register(
-                self._handle, self._identity, idle, self._ordinal
-            )
-        finally:
-            if not is_taken:
-                # Another thread was first and has registered its own, or there are too many.
-                _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
-        if is_taken:
+    def _register(self, made: list[Any]) -> int:
+        idle = _driver.handle_in(made)
+        # It empties the list if the stream is the watcher's from now on.
+        self._context_id = number = _native.context_register(
+            self._handle, self._identity, idle, self._ordinal, made
+        )
+        if made:  # another thread was first and has registered its own
+            made.clear()
+            _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
+        else:
             self._make_helpers()
-        return self._context_id
+        return number
 
     def _device_ordinal(self) -> int:
         """The number of its device. The driver is called once."""
@@ -439,11 +438,8 @@ class Context(_arguments.NotCopied):
         )
         try:
             with self._pushed():
-                made.append(
-                    _driver.call(
-                        "cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
-                    )
-                )
+                flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+                _driver.make(made, "cuStreamCreate", flags)
         finally:
             _driver.call("cuThreadExchangeStreamCaptureMode", mode)
 

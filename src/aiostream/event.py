@@ -93,16 +93,18 @@ class Event(WithBlock, waiting.AwaitedBlock):
         history = _native.History()
         with _driver.unless_owned("cuEventDestroy") as made:
             with self._context._pushed():
-                made.append(_driver.call("cuEventCreate", flags))
-            value = int(made[0])
-            handle = _native.Handle(_native.HANDLE_EVENT, value, self._context.handle, True, False)
+                _driver.make(made, "cuEventCreate", flags)
+            value = _driver.handle_in(made)
+            handle = _native.Handle(
+                *(_native.HANDLE_EVENT, value, self._context.handle, True, False, None, made)
+            )
             try:
                 self._name = f"event {value:#x} on {self._context._place()}"
                 self._reference = Reference(
                     handle, self._context, self._name, history=history, is_event=True
                 )
             except BaseException:
-                handle.release()  # because `unless_owned` destroys the event
+                handle.close()
                 raise
             # Last, because from here on the finalizer of this object destroys the event.
             self._handle = handle

@@ -74,8 +74,9 @@ class Graph(Transferable, WithBlock):
         _process.start()
         with _driver.unless_owned("cuGraphDestroy") as made:
             with _driver.relaxed():
-                made.append(_driver.call("cuGraphCreate", 0))
-            self._init_fields(int(made[0]), current_or_default_context(), owned=True)
+                _driver.make(made, "cuGraphCreate", 0)
+            value = _driver.handle_in(made)
+            self._init_fields(value, current_or_default_context(), owned=True, made=made)
 
     def _init_fields(
         self,
@@ -85,6 +86,7 @@ class Graph(Transferable, WithBlock):
         owned: bool,
         source: Any = None,
         parent: _native.Handle | None = None,
+        made: list[Any] | None = None,
     ) -> None:
         self._context = context  # where it is instantiated
         self._owned = owned
@@ -93,16 +95,23 @@ class Graph(Transferable, WithBlock):
         # True while a capture that capture.py has noted goes into it. The capture pins the handle.
         self._captured_into = False
         self._handle = _native.Handle(
-            _native.HANDLE_GRAPH, value, context.handle, owned, False, parent
+            _native.HANDLE_GRAPH, value, context.handle, owned, False, parent, made
         )
 
     @classmethod
     def _from_handle(
-        cls, value: int, context: Context, *, owned: bool, source: Any = None, parent: Any = None
+        cls,
+        value: int,
+        context: Context,
+        *,
+        owned: bool,
+        source: Any = None,
+        parent: Any = None,
+        made: list[Any] | None = None,
     ) -> Graph:
         _process.start()
         graph = cls.__new__(cls)
-        graph._init_fields(value, context, owned=owned, source=source, parent=parent)
+        graph._init_fields(value, context, owned=owned, source=source, parent=parent, made=made)
         return graph
 
     @classmethod
@@ -189,12 +198,10 @@ class Graph(Transferable, WithBlock):
         """
         with _driver.unless_owned("cuGraphDestroy") as made:
             with self._pinned() as value, _driver.relaxed():
-                made.append(
-                    _driver.call(
-                        "cuGraphClone", _driver.bindings().CUgraph(value), stream=self._name
-                    )
-                )
-            return Graph._from_handle(int(made[0]), self._context, owned=True)
+                cloned = _driver.bindings().CUgraph(value)
+                _driver.make(made, "cuGraphClone", cloned, stream=self._name)
+            value = _driver.handle_in(made)
+            return Graph._from_handle(value, self._context, owned=True, made=made)
 
     def instantiate(
         self, flags: InstantiateFlags = InstantiateFlags.DEFAULT, *, upload_stream: Any = None
@@ -225,7 +232,8 @@ class Graph(Transferable, WithBlock):
         with _driver.unless_owned("cuGraphExecDestroy") as made:
             code = self._instantiate(parameters, upload_stream, made)
             if code == 0:
-                return ExecutableGraph._from_handle(int(made[0]), self._context, owned=True)
+                value = _driver.handle_in(made)
+                return ExecutableGraph._from_handle(value, self._context, owned=True, made=made)
         reason = GraphInstantiateResult(int(parameters.result_out))
         raise _driver.error(
             code,
@@ -243,10 +251,8 @@ class Graph(Transferable, WithBlock):
             value = stack.enter_context(self._pinned())
             stack.enter_context(self._context._pushed())
             stack.enter_context(_driver.relaxed())  # because it allocates memory
-            code, outputs = _driver.answer(
-                _INSTANTIATE, driver.CUgraph(value), parameters, stream=self._name
-            )
-            made.extend(outputs if code == 0 else ())
+            arguments = driver.CUgraph(value), parameters
+            code, _ = _driver.answer(_INSTANTIATE, *arguments, stream=self._name, made=made)
         return code
 
     def into_raw(self) -> int:
@@ -348,14 +354,22 @@ class ExecutableGraph(Transferable, WithBlock):
         )
 
     @classmethod
-    def _from_handle(cls, value: int, context: Context, *, owned: bool, source: Any = None) -> Self:
+    def _from_handle(
+        cls,
+        value: int,
+        context: Context,
+        *,
+        owned: bool,
+        source: Any = None,
+        made: list[Any] | None = None,
+    ) -> Self:
         _process.start()
         executable = cls.__new__(cls)
         executable._owned = owned
         executable._source = source
         executable._name = f"executable graph {value:#x}"
         executable._handle = _native.Handle(
-            _native.HANDLE_GRAPH_EXEC, value, context.handle, owned, False
+            _native.HANDLE_GRAPH_EXEC, value, context.handle, owned, False, None, made
         )
         return executable
 

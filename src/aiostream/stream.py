@@ -128,8 +128,9 @@ class Stream(
         context = current_or_default_context(device)
         with _driver.unless_owned("cuStreamDestroy") as made:
             with context._pushed():
-                made.append(_driver.call("cuStreamCreateWithPriority", flags, urgency))
-            self._init_fields(int(made[0]), context, owned=True, wait=strategy)
+                _driver.make(made, "cuStreamCreateWithPriority", flags, urgency)
+            value = _driver.handle_in(made)
+            self._init_fields(value, context, owned=True, wait=strategy, made=made)
 
     def _init_fields(
         self,
@@ -140,6 +141,7 @@ class Stream(
         source: Any = None,
         parent: _native.Handle | None = None,
         wait: WaitStrategy | None = None,
+        made: list[Any] | None = None,
     ) -> None:
         # Here and not in the first wait, because it may take as long as making a stream.
         context._ensure_monitored()
@@ -151,14 +153,16 @@ class Stream(
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
         # Counted as open from here on. No other thread can use it before this object is complete.
-        handle = new_handle(value, context, owned=owned, parent=parent)
+        handle = new_handle(value, context, owned, parent, made)
         try:
             self._reference = Reference(handle, context, self._name)
             if source is not None:
                 interop.note_source(self._reference, source)
         except BaseException:
-            # The caller still owns the stream. It destroys the stream, or goes on using it.
-            handle.release()
+            if made is None:
+                handle.release()  # because the caller of `from_raw` still owns the stream
+            else:
+                handle.close()
             raise
         # Last, because from here on the finalizer of this object destroys the stream.
         self._handle = handle

@@ -275,6 +275,14 @@ void handle_release_cancel(struct handle *handle) {
     atomic_fetch_and(&handle->word, ~(RELEASED | AWAITED));
 }
 
+bool handle_is_owned(const struct handle *handle) { return handle->owned; }
+
+void handle_leak(struct handle *handle) {
+    if (!handle_release_begin(handle) || !handle->owned) return;
+    atomic_fetch_add(&counters[HANDLES_LEAKED], 1);
+    atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
+}
+
 bool handle_release(struct handle *handle) {
     if (!handle_release_begin(handle)) return false;
     while (!handle_release_await(handle)) {

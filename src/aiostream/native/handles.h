@@ -48,6 +48,9 @@ int handle_take_refusal(enum handle_kind *);
 const char *handle_destructor(enum handle_kind); /* the driver's function */
 /* Sets the function that is called after each such refusal, in the thread that met it. */
 void handles_set_listener(void (*listener)(void));
+bool handle_is_owned(const struct handle *);
+/* Closes it. The driver's object stays, and counts as leaked. No thread uses the handle. */
+void handle_leak(struct handle *);
 bool handle_is_open(const struct handle *);
 bool handle_is_gone(const struct handle *); /* its context was destroyed: see context_is_gone */
 /* Makes the context current if the driver needs one. It must not be gone. */

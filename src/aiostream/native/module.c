@@ -59,7 +59,10 @@ static PyObject *native_context_register(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long handle, identity, stream;
     int device;
-    if (!PyArg_ParseTuple(args, "KKKi", &handle, &identity, &stream, &device)) return NULL;
+    PyObject *made;
+    if (!PyArg_ParseTuple(args, "KKKiO!", &handle, &identity, &stream, &device, &PyList_Type,
+                          &made))
+        return NULL;
     bool is_taken;
     void *private_stream = (void *)(uintptr_t)stream;
     struct context *context =
@@ -70,7 +73,9 @@ static PyObject *native_context_register(PyObject *self, PyObject *args) {
                             "aiostream can watch no more: use a "
                             "context for longer, or a new process",
                             MAX_CONTEXTS);
-    return Py_BuildValue("iN", context_index(context), PyBool_FromLong(is_taken));
+    /* In one step, because an interrupt must not make Python destroy a stream that is in use. */
+    if (is_taken && PyList_SetSlice(made, 0, PyList_Size(made), NULL) < 0) return NULL;
+    return PyLong_FromLong(context_index(context));
 }
 
 struct context *as_context(int index) {
@@ -256,7 +261,7 @@ static PyMethodDef functions[] = {
      "What is on it and what still comes goes to the orphans' queue."},
     {"queue_wake", native_queue_wake, METH_VARARGS, "Makes the queue's descriptor readable."},
     {"context_register", native_context_register, METH_VARARGS,
-     "(number, whether the watcher took the idle stream): it does not if it knows the context."},
+     "Its number. The list is emptied if the watcher took the idle stream, which it does once."},
     {"reserve", native_reserve, METH_VARARGS, "A ticket for a point that will be armed."},
     {"set_foreign", native_set_foreign, METH_VARARGS,
      "The native function that a KIND_FOREIGN ticket runs."},

@@ -1,23 +1,66 @@
 /* Handles as Python sees them, and the driver calls that need one handle and no more. */
 #include "module.h"
 
+#include <stdlib.h>
+
 #include "waits.h"
 
 typedef struct {
     PyObject_HEAD
     struct handle *handle;
     PyObject *parent; /* the Handle that a borrowed one pins too; it keeps handle->parent alive */
+    bool made_here;   /* the library has made the driver's object, and nothing else owns it */
 } HandleObject;
 
 static PyTypeObject *handle_type;
 
+/* --- handles that died open --- */
+
+/* An interrupt came before a Python object had got its Handle. A finalizer may not call the driver,
+ * so the janitor destroys what is in this list. Any thread pushes, and the janitor takes all. */
+struct abandoned {
+    struct handle *handle; /* one reference */
+    struct abandoned *next;
+};
+static _Atomic(struct abandoned *) abandoned;
+
+static void abandon(struct handle *handle) {
+    struct abandoned *item = malloc(sizeof *item);
+    if (!item) { /* it stays in the driver, and counts as leaked */
+        handle_leak(handle);
+        handle_unref(handle);
+        return;
+    }
+    item->handle = handle;
+    item->next = atomic_load(&abandoned);
+    while (!atomic_compare_exchange_weak(&abandoned, &item->next, item)) continue;
+    queue_wake(queue_orphans());
+}
+
+static PyObject *native_drop_abandoned(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    if (is_child()) Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    struct abandoned *item = atomic_exchange(&abandoned, NULL);
+    while (item) {
+        struct abandoned *next = item->next;
+        handle_drop(item->handle);
+        handle_unref(item->handle);
+        free(item);
+        item = next;
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"kind", "value", "context", "owned", "needs_context", "parent", NULL};
+    static char *names[] = {"kind",          "value",  "context", "owned",
+                            "needs_context", "parent", "made",    NULL};
     int kind, owned, needs_context;
     unsigned long long value, context;
-    PyObject *parent = Py_None;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iKKpp|O", names, &kind, &value, &context,
-                                     &owned, &needs_context, &parent))
+    PyObject *parent = Py_None, *made = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iKKpp|OO", names, &kind, &value, &context,
+                                     &owned, &needs_context, &parent, &made))
         return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     HandleObject *self = (HandleObject *)allocate(type, 0);
@@ -34,13 +77,34 @@ static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
+    /* From here on this object answers for the driver's object, and the list of `unless_owned` does
+     * not. It is one step, because an interrupt in between would destroy it twice, or never. */
+    if (made != Py_None) {
+        if (PyList_SetSlice(made, 0, PyList_Size(made), NULL) < 0) {
+            handle_release(self->handle);
+            Py_DECREF(self);
+            return NULL;
+        }
+        self->made_here = true;
+    }
     return (PyObject *)self;
 }
 
+/* An owner's object closes its handle before the handle dies. If this one is open, an interrupt
+ * came before an object had got it. */
 static void Handle_dealloc(PyObject *object) {
     HandleObject *self = (HandleObject *)object;
     PyTypeObject *type = Py_TYPE(object);
-    if (self->handle) handle_unref(self->handle);
+    struct handle *handle = self->handle;
+    if (handle && handle_is_owned(handle) && handle_is_open(handle) && !is_child()) {
+        if (self->made_here) {
+            abandon(handle);
+            handle = NULL;
+        } else if (handle_release_begin(handle)) { /* it stays theirs who passed it to from_raw */
+            handle_release_end(handle);
+        }
+    }
+    if (handle) handle_unref(handle);
     Py_XDECREF(self->parent);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
@@ -427,7 +491,24 @@ static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
     return PyLong_FromLong(status);
 }
 
+/* call_noted(made, function, arguments): calls it, and appends its answer to the list. It is one
+ * step, because an interrupt in between would lose what the function has made. */
+static PyObject *native_call_noted(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *made, *function, *arguments;
+    if (!PyArg_ParseTuple(args, "O!OO!", &PyList_Type, &made, &function, &PyTuple_Type, &arguments))
+        return NULL;
+    PyObject *answer = PyObject_Call(function, arguments, NULL);
+    int refused = answer ? PyList_Append(made, answer) : -1;
+    Py_XDECREF(answer);
+    if (refused < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef handle_functions[] = {
+    {"call_noted", native_call_noted, METH_VARARGS, "Appends f(*args) to a list, in one step."},
+    {"drop_abandoned", native_drop_abandoned, METH_NOARGS,
+     "Destroys what no object has got, because an interrupt came. The janitor's."},
     {"call_in_context", native_call_in_context, METH_VARARGS,
      "Calls f() in a stream's context, appends its result: the driver's code."},
     {"stream_query", native_stream_query, METH_O, "cuStreamQuery, unless the stream captures."},

@@ -1,0 +1,82 @@
+"""P13: an interrupt while an object is made leaves nothing in the driver, and nothing counted."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from aiostream import CudaError, Event, Graph, Stream, simulator, statistics
+from interrupts import Striker
+from support import settle
+
+pytestmark = pytest.mark.simulator_only("a GPU does not count its calls")
+
+DESTRUCTORS = {
+    "cuStreamCreateWithPriority": "cuStreamDestroy",
+    "cuEventCreate": "cuEventDestroy",
+    "cuGraphCreate": "cuGraphDestroy",
+    "cuGraphClone": "cuGraphDestroy",
+    "cuGraphInstantiateWithParams": "cuGraphExecDestroy",
+}
+
+
+def left_in_the_driver(create: str) -> int:
+    destroy = DESTRUCTORS[create]
+    created = [name for name, other in DESTRUCTORS.items() if other == destroy]
+    return sum(map(simulator.calls, created)) - simulator.calls(destroy)
+
+
+@pytest.mark.parametrize("create", DESTRUCTORS)
+def test_an_interrupt_while_an_object_is_made(create: str) -> None:
+    graph = Graph()
+    makers: dict[str, Callable[[], Any]] = {
+        "cuStreamCreateWithPriority": Stream,
+        "cuEventCreate": Event,
+        "cuGraphCreate": Graph,
+        "cuGraphClone": graph.clone,
+        "cuGraphInstantiateWithParams": graph.instantiate,
+    }
+    make = makers[create]
+    make().close()
+    before, opened = left_in_the_driver(create), statistics().handles.open
+    number, struck = 0, True
+    while struck:
+        number += 1
+        with suppress(KeyboardInterrupt), Striker(number) as striker:
+            make().close()
+        struck = striker.has_struck
+        gc.collect()
+
+        def as_before() -> bool:
+            return (left_in_the_driver(create), statistics().handles.open) == (before, opened)
+
+        assert settle(as_before), (
+            striker.where,
+            left_in_the_driver(create) - before,
+            statistics().handles,
+        )
+    assert number > 15
+    assert statistics().balanced
+    graph.close()
+
+
+def test_an_interrupt_while_a_stream_is_taken_over() -> None:
+    """It stays its owner's if no object has got it, and it is not counted twice."""
+    opened = statistics().handles.open
+    number, struck, kept = 0, True, 0
+    while struck:
+        number += 1
+        handle = Stream().into_raw()
+        with suppress(KeyboardInterrupt), Striker(number) as striker:
+            Stream.from_raw(handle).close()
+        struck = striker.has_struck
+        gc.collect()
+        assert settle(lambda: statistics().handles.open == opened), striker.where
+        with suppress(CudaError):  # closed, or dropped when an object had it already
+            Stream.from_raw(handle).close()
+            kept += 1
+    assert kept > 15
