@@ -40,7 +40,7 @@ def test_second_record_replaces_the_first() -> None:
     with Gate() as gate:
         free, held = Stream(), held_stream(gate)
         event.record(free)
-        free.synchronize()
+        event.synchronize()
         assert event.query()
         event.record(held)
         assert not event.query()
