@@ -190,7 +190,7 @@ def test_an_open_loop_counts_from_the_scheduled_arrival() -> None:
         max(found["latency_ns"][: found["count"]]) > 100 * MS
     )  # half of the time that has passed, and not 20 ms
     assert found["unserved"] > 5
-    # `count` has the answers in the window, also to what arrived before it. So the two do not add up.
+    # `count` has the window's answers, also to what arrived before it, so the two do not add up.
     assert len(found["latency_ns"]) == len(found["beyond_ns"]) > found["unserved"]
 
 
