@@ -406,6 +406,18 @@ def test_numbers_that_the_driver_has_no_room_for(things: dict[str, Any]) -> None
     assert stream.capture_status() is aiostream.CaptureStatus.NONE
 
 
+async def test_timeouts_that_no_float_holds() -> None:
+    """Never an `OverflowError`."""
+    async with Stream() as stream:
+        for seconds in (10**400, -(10**400)):
+            future = stream.completion_future()
+            await future
+            assert (await aiostream.wait([future], timeout=seconds))[0] == {future}
+            assert await aiostream.drain(seconds)
+            async for done in aiostream.as_completed([future], timeout=seconds):
+                assert done is future
+
+
 # ---------------------------------------------------------------------------------------- functions
 
 
