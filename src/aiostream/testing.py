@@ -76,7 +76,8 @@ def spin(stream: Any, seconds: float) -> None:
         seconds: How long the kernel runs, on the GPU and on the simulator.
 
     Raises:
-        ValueError: `seconds` is below 0.
+        TypeError: `seconds` is not a number.
+        ValueError: `seconds` is below 0, or above 9e9.
         CudaError: The driver refused.
 
     Example:
@@ -102,6 +103,8 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
 
     Raises:
         KeyError: There is no such kernel.
+        TypeError: An argument is not a ctypes value.
+        ValueError: `threads` is less than 1, or too large.
         StreamClosedError: You have closed the stream.
         CudaError: The driver refused.
     """
@@ -109,7 +112,20 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
 
 
 def load_kernels(context: Context) -> None:
-    """Loads these kernels now, because the driver may wait for all other work at a later load."""
+    """Loads these kernels now, because the driver may wait for all other work at a later load.
+
+    Args:
+        context: Where to load them, such as `stream.context` or `Device(0).primary_context`.
+
+    Raises:
+        TypeError: `context` is not a `Context`.
+        CudaError: The driver refused.
+    """
+    if not isinstance(context, Context):
+        raise TypeError(
+            "load_kernels takes a Context, such as stream.context or Device(0).primary_context, "
+            f"not {type(context).__name__}"
+        )
     _kernels.load(context)
 
 
