@@ -343,6 +343,22 @@ def test_faults_need_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
         Faults()
 
 
+def test_a_refused_code_loses_no_context(breakable: Any) -> None:
+    """The end of the block would drop the pending work, to heal what is not lost."""
+
+    async def check() -> None:
+        stream = Stream()
+        with Gate() as gate:
+            gate.hold(stream)
+            with Faults() as faults, pytest.raises(ValueError, match=r"simulator\.fail\(\)"):
+                faults.lose_context(600)
+            assert not stream.query()
+        await stream.synchronize_async()
+        stream.close()
+
+    run_on("asyncio", check)
+
+
 # ------------------------------------------------------------------------------ arguments
 
 

@@ -476,13 +476,21 @@ class Faults:
         self._broken = False
 
     def fail(self, call: str, code: int, *, nth: int = 1) -> None:
-        """The `nth` coming call of a driver function answers `code`, once, and does nothing."""
+        """The `nth` coming call of a driver function answers `code`, once, and does nothing.
+
+        Raises:
+            TypeError, ValueError: As `simulator.fail` says.
+        """
         self._simulator.fail(call, code, nth=nth)
 
     def lose_context(self, code: int = 700) -> None:
-        """Fails every context of the process, as an illegal address does, until the block ends."""
-        self._broken = True
+        """Fails every context of the process, as an illegal address does, until the block ends.
+
+        Raises:
+            ValueError: The code loses no context. `fail` has one call answer any code.
+        """
         self._simulator.break_context(code)
+        self._broken = True  # not before, because a code that is refused has broken nothing
 
     def adversary(self, **modes: Any) -> None:
         """Makes the driver nastier until the end of the block, as `simulator.adversary` says."""
