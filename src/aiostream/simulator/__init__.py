@@ -96,7 +96,8 @@ def install(
     Raises:
         RuntimeError: Another driver is already loaded, the simulator is installed with other
             options, or its library was not built.
-        ValueError: An option is out of range, or an environment variable is not a number.
+        ValueError: An option is out of range, or an environment variable is not a number or out of
+            range.
 
     Example:
         >>> from aiostream import simulator
@@ -119,13 +120,13 @@ def install(
                 )
             return
         options = (
-            devices if devices is not None else _number_from("AIOSTREAM_SIMULATOR_DEVICES", 1),
+            devices if devices is not None else _devices_from_environment(),
             driver_version if driver_version is not None else 13000,
             memory if memory is not None else _DEFAULT_MEMORY,
             hardware_queues if hardware_queues is not None else True,
         )
         chosen_seed = _number_from("AIOSTREAM_SIMULATOR_SEED", None)
-        if not 0 <= options[0] <= 16 or options[1] < 11000 or options[2] <= 0:
+        if not 0 <= options[0] <= _MOST_DEVICES or options[1] < 11000 or options[2] <= 0:
             raise ValueError(f"The simulator cannot be installed with {_describe(options)}")
         library = _load()
         code = library.aiostream_sim_configure(*options)
@@ -152,6 +153,17 @@ def _number_from(variable: str, default: N) -> int | N:
         raise ValueError(
             f"the environment variable {variable} is a whole number, not {said!r}"
         ) from None
+
+
+def _devices_from_environment() -> int:
+    variable = "AIOSTREAM_SIMULATOR_DEVICES"
+    number = _number_from(variable, 1)
+    if not 0 <= number <= _MOST_DEVICES:
+        raise ValueError(
+            f"the environment variable {variable} is a number of GPUs from 0 to {_MOST_DEVICES}, "
+            f"not {number}"
+        )
+    return number
 
 
 def _describe(options: tuple[int, int, int, bool]) -> str:
@@ -243,6 +255,11 @@ def _loaded_driver(own: Path) -> str | None:
 def installed() -> bool:
     """Returns whether the simulator is this process's driver."""
     return _library is not None
+
+
+def has_no_devices() -> bool:
+    """Whether the simulator is this process's driver, and was installed with 0 devices."""
+    return _options is not None and _options[0] == 0
 
 
 def _driver() -> ctypes.CDLL:
