@@ -592,6 +592,23 @@ def test_numbers_in_the_environment(variable: str) -> None:
     assert succeed("none", script, **{variable: " "}) == "ok\n"
 
 
+def test_a_trace_that_cannot_be_written_names_the_variable(driver_kind: str) -> None:
+    script = """
+        import aiostream
+        for _ in range(2):
+            try:
+                aiostream.Stream()
+            except FileNotFoundError as error:
+                print(error)
+        """
+    said = succeed(driver_kind, script, AIOSTREAM_TRACE="/nonexistent/x.html").splitlines()
+    assert len(said) == 2
+    for line in said:
+        assert "environment variable AIOSTREAM_TRACE names a file that cannot be written" in line
+        assert "No such file or directory" in line
+        assert "/nonexistent/x.html" in line
+
+
 def test_the_doctor_names_the_variable() -> None:
     script = """
         import os, sys

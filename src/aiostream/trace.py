@@ -509,12 +509,21 @@ def begin_from_environment() -> None:
 
     Raises:
         ValueError: The variable names no file of a known kind.
+        OSError: The file cannot be written.
     """
     path = os.environ.get(VARIABLE)
     if not path or _from_environment:
         return
     _kind_of(path, f"the environment variable {VARIABLE}")
     recording = Recording(path, True, None, _LIMIT)
-    recording.__enter__()
+    try:
+        recording.__enter__()
+    except OSError as error:
+        raise OSError(  # of the same class, because Python chooses it by the number
+            error.errno,
+            f"the environment variable {VARIABLE} names a file that cannot be written "
+            f"({error.strerror}): name a file in a folder that exists, or unset the variable",
+            error.filename,
+        ) from None
     _from_environment.append(recording)
     atexit.register(recording.__exit__)
