@@ -174,6 +174,29 @@ def test_graphs_of_the_wrong_kind(things: dict[str, Any]) -> None:
             things["stream"].begin_capture_to_graph(things["graph"], dependencies)
 
 
+class Graphs:
+    """Graphs of libraries, whose handles are 0."""
+
+    def __init__(self) -> None:
+        self.graph = self.graphExec = 0  # as cupy's
+
+    def raw_cuda_graph(self) -> int:  # as torch's
+        return 0
+
+    raw_cuda_graph_exec = raw_cuda_graph
+
+
+def test_graphs_without_a_handle() -> None:
+    before = statistics().handles
+    for kind, what in ((Graph, "a graph"), (ExecutableGraph, "an executable graph")):
+        with pytest.raises(ValueError, match=f"^0 is not the handle of {what}$"):
+            kind.borrow(0)
+        for empty in (Graphs(), Fake(graph=0, graphExec=0)):
+            with pytest.raises(ValueError, match=f"^0 is not .* {what}, and .* gives it$"):
+                kind.borrow(empty)
+    assert statistics().handles == before
+
+
 def test_a_completion_is_on_a_stream_of_ours(things: dict[str, Any]) -> None:
     event = things["event"]
     for wrong in (None, event, things["stream"].handle):
