@@ -174,6 +174,29 @@ def test_graphs_of_the_wrong_kind(things: dict[str, Any]) -> None:
             things["stream"].begin_capture_to_graph(things["graph"], dependencies)
 
 
+class Graphs:
+    """Graphs of libraries, whose handles are 0."""
+
+    def __init__(self) -> None:
+        self.graph = self.graphExec = 0  # as cupy's
+
+    def raw_cuda_graph(self) -> int:  # as torch's
+        return 0
+
+    raw_cuda_graph_exec = raw_cuda_graph
+
+
+def test_graphs_without_a_handle() -> None:
+    before = statistics().handles
+    for kind, what in ((Graph, "a graph"), (ExecutableGraph, "an executable graph")):
+        with pytest.raises(ValueError, match=f"^0 is not the handle of {what}$"):
+            kind.borrow(0)
+        for empty in (Graphs(), Fake(graph=0, graphExec=0)):
+            with pytest.raises(ValueError, match=f"^0 is not .* {what}, and .* gives it$"):
+                kind.borrow(empty)
+    assert statistics().handles == before
+
+
 def test_a_completion_is_on_a_stream_of_ours(things: dict[str, Any]) -> None:
     event = things["event"]
     for wrong in (None, event, things["stream"].handle):
@@ -406,6 +429,18 @@ def test_numbers_that_the_driver_has_no_room_for(things: dict[str, Any]) -> None
     assert stream.capture_status() is aiostream.CaptureStatus.NONE
 
 
+async def test_timeouts_that_no_float_holds() -> None:
+    """Never an `OverflowError`."""
+    async with Stream() as stream:
+        for seconds in (10**400, -(10**400)):
+            future = stream.completion_future()
+            await future
+            assert (await aiostream.wait([future], timeout=seconds))[0] == {future}
+            assert await aiostream.drain(seconds)
+            async for done in aiostream.as_completed([future], timeout=seconds):
+                assert done is future
+
+
 # ---------------------------------------------------------------------------------------- functions
 
 
@@ -578,6 +613,23 @@ def test_numbers_in_the_environment(variable: str) -> None:
     )
     script = "from aiostream import simulator; simulator.install(); print('ok')"
     assert succeed("none", script, **{variable: " "}) == "ok\n"
+
+
+def test_a_trace_that_cannot_be_written_names_the_variable(driver_kind: str) -> None:
+    script = """
+        import aiostream
+        for _ in range(2):
+            try:
+                aiostream.Stream()
+            except FileNotFoundError as error:
+                print(error)
+        """
+    said = succeed(driver_kind, script, AIOSTREAM_TRACE="/nonexistent/x.html").splitlines()
+    assert len(said) == 2
+    for line in said:
+        assert "environment variable AIOSTREAM_TRACE names a file that cannot be written" in line
+        assert "No such file or directory" in line
+        assert "/nonexistent/x.html" in line
 
 
 def test_the_doctor_names_the_variable() -> None:

@@ -462,10 +462,43 @@ def test_collector_shows_a_lost_context(breakable: Any) -> None:
 
 
 def test_buckets_rise() -> None:
-    for wrong in ((), (1, 1), (2, 1)):
+    infinity, nan = float("inf"), float("nan")
+    many = ((), (1, 1), (2, 1), (-1, 1), (infinity,), (1, infinity, infinity), (infinity, 1))
+    for wrong in (*many, (1, nan), (nan, 1), (-infinity, 1)):
         with pytest.raises(ValueError, match="buckets"):
             Collector(buckets=wrong)
+    for no_numbers in ("123", b"123", ("1", "2"), (True, 2), (None,)):
+        with pytest.raises(TypeError, match="buckets"):
+            Collector(buckets=no_numbers)  # type: ignore[arg-type]
     assert list(metrics.BUCKETS) == sorted(metrics.BUCKETS)
+
+
+async def test_a_last_infinite_bucket_comes_once() -> None:
+    """Twice would be an exposition that Prometheus refuses."""
+    prometheus_client = pytest.importorskip("prometheus_client")
+    exposition = pytest.importorskip("prometheus_client.openmetrics.exposition")
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    registry = prometheus_client.CollectorRegistry()
+    collector = Collector(buckets=prometheus_client.Histogram.DEFAULT_BUCKETS)
+    registry.register(collector)
+    async with Stream() as stream:
+        await stream.synchronize_async()
+    collector.close()
+    text = exposition.generate_latest(registry).decode()
+    assert text.count('le="+Inf"') == 1
+    assert "inf" not in text
+    list(parser.text_string_to_metric_families(text))  # raises if it is not valid
+
+
+def test_pools_of_a_collector_are_checked_at_once() -> None:
+    async def check() -> None:
+        async with StreamPool(1) as pool:
+            for wrong in ({"a": 1}, {"a": None}, {1: pool}, [pool], pool, 5):
+                with pytest.raises(TypeError, match="pool"):
+                    Collector(pools=wrong)  # type: ignore[arg-type]
+            Collector(pools={"a": pool}).close()
+
+    run_on("asyncio", check)
 
 
 def test_importing_it_needs_no_prometheus(driver_kind: str) -> None:

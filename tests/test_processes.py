@@ -282,3 +282,55 @@ def test_fork_within_the_function_that_enqueues(driver_kind: str, call: str) -> 
         print(statistics().balanced)
     """
     assert succeed(driver_kind, script) == "7\nTrue\n"
+
+
+@pytest.mark.parametrize("loop", ["running", "between"])
+def test_a_forked_child_of_a_process_that_records_says_nothing(driver_kind: str, loop: str) -> None:
+    """The recording is the parent's, and the error of each call is enough."""
+    script = f"""
+        import asyncio, os, warnings
+        from aiostream import Stream, trace
+
+        # Python 3.12's own, about threads and fork
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+        async def refused(call, *args):
+            try:
+                await call(*args)
+            except RuntimeError as error:
+                os.write(1, b"refused " if "fork" in str(error) else str(error).encode())
+
+        def fork(stream):
+            child = os.fork()
+            if child:
+                assert os.waitpid(child, 0)[1] == 0
+
+        async def inside(parent):
+            await refused(stream.enqueue_async, fork)
+            if os.getpid() != parent:
+                os._exit(0)
+
+        async def main():
+            for call in (stream.synchronize_async, stream.completion_future):
+                await refused(call)
+            await refused(stream.enqueue_async, str)
+
+        with trace.record() as recording:
+            stream = Stream()
+            asyncio.run(stream.synchronize_async())
+            if {loop!r} == "running":
+                asyncio.run(inside(os.getpid()))
+            else:
+                child = os.fork()
+                if child == 0:
+                    asyncio.run(main())
+                    with trace.record() as own:
+                        asyncio.run(main())
+                    assert [each.outcome for each in own.awaits] == ["failed"] * 3
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+            stream.shutdown()
+        print(len(recording.awaits))
+        """
+    count, known = (1, 2) if loop == "running" else (6, 1)
+    assert succeed(driver_kind, script) == f"{'refused ' * count}{known}\n"

@@ -574,7 +574,7 @@ async def test_what_cannot_be_waited_for() -> None:
             with pytest.raises(TypeError, match="a timeout is a number of seconds or None, not"):
                 await call(wrong)  # type: ignore[arg-type]
     for call in (lambda timeout: aiostream.wait([future], timeout=timeout), aiostream.drain):
-        with pytest.raises(ValueError, match="a timeout is a number of seconds, not nan"):
+        with pytest.raises(ValueError, match="a timeout is a number of seconds or None, not nan"):
             await call(float("nan"))
     assert await aiostream.wait([future], timeout=float("inf")) == ({future}, set())
     assert await aiostream.drain(-1) is True

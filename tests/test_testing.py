@@ -341,3 +341,62 @@ def test_faults_need_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aiostream.simulator, "installed", lambda: False)
     with pytest.raises(RuntimeError, match="simulator"):
         Faults()
+
+
+def test_a_refused_code_loses_no_context(breakable: Any) -> None:
+    """The end of the block would drop the pending work, to heal what is not lost."""
+
+    async def check() -> None:
+        stream = Stream()
+        with Gate() as gate:
+            gate.hold(stream)
+            with Faults() as faults, pytest.raises(ValueError, match=r"simulator\.fail\(\)"):
+                faults.lose_context(600)
+            assert not stream.query()
+        await stream.synchronize_async()
+        stream.close()
+
+    run_on("asyncio", check)
+
+
+# ------------------------------------------------------------------------------ arguments
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), 1e30, 10**400, 1e10])
+def test_a_spin_that_no_kernel_can_make(wrong: float) -> None:
+    stream = Stream()
+    with pytest.raises(
+        ValueError, match=r"spin(s for 0 to 9e\+09| takes a number of) seconds, not"
+    ):
+        spin(stream, wrong)
+    assert stream.query()
+    stream.close()
+
+
+@pytest.mark.parametrize("wrong", ["1", None, True, [1]])
+def test_a_spin_takes_a_number(wrong: Any) -> None:
+    stream = Stream()
+    with pytest.raises(TypeError, match="spin takes a number of seconds, not"):
+        spin(stream, wrong)
+    stream.close()
+
+
+def test_launches_that_are_refused() -> None:
+    stream = Stream()
+    for threads in (-1, 0, 2**40):
+        with pytest.raises(ValueError, match=rf"threads is a number from 1 to .*, not {threads}"):
+            testing.launch(stream, "stamp", ctypes.c_uint64(0), threads=threads)
+    with pytest.raises(TypeError, match="threads is an int, not float"):
+        testing.launch(stream, "stamp", ctypes.c_uint64(0), threads=1.5)  # type: ignore[arg-type]
+    for argument in (5, "5", None, ctypes.c_uint64):
+        with pytest.raises(TypeError, match=r"spin is launched with ctypes values, such as"):
+            testing.launch(stream, "spin", argument)
+    stream.close()
+
+
+def test_kernels_are_loaded_into_a_context() -> None:
+    stream = Stream()
+    for wrong in (stream, stream.context.device, None, 0):
+        with pytest.raises(TypeError, match=rf"takes a Context, .* not {type(wrong).__name__}$"):
+            testing.load_kernels(wrong)  # type: ignore[arg-type]
+    stream.close()

@@ -118,6 +118,28 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def real(value: Any, rule: str) -> float:
+    """Returns a float for a number. One that is too large for a float becomes infinite.
+
+    Args:
+        value: What is given. A bool is not a number.
+        rule: The beginning of the errors, such as "a timeout is a number of seconds".
+
+    Raises:
+        TypeError: The value is not a number.
+        ValueError: The value is a NaN.
+    """
+    if isinstance(value, bool) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        raise TypeError(f"{rule}, not {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf if value > 0 else -math.inf
+    if math.isnan(number):
+        raise ValueError(f"{rule}, not nan")
+    return number
+
+
 def timeout(value: Any) -> float | None:
     """Returns a timeout in seconds, or `None`.
 
@@ -125,13 +147,7 @@ def timeout(value: Any) -> float | None:
         TypeError: The value is not a number.
         ValueError: The value is a NaN.
     """
-    if value is None:
-        return None
-    if isinstance(value, bool) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
-        raise TypeError(f"a timeout is a number of seconds or None, not {type(value).__name__}")
-    if math.isnan(seconds := float(value)):
-        raise ValueError("a timeout is a number of seconds, not nan")
-    return seconds
+    return None if value is None else real(value, "a timeout is a number of seconds or None")
 
 
 def member(kind: type[E], value: Any, name: str) -> E:

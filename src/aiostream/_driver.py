@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -57,6 +58,11 @@ _NO_DEVICE_SEEN = (
     "cuInit reported CUDA_ERROR_NO_DEVICE (100): the driver finds no GPU, because the environment "
     "variable CUDA_VISIBLE_DEVICES is {visible!r}. It hides every GPU that it does not name, "
     "simulated ones too. Unset it, or name a GPU. Without a GPU, set AIOSTREAM_SIMULATOR=1"
+)
+_NO_SIMULATED_DEVICE = (
+    "cuInit reported CUDA_ERROR_NO_DEVICE (100): the simulator was installed with 0 devices. Set "
+    "the environment variable AIOSTREAM_SIMULATOR_DEVICES to 1 or more, or unset it, or write "
+    "`simulator.install(devices=1)` before anything else uses CUDA"
 )
 _FORKED = (
     "Most likely this process was forked from one that had used CUDA already, perhaps through "
@@ -145,8 +151,11 @@ def _load() -> ModuleType:
         reason = str(error).splitlines()[0]
         raise errors.NoDriverError(_NO_DRIVER.format(reason=reason)) from None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    simulator = sys.modules.get("aiostream.simulator")
     if int(code) == _NOT_INITIALIZED:
         raise RuntimeError(f"cuInit reported CUDA_ERROR_NOT_INITIALIZED (3). {_FORKED}")
+    if int(code) == _NO_DEVICE and simulator is not None and simulator.has_no_devices():
+        raise errors.NoDriverError(_NO_SIMULATED_DEVICE)
     if int(code) == _NO_DEVICE and visible is not None:
         raise errors.NoDriverError(_NO_DEVICE_SEEN.format(visible=visible))
     if int(code) != 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from aiostream import _driver, interop
+from aiostream import _arguments, _driver, interop
 from aiostream._reference import pinned
 from aiostream.device import Context
 
@@ -85,6 +85,11 @@ PTX = "\n".join((_HEADER, _SPIN, _STAMP, _SAXPY, _FAULTS)).encode() + b"\0"
 # Any thread, single dict operations. The kernels stay loaded as long as their context exists.
 _functions: dict[Context, dict[str, Any]] = {}
 NAMES = ("spin", "stamp", "saxpy", "trap", "illegal_address")
+_BLOCK = 256  # threads
+_MOST_THREADS = _BLOCK * (2**31 - 1)
+# Seconds. The kernel and the simulator count nanoseconds in 64 bits, and the simulator adds its
+# clock. A larger number would wrap, and the kernel would end at once.
+_LONGEST_SPIN = 9e9
 
 
 def load(context: Context) -> dict[str, Any]:
@@ -112,15 +117,27 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
         name: `spin`, `stamp`, `saxpy`, `trap` or `illegal_address`.
         arguments: ctypes values, in the kernel's order.
         threads: How many threads, in blocks of 256.
+
+    Raises:
+        TypeError: An argument is not a ctypes value.
+        ValueError: There are fewer threads than 1, or too many.
     """
+    if not 1 <= _arguments.integer("threads", threads) <= _MOST_THREADS:
+        raise ValueError(f"threads is a number from 1 to {_MOST_THREADS}, not {threads}")
+    for argument in arguments:
+        if not isinstance(argument, ctypes._SimpleCData):
+            raise TypeError(
+                f"{name} is launched with ctypes values, such as ctypes.c_uint64(5), not with "
+                f"{type(argument).__name__}"
+            )
     reference = interop.reference_to(stream)
     values = tuple(argument.value for argument in arguments)
     types = tuple(type(argument) for argument in arguments)
     function = load(reference.context)[name]
     with pinned(reference, "cuLaunchKernel") as value, reference.context._pushed():
-        blocks = -(-threads // 256)
+        blocks = -(-threads // _BLOCK)
         cu_stream = _driver.bindings().CUstream(value)
-        per_block = min(threads, 256)
+        per_block = min(threads, _BLOCK)
         _driver.call(
             "cuLaunchKernel",
             function,
@@ -142,11 +159,13 @@ def spin(stream: Any, seconds: float) -> None:
     """Keeps a stream busy on the GPU for so many seconds.
 
     Raises:
-        ValueError: They are fewer than 0, or no number.
+        TypeError: They are no number.
+        ValueError: They are fewer than 0 or too many, or a NaN.
     """
-    if not seconds >= 0:  # in this form, because a NaN must not pass
-        raise ValueError(f"a kernel spins for 0 seconds or more, not {seconds}")
-    launch(stream, "spin", ctypes.c_uint64(round(seconds * 1e9)))
+    length = _arguments.real(seconds, "spin takes a number of seconds")
+    if not 0 <= length <= _LONGEST_SPIN:
+        raise ValueError(f"a kernel spins for 0 to {_LONGEST_SPIN:.0e} seconds, not {length}")
+    launch(stream, "spin", ctypes.c_uint64(round(length * 1e9)))
 
 
 def stamp(stream: Any, address: int) -> None:

@@ -162,9 +162,17 @@ def graph_handle(graph: Any, executable: bool = False) -> int:
 
     Raises:
         TypeError: It does not name such a graph.
-        ValueError: It is an int that cannot be a handle.
+        ValueError: It is an int that cannot be a handle, or its handle is 0.
     """
     kind = "an executable graph" if executable else "a graph"
+    number = _graph_number(graph, kind, executable)
+    if number == 0:
+        giver = "" if _arguments.is_integer(graph) else f", and {type(graph).__name__} gives it"
+        raise ValueError(f"0 is not the handle of {kind}{giver}")
+    return number
+
+
+def _graph_number(graph: Any, kind: str, executable: bool) -> int:
     if _arguments.is_integer(graph):
         return _arguments.handle(graph, kind)
     wanted, attribute, method = _EXECUTABLE_NAMES if executable else _GRAPH_NAMES

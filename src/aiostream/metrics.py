@@ -8,6 +8,7 @@ Nothing of this costs anything before `on_wait` or `Collector` is called.
 from __future__ import annotations
 
 import bisect
+import math
 import threading
 import time
 from collections import deque
@@ -122,6 +123,33 @@ class _Histogram:
         self.seconds = 0.0
 
 
+def _bounds_of(buckets: Sequence[float]) -> list[float]:
+    """Returns the finite bounds, because each histogram adds its own `+Inf`."""
+    if isinstance(buckets, (str, bytes)):  # whose elements are no bounds, but have numbers in them
+        raise TypeError(f"buckets are several numbers of seconds, not {type(buckets).__name__}")
+    bounds = [_arguments.real(each, "buckets are numbers of seconds") for each in buckets]
+    finite = bounds[:-1] if bounds and bounds[-1] == math.inf else bounds
+    if not finite or sorted(set(finite)) != finite or finite[-1] == math.inf:
+        raise ValueError(f"buckets rise and are not empty, unlike {bounds}")
+    if finite[0] < 0:
+        raise ValueError(f"buckets are 0 seconds or more, unlike {bounds}")
+    return finite
+
+
+def _checked_pools(pools: Mapping[str, StreamPool] | None) -> dict[str, StreamPool]:
+    if pools is None:
+        return {}
+    if not isinstance(pools, Mapping):
+        raise TypeError(f"pools maps names to StreamPools, and is not {type(pools).__name__}")
+    # Here, because a wrong one would fail at each scrape, long after the mistake.
+    for name, pool in pools.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a pool is a str, not {name!r}")
+        if not isinstance(pool, StreamPool):
+            raise TypeError(f"pools[{name!r}] is a StreamPool, not {type(pool).__name__}")
+    return dict(pools)
+
+
 class Collector:
     """Counts and histograms of this process, for the registry of `prometheus_client`.
 
@@ -143,11 +171,13 @@ class Collector:
 
     Args:
         pools: The pools to report, by the name that their numbers get.
-        buckets: Upper bounds of the histograms, in seconds.
+        buckets: Upper bounds of the histograms, in seconds. The last one may be infinity, as in
+            `prometheus_client.Histogram.DEFAULT_BUCKETS`.
 
     Raises:
         ImportError: When it is scraped, `prometheus_client` is not installed.
-        ValueError: `buckets` do not rise.
+        TypeError: `pools` does not map names to `StreamPool` objects, or `buckets` are not numbers.
+        ValueError: `buckets` do not rise, or one is negative or a NaN.
 
     Example:
         >>> from aiostream.metrics import Collector
@@ -160,10 +190,8 @@ class Collector:
     def __init__(
         self, *, pools: Mapping[str, StreamPool] | None = None, buckets: Sequence[float] = BUCKETS
     ) -> None:
-        self._bounds = [float(bound) for bound in buckets]
-        if not self._bounds or sorted(set(self._bounds)) != self._bounds:
-            raise ValueError(f"buckets rise and are not empty, unlike {list(buckets)}")
-        self._pools = dict(pools or {})
+        self._bounds = _bounds_of(buckets)
+        self._pools = _checked_pools(pools)
         # Waits that are not in the histograms yet. Any thread appends, because a deque needs no
         # lock, and a wait may end inside a garbage collection that interrupts a scrape.
         self._seen: deque[tuple[str, str, float]] = deque()

@@ -76,7 +76,8 @@ def spin(stream: Any, seconds: float) -> None:
         seconds: How long the kernel runs, on the GPU and on the simulator.
 
     Raises:
-        ValueError: `seconds` is below 0.
+        TypeError: `seconds` is not a number.
+        ValueError: `seconds` is below 0, or above 9e9.
         CudaError: The driver refused.
 
     Example:
@@ -102,6 +103,8 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
 
     Raises:
         KeyError: There is no such kernel.
+        TypeError: An argument is not a ctypes value.
+        ValueError: `threads` is less than 1, or too large.
         StreamClosedError: You have closed the stream.
         CudaError: The driver refused.
     """
@@ -109,7 +112,20 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
 
 
 def load_kernels(context: Context) -> None:
-    """Loads these kernels now, because the driver may wait for all other work at a later load."""
+    """Loads these kernels now, because the driver may wait for all other work at a later load.
+
+    Args:
+        context: Where to load them, such as `stream.context` or `Device(0).primary_context`.
+
+    Raises:
+        TypeError: `context` is not a `Context`.
+        CudaError: The driver refused.
+    """
+    if not isinstance(context, Context):
+        raise TypeError(
+            "load_kernels takes a Context, such as stream.context or Device(0).primary_context, "
+            f"not {type(context).__name__}"
+        )
     _kernels.load(context)
 
 
@@ -460,13 +476,21 @@ class Faults:
         self._broken = False
 
     def fail(self, call: str, code: int, *, nth: int = 1) -> None:
-        """The `nth` coming call of a driver function answers `code`, once, and does nothing."""
+        """The `nth` coming call of a driver function answers `code`, once, and does nothing.
+
+        Raises:
+            TypeError, ValueError: As `simulator.fail` says.
+        """
         self._simulator.fail(call, code, nth=nth)
 
     def lose_context(self, code: int = 700) -> None:
-        """Fails every context of the process, as an illegal address does, until the block ends."""
-        self._broken = True
+        """Fails every context of the process, as an illegal address does, until the block ends.
+
+        Raises:
+            ValueError: The code loses no context. `fail` has one call answer any code.
+        """
         self._simulator.break_context(code)
+        self._broken = True  # not before, because a code that is refused has broken nothing
 
     def adversary(self, **modes: Any) -> None:
         """Makes the driver nastier until the end of the block, as `simulator.adversary` says."""

@@ -324,7 +324,7 @@ class Recording:
         traceback: TracebackType | None = None,
     ) -> None:
         stop, self._stop = self._stop, None
-        if stop is None or os.getpid() != self._process:  # a forked child leaves the file alone
+        if stop is None or self._is_forked():  # a forked child leaves the file alone
             return
         stop()
         self._stopped_at = _now()
@@ -348,11 +348,18 @@ class Recording:
         if self._path is not None:
             self.write(self._path)
 
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
     # ------------------------------------------------------------------------ for its records
 
     def _observe(
         self, call: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _Record:
+    ) -> _awaits.Watch:
+        # The recording belongs to the parent, and the driver refuses the marks in a forked child.
+        # The call itself says so. A lock that another thread held at the fork stays held here.
+        if self._is_forked():
+            return _awaits.Watch()
         stream: Reference | None = None
         if call.startswith("ExecutableGraph."):
             stream = _reference_to(args[0] if args else kwargs.get("stream"))
@@ -371,7 +378,8 @@ class Recording:
         return made
 
     def _clock_of(self, stream: Reference) -> GpuClock | None:
-        if not self._gpu:
+        # In a forked child, a recording of its own has no marks, because the driver refuses them.
+        if not self._gpu or _native.is_forked():
             return None
         clock = self._clocks.get(stream.context)
         if clock is None:
@@ -389,6 +397,8 @@ class Recording:
         return clock
 
     def _ended(self, record: _Record) -> None:
+        if self._is_forked():  # an await that began before the fork
+            return
         if record.range is not None:
             self._nvtx.end_range(record.range)
             record.range = None
@@ -509,12 +519,21 @@ def begin_from_environment() -> None:
 
     Raises:
         ValueError: The variable names no file of a known kind.
+        OSError: The file cannot be written.
     """
     path = os.environ.get(VARIABLE)
     if not path or _from_environment:
         return
     _kind_of(path, f"the environment variable {VARIABLE}")
     recording = Recording(path, True, None, _LIMIT)
-    recording.__enter__()
+    try:
+        recording.__enter__()
+    except OSError as error:
+        raise OSError(  # of the same class, because Python chooses it by the number
+            error.errno,
+            f"the environment variable {VARIABLE} names a file that cannot be written "
+            f"({error.strerror}): name a file in a folder that exists, or unset the variable",
+            error.filename,
+        ) from None
     _from_environment.append(recording)
     atexit.register(recording.__exit__)

@@ -442,3 +442,23 @@ def test_an_event_of_all_work_of_a_context(stream: Any, gate: Gate) -> None:
     assert code(cu.cuStreamEndCapture(stream)) == 901
     assert code(cu.cuCtxRecordEvent(context, 0)) == 400
     ok(cu.cuStreamDestroy(later))
+
+
+@pytest.mark.parametrize("wrong", [-1, 0, 2**31, 2**40])
+def test_codes_that_are_no_errors(wrong: int) -> None:
+    with pytest.raises(ValueError, match=rf"the code of an error .*, not {wrong}$"):
+        simulator.fail("cuEventCreate", wrong)
+    assert simulator.clear_faults() == 0
+
+
+def test_functions_are_given_by_their_names() -> None:
+    calls: list[Any] = [
+        lambda: simulator.calls(cu.cuStreamQuery),
+        lambda: simulator.fail(cu.cuStreamQuery, 2),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="given by its name, such as 'cuStreamQuery'"):
+            call()
+    for numbers in ({"code": "2"}, {"code": 2, "nth": 1.5}):
+        with pytest.raises(TypeError, match="is an int"):
+            simulator.fail("cuStreamQuery", **numbers)

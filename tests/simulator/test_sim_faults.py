@@ -232,3 +232,24 @@ def test_a_kernel_that_breaks_the_driver(stream: Any, kernels: Kernels) -> None:
     assert len(told) == 1
     simulator.recover()
     ok(cu.cuStreamSynchronize(stream))
+
+
+@pytest.mark.parametrize("wrong", [-1, 0, 1, 2, 5, 46, 100, 600, 720, 2**32 + 700])
+def test_a_code_that_loses_no_context_is_refused(stream: Any, wrong: int) -> None:
+    """Awaits would hang after it, because the library would wait on."""
+    with pytest.raises(ValueError, match=rf"^{wrong} is not a code .*700.*simulator\.fail\(\)"):
+        simulator.break_context(wrong)
+    ok(cu.cuStreamSynchronize(stream))
+
+
+@pytest.mark.parametrize("wrong", ["700", True, 700.0, None])
+def test_a_code_is_an_int(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="a code is an int"):
+        simulator.break_context(wrong)
+
+
+def test_each_code_of_a_lost_context_is_taken(stream: Any) -> None:
+    for each in (214, 700, cu.CUresult.CUDA_ERROR_LAUNCH_FAILED):
+        simulator.break_context(each)
+        assert code(cu.cuStreamQuery(stream)) == int(each)
+        simulator.recover()

@@ -49,6 +49,30 @@ def test_options_from_the_environment() -> None:
     assert done.stdout == "4\n", done.stderr
 
 
+@pytest.mark.parametrize("wrong", ["-1", "17", "99"])
+def test_a_wrong_number_of_devices_names_the_variable(wrong: str) -> None:
+    program = "from aiostream import simulator; simulator.install()"
+    done = run_python(program, AIOSTREAM_SIMULATOR_DEVICES=wrong)
+    assert (
+        "ValueError: the environment variable AIOSTREAM_SIMULATOR_DEVICES is a number of GPUs from "
+        f"0 to 16, not {wrong}\n"
+    ) in done.stderr
+
+
+@pytest.mark.parametrize("visible", [{}, {"CUDA_VISIBLE_DEVICES": "0"}])
+def test_a_simulator_without_devices(visible: dict[str, Any]) -> None:
+    program = """
+        import aiostream
+        try: aiostream.Stream()
+        except aiostream.NoDriverError as error: print(error)
+    """
+    asked: dict[str, Any] = {"AIOSTREAM_SIMULATOR": "1", "AIOSTREAM_SIMULATOR_DEVICES": "0"}
+    done = run_python(program, **asked, **visible)
+    assert "simulator was installed with 0 devices" in done.stdout, done.stderr
+    assert "AIOSTREAM_SIMULATOR_DEVICES to 1 or more" in done.stdout
+    assert "AIOSTREAM_SIMULATOR=1" not in done.stdout
+
+
 def test_a_driver_that_is_already_there(tmp_path: Path) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:

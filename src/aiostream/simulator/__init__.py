@@ -37,6 +37,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from aiostream import _arguments, _native
+
 __all__ = [
     "adversary",
     "break_context",
@@ -54,6 +56,8 @@ __all__ = [
 ]
 
 _DEFAULT_MEMORY = 1 << 30
+_MOST_DEVICES = 16
+_MOST_CODE = 2**31 - 1  # of C's int
 
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None  # written once, under _lock
@@ -92,7 +96,8 @@ def install(
     Raises:
         RuntimeError: Another driver is already loaded, the simulator is installed with other
             options, or its library was not built.
-        ValueError: An option is out of range, or an environment variable is not a number.
+        ValueError: An option is out of range, or an environment variable is not a number or out of
+            range.
 
     Example:
         >>> from aiostream import simulator
@@ -115,13 +120,13 @@ def install(
                 )
             return
         options = (
-            devices if devices is not None else _number_from("AIOSTREAM_SIMULATOR_DEVICES", 1),
+            devices if devices is not None else _devices_from_environment(),
             driver_version if driver_version is not None else 13000,
             memory if memory is not None else _DEFAULT_MEMORY,
             hardware_queues if hardware_queues is not None else True,
         )
         chosen_seed = _number_from("AIOSTREAM_SIMULATOR_SEED", None)
-        if not 0 <= options[0] <= 16 or options[1] < 11000 or options[2] <= 0:
+        if not 0 <= options[0] <= _MOST_DEVICES or options[1] < 11000 or options[2] <= 0:
             raise ValueError(f"The simulator cannot be installed with {_describe(options)}")
         library = _load()
         code = library.aiostream_sim_configure(*options)
@@ -148,6 +153,17 @@ def _number_from(variable: str, default: N) -> int | N:
         raise ValueError(
             f"the environment variable {variable} is a whole number, not {said!r}"
         ) from None
+
+
+def _devices_from_environment() -> int:
+    variable = "AIOSTREAM_SIMULATOR_DEVICES"
+    number = _number_from(variable, 1)
+    if not 0 <= number <= _MOST_DEVICES:
+        raise ValueError(
+            f"the environment variable {variable} is a number of GPUs from 0 to {_MOST_DEVICES}, "
+            f"not {number}"
+        )
+    return number
 
 
 def _describe(options: tuple[int, int, int, bool]) -> str:
@@ -241,6 +257,11 @@ def installed() -> bool:
     return _library is not None
 
 
+def has_no_devices() -> bool:
+    """Whether the simulator is this process's driver, and was installed with 0 devices."""
+    return _options is not None and _options[0] == 0
+
+
 def _driver() -> ctypes.CDLL:
     if _library is None:
         raise RuntimeError("The simulator is not installed: call simulator.install() first")
@@ -248,7 +269,16 @@ def _driver() -> ctypes.CDLL:
 
 
 def _base_name(call: str) -> str:
-    """`cuStreamDestroy` for `cuStreamDestroy_v2`, because all versions count as one function."""
+    """`cuStreamDestroy` for `cuStreamDestroy_v2`, because all versions count as one function.
+
+    Raises:
+        TypeError: It is not a name.
+    """
+    if not isinstance(call, str):
+        raise TypeError(
+            "a driver function is given by its name, such as 'cuStreamQuery', not as "
+            f"{type(call).__name__}"
+        )
     name = call.removesuffix("_ptsz").removesuffix("_ptds")
     head, _, tail = name.rpartition("_v")
     return head if head and tail.isdigit() else name
@@ -261,11 +291,12 @@ def fail(call: str, code: int, *, nth: int = 1) -> None:
 
     Args:
         call: The driver function, such as `"cuEventCreate"`. All its versions count.
-        code: The `CUresult` that it answers.
+        code: The `CUresult` that it answers, which is an error.
         nth: Which of the next calls, counted from 1.
 
     Raises:
-        ValueError: There is no such function, or `nth` is not positive.
+        TypeError: `call` is not a str, or a number is not an int.
+        ValueError: There is no such function, or `code` or `nth` is not positive.
 
     Example:
         >>> from aiostream import simulator
@@ -275,9 +306,12 @@ def fail(call: str, code: int, *, nth: int = 1) -> None:
         Traceback (most recent call last):
         aiostream.errors.CudaError: ...
     """
-    if nth < 1:
-        raise ValueError(f"nth counts from 1, not {nth}")
-    if _driver().aiostream_sim_fail(_base_name(call).encode(), int(code), nth) != 0:
+    name = _base_name(call).encode()
+    nth = _arguments.number("nth", nth, 1, "nth counts from 1")
+    # 0 is success. Such a call would do its work, and count as a failure that has happened.
+    if not 0 < _arguments.integer("a code", code) <= _MOST_CODE:
+        raise ValueError(f"the code of an error is 1 or more, such as 2 for no memory, not {code}")
+    if _driver().aiostream_sim_fail(name, int(code), nth) != 0:
         raise ValueError(f"There is no driver function {call}")
 
 
@@ -370,7 +404,12 @@ def break_context(code: int = 700) -> None:
     and only then do blocked calls return.
 
     Args:
-        code: The `CUresult`. The default is `CUDA_ERROR_ILLEGAL_ADDRESS`.
+        code: The `CUresult`: a code after which a GPU's context is lost, such as 214, 700 or 719.
+            The default is `CUDA_ERROR_ILLEGAL_ADDRESS`.
+
+    Raises:
+        TypeError: `code` is not an int.
+        ValueError: The code loses no context. Use `fail` to have one call answer any code.
 
     Example:
         >>> from aiostream import simulator
@@ -382,7 +421,18 @@ def break_context(code: int = 700) -> None:
         >>> simulator.recover()
         >>> stream.close()
     """
+    # The library takes only these codes for the end of a context. After another one every call of
+    # the driver would fail, and awaits would hang.
+    if _arguments.integer("a code", code) not in _native.FATAL_CODES:
+        raise ValueError(
+            f"{code} is not a code that loses a context, as {_list(_native.FATAL_CODES)} are. To "
+            "have one call answer it, use simulator.fail()"
+        )
     _driver().aiostream_sim_break(int(code))
+
+
+def _list(codes: Sequence[int]) -> str:
+    return f"{', '.join(map(str, codes[:-1]))} and {codes[-1]}"
 
 
 def recover() -> None:
@@ -410,6 +460,7 @@ def calls(name: str) -> int:
         name: The driver function. Calls of all its versions count.
 
     Raises:
+        TypeError: `name` is not a str.
         ValueError: There is no such function.
 
     Example:
