@@ -429,6 +429,8 @@ def test_ordinary_end_and_forked_child_are_left_alone(driver_kind: str) -> None:
         ({"grace": "1"}, TypeError, "a number of seconds, not str"),
         ({"signal": 15}, ValueError, "needs a grace"),
         ({"grace": 1, "signal": 1000}, ValueError, "1000 is not a valid signal"),
+        ({"grace": 1, "signal": True}, TypeError, "signal is an int, not bool"),
+        ({"grace": 1, "signal": 15.0}, TypeError, "signal is an int, not float"),
     ],
 )
 def test_arguments_that_are_refused(

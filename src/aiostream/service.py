@@ -532,7 +532,7 @@ def exit_on_context_failed(
         raise ValueError(f"grace is a number of seconds from 0 to {_MOST_GRACE:.0f}, not {grace}")
     if signal is not None and grace == 0:
         raise ValueError("a signal needs a grace: seconds in which the process can react to it")
-    if signal is not None and signal not in signals.valid_signals():
+    if signal is not None and _arguments.integer("signal", signal) not in signals.valid_signals():
         raise ValueError(f"{signal!r} is not a valid signal")
     number = 0 if signal is None else int(signal)
     _process.start()
