@@ -186,20 +186,6 @@ def call_with(reference: Reference, call: Callable[[], Any], results: list[Any])
         return _native.call_in_context(reference.handle, call, results)
 
 
-def call_and_record(
-    reference: Reference, reserved: _native.Reserved, call: Callable[[], Any], results: list[Any]
-) -> tuple[int, int]:
-    """Calls `call` as `call_with` does, and then records the event of a reserved wait.
-
-    Returns:
-        The driver's error code or 0, and who polls the event first (`_native.STAGE_...`).
-    """
-    if not reference.common.currents:
-        return reserved.call_and_record(reference.handle, call, results)
-    with reference.context._pushed(), current_in_libraries(reference):
-        return reserved.call_and_record(reference.handle, call, results)
-
-
 @contextlib.contextmanager
 def pinned(reference: Reference, call: str = "cuCtxGetId") -> Iterator[int]:
     """Keeps the handle of a stream or event valid for a `with` block, and gives its value.

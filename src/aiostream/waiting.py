@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aiostream import _arguments, _arming, _driver, _loops, _native, _points
 from aiostream._completion import Completion, EventCompletion, SettledFuture, State, leak
-from aiostream._reference import Reference, call_and_record, wait_list_of
+from aiostream._reference import Reference, call_with, wait_list_of
 from aiostream.enums import WaitStrategy
 from aiostream.errors import CudaError, StreamClosedError
 
@@ -301,16 +301,17 @@ def enqueue(
     refusal = 0
     results: list[Any] = []
     try:
-        # Once it is recorded, the watcher or the loop's timer may have the wait. They touch its
-        # record and its ticket, and nothing of Python's.
-        refusal, stage = call_and_record(reference, reserved, call, results)
-        _driver.raise_for(refusal, "cuEventRecord", reference.name, _arming.LEFT_CAPTURING)
-        # The ticket may have fired already. It is not lost, because this thread delivers it, and
-        # does so in a later turn of its loop.
+        refusal = call_with(reference, call, results)
+        _driver.raise_for(refusal, "cuCtxPushCurrent", reference.name)
+        # Before the record, because the ticket may fire at once, and the drain gives the result.
         completion.result = results[0]
         _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
+        # From here on the watcher or the loop's timer may have the wait. They touch the record and
+        # the ticket, and nothing of Python's.
+        refusal, stage = reserved.record(reference.handle)
         if stage == _STAGE_TASK:
             bridge.poll_soon()
+        _driver.raise_for(refusal, "cuEventRecord", reference.name, _arming.LEFT_CAPTURING)
         completion.enter_order()
         # A task that awaits the future may poll, unless the watcher has the wait until the end.
         if stage != _STAGE_WATCHER:

@@ -27,18 +27,6 @@ int operate_pinned_as_is(struct handle *, handle_operation, void *argument);
 /* As operate, in the thread's own capture mode. */
 int operate_as_is(struct handle *, handle_operation, void *argument);
 
-/* Calls a function with a stream's context current, appends its result to a list, and then makes an
- * operation on the stream, if one is given. The caller has pinned the stream. `status` is the
- * answer of the driver or of the operation. -1: an exception is set, and there was no operation.
- *
- * It is one step, because a KeyboardInterrupt may come between any two of Python. Then the context
- * would stay current, or the result would be freed while the GPU uses it. (Python raises it only in
- * its own code, and so not where this gives up the GIL.) The operation shares the GIL's release
- * with the end of the context, because each release may cost 5 ms while another thread computes in
- * Python. */
-int call_in_context(struct handle *, PyObject *function, PyObject *results, handle_operation then,
-                    void *argument, int *status);
-
 /* Each adds types or functions to the module. -1: an exception is set. */
 int add_handle_type(PyObject *module);
 int add_wait_types(PyObject *module);

@@ -458,37 +458,34 @@ static PyObject *native_event_record(PyObject *self, PyObject *args) {
     return Py_BuildValue("iN", result, PyBool_FromLong(recording.captured));
 }
 
-int call_in_context(struct handle *handle, PyObject *function, PyObject *results,
-                    handle_operation then, void *argument, int *status) {
-    /* the caller has read the context's health */
-    /* Without the GIL, because a driver may hold a lock while a host function runs. If that is a
-     * Python function, it waits for the GIL, and the two threads would wait for each other. */
-    Py_BEGIN_ALLOW_THREADS
-    failed_forget();
-    *status = failed_in("cuCtxPushCurrent", driver.ctx_push(handle_context(handle)));
-    Py_END_ALLOW_THREADS
-    if (*status != CUDA_SUCCESS) return 0;
-    PyObject *result = PyObject_CallNoArgs(function);
-    bool kept = result && PyList_Append(results, result) == 0;
-    Py_XDECREF(result);
-    /* The function may have forked. The child may not touch the driver. */
-    if (is_child()) return kept && !(then && refuse_in_child()) ? 0 : -1;
-    void *popped;
-    Py_BEGIN_ALLOW_THREADS
-    if (kept && then) *status = operate_pinned_as_is(handle, then, argument);
-    driver.ctx_pop(&popped);
-    Py_END_ALLOW_THREADS
-    return kept ? 0 : -1;
-}
-
+/* Calls a function with a stream's context current, and appends its result to a list. It is one
+ * step, because a KeyboardInterrupt may come between any two of Python. Then the context would stay
+ * current, or the result would be freed while the GPU uses it. (Python raises it only in its own
+ * code, and so not where this gives up the GIL.) */
 static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *stream, *function, *results;
     if (!PyArg_ParseTuple(args, "OOO!", &stream, &function, &PyList_Type, &results)) return NULL;
     struct handle *handle = as_handle(stream);
+    if (!handle) return NULL;
+    /* the caller has read the context's health */
     int status;
-    if (!handle || call_in_context(handle, function, results, NULL, NULL, &status) < 0) return NULL;
-    return PyLong_FromLong(status);
+    /* Without the GIL, because a driver may hold a lock while a host function runs. If that is a
+     * Python function, it waits for the GIL, and the two threads would wait for each other. */
+    Py_BEGIN_ALLOW_THREADS
+    status = driver.ctx_push(handle_context(handle));
+    Py_END_ALLOW_THREADS
+    if (status != CUDA_SUCCESS) return PyLong_FromLong(status);
+    PyObject *result = PyObject_CallNoArgs(function);
+    bool kept = result && PyList_Append(results, result) == 0;
+    Py_XDECREF(result);
+    if (!is_child()) {
+        void *popped;
+        Py_BEGIN_ALLOW_THREADS
+        driver.ctx_pop(&popped);
+        Py_END_ALLOW_THREADS
+    }
+    return kept ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 
 /* call_noted(made, function, arguments): calls it, and appends its answer to the list. It is one

@@ -200,24 +200,6 @@ static PyObject *Reserved_record(PyObject *object, PyObject *stream) {
     return Py_BuildValue("ii", status, (int)recording.stage);
 }
 
-/* call_and_record(handle, function, results): calls the function as call_in_context does, and then
- * records what the stream has reached. It answers as record does; the refusal may be that of the
- * context. After an exception, nothing was recorded. */
-static PyObject *Reserved_call_and_record(PyObject *object, PyObject *args) {
-    struct recording_future recording = {.reserved = (ReservedObject *)object,
-                                         .stage = STAGE_WATCHER};
-    PyObject *stream, *function, *results;
-    if (!PyArg_ParseTuple(args, "OOO!", &stream, &function, &PyList_Type, &results)) return NULL;
-    struct handle *handle = as_handle(stream);
-    if (!handle) return NULL;
-    if (recording.reserved->recorded)
-        return PyErr_Format(PyExc_ValueError, "it was recorded before");
-    int status;
-    if (call_in_context(handle, function, results, do_record_future, &recording, &status) < 0)
-        return NULL;
-    return Py_BuildValue("ii", status, (int)recording.stage);
-}
-
 /* fire(status): fires the ticket if there is nothing to record. Any thread. */
 static PyObject *Reserved_fire(PyObject *object, PyObject *status) {
     ReservedObject *self = (ReservedObject *)object;
@@ -262,8 +244,6 @@ static PyObject *Reserved_is_recorded(PyObject *object, void *unused) {
 static PyMethodDef reserved_methods[] = {
     {"record", Reserved_record, METH_O,
      "Records what a pinned stream has reached: (0 or a refusal, STAGE_...)."},
-    {"call_and_record", Reserved_call_and_record, METH_VARARGS,
-     "Calls f() in a pinned stream's context, appends its result, and records as record() does."},
     {"fire", Reserved_fire, METH_O, "Fires the ticket with a status in place of recording."},
     {"take", Reserved_take, METH_O,
      "The Wait, if its loop polls it: the caller does from now on. Else None."},
