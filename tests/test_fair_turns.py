@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,7 +13,8 @@ import anyio
 import pytest
 
 import aiostream
-from aiostream import Stream, StreamPool
+from aiostream import Event, Stream, StreamClosedError, StreamPool
+from support import run_on
 
 PATIENCE = 5.0  # seconds after which a loop without turns is given up
 
@@ -88,3 +91,86 @@ async def test_tasks_that_use_free_streams_share_a_turn() -> None:
             by_turn.append(acquired - before)
         over = True
     assert statistics.median(by_turn) < 5 * tasks, by_turn
+
+
+# ---------------------------------------------------------------------------- the entry of a block
+
+
+@pytest.mark.parametrize("make", [Stream, Event, lambda: StreamPool(1)])
+async def test_a_cancelled_entry_closes_what_the_block_would_have_closed(
+    make: Callable[[], Any],
+) -> None:
+    thing = make()
+    entered = False
+    with anyio.move_on_after(0) as scope:
+        async with thing:
+            entered = True
+            await anyio.sleep(20)
+    assert scope.cancelled_caught
+    assert thing.closed, f"the body has {'' if entered else 'not '}begun"
+
+
+async def test_what_another_task_closes_is_not_entered() -> None:
+    closed_first = 0
+    for _ in range(50):
+        stream = Stream()
+
+        async def close(stream: Stream = stream) -> None:
+            stream.close()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(close)
+            with contextlib.suppress(StreamClosedError):
+                async with stream:
+                    assert not stream.closed
+                continue
+            closed_first += 1
+        assert stream.closed
+    # On trio each entry is a checkpoint, and on asyncio it depends on the turn's time.
+    print(closed_first, "of 50 were closed first")
+
+
+# ------------------------------------------------------------------------- drains of other threads
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+def test_a_drain_elsewhere_waits_for_what_is_being_enqueued(loop_kind: str) -> None:
+    """From the function's end on, the future counts, also before its thread has got it."""
+    phase, over, missed, asked = 0, False, 0, 0  # the phase is odd once the function has run
+
+    def drain_elsewhere() -> None:
+        nonlocal missed, asked
+
+        async def main() -> None:
+            nonlocal missed, asked
+            while not over:
+                before = phase
+                if before % 2 == 0:
+                    continue
+                asked += 1
+                sum(range(200))
+                if await aiostream.drain(1) and phase == before:
+                    missed += 1
+
+        run_on("asyncio", main)
+
+    async def enqueue() -> None:
+        nonlocal phase, over
+
+        def function(stream: Stream) -> None:
+            nonlocal phase
+            phase += 1
+
+        end = time.monotonic() + 0.5
+        async with Stream(wait="event") as stream:
+            while time.monotonic() < end:
+                future = stream.enqueue_async(function)
+                phase += 1  # before the await, so the future has not settled
+                await future
+        over = True
+
+    thread = threading.Thread(target=drain_elsewhere)
+    thread.start()
+    run_on(loop_kind, enqueue)
+    thread.join()
+    assert missed == 0, f"{missed} of {asked}"

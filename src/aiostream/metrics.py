@@ -130,7 +130,7 @@ def _bounds_of(buckets: Sequence[float]) -> list[float]:
     bounds = [_arguments.real(each, "buckets are numbers of seconds") for each in buckets]
     finite = bounds[:-1] if bounds and bounds[-1] == math.inf else bounds
     if not finite or sorted(set(finite)) != finite or finite[-1] == math.inf:
-        raise ValueError(f"buckets rise and are not empty, unlike {bounds}")
+        raise ValueError(f"buckets rise, and at least one is finite, unlike {bounds}")
     if finite[0] < 0:
         raise ValueError(f"buckets are 0 seconds or more, unlike {bounds}")
     return finite

@@ -312,6 +312,10 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
 
     # ------------------------------------------------------------------------------------------ end
 
+    def _close_quietly(self) -> None:
+        with contextlib.suppress(CudaError):
+            self.close()
+
     def close(self) -> None:
         """Destroys the streams at once. Their work continues on the GPU.
 

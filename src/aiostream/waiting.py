@@ -320,7 +320,12 @@ def enqueue(
         # No caller gets the future, but what `call` has enqueued may be in flight. An interrupt may
         # cut each of these steps short. None of them may release what the GPU still uses.
         completion.result = results
-        if keepalive is not None and refusal == 0 and not reserved.is_recorded:
+        if (
+            keepalive is not None
+            and refusal == 0
+            and not reserved.is_recorded
+            and not _native.is_forked()  # `call` may have forked, and this may be the child's error
+        ):
             reserved.record(reference.handle)
         # What was recorded may be the loop's to poll. Without this drain it would never end.
         bridge.poll_soon()
@@ -364,11 +369,19 @@ class AwaitedBlock:
 
         def _require_open(self) -> None: ...
 
+        def _close_quietly(self) -> None: ...
+
         async def aclose(self) -> None: ...
 
     async def __aenter__(self) -> Self:
         self._require_open()
-        await checkpoint()
+        try:
+            await checkpoint()
+        except BaseException:
+            # Python does not call `__aexit__` then, and the object would stay open.
+            self._close_quietly()
+            raise
+        self._require_open()  # again, because another task may have closed it meanwhile
         return self
 
     async def __aexit__(

@@ -262,9 +262,11 @@ def test_a_failed_call_has_done_nothing(stream: Any) -> None:
     assert fired == []
 
 
-@pytest.mark.parametrize(("name", "nth"), [("cuNonsense", 1), ("cuEventCreate", 0)])
+@pytest.mark.parametrize(
+    ("name", "nth"), [("cuNonsense", 1), ("cuEventCreate", 0), ("cuEventCreate", 2**63)]
+)
 def test_faults_that_cannot_happen(name: Any, nth: int) -> None:
-    with pytest.raises(ValueError, match=r"no driver function|counts from 1"):
+    with pytest.raises(ValueError, match=r"no driver function|counts from 1|nth is at most"):
         simulator.fail(name, 2, nth=nth)
 
 

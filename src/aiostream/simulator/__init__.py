@@ -58,6 +58,7 @@ __all__ = [
 _DEFAULT_MEMORY = 1 << 30
 _MOST_DEVICES = 16
 _MOST_CODE = 2**31 - 1  # of C's int
+_MOST_CALLS = 2**63 - 1
 
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None  # written once, under _lock
@@ -296,7 +297,7 @@ def fail(call: str, code: int, *, nth: int = 1) -> None:
 
     Raises:
         TypeError: `call` is not a str, or a number is not an int.
-        ValueError: There is no such function, or `code` or `nth` is not positive.
+        ValueError: There is no such function, or `code` or `nth` is out of range.
 
     Example:
         >>> from aiostream import simulator
@@ -308,6 +309,8 @@ def fail(call: str, code: int, *, nth: int = 1) -> None:
     """
     name = _base_name(call).encode()
     nth = _arguments.number("nth", nth, 1, "nth counts from 1")
+    if nth > _MOST_CALLS:
+        raise ValueError(f"nth is at most {_MOST_CALLS}, not {nth}")
     # 0 is success. Such a call would do its work, and count as a failure that has happened.
     if not 0 < _arguments.integer("a code", code) <= _MOST_CODE:
         raise ValueError(f"the code of an error is 1 or more, such as 2 for no memory, not {code}")
