@@ -320,12 +320,9 @@ def enqueue(
         # No caller gets the future, but what `call` has enqueued may be in flight. An interrupt may
         # cut each of these steps short. None of them may release what the GPU still uses.
         completion.result = results
-        if (
-            keepalive is not None
-            and refusal == 0
-            and not reserved.is_recorded
-            and not _native.is_forked()  # `call` may have forked, and this may be the child's error
-        ):
+        # No other call before the record, because an interrupt right after it would leave the work
+        # without its event, and what it uses would count as leaked.
+        if keepalive is not None and refusal == 0 and not reserved.is_recorded:
             reserved.record(reference.handle)
         # What was recorded may be the loop's to poll. Without this drain it would never end.
         bridge.poll_soon()
