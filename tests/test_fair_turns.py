@@ -111,8 +111,7 @@ async def test_a_cancelled_entry_closes_what_the_block_would_have_closed(
 
 
 async def test_what_another_task_closes_is_not_entered() -> None:
-    closed_first = 0
-    for _ in range(50):
+    for _ in range(50):  # on asyncio the entry gives a turn from time to time only
         stream = Stream()
 
         async def close(stream: Stream = stream) -> None:
@@ -123,11 +122,7 @@ async def test_what_another_task_closes_is_not_entered() -> None:
             with contextlib.suppress(StreamClosedError):
                 async with stream:
                     assert not stream.closed
-                continue
-            closed_first += 1
         assert stream.closed
-    # On trio each entry is a checkpoint, and on asyncio it depends on the turn's time.
-    print(closed_first, "of 50 were closed first")
 
 
 # ------------------------------------------------------------------------- drains of other threads

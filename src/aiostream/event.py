@@ -96,7 +96,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
                 _driver.make(made, "cuEventCreate", flags)
             value = _driver.handle_in(made)
             handle = _native.Handle(
-                *(_native.HANDLE_EVENT, value, self._context.handle, True, False, None, made)
+                _native.HANDLE_EVENT, value, self._context.handle, True, False, made=made
             )
             try:
                 self._name = f"event {value:#x} on {self._context._place()}"

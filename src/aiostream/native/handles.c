@@ -31,6 +31,8 @@ struct handle {
     enum handle_kind kind;
     bool owned;
     bool needs_context; /* the legacy and per-thread streams belong to the *current* context */
+    /* see handle_abandon; written once, when nothing else refers to the handle */
+    struct handle *next_abandoned;
 };
 
 static pthread_mutex_t release_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -277,10 +279,21 @@ void handle_release_cancel(struct handle *handle) {
 
 bool handle_is_owned(const struct handle *handle) { return handle->owned; }
 
-void handle_leak(struct handle *handle) {
-    if (!handle_release_begin(handle) || !handle->owned) return;
-    atomic_fetch_add(&counters[HANDLES_LEAKED], 1);
-    atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
+static _Atomic(struct handle *) abandoned;
+
+void handle_abandon(struct handle *handle) {
+    handle->next_abandoned = atomic_load(&abandoned);
+    while (!atomic_compare_exchange_weak(&abandoned, &handle->next_abandoned, handle)) continue;
+}
+
+void handles_drop_abandoned(void) {
+    struct handle *handle = atomic_exchange(&abandoned, NULL);
+    while (handle) {
+        struct handle *next = handle->next_abandoned;
+        handle_drop(handle);
+        handle_unref(handle);
+        handle = next;
+    }
 }
 
 bool handle_release(struct handle *handle) {

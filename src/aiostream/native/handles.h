@@ -49,8 +49,10 @@ const char *handle_destructor(enum handle_kind); /* the driver's function */
 /* Sets the function that is called after each such refusal, in the thread that met it. */
 void handles_set_listener(void (*listener)(void));
 bool handle_is_owned(const struct handle *);
-/* Closes it. The driver's object stays, and counts as leaked. No thread uses the handle. */
-void handle_leak(struct handle *);
+/* Takes over the last reference to an open handle. A finalizer may not call the driver, so
+ * handles_drop_abandoned drops all of these. Each in any thread, at any time. */
+void handle_abandon(struct handle *);
+void handles_drop_abandoned(void);
 bool handle_is_open(const struct handle *);
 bool handle_is_gone(const struct handle *); /* its context was destroyed: see context_is_gone */
 /* Makes the context current if the driver needs one. It must not be gone. */

@@ -1,8 +1,6 @@
 /* Handles as Python sees them, and the driver calls that need one handle and no more. */
 #include "module.h"
 
-#include <stdlib.h>
-
 #include "waits.h"
 
 typedef struct {
@@ -14,41 +12,11 @@ typedef struct {
 
 static PyTypeObject *handle_type;
 
-/* --- handles that died open --- */
-
-/* An interrupt came before a Python object had got its Handle. A finalizer may not call the driver,
- * so the janitor destroys what is in this list. Any thread pushes, and the janitor takes all. */
-struct abandoned {
-    struct handle *handle; /* one reference */
-    struct abandoned *next;
-};
-static _Atomic(struct abandoned *) abandoned;
-
-static void abandon(struct handle *handle) {
-    struct abandoned *item = malloc(sizeof *item);
-    if (!item) { /* it stays in the driver, and counts as leaked */
-        handle_leak(handle);
-        handle_unref(handle);
-        return;
-    }
-    item->handle = handle;
-    item->next = atomic_load(&abandoned);
-    while (!atomic_compare_exchange_weak(&abandoned, &item->next, item)) continue;
-    queue_wake(queue_orphans());
-}
-
 static PyObject *native_drop_abandoned(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
     if (is_child()) Py_RETURN_NONE;
     Py_BEGIN_ALLOW_THREADS
-    struct abandoned *item = atomic_exchange(&abandoned, NULL);
-    while (item) {
-        struct abandoned *next = item->next;
-        handle_drop(item->handle);
-        handle_unref(item->handle);
-        free(item);
-        item = next;
-    }
+    handles_drop_abandoned();
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -98,7 +66,8 @@ static void Handle_dealloc(PyObject *object) {
     struct handle *handle = self->handle;
     if (handle && handle_is_owned(handle) && handle_is_open(handle) && !is_child()) {
         if (self->made_here) {
-            abandon(handle);
+            handle_abandon(handle);
+            queue_wake(queue_orphans());
             handle = NULL;
         } else if (handle_release_begin(handle)) { /* it stays theirs who passed it to from_raw */
             handle_release_end(handle);
@@ -488,22 +457,7 @@ static PyObject *native_call_in_context(PyObject *self, PyObject *args) {
     return kept ? PyLong_FromLong(CUDA_SUCCESS) : NULL;
 }
 
-/* call_noted(made, function, arguments): calls it, and appends its answer to the list. It is one
- * step, because an interrupt in between would lose what the function has made. */
-static PyObject *native_call_noted(PyObject *self, PyObject *args) {
-    (void)self;
-    PyObject *made, *function, *arguments;
-    if (!PyArg_ParseTuple(args, "O!OO!", &PyList_Type, &made, &function, &PyTuple_Type, &arguments))
-        return NULL;
-    PyObject *answer = PyObject_Call(function, arguments, NULL);
-    int refused = answer ? PyList_Append(made, answer) : -1;
-    Py_XDECREF(answer);
-    if (refused < 0) return NULL;
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef handle_functions[] = {
-    {"call_noted", native_call_noted, METH_VARARGS, "Appends f(*args) to a list, in one step."},
     {"drop_abandoned", native_drop_abandoned, METH_NOARGS,
      "Destroys what no object has got, because an interrupt came. The janitor's."},
     {"call_in_context", native_call_in_context, METH_VARARGS,
