@@ -105,9 +105,6 @@ static int see_through(struct wait_result result, struct queue *queue) {
     }
 }
 
-/* its first field */
-static int64_t references(const void *counted) { return atomic_load((_Atomic int64_t *)counted); }
-
 static void await_true(bool (*is_true)(void), const char *what) {
     for (int64_t deadline = now_ns() + 5 * SECOND; !is_true(); pause_for(200000))
         REQUIRE(now_ns() < deadline, "%s", what);
@@ -130,10 +127,28 @@ static void require_nothing_left(void) {
     REQUIRE(counters[POINTS_STALE] == 0, "a ticket was fired that is no wait's");
 }
 
+/* Waits until the last reference is the caller's. The watcher has its own reference while it looks
+ * at a list, and gives it back only after the list is no longer active. So a count that is read
+ * right after require_nothing_left() may still have it. */
+static void require_last_reference(const void *counted, const char *what) {
+    _Atomic int64_t *references = (_Atomic int64_t *)counted; /* the first field */
+    for (int64_t deadline = now_ns() + 5 * SECOND; atomic_load(references) != 1; pause_for(200000))
+        REQUIRE(now_ns() < deadline, "%s has %lld references too many", what,
+                (long long)atomic_load(references) - 1);
+}
+
+static const void *handle_references(const struct handle *handle) {
+    return (const int64_t *)handle + 1; /* the second field */
+}
+
 static void free_list(struct wait_list *list) {
-    REQUIRE(references(list) == 1, "a wait list has %lld references too many",
-            (long long)references(list) - 1);
+    require_last_reference(list, "a wait list");
     wait_list_unref(list);
+}
+
+static void free_history(struct shared_history *history) {
+    require_last_reference(history, "a history");
+    shared_history_unref(history);
 }
 
 static void close_event(struct users_event *event) {
@@ -268,8 +283,7 @@ static void guard(void) {
             (long long)(least / 1000));
     require_nothing_left();
     free_list(list);
-    REQUIRE(references(history) == 1, "a history has references left");
-    shared_history_unref(history);
+    free_history(history);
     printf("guard: work of 1 ms after work of 9 ms was noticed after %lld us\n",
            (long long)(least / 1000));
 }
@@ -291,7 +305,7 @@ static void alternate(struct queue *queue) {
     REQUIRE(most >= 2, "no wait was handed back twice");
     require_nothing_left();
     for (int i = 0; i < 2; i++) free_list(lists[i]);
-    shared_history_unref(history);
+    free_history(history);
     printf("alternate: a wait was handed back %d times\n", most);
 }
 
@@ -322,7 +336,7 @@ static void close_loop(struct queue *orphans) {
     REQUIRE(counters[WAITS_BY_TIMER] >= by_timer + 4, "no timer had the waits");
     queue_close(queue);
     free_list(list);
-    shared_history_unref(history);
+    free_history(history);
     printf("close: waits in the timer of a loop that was closed end as orphans\n");
 }
 
@@ -439,8 +453,7 @@ static void late_watcher(void) {
     set_periods(regular, periods[1], periods[0]);
     close_event(event);
     await_true(events_are_destroyed, "a closed event is not destroyed");
-    REQUIRE(references(history) == 1, "a history has references left");
-    shared_history_unref(history);
+    free_history(history);
     printf("late: a watcher that comes late finds what was left to it\n");
 }
 
@@ -509,18 +522,14 @@ static void require_all_back(struct queue *queue) {
     for (int i = 0; i < EVENTS; i++) close_event(atomic_load(&current_events[i]));
     await_true(events_are_destroyed, "a closed event is not destroyed");
     for (int64_t i = 0; i < USERS_EVENTS && i < users_event_count; i++) {
-        /* its second field */
-        int64_t refs = atomic_load((_Atomic int64_t *)users_events[i].handle + 1);
-        REQUIRE(refs == 1 && *handle_attachment(users_events[i].handle) == NULL,
-                "an event's handle has references left");
-        handle_unref(users_events[i].handle);
+        struct handle *handle = users_events[i].handle;
+        require_last_reference(handle_references(handle), "an event's handle");
+        REQUIRE(*handle_attachment(handle) == NULL, "a closed event has a snapshot");
+        handle_unref(handle);
     }
     for (int context = 0; context < CONTEXTS; context++)
         for (int i = 0; i < STREAMS; i++) free_list(wait_lists[context][i]);
-    for (int i = 0; i < 2; i++) {
-        REQUIRE(references(histories[i]) == 1, "a history has references left");
-        shared_history_unref(histories[i]);
-    }
+    for (int i = 0; i < 2; i++) free_history(histories[i]);
     printf("back: %lld records, %d and %d helpers, %lld events\n", (long long)known,
            helpers_made(contexts[0]), helpers_made(contexts[1]), (long long)users_events_made);
 }
