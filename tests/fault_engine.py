@@ -393,8 +393,10 @@ class Explorer:
         if _pop_contexts() and point.name != "cuCtxPopCurrent":
             wrong.append("leaves a context current")
         refused = point.name in DESTROYERS  # then the object is still there
+        # Fewer may be open than before, because the janitor may still have had an object of the
+        # last look. That none is counted twice is a part of `balanced`.
         if not await self._until(
-            lambda: _has_ended() and (refused or statistics().handles.open == before.handles.open)
+            lambda: _has_ended() and (refused or statistics().handles.open <= before.handles.open)
         ):
             wrong.append(f"the ledger: {_differences(before, statistics())}")
         leaked = statistics().points.leaked - before.points.leaked

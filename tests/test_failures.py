@@ -636,27 +636,6 @@ def test_refused_helper_streams_are_made_later(driver_kind: str) -> None:
     assert "told" in succeed(driver_kind, HELPERS_REFUSED)
 
 
-@pytest.mark.simulator_only("a GPU refuses nothing on command")
-async def test_a_watcher_that_is_lied_to_by_a_capture_code_believes_nothing(breakable: Any) -> None:
-    """A health query that answers with a capture's code, or not-ready, says nothing about the
-    context.
-    """
-    with Gate() as gate:
-        stream = held_stream(gate)
-        future = stream.completion_future()
-        passes = statistics().watcher_passes
-        for code in (900, 906, 600):
-            breakable.fail("cuStreamQuery", code)
-        other = Stream()
-        while statistics().watcher_passes < passes + 5:
-            await other.completion_future()
-        assert not future.done()
-        gate.open()
-        await future
-        other.close()
-        stream.close()
-
-
 def test_this_suite_left_no_fault_behind(driver_kind: str) -> None:
     with Device(0).primary_context.as_current():
         internals.driver_call("cuCtxSynchronize")

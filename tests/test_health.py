@@ -1,0 +1,66 @@
+"""What one look of the watcher at a context's health says of the waits in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiostream import CudaError, Stream, statistics
+from support import Gate, held_stream, settle
+
+pytestmark = pytest.mark.simulator_only("a GPU refuses nothing on command")
+
+
+async def test_a_watcher_that_is_lied_to_by_a_capture_code_believes_nothing(breakable: Any) -> None:
+    """A health query that answers with a capture's code, or not-ready, says nothing about the
+    context.
+    """
+    with Gate() as gate:
+        stream = held_stream(gate)
+        future = stream.completion_future()
+        passes = statistics().watcher_passes
+        for code in (900, 906, 600):
+            breakable.fail("cuStreamQuery", code)
+        other = Stream()
+        while statistics().watcher_passes < passes + 5:
+            await other.completion_future()
+        assert not future.done()
+        gate.open()
+        await future
+        other.close()
+        stream.close()
+
+
+@pytest.mark.parametrize("code", [2, 304, 999])
+async def test_one_failed_look_of_the_watcher_fails_no_wait(breakable: Any, code: int) -> None:
+    """An error that is gone at the next look says nothing about the context."""
+    with Gate() as gate:
+        stream = held_stream(gate)
+        waits = [stream.completion_future(), stream.enqueue_async(lambda _: None)]
+        breakable.fail("cuStreamQuery", code)
+        before = statistics()
+        assert settle(lambda: statistics().watcher_passes > before.watcher_passes + 1)
+        assert breakable.clear_faults() == 0, "the watcher did not meet the error"
+        assert [wait.done() for wait in waits] == [False, False]
+        gate.open()
+        for wait in waits:
+            await wait
+    assert statistics().points.leaked == before.points.leaked
+    stream.close()
+
+
+async def test_an_error_that_stays_fails_the_waits(breakable: Any) -> None:
+    """Also one that the library does not know as fatal."""
+    with Gate() as gate:
+        stream = held_stream(gate)
+        future = stream.completion_future()
+        for nth in range(1, 9):
+            breakable.fail("cuStreamQuery", 999, nth=nth)
+        with pytest.raises(CudaError) as caught:
+            await future
+        assert caught.value.code == 999
+        breakable.clear_faults()
+        gate.open()
+        stream.synchronize()
+    stream.close()
