@@ -106,8 +106,9 @@ def sanitizers(session: nox.Session) -> None:
     """Runs the native threads and the simulator under the sanitizers, a minute each."""
     install(session, ".[test]")
     files = ("tests/test_native.py", "tests/simulator/test_sim_process.py")
+    selected = "sanitizer or pause or race or policy"
     session.run(
-        *("python", "-m", "pytest", "-k", "sanitizer or race or policy", *files, *session.posargs),
+        *("python", "-m", "pytest", "-k", selected, *files, *session.posargs),
         env={"AIOSTREAM_TEST_SECONDS": "60"},
     )
 

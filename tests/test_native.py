@@ -10,6 +10,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -88,14 +89,16 @@ def sanitizer_or_skip(name: str, folder: Path) -> None:
         pytest.skip(f"the {name} sanitizer does not run on this kernel: {ran.stderr.strip()[:200]}")
 
 
-def build_and_run(name: str, sanitizer: str, folder: Path, *arguments: str) -> None:
+def build_and_run(
+    name: str, sanitizer: str, folder: Path, *arguments: str, more_flags: Sequence[str] = ()
+) -> None:
     sanitizer_or_skip(sanitizer, folder)
     flags, variables = SANITIZERS[sanitizer]
     program = folder / name
     compiled = compile_c(
         [TESTS / "native" / f"{name}.c", *(NATIVE / source for source in DRIVER_SIDE)],
         program,
-        flags,
+        [*flags, *more_flags],
     )
     assert compiled.returncode == 0, compiled.stderr
     ran = run_command([*FIXED_LAYOUT, str(program), *arguments], **variables)
@@ -109,6 +112,15 @@ def build_and_run(name: str, sanitizer: str, folder: Path, *arguments: str) -> N
 def test_native_threads_under_the_sanitizers(name: str, sanitizer: str, tmp_path: Path) -> None:
     """Points, queues and handles; and the staged waits."""
     build_and_run(name, sanitizer, tmp_path, str(chosen_seconds(3)), str(chosen_seed()))
+
+
+@pytest.mark.timeout(2 * LIMIT)
+@pytest.mark.parametrize("name", ["stress", "stress_waits"])
+def test_native_threads_that_pause_anywhere(name: str, tmp_path: Path) -> None:
+    """As on a machine that is so busy that a thread stops between any two steps."""
+    pauses = ("-include", str(TESTS / "native" / "pauses.h"))
+    arguments = (str(chosen_seconds(3)), str(chosen_seed()))
+    build_and_run(name, "thread", tmp_path, *arguments, more_flags=pauses)
 
 
 def test_races_played_by_hand(tmp_path: Path) -> None:

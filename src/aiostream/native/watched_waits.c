@@ -32,7 +32,7 @@ static void activate(struct wait_list *list) {
     if (active) active->previous = list;
     active = list;
     list->next_poll = NEVER;
-    active_count++;
+    atomic_fetch_add(&active_count, 1);
 }
 
 static void deactivate(struct wait_list *list) {
@@ -40,7 +40,7 @@ static void deactivate(struct wait_list *list) {
     else active = list->next;
     if (list->next) list->next->previous = list->previous;
     list->active = false;
-    active_count--;
+    atomic_fetch_sub(&active_count, 1);
 }
 
 /* The watcher no longer lists a record, whose link is out of the list already. The record belongs
