@@ -119,6 +119,8 @@ class Completion:
         result: Any = None,
         keepalive: Any = None,
     ) -> None:
+        # No thread but the maker's knows this object before its entry in `_points.registry`. So all
+        # fields are set before that, and no lock is needed here.
         self.context_id: int = context_id
         self.state: State = State.NEW
         self.future: SettledFuture | None = future
@@ -171,6 +173,8 @@ class Completion:
         if future is None or future.cancelled():
             self._end(State.CANCELLED)
         elif orphaned:
+            # In the janitor's thread. The loop is gone, so no other thread uses the future, and no
+            # task would ever read a result.
             drop(future)
             self._end(State.DROPPED)
         elif code == 0:
@@ -336,6 +340,8 @@ def settled_futures() -> int:
 
 
 def _pending() -> Iterator[Completion]:
+    # A copy in one step, because other threads add and remove entries all the time. A point of it
+    # may end while the caller counts, so the numbers are of about this moment.
     for point in list(_points.registry.values()):
         if isinstance(point, Completion) and point.state is State.PENDING:
             yield point

@@ -123,11 +123,14 @@ def wait_list_of(reference: Reference) -> _native.WaitList:
     if reference.handle.value == PER_THREAD:
         context_id = reference.context._ensure_monitored()
         known = _per_thread.wait_lists.get(context_id)
+        # No other thread can add it in between, because the dict is this thread's own.
         if known is None:
             known = _per_thread.wait_lists[context_id] = _native.WaitList(
                 context_id, _native.History()
             )
         return known
+    # Two threads may come here at once. The context keeps one list for each stream, so both assign
+    # the same one.
     reference.wait_list = _find_wait_list(reference, None)
     return reference.wait_list
 
@@ -167,6 +170,8 @@ def current_in_libraries(reference: Reference) -> Iterator[None]:
     The stream's context is current already.
     """
     with contextlib.ExitStack() as stack:
+        # A copy, because another thread may borrow the stream for a further library meanwhile, and
+        # Python refuses to iterate over a dict that grows.
         for make_current in list(reference.common.currents.values()):
             stack.enter_context(make_current())
         yield

@@ -156,12 +156,15 @@ def statistics() -> Statistics:
 
 
 def _snapshot() -> Statistics:
+    # First those that come first in a completion's life. What moves on while another thread reads
+    # is then counted twice, and `drain` waits once more. In the other order it could be missed.
+    pending_waits = _native.pending_waits()
     captured = _native.captured()
     pending_points = _native.pending()
     pending_futures = _completion.pending_futures()
     count = dict(zip(_native.COUNTERS, _native.counters(), strict=True))
     waits = {
-        "pending": _native.pending_waits(),
+        "pending": pending_waits,
         "polls": count["EVENT_POLLS"],
         "passes": count["EVENT_PASSES"],
     }

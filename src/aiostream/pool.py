@@ -84,6 +84,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         size = _arguments.number("size", size, 1, "a pool has at least one stream")
         _require_limit(max_waiting)
         places = [device] if devices is None else _distinct_devices(devices, device, size)
+        # No task knows these streams before the last of them is made. So an error or an interrupt
+        # here closes them, and no work is lost.
         with contextlib.ExitStack() as made:
             streams = []
             for number in range(size):
@@ -137,11 +139,16 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
             )
         borrowed = [Stream.borrow(stream, wait=wait) for stream in streams]
         require_distinct(borrowed)
+        # `__init__` would make streams. No other thread has the pool before it is returned, so the
+        # order in which the fields are set does not matter.
         pool = cls.__new__(cls)
         pool._init_fields(borrowed, max_waiting)
         return pool
 
     # ---------------------------------------------------------------------------------------- state
+
+    # A thread that exports metrics may read all of these while the loop's thread changes the pool.
+    # Each is true of one moment, but two of them may be of two moments.
 
     @property
     def size(self) -> int:
@@ -249,6 +256,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         else:
             # A task that waits must not hold the bridge, because the bridge would survive its loop.
             del bridge
+            # Another task or the loop's drain hands the slot over. Both run in this thread, and
+            # behind this line there is no await, so nothing changes before this task has it.
             slot = await self._in_turn()
             lent = self._lend(slot, _loops.current_bridge())
         self._lent[slot.key] = slot  # and no call after it: see `_lend`
@@ -264,6 +273,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
             RuntimeError, StreamClosedError, ContextFailedError: As for `acquire`.
         """
         bridge = self._enter()
+        # Without an await there is no other chance to notice a stream that was lost, or whose work
+        # has ended while the loop did not run.
         if not self._idle:
             self._find_lost()
             if self._busy.has_unwatched:
@@ -307,6 +318,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         if not stream._handle.is_used:
             stream._source = None
         self._look_at(slot)
+        # No event will say when the work of this one, or of another one, is over. If tasks wait,
+        # none of them calls the pool, so the loop has to.
         if self._busy.has_unwatched:
             self._look_again_soon()
 
@@ -331,6 +344,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         self._find_lost()
         # Tasks that hold a stream go on. `release` finds the pool closed, and destroys it then.
         self._refuse()
+        # If an interrupt comes between two of the closes, the rest is in no list. So the next call
+        # finds it (`_find_lost`).
         kept = [*self._idle, *self._busy.take_all()]
         self._idle.clear()
         first: CudaError | None = None
@@ -399,6 +414,8 @@ class _Lending(_arguments.AsyncBlock):
             raise RuntimeError(
                 "this block has its stream already: call pool.stream() for each block"
             )
+        # If an interrupt comes before the assignment, the `Stream` dies with this frame. The pool
+        # notices that, because it refers to the `Stream` weakly.
         self._lent = lent = await self._pool.acquire()
         return lent
 

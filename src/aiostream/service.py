@@ -206,6 +206,8 @@ class _AsCompleted(AsyncIterator[F]):
         self._ended: _Ended[F] = _Ended()
         self._pending: dict[F, None] = {}  # those that call back, or are not given yet
         self._thread = threading.get_ident()
+        # Only this thread settles futures of this loop. So none ends between the question and the
+        # callback, and each is noted once.
         for future in futures:
             if future.done():
                 self._ended.futures.append(future)
@@ -226,6 +228,8 @@ class _AsCompleted(AsyncIterator[F]):
             raise TypeError("as_completed() has no plain iterator: write `async for`")
 
     async def __anext__(self) -> F:
+        # A second task would replace the waiter of the first, which would then sleep without end.
+        # There is no await between the question and the mark, so one of the two is refused.
         if self._in_use:
             raise RuntimeError("another task waits for the next of these futures: use one task")
         self._in_use = True
@@ -291,6 +295,8 @@ async def drain(timeout: float | None = None) -> bool:
     """
     import anyio
 
+    # It polls, because any thread may begin and end work. If each of them had to notify those that
+    # drain, every completion would pay for it.
     nap = _SHORTEST_NAP
     seconds = _arguments.timeout(timeout)
     with anyio.move_on_after(seconds):
@@ -304,6 +310,7 @@ async def drain(timeout: float | None = None) -> bool:
 def anything_pending() -> bool:
     """Whether `drain` would wait."""
     now = _statistics.statistics()
+    # The host functions in graphs are armed as long as their graph is there, so they do not count.
     return (
         now.points.pending > now.points.captured or now.futures.pending > 0 or now.waits.pending > 0
     )
@@ -538,6 +545,8 @@ def exit_on_context_failed(
     _process.start()
     request = object()
     with _exit_lock:
+        # Once, however many calls there are, because `end` counts down once. Before the exit is
+        # armed, so that the watcher already reads the health of idle contexts by then.
         if not _exit_requests:
             _native.failures_watch(1)
         _exit_requests[:] = [request]

@@ -207,6 +207,7 @@ class Stream(
         else:
             value = interop.stream_handle(stream)
             borrowed = cls._from_handle(value, context_of(value), owned=False, source=stream)
+        # No other thread has the new object yet, so the two need not be changed in one step.
         if wait is not None:
             borrowed._wait = waiting.strategy(wait)
             borrowed._mode = waiting.mode_of(borrowed._wait)
@@ -286,6 +287,9 @@ class Stream(
 
     # ----------------------------------------------------------------------------------- properties
 
+    # Constant from the end of `__init__` on, so any thread may read them, also while another one
+    # closes the stream.
+
     @property
     def context(self) -> Context:
         """The context in which it lives (`cuStreamGetCtx`)."""
@@ -314,6 +318,7 @@ class Stream(
         if self is other:
             return True
         mine, its = self._handle, other._handle
+        # Another thread may close one of them meanwhile. Then the answer is of the moment before.
         # Only open ones, because the driver gives the handle of a destroyed stream to the next one.
         return (
             mine.value == its.value
@@ -360,6 +365,8 @@ class Stream(
                 graph.
             CudaError: The work failed, or the driver refused. The stream is closed nevertheless.
         """
+        # Another thread may close the stream during the wait, which keeps it pinned. The wait goes
+        # on, and the close below then has nothing to do.
         try:
             self.synchronize()
         except BaseException as error:
@@ -430,6 +437,9 @@ class Stream(
         is_noted: Callable[[Reference], bool] = _captures.is_noted,
         retire: Callable[[Reference], None] = _captures.retire,
     ) -> Callable[[], Any]:
+        # A finalizer may run in any thread, under any lock, so this only chooses. The janitor calls
+        # what it returns. The defaults bind the functions, because at the interpreter's end the
+        # module's names may be gone.
         reference = self._reference
         if handle.is_shared or is_noted(reference):
             return lambda: retire(reference)
