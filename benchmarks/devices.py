@@ -46,6 +46,7 @@ LOADS = ((64, 0.005), (32, 0.001))  # tasks for each GPU, and seconds of their k
 CONNECTIONS, KERNEL = 16, 0.002  # for each GPU, and seconds, of the requests
 WARM = 0.3  # seconds before each window
 LIMIT = 60.0  # seconds in which a process answers
+LONGEST = 15.0  # seconds of a window
 LATE = "p50, p99 and maximum beyond the kernel, ms"
 WORKERS = Path(__file__).parents[1] / "examples" / "workers.py"
 
@@ -164,11 +165,21 @@ def all_at_once(processes: Sequence[Child], requests: Sequence[Found]) -> list[F
         return list(threads.map(lambda each, asked: each.ask(asked, LIMIT), processes, requests))
 
 
+def measure(processes: Sequence[Child], requests: Sequence[Found]) -> Found:
+    """The row of one window. A window in which nothing ended is repeated, four times as long."""
+    seconds = requests[0]["window"]
+    while True:
+        found = all_at_once(processes, [{**each, "window": seconds} for each in requests])
+        if any(each["beyond"] for each in found):
+            return row(found, seconds)
+        if seconds > LONGEST / 4:
+            raise SystemExit(f"nothing ended in {seconds:g} s: is the GPU in other use?")
+        seconds *= 4
+
+
 def row(found: Sequence[Found], seconds: float) -> Found:
     """What the processes of one window found together."""
     beyond = sorted(late for each in found for late in each["beyond"])
-    if not beyond:
-        raise SystemExit(f"nothing ended in a window of {seconds:g} s: is the GPU in other use?")
     return {
         "rate": len(beyond) / seconds,
         "p50_ms": beyond[len(beyond) // 2] * 1e3,
@@ -200,9 +211,8 @@ def completions(counts: Sequence[int], rounds: int, seconds: float) -> Iterator[
                         ways["a process each"] = [{**same, "devices": [each]} for each in every]
                     for way, requests in ways.items():
                         load = f"{tasks} tasks for each GPU, kernels of {kernel * 1e3:g} ms"
-                        found = all_at_once(processes[: len(requests)], requests)
                         head = {"load": load, "gpus": count, "way": way, "round": turn}
-                        yield {**head, **row(found, seconds)}
+                        yield {**head, **measure(processes[: len(requests)], requests)}
 
 
 def shared(most: int, rounds: int, seconds: float) -> Iterator[Found]:
@@ -214,14 +224,14 @@ def shared(most: int, rounds: int, seconds: float) -> Iterator[Found]:
                 load = f"{each * most} tasks in all, kernels of {kernel * 1e3:g} ms"
                 for count in (1, most):
                     own = {"tasks": each * most // count, "kernel": kernel, "window": seconds}
-                    found = all_at_once(processes[:count], [{**own, "devices": [0]}] * count)
+                    found = measure(processes[:count], [{**own, "devices": [0]}] * count)
                     way = f"{count} on this GPU"
                     yield {
                         "load": load,
                         "gpus": 1,
                         "way": way,
                         "round": turn,
-                        **row(found, seconds),
+                        **found,
                     }
 
 
@@ -279,13 +289,13 @@ def requests(counts: Sequence[int], rounds: int, seconds: float) -> Iterator[Fou
                             "connections": CONNECTIONS,
                             "window": seconds,
                         }
-                        found = all_at_once(clients[:count], [asked] * count)
+                        found = measure(clients[:count], [asked] * count)
                     load = (
                         f"requests on {CONNECTIONS} connections for each GPU, "
                         f"kernels of {KERNEL * 1e3:g} ms"
                     )
                     head = {"load": load, "gpus": count, "way": way, "round": turn}
-                    yield {**head, **row(found, seconds)}
+                    yield {**head, **found}
 
 
 def table(rows: Sequence[Found]) -> str:

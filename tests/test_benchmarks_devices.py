@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiostream import Device
-from benchmarks.devices import counts_of, table
+from benchmarks.devices import counts_of, measure, table
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,6 +26,22 @@ def test_the_counts_are_the_powers_of_two_and_all() -> None:
         [1, 2, 4],
         [1, 2, 4, 8],
     ]
+
+
+class SlowChild:
+    """Stands for a process in which work ends only in windows of a second and more."""
+
+    def ask(self, asked: dict[str, Any], seconds: float) -> dict[str, Any]:
+        return {"beyond": [0.5] if asked["window"] >= 1 else [], "cpu": 0.0}
+
+
+def test_a_window_in_which_nothing_ended_is_repeated() -> None:
+    """And its rate is that of the longer one."""
+    child: Any = SlowChild()
+    assert measure([child], [{"window": 0.25}])["rate"] == 1.0
+    child.ask = lambda asked, seconds: {"beyond": [], "cpu": 0.0}
+    with pytest.raises(SystemExit, match="in other use"):
+        measure([child], [{"window": 0.25}])
 
 
 def measured(driver_kind: str, folder: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
