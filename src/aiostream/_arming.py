@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from aiostream import _driver, _loops, _native, _points, _process
-from aiostream._completion import Completion, KeepAlive, State, leak
-from aiostream._reference import Reference, call_with
+from aiostream._completion import Completion, KeepAlive, OrderedCompletion, State, leak
+from aiostream._reference import Reference, call_with, wait_list_of
 from aiostream.device import Context
 
 CALLS = {
@@ -91,9 +91,7 @@ def require_healthy(reference: Reference, recent: bool = False) -> None:
 
 
 def arm_completion(
-    handle: _native.Handle,
-    context: Context,
-    stream: str,
+    reference: Reference,
     kind: int = _native.KIND_HOST_FUNCTION,
     *,
     result: Any = None,
@@ -105,9 +103,7 @@ def arm_completion(
     """Arms a point at the stream's current end, for the loop that runs in this thread.
 
     Args:
-        handle: The stream.
-        context: The stream's context. If it fails, the completion fails.
-        stream: What errors call the stream.
+        reference: The stream. If its context fails, the completion fails.
         kind: By host function, or by stream callback, which brings a status.
         result: What the future will return.
         keepalive: Stays alive until the GPU has passed the point, or for the life of the process
@@ -124,10 +120,13 @@ def arm_completion(
         CudaError: The driver refused.
     """
     bridge = _loops.current_bridge()
-    context_id = context._ensure_monitored()
+    handle, stream = reference.handle, reference.name
+    context_id = reference.context._ensure_monitored()
     # The future is made in this thread, and settled in this thread. All that other threads touch is
     # the ticket: the driver's thread fires it, and the watcher fails it.
-    completion = Completion(bridge.new_future(), stream, CALLS[kind], context_id, result, keepalive)
+    completion = OrderedCompletion(
+        bridge.new_future(), stream, CALLS[kind], context_id, result, keepalive, bridge.orders
+    )
     ticket = 0
     try:
         # From here on the `except` below answers for `keepalive`. An interrupt before this line
@@ -139,6 +138,9 @@ def arm_completion(
         reserved = _native.reserve(bridge.queue, context_id, kind)
         ticket = reserved.number
         _driver.raise_for(arm(handle, ticket, completion, pinned), CALLS[kind], stream, capturing)
+        # Behind the arming, which refuses a stream that is capturing: to find the list would end
+        # the capture. The ticket may have fired already, but this thread delivers it, and not here.
+        completion.enter_order(reference.wait_list or wait_list_of(reference))
     except BaseException as problem:
         # No caller gets the future, but the work before the point may be in flight. If the ticket
         # is not registered, nothing else keeps the objects of that work alive, and the GPU would
@@ -148,7 +150,7 @@ def arm_completion(
             if isinstance(problem, Exception):  # the driver refused, and would refuse again
                 leak((keepalive, result))
             else:
-                keep_until_passed(handle, context, stream, (keepalive, result))
+                keep_until_passed(handle, reference.context, stream, (keepalive, result))
         raise
     return completion
 
@@ -169,11 +171,8 @@ def enqueue(reference: Reference, call: Callable[[], Any], keepalive: Any = None
     try:
         refusal = call_with(reference, call, results)
         _driver.raise_for(refusal, "cuCtxPushCurrent", reference.name)
-        handle, context, name = reference.handle, reference.context, reference.name
         return arm_completion(
-            handle,
-            context,
-            name,
+            reference,
             result=results[0],
             keepalive=keepalive,
             pinned=True,

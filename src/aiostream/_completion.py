@@ -197,86 +197,66 @@ class Completion:
         self.future = None
 
 
-Orders = dict[_native.WaitList, "deque[EventCompletion]"]
+Orders = dict[_native.WaitList, "deque[OrderedCompletion]"]
 
 
-class EventCompletion(Completion):
-    """A completion that ends by an event behind the work, and in the order of its stream.
+class OrderedCompletion(Completion):
+    """A completion that settles in the order of its stream, among those of its loop.
+
+    The loop learns of an event in another way than of a host function. So it may hear of a later
+    point first, and then settles the earlier ones before it.
 
     Threads: as `Completion`.
     """
 
-    __slots__ = ("in_order", "orders", "reserved", "wait_list")
+    __slots__ = ("in_order", "orders", "wait_list")
 
     def __init__(
         self,
-        future: PolledFuture,
+        future: SettledFuture,
         stream: str,
+        call: str,
         context_id: int,
-        wait_list: _native.WaitList,
+        result: Any,
+        keepalive: Any,
         orders: Orders,
-        reserved: _native.Reserved,
-        keepalive: Any = None,
     ) -> None:
-        # This repeats `Completion.__init__` without the call, because a server makes one of these
-        # for each request.
-        self.context_id = context_id
-        self.state = State.NEW
-        self.future = future
-        self.stream = stream
-        self.call = "cuEventQuery"
-        self.result = None
-        self.keepalive = keepalive
-        self.wait_list = wait_list
+        super().__init__(future, stream, call, context_id, result, keepalive)
         self.orders = orders
-        self.reserved = reserved
+        self.wait_list: _native.WaitList | None = None
         self.in_order = False
 
-    def enter_order(self) -> None:
-        """Makes this completion the latest of its stream and loop. Its event was recorded."""
+    def enter_order(self, wait_list: _native.WaitList) -> None:
+        """Makes this completion the latest of its stream and loop. The driver has its point."""
+        self.wait_list = wait_list
         # The flag comes last. If an interrupt came after the flag and before the append, this
         # completion would settle all that comes behind it in the order, although it is not over.
-        order = self.orders.get(self.wait_list)
+        order = self.orders.get(wait_list)
         if order is None:
-            self.orders[self.wait_list] = deque((self,))
+            self.orders[wait_list] = deque((self,))
         else:
             order.append(self)
         self.in_order = True
 
-    def come_near(self) -> None:
-        """Wakes a task that awaits the future, so that it polls in place of the loop."""
-        future = self.future
-        if future is not None:
-            cast("PolledFuture", future).wake()
-
-    def is_first(self) -> bool:
-        """Whether its loop waits for nothing earlier on its stream."""
-        order = self.orders.get(self.wait_list)
-        return order is not None and order[0] is self
-
     def complete(self, code: int, orphaned: bool) -> None:
-        """Settles the future, because the event is complete or its context has failed.
-
-        After a failure nothing proves that the GPU has passed, so the objects are leaked.
-        """
+        """Settles the future, after those of earlier points of the stream."""
+        # After a failure nothing is known of the earlier ones. The watcher fails each of them.
         if code == 0:
             self._complete_earlier(orphaned)
-            super().complete(code, orphaned)
-            return
-        self._settle(code, orphaned)
-        if self.keepalive is not None:
-            leak((self.keepalive, self.result))
-        self.keepalive = self.result = None
+        super().complete(code, orphaned)
 
     def _complete_earlier(self, orphaned: bool) -> None:
-        # What was recorded earlier on the stream is over too. The watcher or a timer may notice it
-        # later, and then futures of one stream would settle out of order.
-        order = self.orders.get(self.wait_list)
+        # What the GPU has passed on the stream before this point is over too. The loop may hear of
+        # it later, and then futures of one stream would settle out of order.
+        wait_list = self.wait_list
+        if wait_list is None:  # an interrupt came before it could enter the order
+            return
+        order = self.orders.get(wait_list)
         if order is not None and len(order) == 1:
             # The usual case. `complete` settles it next.
             if order[0] is self:
                 self.in_order = False
-                del self.orders[self.wait_list]
+                del self.orders[wait_list]
             return
         # Each step can be repeated after a KeyboardInterrupt: an entry leaves the deque after it
         # has settled, and settling again does nothing.
@@ -286,7 +266,64 @@ class EventCompletion(Completion):
             earlier.in_order = False
             order.popleft()
         if not order:
-            self.orders.pop(self.wait_list, None)
+            self.orders.pop(wait_list, None)
+
+
+class EventCompletion(OrderedCompletion):
+    """A completion that ends by an event behind the work.
+
+    Threads: as `Completion`.
+    """
+
+    __slots__ = ("reserved",)
+
+    def __init__(
+        self,
+        future: PolledFuture,
+        stream: str,
+        context_id: int,
+        orders: Orders,
+        reserved: _native.Reserved,
+        keepalive: Any = None,
+    ) -> None:
+        # This repeats what the base classes do, without the calls, because a server makes one of
+        # these for each request.
+        self.context_id = context_id
+        self.state = State.NEW
+        self.future = future
+        self.stream = stream
+        self.call = "cuEventQuery"
+        self.result = None
+        self.keepalive = keepalive
+        self.orders = orders
+        self.wait_list = None
+        self.reserved = reserved
+        self.in_order = False
+
+    def come_near(self) -> None:
+        """Wakes a task that awaits the future, so that it polls in place of the loop."""
+        future = self.future
+        if future is not None:
+            cast("PolledFuture", future).wake()
+
+    def is_first(self) -> bool:
+        """Whether its loop waits for nothing earlier on its stream."""
+        order = self.orders.get(self.wait_list) if self.wait_list is not None else None
+        return order is not None and order[0] is self
+
+    def complete(self, code: int, orphaned: bool) -> None:
+        """Settles the future, because the event is complete or its context has failed.
+
+        After a failure nothing proves that the GPU has passed, so the objects are leaked.
+        """
+        if code == 0:
+            self._complete_earlier(orphaned)
+            Completion.complete(self, code, orphaned)
+            return
+        self._settle(code, orphaned)
+        if self.keepalive is not None:
+            leak((self.keepalive, self.result))
+        self.keepalive = self.result = None
 
 
 # Objects that the driver can no longer prove it is done with. To release them could free memory

@@ -622,7 +622,8 @@ class Stream(
 
         `fn` runs with the stream's context current. The future waits as the stream's
         `wait_strategy` says: by an event behind the work, which never blocks, or with `HOSTFUNC` by
-        a host function. Futures of one stream and one loop settle in the stream's order.
+        a host function. Futures of one stream and one loop settle in the stream's order, also those
+        of `completion_future`.
 
         Every refusal comes before `fn` runs, except for a failure of the context in the last
         millisecond. If `fn` raises, this call raises the same, and the arguments stay alive in the
@@ -681,7 +682,7 @@ class Stream(
     # ------------------------------------------------------------------------------------ internals
 
     def _future(self, kind: int) -> CompletionFuture[None]:
-        completion = _arming.arm_completion(self._handle, self._context, self._name, kind)
+        completion = _arming.arm_completion(self._reference, kind)
         return cast("CompletionFuture[None]", completion.future)
 
     def _closed_capturing(self, error: CudaError) -> CudaError:

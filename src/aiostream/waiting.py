@@ -177,6 +177,9 @@ async def synchronize_async(self: Awaitable) -> None:
     the call may block while the stream is full, and `query()` may return `False` for some
     microseconds after the wait, until the driver's thread has returned.
 
+    The futures of earlier work may settle a little later than this returns. Await them too before
+    you ask for their results.
+
     Cancellation: raises at once. The GPU continues with the work. On asyncio, a wait that is over
     at once may return without a turn of the loop, so a timeout of 0 need not end it.
 
@@ -200,7 +203,7 @@ async def synchronize_async(self: Awaitable) -> None:
     # refers to must not be closed by its finalizer.
     reference, mode = self._reference, self._mode
     if mode == BY_HOST_FUNCTION and not reference.is_event:
-        await wait_for(_arming.arm_completion(reference.handle, reference.context, reference.name))
+        await wait_for(_arming.arm_completion(reference))
         return
     bridge = _current_bridge()
     answer: int | _native.Wait | None
@@ -293,7 +296,7 @@ def enqueue(
         raise AssertionError("a reservation is refused with an error")
     future = bridge.new_polled_future()
     completion = EventCompletion(
-        future, reference.name, context_id, wait_list, bridge.orders, reserved, keepalive
+        future, reference.name, context_id, bridge.orders, reserved, keepalive
     )
     # Before `call`, because the ticket may fire as soon as the event is recorded, and a ticket that
     # is not registered then would be ignored.
@@ -312,7 +315,7 @@ def enqueue(
         if stage == _STAGE_TASK:
             bridge.poll_soon()
         _driver.raise_for(refusal, "cuEventRecord", reference.name, _arming.LEFT_CAPTURING)
-        completion.enter_order()
+        completion.enter_order(wait_list)
         # A task that awaits the future may poll, unless the watcher has the wait until the end.
         if stage != _STAGE_WATCHER:
             future.point = completion
