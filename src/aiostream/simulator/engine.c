@@ -23,7 +23,7 @@ static struct op **timers; /* binary heap by u.kernel.end */
 static size_t timer_count, timer_space;
 static struct op **words; /* ARMED OP_WAIT_VALUE, in the order they were reached */
 static size_t word_count, word_space;
-static uint64_t last_look; /* when the engine last polled the words */
+static uint64_t last_look; /* own_time() when the engine last polled the words, or had none */
 static pthread_cond_t wake_engine;
 static bool asleep;
 static bool carrying_out; /* run_unlocked carries out an op, without the lock */
@@ -304,14 +304,23 @@ static bool word_satisfied(const struct op *op) {
     }
 }
 
+/* How long this thread has run. What other programs of a busy machine do meanwhile is not in it. */
+static uint64_t own_time(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
 /* The engine polls the words when nothing else is ready. By then every stream whose gate was
  * enqueued before the host opened it has come as far as its gate, and all that wait for one word
  * move together, in the order in which they came. Otherwise the instant of the host's write would
  * decide the order, and no seed could reproduce it. For the same reason there is a second pass once
- * a word has changed. */
+ * a word has changed. Streams that are ready all the time would keep the engine from the words, so
+ * it polls them also after a millisecond of other work. It is a millisecond of its own time: a
+ * pause that the kernel makes brings no stream any further. */
 static bool run_words(void) {
     bool any = false;
-    last_look = now_ns();
+    last_look = own_time();
     for (size_t i = 0; i < word_count && !any; i++) any = word_satisfied(words[i]);
     if (!any) return false;
     size_t kept = 0, opened = 0;
@@ -419,6 +428,7 @@ static void start(struct op *op) {
     case OP_WAIT_VALUE:
         op->state = ARMED; /* even if satisfied already: see run_words */
         op->u.word.since = now_ns();
+        if (word_count == 0) last_look = own_time();
         words = room(words, word_count, &word_space);
         words[word_count++] = op;
         break;
@@ -570,7 +580,7 @@ static void *engine(void *unused) {
         run_timers();
         bool busy = ring_count > 0;
         if (busy) advance(take_ready());
-        if (word_count > 0 && (!busy || now_ns() - last_look > 1000000) && run_words()) continue;
+        if (word_count > 0 && (!busy || own_time() - last_look > 1000000) && run_words()) continue;
         if (!busy && ring_count == 0) sleep_until_needed();
     }
     return NULL;
