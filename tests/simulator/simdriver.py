@@ -4,6 +4,7 @@ functions.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -140,16 +141,38 @@ def in_thread(function: Callable[[], Any]) -> Any:
     return results[0]
 
 
+def python_command(program: str) -> list[str]:
+    """A program in a process of its own, with the simulator there to be imported."""
+    preamble = f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
+    return [sys.executable, "-c", preamble + textwrap.dedent(program)]
+
+
 def run_python(
     program: str, seconds: float = 30.0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a process of its own, with the simulator there to be imported."""
-    preamble = f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
+    """Runs a program to its end."""
     return subprocess.run(
-        [sys.executable, "-c", preamble + textwrap.dedent(program)],
+        python_command(program),
         capture_output=True,
         text=True,
         timeout=seconds,
         check=False,
         env={**os.environ, **environment},
     )
+
+
+def said_before_hanging(program: str, seconds: float) -> str:
+    """What a program prints that hangs: so long after its first line it must not have ended."""
+    with subprocess.Popen(python_command(program), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        watchdog = threading.Timer(30, process.kill)
+        watchdog.start()
+        try:
+            said = process.stdout.readline()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                ended = process.wait(seconds)
+                raise AssertionError(f"it has ended with exit code {ended}, after {said!r}")
+        finally:
+            watchdog.cancel()
+            process.kill()
+        return said + process.stdout.read()

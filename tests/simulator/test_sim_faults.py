@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from simdriver import HOST, Gate, Kernels, callback, code, cu, host, keep, ok, until
 
 from aiostream import simulator
+
+
+@contextlib.contextmanager
+def called(*names: str) -> Iterator[None]:
+    """Ends when other threads have called these functions since its beginning, and have most
+    probably come to where they block.
+    """
+    before = {name: simulator.calls(name) for name in names}
+    yield
+    until(lambda: all(simulator.calls(name) > count for name, count in before.items()))
+    time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("kernel", "status"), [("trap", 719), ("illegal_address", 700)])
@@ -74,9 +87,10 @@ def test_every_waiter_is_told(stream: Any, gate: Gate) -> None:
             (cu.cuCtxSynchronize,),
         )
     ]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.02)
+    names = ("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize")
+    with called(*names):
+        for thread in threads:
+            thread.start()
     simulator.break_context(700)
     for thread in threads:
         thread.join(10)
@@ -115,13 +129,16 @@ def test_bad_pointers_are_illegal_addresses(stream: Any, kernels: Kernels) -> No
 def test_late_faults(stream: Any, kernels: Kernels) -> None:
     other = ok(cu.cuStreamCreate(1))
     with simulator.adversary(late_faults=0.1):
-        ok(kernels.launch("trap", stream))
         start, answers = time.monotonic(), set()
-        while (answer := code(cu.cuStreamQuery(stream))) == 600:
-            answers.add(code(cu.cuStreamQuery(other)))
+        ok(kernels.launch("trap", stream))
+        while True:
+            before = code(cu.cuStreamQuery(other))  # the fault may come between the two queries
+            if (answer := code(cu.cuStreamQuery(stream))) != 600:
+                break
+            answers.add(before)
             time.sleep(0.001)
         assert answer == 719
-        assert time.monotonic() - start >= 0.09
+        assert time.monotonic() - start >= 0.1
         assert answers == {0}
         assert code(cu.cuStreamQuery(other)) == 719
 
@@ -148,8 +165,8 @@ def test_a_launch_that_blocks_is_told_too(stream: Any, kernels: Kernels, gate: G
         codes.append(code(kernels.launch("empty", stream)))
 
     thread = threading.Thread(target=launch)
-    thread.start()
-    time.sleep(0.02)
+    with called("cuLaunchKernel"):
+        thread.start()
     simulator.break_context(700)
     thread.join(10)
     assert codes == [700]
@@ -188,8 +205,8 @@ def test_nothing_is_let_go_before_the_running_kernel_ends(stream: Any, kernels: 
         codes.append(code(cu.cuStreamSynchronize(stream)))
 
     waiting, recovering = threading.Thread(target=wait), threading.Thread(target=simulator.recover)
-    waiting.start()
-    time.sleep(0.02)
+    with called("cuStreamSynchronize"):
+        waiting.start()
     simulator.break_context(700)
     assert (
         code(cu.cuStreamQuery(stream)) == 700
