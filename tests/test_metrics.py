@@ -21,6 +21,7 @@ from aiostream.metrics import Collector, Wait, on_wait
 from aiostream.testing import Gate, spin
 from interrupts import Striker
 from support import run_on, settle, succeed
+from waiters import wait_for_work
 
 
 @pytest.fixture
@@ -44,8 +45,7 @@ async def turns(count: int = 5) -> None:
 
 async def test_each_kind_of_wait_is_reported(waits: list[Wait]) -> None:
     async with StreamPool(1) as pool, pool.stream() as stream:
-        spin(stream, 0.005)
-        await stream.synchronize_async()
+        await wait_for_work(stream, 0.005)
         await stream.enqueue_async(spin, 0.001)
         await stream.completion_future()
         await stream.checked_completion_future()
@@ -378,8 +378,7 @@ async def test_collector_counts_waits_pools_and_handles() -> None:
         collector = Collector(pools={"model": pool}, buckets=(0.005, 10))
         try:
             async with pool.stream() as stream:
-                spin(stream, 0.02)
-                await stream.synchronize_async()
+                await wait_for_work(stream, 0.02)
                 await stream.synchronize_async()
                 now = scrape(collector)
         finally:

@@ -25,7 +25,7 @@ from aiostream import Event, ExecutableGraph, Stream, StreamPool, metrics, stati
 from aiostream.testing import Gate, spin
 from aiostream.trace import Await, Recording
 from support import run_on, run_together, succeed
-from waiters import until
+from waiters import until, wait_for_work
 
 CLASSES = [Stream, Event, ExecutableGraph, StreamPool, *internals.traced_inside()]
 
@@ -112,20 +112,20 @@ async def test_each_await_appears_once_with_its_times_task_and_stream() -> None:
     assert {each.loop for each in found} == {threading.current_thread().name}
 
 
-async def test_times_on_the_gpu_are_those_of_the_work() -> None:
+async def test_times_on_the_gpu_are_those_of_the_work(driver_kind: str) -> None:
     with trace.record() as recording:
         async with Stream() as stream:
             await stream.enqueue_async(spin, 0.02)
-            spin(stream, 0.02)
-            await stream.synchronize_async()
+            await wait_for_work(stream, 0.02)
     enqueued, waited = recording.awaits[:2]
     assert enqueued.gpu_began is not None
     assert enqueued.gpu_ended is not None
     assert 0.019e9 < enqueued.gpu_ended - enqueued.gpu_began < 2e9
     assert waited.gpu_began is None, "work that others enqueued may have begun at any time"
     assert waited.gpu_ended is not None
-    assert waited.gpu_ended - waited.launched > 0.015e9
-    assert recording.gpu_uncertainty < 5e6
+    assert waited.gpu_ended - waited.launched > 0.019e9
+    # The simulator's threads share their cores with other programs, a GPU does not.
+    assert recording.gpu_uncertainty < (5e6 if driver_kind == "gpu" else 50e6)
 
 
 async def test_without_the_gpus_times_nothing_is_recorded_on_streams() -> None:

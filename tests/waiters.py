@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import anyio
 import pytest
@@ -20,11 +21,14 @@ from aiostream import Event, Stream, WaitCounts, statistics
 from internals import (
     EVENT_POLLS,
     POINTS_ARMED,
+    WAIT_RECORDS,
     WAITS_BY_TIMER,
     WAITS_HANDED_BACK,
     WAITS_WATCHED,
     limit_timer,
     native_counters,
+    native_strategies,
+    reserve_wait,
 )
 from support import Gate, spin
 
@@ -99,6 +103,28 @@ async def until(condition: Callable[..., bool]) -> None:
     with anyio.fail_after(20):
         while not condition():
             await anyio.lowlevel.checkpoint()
+
+
+def take_spare_records(stream: Stream) -> list[Any]:
+    """Until what it returns is dropped, each wait needs a record that is made for it, or that has
+    come back since.
+    """
+    taken, made = [], native_counters()[WAIT_RECORDS]
+    while native_counters()[WAIT_RECORDS] == made:
+        taken.append(reserve_wait(stream, native_strategies().index("event")))
+    return taken
+
+
+async def wait_for_work(stream: Stream, seconds: float) -> None:
+    """Waits for so many seconds of work, which begins only when the wait is pending."""
+    pending = counts().pending
+    with Gate() as gate:
+        gate.hold(stream)
+        spin(stream, seconds)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stream.synchronize_async)
+            await until(lambda: counts().pending > pending)
+            gate.open()
 
 
 async def drop_streams(kept: list[Stream], where: str) -> None:
