@@ -139,10 +139,20 @@ def test_random_cancellations_loop_closures_and_stream_closures(
     before = statistics()
     total = {"waited": 0, "cancelled": 0, "closed": 0}
     loops = seed = 0
+
+    def stages() -> dict[str, int]:
+        now = statistics().waits
+        names = ("ready", "spun", "watched", "by_timer")
+        return {name: getattr(now, name) - getattr(before.waits, name) for name in names}
+
     try:
-        while total["cancelled"] + total["closed"] + loops < 1000 or min(total.values()) == 0:
+        while (
+            total["cancelled"] + total["closed"] + loops < 1000
+            or min(total.values()) == 0
+            or min(stages().values()) == 0  # on a busy machine hardly any wait is predicted
+        ):
             seed += 1
-            assert seed < 100, f"too little happens: {total}"
+            assert seed < 100, f"too little happens: {total}, {stages()}"
             rng = random.Random(seed)
             if driver_kind == "simulator":
                 from aiostream import simulator
@@ -167,16 +177,11 @@ def test_random_cancellations_loop_closures_and_stream_closures(
     after = statistics()
     assert after.points.leaked == before.points.leaked
     assert after.futures.dropped > before.futures.dropped
-    stages = {
-        name: getattr(after.waits, name) - getattr(before.waits, name)
-        for name in ("ready", "spun", "watched", "by_timer")
-    }
-    assert min(stages.values()) > 0, stages
     assert after.waits.pending == 0
     complaints = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not complaints, complaints
     assert capfd.readouterr().err == ""
-    print(f"{seed} seeds, {loops} loops: {total}, {stages}")
+    print(f"{seed} seeds, {loops} loops: {total}, {stages()}")
 
 
 def test_loops_of_all_kinds_one_after_the_other() -> None:
