@@ -131,12 +131,15 @@ def shut_a_stream_down(faults: Faults, _: None) -> None:
 
 @without_loop()
 def drop_a_stream_and_an_event(faults: Faults, _: None) -> None:
-    """Their finalizers leave them to the janitor."""
+    """Their finalizers leave them to the janitor.
+
+    It may still have something of an earlier path, and ends that too.
+    """
     stream, event = Stream(), Event()
     with faults:
         open_before = aiostream.statistics().handles.open
         del stream, event
-        assert settle(lambda: aiostream.statistics().handles.open == open_before - 2)
+        assert settle(lambda: aiostream.statistics().handles.open <= open_before - 2)
 
 
 @without_loop(a_stream)
@@ -375,4 +378,4 @@ def make_and_drop_a_graph(faults: Faults, _: None) -> None:
         open_before = aiostream.statistics().handles.open
         made = Graph()
         del made
-        assert settle(lambda: aiostream.statistics().handles.open == open_before)
+        assert settle(lambda: aiostream.statistics().handles.open <= open_before)

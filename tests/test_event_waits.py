@@ -13,6 +13,7 @@ import pytest
 
 import aiostream
 from aiostream import (
+    Context,
     CudaError,
     Event,
     OutOfMemoryError,
@@ -55,6 +56,17 @@ async def until_polled(times: int = 10) -> None:
     await until(lambda: native_counters()[EVENT_POLLS] >= before + times)
 
 
+async def until_helpers_are_idle(context: Context) -> int:
+    """Lets the loop take turns until the watcher has given back all helper streams; how many."""
+
+    def are_idle() -> bool:
+        idle, made = helpers(context)
+        return idle == made
+
+    await until(are_idle)
+    return helpers(context)[1]
+
+
 class Ended:
     """How many tasks have waited for an event to the end."""
 
@@ -84,6 +96,7 @@ async def test_many_waits_make_no_stream_and_no_thread(
             awaited = [Event() for _ in range(events)]
         for event in awaited:
             event.record(stream)
+        await until_helpers_are_idle(stream.context)
         before, threads, had = made(), worker_threads(), helpers(stream.context)
         async with anyio.create_task_group() as tasks:
             for event in awaited:
@@ -130,7 +143,7 @@ async def test_thousand_waits_for_one_record_share_one_helper() -> None:
         stream, other = held_stream(gate), held_stream(later)
         event = Event()
         event.record(stream)
-        idle = helpers(stream.context)[0]
+        idle = await until_helpers_are_idle(stream.context)
         async with anyio.create_task_group() as tasks:
             for _ in range(1000):
                 tasks.start_soon(ended.wait, event)
@@ -142,7 +155,7 @@ async def test_thousand_waits_for_one_record_share_one_helper() -> None:
         assert ended.count == 1000
         assert not event.query()
         later.open()
-        await until(lambda: helpers(stream.context)[0] == idle)
+        assert await until_helpers_are_idle(stream.context) == idle
         for thing in (event, stream, other):
             thing.close()
 
@@ -171,8 +184,7 @@ async def test_more_events_than_helper_streams_are_recorded_again() -> None:
         for event in events:
             await event.synchronize_async()
             event.close()
-        idle, made = helpers(stream.context)
-        assert idle == made
+        await until_helpers_are_idle(stream.context)
         await stream.aclose()
         await other.aclose()
 
@@ -358,7 +370,7 @@ async def test_thread_records_again_while_tasks_wait() -> None:
         thread.join(30)
     assert not errors, errors
     await event.synchronize_async()
-    await until(lambda: helpers(stream.context)[0] == helpers(stream.context)[1])
+    await until_helpers_are_idle(stream.context)
     event.close()
     stream.close()
 
@@ -427,8 +439,7 @@ async def test_cancelled_waits_in_each_stage_leave_nothing(stage: str, again: bo
         waiter.event.close()
     await until(lambda: statistics().handles.open == is_open - 1)
     await until(lambda: counts().pending == 0)
-    idle, made = helpers(free.context)
-    assert idle == made
+    await until_helpers_are_idle(free.context)
     await waiter.stream.aclose()
     free.close()
 

@@ -114,7 +114,8 @@ FAULT = """
         print(f"{{KERNEL}}: reported {{(reported - began) * 1000:.1f}} ms after the gate opened; "
               f"waiters failed "
               f"{{min(late):.1f}} to {{max(late):.1f}} ms after that")
-        assert max(late) <= 50, late
+        # The simulator's threads share their cores with other programs.
+        assert max(late) <= (200 if os.environ["AIOSTREAM_SIMULATOR"] else 50), late
 
         refused(streams[1].completion_future)
         refused(streams[1].checked_completion_future)
@@ -140,14 +141,16 @@ FAULT = """
     def settled():
         count = statistics()
         nothing_pending = count.points.pending == count.futures.pending == 0
-        return count.balanced and nothing_pending and (watched() is None) == {fires}
+        none_leaked = count.points.leaked == 0
+        return (
+            count.balanced and nothing_pending and (watched() is None) == none_leaked == {fires}
+        )
     while not settled():
         assert time.monotonic() < deadline, (statistics(), watched())
         time.sleep(0.001)
     count = statistics()
     print("leaked", count.points.leaked, "failed", count.futures.failed)
     assert count.futures.failed >= 33 and count.futures.done == 0, count
-    assert (count.points.leaked == 0) if {fires} else (count.points.leaked >= 1), count
     for stream in streams[:16]:
         try:
             stream.close()

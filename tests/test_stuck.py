@@ -41,10 +41,10 @@ def test_host_function_and_janitor_are_named_once_each(driver_kind: str) -> None
         """
         with contextlib.closing(Stream()) as stream:
             stream.launch_host_func(blocks_for_long)
-            assert settle(lambda: said("a host function has blocked the driver's thread for 0 s"))
+            assert settle(lambda: said("a host function has blocked the driver's thread for "))
             internals.run_in_janitor(blocks_for_long)
             # The releaser has looked again by then.
-            assert settle(lambda: said("a call has blocked the janitor thread for 0 s"))
+            assert settle(lambda: said("a call has blocked the janitor thread for "))
             going_on.set()
             stream.synchronize()
         (host,), (janitor,) = said("a host function"), said("a call has blocked the janitor")
