@@ -61,7 +61,8 @@ def end_of(driver_kind: str, script: str, code: int = 0) -> str:
     )
     first, _, rest = done.stdout.partition("\n")
     print(f"the process ended {(ended - float(first)) * 1000:.0f} ms after its work would have")
-    assert ended - float(first) < 1.0
+    # The end of a process takes longer on a busy machine, of which the simulator is a part.
+    assert ended - float(first) < (1.0 if driver_kind == "gpu" else 3.0)
     return rest
 
 

@@ -59,7 +59,7 @@ def test_fault_that_nobody_awaits_is_told_within_a_second(driver_kind: str, orde
                 time.sleep(0.0005)
             shown = time.monotonic()
             assert settle(lambda: told, seconds=5), "nobody was told"
-            say(told[0][0], told[0][1] - shown < 1.2)
+            say(told[0][0], told[0][1] - shown < {1.2 if driver_kind == "gpu" else 3})
             os._exit(0)
             """
         ),
@@ -210,16 +210,16 @@ PLACES = {
     "a task that polls": """
         async def main():
             stream = Stream(wait="spin")
-            fault(stream)
             say("ready")
+            fault(stream)
             await stream.synchronize_async()
         run(main)
     """,
     "the watcher": """
         async def main():
             stream = Stream(wait="event")
-            fault(stream)
             say("ready")
+            fault(stream)
             await stream.synchronize_async()
         run(main)
     """,
@@ -227,8 +227,8 @@ PLACES = {
         async def main():
             stream = Stream()
             future = stream.completion_future()
-            fault(stream)
             say("ready")
+            fault(stream)
             await stream.completion_future()
         run(main)
     """,
@@ -241,22 +241,22 @@ PLACES = {
     """,
     "nobody's wait": """
         stream = Stream()
-        fault(stream)
         say("ready")
+        fault(stream)
         time.sleep(20)
     """,
     "health": """
         stream = Stream()
-        fault(stream)
         say("ready")
+        fault(stream)
         while aiostream.health() is None:
             time.sleep(0.001)
         say("told")
     """,
     "any call": """
         stream = Stream()
-        fault(stream)
         say("ready")
+        fault(stream)
         try:
             stream.synchronize()
         finally:
@@ -264,8 +264,8 @@ PLACES = {
     """,
     "a callback": """
         stream = Stream()
-        fault(stream)
         say("ready")
+        fault(stream)
         stream.add_callback(lambda error: say("told"))
         time.sleep(20)
     """,
@@ -274,16 +274,16 @@ PLACES = {
         async def main():
             stream = Stream()
             future = stream.completion_future()
-            fault(stream)
             say("ready")
+            fault(stream)
             ctypes.PyDLL(None).sleep(20)
         run(main)
     """,
     "the call itself": """
         end()
         stream = Stream()
-        fault(stream)
         say("ready")
+        fault(stream)
         while aiostream.health() is None:
             time.sleep(0.001)
         aiostream.exit_on_context_failed(71)
@@ -368,7 +368,7 @@ def test_grace_ends_whatever_happens(driver_kind: str) -> None:
         import ctypes
         ctypes.PyDLL(None).sleep(20)
     """
-    done = run_script(driver_kind, script(GRACE.format(grace=0.7), late))
+    done = run_script(driver_kind, script(GRACE.format(grace=3), late))
     assert done.returncode == 72, done.stderr
     assert "listened" in done.stdout
 
