@@ -667,7 +667,6 @@ def other_distribution() -> str | None:
 
 # ---------------------------------------------------------------------------------------- benchmark
 
-
 BENCH_WAYS = tuple(_bench.WAYS)
 add_bench_arguments = _bench.add_arguments
 run_bench = _bench.run
@@ -681,6 +680,11 @@ def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[
 def alarms() -> list[_points.Alarm]:
     """Returns the alarms of all tasks that wait for a pool's stream or a token."""
     return [entry for entry in list(_points.registry.values()) if isinstance(entry, _points.Alarm)]
+
+
+def ordered_completions() -> int:
+    """How many completions of the loop that runs here stand in the order of their stream."""
+    return sum(map(len, _loops.current_bridge().orders.by_stream.values()))
 
 
 # ------------------------------------------------------------------------ traces

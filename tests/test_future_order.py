@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
-from aiostream import Stream, statistics
-from support import Gate, held_stream, spin
+import internals
+from aiostream import ContextFailedError, Stream, statistics
+from support import PLAIN_LOOPS, Gate, held_stream, spin
 from waiters import until
 
 KINDS: dict[str, Callable[[Stream], Any]] = {
@@ -61,7 +66,7 @@ async def test_objects_on_one_stream_share_the_order(earlier: str, later: str) -
     """Each is new, so that it has looked up nothing."""
     owner = Stream()
     for _ in range(10):
-        first, second = owner.to_borrowed(), Stream.borrow(owner.handle)
+        first, second = owner.to_borrowed(), Stream.borrow(owner)
         spin(owner, 0.002)
         before = KINDS[earlier](first)
         await KINDS[later](second)
@@ -95,3 +100,86 @@ async def test_streams_do_not_wait_for_each_other() -> None:
             await future
     held.close()
     free.close()
+
+
+def run_within(
+    number: int, action: Callable[[], None], call: Callable[[], Any]
+) -> tuple[Any, bool]:
+    """Calls `call`, and `action` at its line of this number, as a signal handler comes in between.
+
+    Returns:
+        What `call` has returned, and whether it has so many lines.
+    """
+    lines = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        if event == "line" and lines == number:
+            sys.settrace(before)
+            action()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return call(), lines >= number
+    finally:
+        sys.settrace(before)
+
+
+class Buffer:
+    """Stands for memory that the GPU uses."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_work_that_a_signal_handler_enqueues_in_between(kind: str) -> None:
+    """It may be behind or in front of the point whose call it interrupts. It lies behind a gate, so
+    it must not end, and its buffer must live, whatever ends before.
+    """
+    stream = Stream()
+    for number in itertools.count(1):
+        with Gate() as gate:
+            inner: list[Any] = []
+
+            def handle(gate: Gate = gate, inner: list[Any] = inner) -> None:
+                gate.hold(stream)
+                buffer = Buffer()
+                inner.append(weakref.ref(buffer))
+                inner.append(stream.enqueue_async(lambda _, kept: None, buffer))
+
+            outer, reached = run_within(number, handle, lambda: KINDS[kind](stream))
+            if not reached:
+                break
+            later = KINDS[kind](stream)
+            await anyio.sleep(0.0005)
+            gc.collect()
+            assert inner[0]() is not None, number
+            assert not inner[1].done(), number
+            assert not later.done(), number
+            gate.open()
+            await later
+            assert outer.done(), number
+            assert inner[1].done(), number
+    assert number > 15
+    stream.close()
+
+
+@pytest.mark.leaks(2)
+@pytest.mark.simulator_only("a GPU does not recover")
+@pytest.mark.parametrize("loop_kind", PLAIN_LOOPS)
+async def test_failed_futures_leave_the_order(breakable: Any, loop_kind: str) -> None:
+    """Also if no later future of the stream comes."""
+    stream = Stream()
+    with Gate() as gate:
+        gate.hold(stream)
+        futures = [kind(stream) for kind in KINDS.values()]
+        assert internals.ordered_completions() == len(futures)
+        breakable.break_context(700)
+        for future in futures:
+            with pytest.raises(ContextFailedError):
+                await future
+        breakable.recover()
+        gate.open()
+    await until(lambda: internals.ordered_completions() == 0)
+    stream.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiostream import _driver, _loops, _native, _points, _process
 from aiostream._completion import Completion, KeepAlive, OrderedCompletion, State, leak
-from aiostream._reference import Reference, call_with, wait_list_of
+from aiostream._reference import Reference, call_with, order_key
 from aiostream.device import Context
 
 CALLS = {
@@ -137,10 +137,10 @@ def arm_completion(
         _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
         reserved = _native.reserve(bridge.queue, context_id, kind)
         ticket = reserved.number
+        completion.begin_order()
         _driver.raise_for(arm(handle, ticket, completion, pinned), CALLS[kind], stream, capturing)
-        # Behind the arming, which refuses a stream that is capturing: to find the list would end
-        # the capture. The ticket may have fired already, but this thread delivers it, and not here.
-        completion.enter_order(reference.wait_list or wait_list_of(reference))
+        # The ticket may have fired already, but this thread delivers it, and not here.
+        completion.enter_order(order_key(reference))
     except BaseException as problem:
         # No caller gets the future, but the work before the point may be in flight. If the ticket
         # is not registered, nothing else keeps the objects of that work alive, and the GPU would

@@ -197,7 +197,21 @@ class Completion:
         self.future = None
 
 
-Orders = dict[_native.WaitList, "deque[OrderedCompletion]"]
+class Orders:
+    """The completions of one loop, by stream, in the order in which their points were enqueued.
+
+    Completions hold this and not the bridge, because the bridge must die with its loop, and a
+    completion may live longer.
+
+    Threads: the loop's, and the janitor's once that loop has ended.
+    """
+
+    __slots__ = ("by_stream", "latest")
+
+    def __init__(self) -> None:
+        # Those of a stream that may be pending, oldest first. By `_reference.order_key`.
+        self.by_stream: dict[object, deque[OrderedCompletion]] = {}
+        self.latest: object = None  # which completion was about to be enqueued last
 
 
 class OrderedCompletion(Completion):
@@ -209,7 +223,7 @@ class OrderedCompletion(Completion):
     Threads: as `Completion`.
     """
 
-    __slots__ = ("in_order", "orders", "wait_list")
+    __slots__ = ("in_order", "order", "orders", "place")
 
     def __init__(
         self,
@@ -223,50 +237,62 @@ class OrderedCompletion(Completion):
     ) -> None:
         super().__init__(future, stream, call, context_id, result, keepalive)
         self.orders = orders
-        self.wait_list: _native.WaitList | None = None
+        self.order: deque[OrderedCompletion] | None = None
+        self.place: object = None
         self.in_order = False
 
-    def enter_order(self, wait_list: _native.WaitList) -> None:
-        """Makes this completion the latest of its stream and loop. The driver has its point."""
-        self.wait_list = wait_list
-        # The flag comes last. If an interrupt came after the flag and before the append, this
-        # completion would settle all that comes behind it in the order, although it is not over.
-        order = self.orders.get(wait_list)
-        if order is None:
-            self.orders[wait_list] = deque((self,))
-        else:
-            order.append(self)
-        self.in_order = True
+    def begin_order(self) -> None:
+        """The driver is about to get this completion's point."""
+        self.orders.latest = self
+
+    def enter_order(self, place: object) -> None:
+        """Makes this completion the latest of its stream and loop. The driver has its point.
+
+        A signal handler or a finalizer may enqueue and enter others after `begin_order`. They then
+        stand in front of this one, and yet may be behind it on the stream. So this one must not
+        settle them. Those that enter later are behind both, and may settle this one.
+        """
+        orders = self.orders
+        self.place = place
+        # One step. If the new deque brings a garbage collection, a finalizer may have stored one.
+        self.order = order = orders.by_stream.setdefault(place, deque())
+        order.append(self)
+        self.in_order = orders.latest is self
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Settles the future, after those of earlier points of the stream."""
         # After a failure nothing is known of the earlier ones. The watcher fails each of them.
-        if code == 0:
-            self._complete_earlier(orphaned)
+        if code == 0 and self.in_order and self.order is not None:
+            self._complete_earlier(self.order, orphaned)
         super().complete(code, orphaned)
+        self._leave_order()
 
-    def _complete_earlier(self, orphaned: bool) -> None:
+    def abandon(self, code: int, orphaned: bool) -> None:
+        """See `Completion`."""
+        super().abandon(code, orphaned)
+        self._leave_order()
+
+    def _complete_earlier(self, order: deque[OrderedCompletion], orphaned: bool) -> None:
         # What the GPU has passed on the stream before this point is over too. The loop may hear of
-        # it later, and then futures of one stream would settle out of order.
-        wait_list = self.wait_list
-        if wait_list is None:  # an interrupt came before it could enter the order
-            return
-        order = self.orders.get(wait_list)
-        if order is not None and len(order) == 1:
-            # The usual case. `complete` settles it next.
-            if order[0] is self:
-                self.in_order = False
-                del self.orders[wait_list]
-            return
-        # Each step can be repeated after a KeyboardInterrupt: an entry leaves the deque after it
-        # has settled, and settling again does nothing.
-        while order and self.in_order:
-            earlier = order[0]
+        # it later, and then futures of one stream would settle out of order. Each step can be
+        # repeated after a KeyboardInterrupt: an entry leaves the deque after it has settled, and
+        # settling again does nothing.
+        while order and (earlier := order[0]) is not self:
             Completion.complete(earlier, 0, orphaned)
             earlier.in_order = False
             order.popleft()
-        if not order:
-            self.orders.pop(wait_list, None)
+
+    def _leave_order(self) -> None:
+        """Removes this completion, and others that are over, from the front of the order."""
+        order = self.order
+        if order is None:
+            return
+        while order and (first := order[0]).state is not State.PENDING:
+            # First, because one that stands in no deque must settle none that do.
+            first.in_order = False
+            order.popleft()
+        if not order and self.orders.by_stream.get(self.place) is order:
+            del self.orders.by_stream[self.place]
 
 
 class EventCompletion(OrderedCompletion):
@@ -296,7 +322,8 @@ class EventCompletion(OrderedCompletion):
         self.result = None
         self.keepalive = keepalive
         self.orders = orders
-        self.wait_list = None
+        self.order = None
+        self.place = None
         self.reserved = reserved
         self.in_order = False
 
@@ -308,8 +335,7 @@ class EventCompletion(OrderedCompletion):
 
     def is_first(self) -> bool:
         """Whether its loop waits for nothing earlier on its stream."""
-        order = self.orders.get(self.wait_list) if self.wait_list is not None else None
-        return order is not None and order[0] is self
+        return self.in_order and bool(self.order) and self.order[0] is self  # type: ignore[index]
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Settles the future, because the event is complete or its context has failed.
@@ -317,13 +343,13 @@ class EventCompletion(OrderedCompletion):
         After a failure nothing proves that the GPU has passed, so the objects are leaked.
         """
         if code == 0:
-            self._complete_earlier(orphaned)
-            Completion.complete(self, code, orphaned)
+            super().complete(code, orphaned)
             return
         self._settle(code, orphaned)
         if self.keepalive is not None:
             leak((self.keepalive, self.result))
         self.keepalive = self.result = None
+        self._leave_order()
 
 
 # Objects that the driver can no longer prove it is done with. To release them could free memory

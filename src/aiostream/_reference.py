@@ -29,6 +29,7 @@ class Common:
     # The waits that worker threads leave behind (`enqueue_in_thread`). They are apart from the
     # stream's own list, because their lengths would spoil the prediction of its other waits.
     thread_waits: _native.WaitList | None = None
+    order_key: object = None  # see the function of that name
     # One item for each use that only its own thread can end: a block of `as_current`, a call of
     # `enqueue_in_thread`. While there is one, `into_raw` refuses, because it would wait for that
     # use.
@@ -108,6 +109,7 @@ class _PerThread(threading.local):
     # because only the oldest of a list is polled.
     def __init__(self) -> None:
         self.wait_lists: dict[int, _native.WaitList] = {}
+        self.order_keys: dict[int, object] = {}
 
 
 _per_thread = _PerThread()
@@ -135,11 +137,30 @@ def wait_list_of(reference: Reference) -> _native.WaitList:
     return reference.wait_list
 
 
+def order_key(reference: Reference) -> object:
+    """Returns what stands for a stream in the order of its futures.
+
+    It is one for a stream and all that are borrowed from it. It asks the driver nothing, because
+    a question could end a capture that another thread begins.
+    """
+    if reference.handle.value == PER_THREAD:  # another stream in each thread
+        return _per_thread.order_keys.setdefault(reference.context._ensure_monitored(), object())
+    common = reference.common
+    if common.order_key is None:
+        # The list, if it is known, because it is also that of other objects on the same stream. It
+        # is chosen once, because with two keys there would be two orders.
+        common.order_key = reference.wait_list or common
+    return common.order_key
+
+
 def share_history(references: Iterable[Reference]) -> None:
     """Lets the waits on several streams learn from each other, because they run the same work."""
     history = _native.History()
     for reference in references:
-        reference.wait_list = _find_wait_list(reference, history)
+        # The per-thread stream keeps the lists of its threads, because only the oldest wait of a
+        # list is polled.
+        if reference.handle.value != PER_THREAD:
+            reference.wait_list = _find_wait_list(reference, history)
 
 
 def _find_wait_list(reference: Reference, history: _native.History | None) -> _native.WaitList:

@@ -622,8 +622,8 @@ class Stream(
 
         `fn` runs with the stream's context current. The future waits as the stream's
         `wait_strategy` says: by an event behind the work, which never blocks, or with `HOSTFUNC` by
-        a host function. Futures of one stream and one loop settle in the stream's order, also those
-        of `completion_future`.
+        a host function. Futures of one loop that you get from one `Stream`, and from those that are
+        borrowed from it, settle in the stream's order, also those of `completion_future`.
 
         Every refusal comes before `fn` runs, except for a failure of the context in the last
         millisecond. If `fn` raises, this call raises the same, and the arguments stay alive in the

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aiostream import _arguments, _arming, _driver, _loops, _native, _points
 from aiostream._completion import Completion, EventCompletion, SettledFuture, State, leak
-from aiostream._reference import Reference, call_with, wait_list_of
+from aiostream._reference import Reference, call_with, order_key, wait_list_of
 from aiostream.enums import WaitStrategy
 from aiostream.errors import CudaError, StreamClosedError
 
@@ -311,11 +311,12 @@ def enqueue(
         _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
         # From here on the watcher or the loop's timer may have the wait. They touch the record and
         # the ticket, and nothing of Python's.
+        completion.begin_order()
         refusal, stage = reserved.record(reference.handle)
         if stage == _STAGE_TASK:
             bridge.poll_soon()
         _driver.raise_for(refusal, "cuEventRecord", reference.name, _arming.LEFT_CAPTURING)
-        completion.enter_order(wait_list)
+        completion.enter_order(order_key(reference))
         # A task that awaits the future may poll, unless the watcher has the wait until the end.
         if stage != _STAGE_WATCHER:
             future.point = completion

@@ -44,10 +44,7 @@ class Bridge:
         self.queue = self._unclosed[0]
         # Stands for the drain that the loop will do in its next turn, or None. The loop's thread.
         self._polling: object = None
-        # For each stream: this loop's completions that an event ends, oldest first. Completions
-        # hold this dict and not the bridge, because the bridge must die with its loop, and a
-        # completion may live longer.
-        self.orders: Orders = {}
+        self.orders = Orders()
 
     @property
     def descriptor(self) -> int:

@@ -90,6 +90,10 @@ int context_health(struct context *context) {
     if (!context_was_ended(context)) {
         int mode = relaxed_enter();
         status = failure_noted(driver.stream_query(context->stream), "cuStreamQuery");
+        /* A lost context gives the same answer again. Any other error may pass, such as a driver
+         * that is out of memory for a moment, and must not fail what waits in the context. */
+        if (status != CUDA_SUCCESS && status != CUDA_NOT_READY && !failure_is_fatal(status))
+            status = failure_noted(driver.stream_query(context->stream), "cuStreamQuery");
         relaxed_leave(mode);
     }
     /* An idle stream does not answer NOT_READY, unless the driver is slow. 9xx speak of a capture

@@ -49,9 +49,6 @@ static void read_health(bool all) {
     for (int i = 0; (context = context_at(i)); i++) {
         if (!all && !context_has_pending(context)) continue;
         int status = context_health(context);
-        /* A lost context gives the same answer again. Any other error may pass, such as a driver
-         * that is out of memory for a moment, and must not fail each wait of the context. */
-        if (status != CUDA_SUCCESS && !failure_is_fatal(status)) status = context_health(context);
         if (status == CUDA_SUCCESS || atomic_load(&stopping)) continue;
         waits_fail(context, status);
         points_fail(context, status);
