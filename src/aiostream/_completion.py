@@ -258,6 +258,7 @@ class OrderedCompletion(Completion):
         self.order = order = orders.by_stream.setdefault(place, deque())
         order.append(self)
         self.in_order = orders.latest is self
+        orders.latest = None  # it would keep this completion, which refers to `orders`
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Settles the future, after those of earlier points of the stream."""
