@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 import internals
 from aiostream import (
     CaptureMode,
+    Device,
     Event,
     PoolFullError,
     Stream,
@@ -589,3 +591,38 @@ def test_close_destroys_a_stream_that_an_interrupt_has_lost() -> None:
     while asyncio.run(at(line)):
         line += 1
     assert line > 10
+
+
+@pytest.mark.parametrize("first", ["completion_future", "enqueue_async"])
+@pytest.mark.parametrize("second", ["completion_future", "enqueue_async"])
+def test_pool_of_the_per_thread_stream_in_two_threads(first: str, second: str) -> None:
+    """It is another stream in each thread, so the end of one says nothing about the other."""
+    loop, futures = asyncio.new_event_loop(), list[Any]()
+    with Device(0).primary_context.as_current():
+        # The watcher polls only the oldest wait of a list.
+        pool = StreamPool.borrow([Stream.per_thread()], wait="event")
+    with Gate() as gate:
+
+        async def mark(stream: Stream, kind: str) -> None:
+            arguments = [lambda _: None] if kind == "enqueue_async" else []
+            futures.append(getattr(stream, kind)(*arguments))
+
+        async def hold() -> Stream:
+            stream = await pool.acquire()
+            gate.hold(stream)
+            await mark(stream, first)
+            return stream
+
+        async def pass_by(stream: Stream) -> None:
+            await mark(stream, second)
+            await futures[-1]
+            assert not futures[0].done()
+
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+            stream = one.submit(loop.run_until_complete, hold()).result(20)
+            other.submit(loop.run_until_complete, pass_by(stream)).result(20)
+            gate.open()
+            one.submit(loop.run_until_complete, futures[0]).result(20)
+            pool.release(stream)
+            one.submit(loop.run_until_complete, pool.aclose()).result(20)
+    loop.close()

@@ -81,6 +81,30 @@ void context_drop_pending(struct context *context) {
     atomic_fetch_sub(&pending_total, 1);
 }
 
+/* Neither is an error of the context: an idle stream does not answer NOT_READY, unless the driver
+ * is slow, and 9xx speak of a capture of another thread. */
+static bool says_nothing(int status) {
+    return status == CUDA_NOT_READY ||
+           (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST);
+}
+
+/* The private stream was destroyed with its context, and must not be queried again. */
+static bool says_gone(int status) {
+    return status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE ||
+           status == CUDA_CONTEXT_IS_DESTROYED;
+}
+
+/* A lost context gives the same answer again. Any other error may pass, such as a driver that is
+ * out of memory for a moment, and must not fail what waits in the context. */
+static bool may_pass(int status) {
+    return status != CUDA_SUCCESS && !says_nothing(status) && !says_gone(status) &&
+           !failure_is_fatal(status);
+}
+
+static int query(const struct context *context) {
+    return failure_noted(driver.stream_query(context->stream), "cuStreamQuery");
+}
+
 int context_health(struct context *context) {
     int gone = atomic_load(&context->gone);
     if (gone) return gone;
@@ -89,21 +113,14 @@ int context_health(struct context *context) {
     int status = CUDA_CONTEXT_IS_DESTROYED;
     if (!context_was_ended(context)) {
         int mode = relaxed_enter();
-        status = failure_noted(driver.stream_query(context->stream), "cuStreamQuery");
-        /* A lost context gives the same answer again. Any other error may pass, such as a driver
-         * that is out of memory for a moment, and must not fail what waits in the context. */
-        if (status != CUDA_SUCCESS && status != CUDA_NOT_READY && !failure_is_fatal(status))
-            status = failure_noted(driver.stream_query(context->stream), "cuStreamQuery");
+        status = query(context);
+        if (may_pass(status)) status = query(context);
         relaxed_leave(mode);
     }
-    /* An idle stream does not answer NOT_READY, unless the driver is slow. 9xx speak of a capture
-     * of another thread. Neither is an error of the context. */
-    if (status == CUDA_NOT_READY || (status >= CUDA_CAPTURE_FIRST && status <= CUDA_CAPTURE_LAST))
-        status = CUDA_SUCCESS;
-    if (status == CUDA_SUCCESS) atomic_store(&context->healthy_at, before);
-    else if (status == CUDA_INVALID_CONTEXT || status == CUDA_INVALID_HANDLE ||
-             status == CUDA_CONTEXT_IS_DESTROYED) {
-        /* the private stream was destroyed with its context */
+    if (says_nothing(status)) status = CUDA_SUCCESS;
+    if (status == CUDA_SUCCESS) {
+        atomic_store(&context->healthy_at, before);
+    } else if (says_gone(status)) {
         atomic_store(&context->gone, status);
         failure_note(CUDA_CONTEXT_IS_DESTROYED, "cuStreamQuery");
     }
