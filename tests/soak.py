@@ -43,7 +43,7 @@ from support import PLAIN_LOOPS, Gate, run_on, settle, spin
 
 LOOPS = [*PLAIN_LOOPS, *PLAIN_LOOPS, "asyncio-debug"]
 STRATEGIES = list(WaitStrategy)
-WAIT_LISTS = 1024  # a context remembers so many streams: until then it grows
+WAIT_LISTS = 1024  # a context remembers so many streams
 MOST_CONTEXTS = 100  # the library remembers every context that it has ever met
 
 
@@ -144,10 +144,19 @@ class Soak:
         self.events = [Event(device=device) for device in self.devices]
         for device in self.devices:
             internals.load_kernels(device.primary_context)
-            for number in range(WAIT_LISTS):
-                internals.use_wait_list(
-                    device.primary_context, -1 - number
-                )  # what would grow until then has grown
+        self.wait_lists = 0
+        self.replace_wait_lists()
+
+    def replace_wait_lists(self) -> None:
+        """Lets each context remember streams that nobody uses, in place of those that it met.
+
+        The streams of a pool share one history. So the number of histories depends on how many
+        of the remembered streams were a pool's, and only a number without them can stay flat.
+        """
+        for device in self.devices:
+            for _ in range(WAIT_LISTS):
+                self.wait_lists += 1
+                internals.use_wait_list(device.primary_context, -self.wait_lists)
 
     # --------------------------------------------------------------------------------- what is done
 
@@ -456,6 +465,7 @@ class Soak:
             self.quiet()
             gc.collect()
             settle(lambda: statistics().handles.open == len(self.streams) + len(self.events))
+            self.replace_wait_lists()
             samples.append(sample())
             if tell is not None and now >= told + 10:
                 told = now
