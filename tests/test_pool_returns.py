@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from typing import Any
 
 import anyio
@@ -75,6 +76,29 @@ async def test_cancelled_requests_do_not_delay_the_next() -> None:
                 assert not served
                 gate.open()
             assert served == [True] * 8
+
+
+async def test_stream_is_free_when_a_thread_has_ended_that_a_cancelled_request_has_left() -> None:
+    """The pool's numbers say so, although no task uses the pool meanwhile."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def fn(_: Stream) -> None:
+        began.set()
+        may_end.wait(30)
+
+    async with StreamPool(1) as pool:
+
+        async def call() -> None:
+            async with pool.stream() as stream:
+                await stream.enqueue_in_thread(fn)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await until(began.is_set)
+            group.cancel_scope.cancel()
+        assert (pool.idle, pool.busy, pool.lent) == (0, 1, 0)
+        may_end.set()
+        await until(lambda: (pool.idle, pool.busy) == (1, 0))
 
 
 async def test_drain_awaits_work_of_earlier_tasks() -> None:

@@ -49,6 +49,8 @@ class PoolCore:
         self._without_alarm: dict[Slot, None] = {}
         self._at_once = 0  # how often a stream was free at once
         self._looking = False  # the loop is going to call `_look_again_for`
+        # A cancelled enqueue_in_thread has left a thread on a stream that came back.
+        self._thread_left = False
         # 0, or the driver's code if some context of the process has failed. The next use then asks
         # for the health of this pool's contexts. Any thread may set it, see `HealthKeeper`.
         self._failure = 0
@@ -286,6 +288,7 @@ class PoolCore:
             # would come too early. `release` has closed the thread's `Stream`, so no new use can
             # begin, and the answer changes once.
             self._busy.add_unwatched(slot)
+            self._thread_left = True
             return
         code = _pool_returns.query(slot)
         if code == 0 or self._closed:
@@ -303,14 +306,19 @@ class PoolCore:
 
     def _look_again(self) -> None:
         """Looks at the busy streams that no event watches."""
+        self._thread_left = False
         for slot in self._busy.take_unwatched():
             self._look_at(slot)
 
     def _look_again_soon(self) -> None:
-        """Has the loop look again if tasks wait. Without them the next `acquire` looks."""
+        """Has the loop look again if tasks wait, or if a thread uses a stream.
+
+        Else the next `acquire` looks. A thread ends soon, and then the pool's numbers would be
+        wrong until that call.
+        """
         bridge = self._open_bridge()
         if (
-            self._waiters.futures
+            (self._waiters.futures or self._thread_left)
             and not self._looking
             and bridge is not None
             and self._bridge is not None
