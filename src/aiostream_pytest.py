@@ -89,11 +89,19 @@ def _use_simulator(devices: int | None) -> None:
 
 
 def _use_gpu() -> None:
-    from aiostream import Device, simulator
+    from aiostream import Device, NoDriverError, simulator
 
-    Device.count()  # loads the driver: the first one that is loaded is the process's for good
+    try:
+        Device.count()  # loads the driver: the first one that is loaded is the process's for good
+    except NoDriverError as problem:
+        raise RuntimeError(
+            f"{problem}\nFor tests without a GPU, use --aiostream=simulator"
+        ) from problem
     if simulator.installed():
-        raise RuntimeError("the simulator is this process's driver; is AIOSTREAM_SIMULATOR set?")
+        raise RuntimeError(
+            "the simulator is this process's driver already: unset AIOSTREAM_SIMULATOR and do not "
+            "call simulator.install(), or use --aiostream=simulator"
+        )
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -522,7 +522,7 @@ async def test_a_block_without_async(things: dict[str, Any]) -> None:
     for thing, name in (
         (things["stream"], "Stream"),
         (pool, "StreamPool"),
-        (pool.stream(), "Lending"),
+        (pool.stream(), r"pool\.stream\(\)"),
     ):
         with (
             pytest.raises(TypeError, match=f"{name} has no `with` block: write `async with`"),

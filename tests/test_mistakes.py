@@ -62,10 +62,10 @@ async def test_an_await_in_a_capture() -> None:
     async with aiostream.Stream() as stream:
         with (
             stream.capture() as capture,
-            pytest.raises(aiostream.StreamCaptureError, match="Await after the `with` block of"),
+            pytest.raises(aiostream.StreamCaptureError, match="Call it after the `with` block of"),
         ):
             await stream.synchronize_async()
-        with pytest.raises(RuntimeError, match=r"capture_executable\(\).*graph.instantiate\(\)"):
+        with pytest.raises(RuntimeError, match=r"graph.instantiate\(\).*capture_executable\(\)"):
             _ = capture.executable
         capture.graph.close()
 

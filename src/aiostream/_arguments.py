@@ -232,13 +232,14 @@ class NotCopied:
 class AsyncBlock:
     """Has an `async with` block. If you forget the `async`, the error says so."""
 
+    _block = ""  # what has it, if that is not the class
     _or_else = ""  # what else you may have meant by `with`
 
     def __enter__(self) -> NoReturn:
         """Refuses."""
         raise TypeError(
-            f"{type(self).__name__.strip('_')} has no `with` block: write `async with`, because "
-            f"its end awaits{self._or_else}"
+            f"{self._block or type(self).__name__} has no `with` block: write `async with`"
+            f"{self._or_else}"
         )
 
     def __exit__(self, *_: object) -> None:

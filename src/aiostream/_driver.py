@@ -58,8 +58,9 @@ _NO_DRIVER = (
 _NO_DEVICE_SEEN = (
     "cuInit reported CUDA_ERROR_NO_DEVICE (100): the driver finds no GPU, because the environment "
     "variable CUDA_VISIBLE_DEVICES is {visible!r}. It hides every GPU that it does not name, "
-    "simulated ones too. Unset it, or name a GPU. Without a GPU, set AIOSTREAM_SIMULATOR=1"
+    "simulated ones too. Unset it, or name a GPU"
 )
+_TRY_SIMULATOR = ". Without a GPU, set AIOSTREAM_SIMULATOR=1"
 _NO_SIMULATED_DEVICE = (
     "cuInit reported CUDA_ERROR_NO_DEVICE (100): the simulator was installed with 0 devices. Set "
     "the environment variable AIOSTREAM_SIMULATOR_DEVICES to 1 or more, or unset it, or write "
@@ -87,8 +88,8 @@ _CAPTURED = (
 _CAPTURES = "The stream is capturing already"
 _DOES_NOT_CAPTURE = "The stream is not capturing"
 _REFUSED_IN_CAPTURE = (
-    "The stream is capturing. The call was refused, and the capture goes on. Await after the "
-    "`with` block of the capture"
+    "The stream is capturing. The call was refused, and the capture goes on. Call it after "
+    "the `with` block of the capture"
 )
 _QUARANTINED = (
     "Another thread began or ended a capture of the stream during the call. What was enqueued may "
@@ -158,7 +159,8 @@ def _load() -> ModuleType:
     if int(code) == _NO_DEVICE and simulator is not None and simulator.has_no_devices():
         raise errors.NoDriverError(_NO_SIMULATED_DEVICE)
     if int(code) == _NO_DEVICE and visible is not None:
-        raise errors.NoDriverError(_NO_DEVICE_SEEN.format(visible=visible))
+        advice = "" if simulator is not None and simulator.installed() else _TRY_SIMULATOR
+        raise errors.NoDriverError(_NO_DEVICE_SEEN.format(visible=visible) + advice)
     if int(code) != 0:
         raise errors.NoDriverError(_NO_DRIVER.format(reason=f"cuInit reported {code.name}"))
     with _lock:

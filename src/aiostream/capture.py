@@ -77,6 +77,12 @@ def _as_driver_mode(mode: CaptureMode) -> Any:
 # ------------------------------------------------------------------------------------------- scopes
 
 
+_WITHOUT_GRAPH = (
+    "there is no graph: the block has not ended, or the capture has failed. Use the graph after "
+    "the block"
+)
+
+
 class CaptureScope:
     """A `with` block that captures: what `Stream.capture` and `Stream.capture_executable` return.
 
@@ -106,10 +112,12 @@ class CaptureScope:
                 `capture_executable`.
         """
         if self._graph is None:
-            raise RuntimeError(
-                "there is no graph: the capture goes on, or has failed, or was one of "
-                "capture_executable()"
-            )
+            if self._executable is not None:
+                raise RuntimeError(
+                    "there is no graph, because capture_executable() has made it executable: use "
+                    "capture.executable"
+                )
+            raise RuntimeError(_WITHOUT_GRAPH)
         return self._graph
 
     @property
@@ -121,10 +129,12 @@ class CaptureScope:
                 `capture`.
         """
         if self._executable is None:
-            raise RuntimeError(
-                "there is no executable graph: the capture goes on, or has failed, or was one of "
-                "capture(). Use capture_executable() or graph.instantiate()"
-            )
+            if self._graph is not None:
+                raise RuntimeError(
+                    "there is no executable graph, because this is a block of capture(): use "
+                    "capture.graph.instantiate(), or capture_executable()"
+                )
+            raise RuntimeError(_WITHOUT_GRAPH)
         return self._executable
 
     def __repr__(self) -> str:
@@ -240,7 +250,8 @@ class CaptureMethods:
             mode: What else is forbidden during the capture, and to whom. Unless it is `RELAXED`,
                 end the capture in the thread that began it.
 
-        Threads: no other thread may use this stream meanwhile, as said of `capture`.
+        Threads: no other thread may use this stream while the capture begins or ends, because the
+        driver may then crash the process.
 
         Raises:
             StreamClosedError: The stream is closed.

@@ -120,7 +120,8 @@ class Device:
         number = _ordinal_of(ordinal)
         count = Device.count()
         if not 0 <= number < count:
-            raise ValueError(f"there is no device {number}: CUDA sees {count} (counted from 0)")
+            seen = "1 device, number 0" if count == 1 else f"{count} devices, from number 0 on"
+            raise ValueError(f"there is no device {number}: CUDA sees {seen}")
         self._ordinal = number
 
     @staticmethod

@@ -106,10 +106,11 @@ class GraphUpdateError(CudaError):
 
 
 class ContextFailedError(CudaError):
-    """A sticky error: the context is lost, and every later CUDA call of this process fails too.
+    """The context is lost, and every later call in it fails too.
 
-    Only a new process can use CUDA again. A fault on one device ends all devices of the process.
-    `aiostream.exit_on_context_failed()` ends your process for you.
+    After a fault of the GPU, every later CUDA call of the process fails, on all devices, and only a
+    new process can use CUDA again. `aiostream.exit_on_context_failed()` ends your process for you.
+    If a library has destroyed or reset the context (code 709), other contexts go on.
     """
 
 
@@ -150,7 +151,8 @@ def class_for(code: int) -> type[CudaError]:
 
 def closed(name: str) -> StreamClosedError:
     """The error for an object that is closed."""
+    returned = "given back to its pool, " if name.startswith("stream") else ""
     return StreamClosedError(
-        f"{name} is closed: its block has ended, or it was closed, given back to its pool, or its "
-        "handle was given away"
+        f"{name} is closed: its block has ended, or it was closed, {returned}or given away by "
+        "into_raw(). Use it before it is closed, or make a new one"
     )

@@ -28,9 +28,12 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
     `async with pool.stream() as stream:` waits until a stream is free, and gives it back at the end
     of the block. Tasks that wait are served in order.
 
-    A stream that you have given back is free when the GPU has done its work. So a request that
-    times out does not delay the next request: its work continues on its stream, and other tasks get
-    other streams meanwhile.
+    A stream that you have given back is free when the GPU has done its work. The work of a request
+    that has timed out continues on its stream, and other tasks get other streams meanwhile. If all
+    streams have such work, the next request waits until one of them is free.
+
+    Each task gets a new `Stream` object. To keep something for each stream, such as a buffer, use
+    `stream.handle` as the key.
 
     The pool creates all its streams here, because creating a stream while the GPU is busy may
     block. A task gets the stream that has been free for longest. With `devices`, it gets a stream
@@ -167,13 +170,13 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
     def busy(self) -> int:
         """How many streams the GPU still works on while no task holds them.
 
-        A stream that a task has dropped counts here until the pool looks at it, at its next use.
+        A stream that a task has dropped counts as busy until the next use of the pool.
         """
         return self._count_busy()
 
     @property
     def lent(self) -> int:
-        """How many streams tasks hold now, or get in their next turn."""
+        """How many streams tasks hold, or get in the loop's next turn."""
         return self._count_lent()
 
     @property
@@ -390,6 +393,8 @@ class _Lending(_arguments.AsyncBlock):
     """What `async with pool.stream()` enters."""
 
     __slots__ = ("_lent", "_pool")
+    _block = "pool.stream()"
+    _or_else = ", because it may have to wait for a stream"
 
     if not TYPE_CHECKING:  # type checkers say it without this
 

@@ -266,10 +266,12 @@ class _AsCompleted(AsyncIterator[F]):
 async def drain(timeout: float | None = None) -> bool:
     """Waits until nothing of the library is pending in this process, such as at a server's end.
 
-    It waits until every completion has settled in its loop, and until the GPU has passed every host
-    function, every callback and all work of `enqueue_async`. It includes those that other tasks,
-    loops and threads begin meanwhile. It does not include host functions in graphs, and work for
-    which no task waits.
+    It waits until every future has settled in its loop, and until the GPU has passed every host
+    function, every callback, all work of `enqueue_async`, and what cancelled waits have waited for.
+    It also waits for what is left on the streams of a pool, and for what other tasks and threads
+    begin during the call. It does not wait for host functions in graphs, and for work that no task
+    has awaited, such as a kernel or `executable.launch(stream)` alone. For that work, synchronize
+    the stream.
 
     Args:
         timeout: Seconds to wait at most. `None` sets no limit.

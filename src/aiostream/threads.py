@@ -317,12 +317,12 @@ class ThreadStream:
         is torch's or cupy's current one if they know it (see `torch()`). Make other settings of a
         thread in `fn`, such as torch's `inference_mode` and `autocast`.
 
-        The limiter's token is taken until `fn` has returned. The function, its arguments and its
+        The limiter's token stays taken until `fn` has returned. The function, its arguments and its
         result stay alive until the GPU has finished what `fn` enqueued.
 
         Cancellation: raises at once. If `fn` has not begun, it is not called. If it has begun, it
-        continues without your task. Until its work is done, the arguments stay alive, a pool does
-        not use the stream again, and `drain` waits. The token stays taken until `fn` has returned.
+        continues without your task. Until its work is done, the arguments stay alive, the token
+        stays taken, a pool does not use the stream again, and `drain` waits.
         After you close the stream, or give it back to its pool, its methods raise a
         `StreamClosedError` in `fn`.
 

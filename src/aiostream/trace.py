@@ -524,7 +524,7 @@ def begin_from_environment() -> None:
     path = os.environ.get(VARIABLE)
     if not path or _from_environment:
         return
-    _kind_of(path, f"the environment variable {VARIABLE}")
+    _kind_of(path, f"the file that the environment variable {VARIABLE} names")
     recording = Recording(path, True, None, _LIMIT)
     try:
         recording.__enter__()
