@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import json
+import math
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from aiostream import Event, ExecutableGraph, Stream, StreamPool, metrics, stati
 from aiostream.testing import Gate, spin
 from aiostream.trace import Await, Recording
 from support import run_on, run_together, succeed
-from waiters import until, wait_for_work
+from waiters import until, wait_for_work, waiter_in
 
 CLASSES = [Stream, Event, ExecutableGraph, StreamPool, *internals.traced_inside()]
 
@@ -38,7 +39,7 @@ def ordered(each: Await) -> bool:
     """Whether the times that are known follow each other."""
     times = [each.launched, each.gpu_began, each.gpu_ended, each.noticed, each.resumed]
     known = [time for time in times if time is not None]
-    starts = [each.launched, *(began for _, began in each.stages)]
+    starts = [each.launched, *(began for _, began in each.stages), each.resumed or math.inf]
     return known == sorted(known) and starts == sorted(starts)
 
 
@@ -110,6 +111,15 @@ async def test_each_await_appears_once_with_its_times_task_and_stream() -> None:
     (stream,) = streams
     assert re.fullmatch(r"stream 0x[0-9a-f]+ on device 0", stream or "")
     assert {each.loop for each in found} == {threading.current_thread().name}
+
+
+async def test_wait_that_is_handed_back_ends_when_its_task_goes_on() -> None:
+    with trace.record() as recording:
+        async with waiter_in("handed back") as (waiter, gate), anyio.create_task_group() as group:
+            group.start_soon(waiter.wait)
+            await waiter.reach()
+            gate.open()
+    assert all(ordered(each) for each in recording.awaits)
 
 
 async def test_times_on_the_gpu_are_those_of_the_work(driver_kind: str) -> None:

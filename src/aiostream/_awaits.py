@@ -88,6 +88,9 @@ _close_observers: dict[object, Observer] = {}  # those of them that need each st
 _here = _Here()
 # The watches of a future, while it lives. Guarded by `_watched_lock`, because the janitor asks too.
 _watched: weakref.WeakKeyDictionary[Any, tuple[Watch, ...]] = weakref.WeakKeyDictionary()
+# Those of them that a call has returned. The others are within an await, which may go on when its
+# future is done: a wait is handed back to its task so.
+_returned: weakref.WeakSet[Any] = weakref.WeakSet()
 _watched_lock = threading.RLock()
 
 
@@ -210,7 +213,7 @@ def _future(original: Any, *, call: str) -> Any:
         finally:
             _here.watches = before
         if _close_observers:
-            _watch(future, watches)
+            _watch(future, watches, returned=True)
         _each(watches, "returned")
         future.add_done_callback(functools.partial(_future_ended, watches))
         return future
@@ -302,7 +305,7 @@ def _awaited(original: Any) -> Any:
 
     @functools.wraps(original)
     def observed(self: Any) -> Any:
-        watches = () if self.done() else _watches_of(self)
+        watches = () if self.done() or not _is_returned(self) else _watches_of(self)
         inner = original(self)
         return _awaited_steps(self, inner, watches) if watches else inner
 
@@ -347,9 +350,16 @@ def _over(original: Any) -> Any:
     return observed
 
 
-def _watch(future: Any, watches: tuple[Watch, ...]) -> None:
+def _watch(future: Any, watches: tuple[Watch, ...], *, returned: bool = False) -> None:
     with _watched_lock:
         _watched[future] = watches
+        if returned:
+            _returned.add(future)
+
+
+def _is_returned(future: Any) -> bool:
+    with _watched_lock:
+        return future in _returned
 
 
 def _watches_of(future: Any) -> tuple[Watch, ...]:
