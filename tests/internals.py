@@ -541,7 +541,8 @@ def describe(point: Any) -> str:
 def pending_completion(future: Any, context_id: int) -> _completion.Completion:
     """Makes a pending completion that no driver call belongs to."""
     completion = _completion.Completion(future, "a stream", "a call", context_id)
-    _native.set_state(completion, _completion.State.PENDING, _native.FUTURES_CREATED)
+    states = _completion.State
+    _native.set_state(completion, states.NEW, states.PENDING, _native.FUTURES_CREATED)
     return completion
 
 

@@ -119,6 +119,27 @@ async def test_cancelled_future_ends_the_task_that_polls_it(
     await until(lambda: watched() is None)
 
 
+@pytest.mark.parametrize("loop_kind", ASYNCIO_LOOPS)
+@pytest.mark.parametrize("what", ["the future", "another task"])
+async def test_cancelled_future_ends_a_task_that_polls_it_beside_others(
+    polled_stream: Stream, loop_kind: str, what: str
+) -> None:
+    """asyncio cancels the future of a cancelled task, so all tasks that await it end."""
+    with Gate() as gate:
+        gate.hold(polled_stream)
+        future = polled_stream.enqueue_async(lambda _: None)
+        first = asyncio.create_task(_wait(future))
+        await until(lambda: internals.is_polled_by_task(future))
+        second = asyncio.create_task(_wait(future))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (future if what == "the future" else second).cancel()
+        done, _ = await asyncio.wait([first, second], timeout=20)
+        assert done == {first, second}, "the GPU has not passed, and the tasks were cancelled"
+        assert [first.cancelled(), second.cancelled()] == [True, True]
+    await until(lambda: statistics().points.pending == 0)
+
+
 async def test_cancelled_task_stops_polling(polled_stream: Stream, loop_kind: str) -> None:
     """asyncio cancels the future of a cancelled task, as ever.
 

@@ -19,7 +19,7 @@ import uvloop
 import aiostream
 import internals
 from aiostream import Stream, statistics
-from support import LOOPS, Blind, Gate, held_stream, run_on, settle, spin
+from support import EVENT_STRATEGIES, LOOPS, Blind, Gate, held_stream, run_on, settle, spin
 
 
 async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +247,47 @@ def test_a_loop_without_add_reader_may_close_early() -> None:
         stream.close()
 
 
+@pytest.mark.parametrize("completes", [True, False])
+@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
+def test_a_loop_without_add_reader_may_close_before_its_drain(
+    strategy: str, completes: bool
+) -> None:
+    """The drain that was asked for dies with the loop, and so does the next turn, in which the loop
+    would have polled.
+    """
+    before = aiostream.statistics().futures.dropped
+    asked = threading.Event()
+    things = [{number} for number in range(3)]
+    watched = [weakref.ref(thing) for thing in things]
+
+    class Asked(Blind):
+        def call_soon_threadsafe(self, callback: Any, *args: Any, **options: Any) -> Any:
+            handle = super().call_soon_threadsafe(callback, *args, **options)
+            if internals.is_drain(callback):
+                asked.set()
+            return handle
+
+    with Gate() as gate:
+        stream = Stream(wait=strategy)
+
+        async def main() -> None:
+            gate.hold(stream)
+            while things:
+                stream.enqueue_async(lambda on, thing: None, things.pop())
+            if completes:
+                stream.completion_future()
+
+        loop = Asked()
+        loop.run_until_complete(main())
+        gate.open()
+        assert not completes or asked.wait(20)
+        loop.close()
+        del loop
+        assert settle(lambda: statistics().futures.dropped == before + 3 + completes)
+        assert settle(lambda: gc.collect() >= 0 and not any(each() for each in watched))
+        stream.close()
+
+
 def test_trio_as_a_guest_of_asyncio() -> None:
     """Both loops run in one thread; each task's wait belongs to its own."""
     import trio
@@ -374,6 +415,36 @@ def test_an_interrupt_between_any_two_steps_of_a_delivery_loses_nothing() -> Non
     finally:
         loop.close()
     assert internals.pending_points() == 0
+
+
+@pytest.mark.parametrize("first", ["the task", "the janitor"])
+def test_a_task_that_ends_while_the_janitor_delivers_is_counted_once(first: str) -> None:
+    """The loop is closed. The task's thread may lose the GIL to the janitor between two steps."""
+    context_id = internals.register_context(aiostream.Device(0).primary_context)
+
+    class Divided:
+        """A future within whose methods the other thread does all of its work."""
+
+        def cancel(self) -> bool:
+            if first == "the task":
+                completion.complete(0, True)
+            return True
+
+        def cancelled(self) -> bool:
+            if first == "the janitor":
+                completion.cancel()
+            return False
+
+        def done(self) -> bool:
+            return False
+
+    before = statistics().futures
+    completion = internals.pending_completion(Divided(), context_id)
+    completion.cancel() if first == "the task" else completion.complete(0, True)
+    after = statistics().futures
+    assert after.pending == before.pending
+    assert after.created == before.created + 1
+    assert (after.dropped - before.dropped) + (after.cancelled - before.cancelled) == 1
 
 
 @pytest.mark.parametrize("has_lowlevel", [False, True])

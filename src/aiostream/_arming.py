@@ -134,7 +134,7 @@ def arm_completion(
         if answered_for is not None:
             answered_for.append(True)
         # Before the ticket exists, because the drain moves the state on, and only from PENDING.
-        _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
+        _native.set_state(completion, State.NEW, State.PENDING, _native.FUTURES_CREATED)
         reserved = _native.reserve(bridge.queue, context_id, kind)
         ticket = reserved.number
         completion.begin_order()

@@ -157,11 +157,13 @@ class Completion:
     def cancel(self) -> None:
         """Ends the wait, because the waiting task has gone. The GPU may still use the objects."""
         if self.state is State.PENDING:
-            if self.future is not None:
+            # Read once. If the loop is gone, the janitor may end this completion at the same time.
+            future = self.future
+            if future is not None:
                 # A coroutine may end after its loop was closed. asyncio cancels the future then,
                 # and raises because it cannot call the callbacks.
                 with contextlib.suppress(RuntimeError):
-                    self.future.cancel()
+                    future.cancel()
             self._end(State.CANCELLED)
 
     def _settle(self, code: int, orphaned: bool) -> None:
@@ -192,8 +194,9 @@ class Completion:
 
     def _end(self, outcome: State) -> None:
         # One native call sets the state and counts it, because an interrupt between two steps would
-        # leave the ledger unbalanced.
-        _native.set_state(self, outcome, OUTCOMES[outcome])
+        # leave the ledger unbalanced. It does so only if the completion is still pending, because
+        # the janitor and the thread in which a dead task is collected may both come here.
+        _native.set_state(self, State.PENDING, outcome, OUTCOMES[outcome])
         self.future = None
 
 

@@ -191,9 +191,11 @@ class PoolCore:
 
     def _change_loop(self, bridge: _loops.Bridge) -> None:
         """Another loop uses the pool. Takes back what tasks of the former loop never took."""
+        # A loop that was closed never runs its tasks again. So their futures do not count. They go
+        # first, because each keeps its task, and that task may hold a stream too.
+        self._waiters.forget_dead()
         if self._dropped:
             self._take_dropped()
-        # A loop that was closed never runs its tasks again. So their futures do not count.
         handed = [slot.handed_to for slot in self._slots if slot.handed_to is not None]
         alive = self._waiters.alive()
         lent = len(self._lent) + sum(not _loops.is_dead(future) for future in handed)
@@ -462,6 +464,8 @@ def _end_watches_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[_loop
     pool = reference()
     if pool is not None and pool._bridge is bridge:
         pool._waiters.end_watches()
+        # Each future keeps its task, and what that task holds, perhaps a stream of this pool.
+        pool._waiters.forget_dead()
 
 
 def _look_again_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[_loops.Bridge]) -> None:

@@ -35,6 +35,12 @@ class Waiters:
         # One step, also behind thousands of tasks, because each of them asks for the limit.
         return len(self.futures)
 
+    def forget_dead(self) -> None:
+        """Drops the futures of loops that are gone. Nothing will ever wake their tasks."""
+        for future in list(self.futures):
+            if _loops.is_dead(future):
+                self.futures.pop(future, None)
+
     def alive(self) -> list[Any]:
         """The futures of the tasks that still can be woken, because their loop is open."""
         return [future for future in self.futures if not _loops.is_dead(future)]

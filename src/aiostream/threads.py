@@ -88,7 +88,7 @@ class _ThreadCall(Completion):
         reference.common.held.append(self)
         # Before the worker begins, because the ticket may fire at any time after that.
         _points.registry[self.reserved.ticket] = self
-        _native.set_state(self, State.PENDING, _native.FUTURES_CREATED)
+        _native.set_state(self, State.NEW, State.PENDING, _native.FUTURES_CREATED)
 
     # ---------------------------------------------------------------------- in the worker thread
 

@@ -237,7 +237,7 @@ async def synchronize_async(self: Awaitable) -> None:
                 watched = _points.registry[answer] = _Watched(
                     _current_bridge().new_future(), reference
                 )
-                _native.set_state(watched, State.PENDING, _native.FUTURES_CREATED)
+                _native.set_state(watched, State.NEW, State.PENDING, _native.FUTURES_CREATED)
                 await watched.future  # type: ignore[misc]
                 if watched.spinning is None:
                     return
@@ -308,7 +308,7 @@ def enqueue(
         _driver.raise_for(refusal, "cuCtxPushCurrent", reference.name)
         # Before the record, because the ticket may fire at once, and the drain gives the result.
         completion.result = results[0]
-        _native.set_state(completion, State.PENDING, _native.FUTURES_CREATED)
+        _native.set_state(completion, State.NEW, State.PENDING, _native.FUTURES_CREATED)
         # From here on the watcher or the loop's timer may have the wait. They touch the record and
         # the ticket, and nothing of Python's.
         completion.begin_order()

@@ -45,6 +45,9 @@ class Bridge:
         # Stands for the drain that the loop will do in its next turn, or None. The loop's thread.
         self._polling: object = None
         self.orders = Orders()
+        # The dispatcher has asked the loop for a drain, which has not begun. The dispatcher sets
+        # it, and the loop's thread clears it.
+        self.asked = False
 
     @property
     def descriptor(self) -> int:
@@ -62,6 +65,8 @@ class Bridge:
         # from the parent, whose tasks would then hang.
         if _native.is_forked():
             return
+        # Before the queue is read. What arrives from here on brings a request of its own.
+        self.asked = False
         # This drain replaces the one that is on its way. A KeyboardInterrupt may have taken that
         # one, and if it still stood here, no later drain would ever be asked for.
         self._polling = None
@@ -156,6 +161,13 @@ class Bridge:
 
     def schedule_drain(self) -> bool:
         """Has the loop call `drain` soon. Returns `False` if the loop is gone.
+
+        Threads: the dispatcher's.
+        """
+        raise NotImplementedError
+
+    def is_gone(self) -> bool:
+        """Whether the loop will not do what it was asked for, because it is closed.
 
         Threads: the dispatcher's.
         """

@@ -15,7 +15,8 @@ from typing import Any
 from aiostream import _process, _stuck
 from aiostream._loops.bridge import Bridge
 
-# Seconds until the thread asks a loop again whose `schedule_drain` has raised an error.
+# Seconds until the thread asks a loop again whose `schedule_drain` has raised an error, and until
+# it looks whether a loop that was asked is gone.
 _RETRY_SECONDS = 0.05
 # Held while the dispatcher is made, because two threads may need it first at the same time. Without
 # it there could be two, each with a thread and an epoll that are never closed. Reentrant, because a
@@ -37,6 +38,9 @@ class Dispatcher:
         self._bridges: dict[int, weakref.ref[Bridge]] = {}
         # Descriptors whose loop could not be asked. Used by the thread that serves, alone.
         self._failed: set[int] = set()
+        # Descriptors whose loop was asked, and perhaps has not drained yet. If the loop is closed
+        # meanwhile, it forgets the request, and nothing else would arrive. Used by that thread.
+        self._asked: set[int] = set()
         # A daemon that is never stopped, because loops may run until the very end, in functions
         # that atexit calls after ours.
         thread = threading.Thread(target=self._run, name="aiostream-dispatcher", daemon=True)
@@ -80,7 +84,7 @@ class Dispatcher:
     def _run(self) -> None:
         _process.block_signals()
         while True:
-            self._serve(_RETRY_SECONDS if self._failed else None)
+            self._serve(_RETRY_SECONDS if self._failed or self._asked else None)
 
     def _serve(self, timeout: float | None) -> None:
         arrived = {descriptor for descriptor, _ in self._epoll.poll(timeout)}
@@ -88,12 +92,29 @@ class Dispatcher:
         # retry, what has arrived for them would wait until something else arrives.
         for descriptor in arrived | self._failed:
             self._have_drained(descriptor)
+        for descriptor in self._asked - arrived:
+            self._look_after(descriptor)
+
+    def _look_after(self, descriptor: int) -> None:
+        """Closes the bridge of a loop that was asked for a drain and is gone."""
+        reference = self._bridges.get(descriptor)
+        bridge = reference() if reference is not None else None
+        if bridge is None or not bridge.asked:
+            self._asked.discard(descriptor)
+        elif bridge.is_gone():
+            self._asked.discard(descriptor)
+            self._forget(descriptor, reference)
+            bridge.close()
 
     def _have_drained(self, descriptor: int) -> None:
         reference = self._bridges.get(descriptor)
         bridge = reference() if reference is not None else None
         _stuck.begin("dispatcher")
         try:
+            if bridge is not None:
+                # Before the request, because the loop may drain at once.
+                bridge.asked = True
+                self._asked.add(descriptor)
             there = bridge is not None and bridge.schedule_drain()
         except BaseException as error:
             # The loop is an application's own class and may raise anything. An error must not end
@@ -106,6 +127,7 @@ class Dispatcher:
             _stuck.end()
         self._failed.discard(descriptor)
         if not there:
+            self._asked.discard(descriptor)
             self._forget(descriptor, reference)
             if bridge is not None:
                 bridge.close()

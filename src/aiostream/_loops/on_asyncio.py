@@ -170,6 +170,11 @@ class AsyncioBridge(Bridge):
         loop.call_later(seconds, function, context=contextvars.Context())
         return True
 
+    def is_gone(self) -> bool:
+        """A loop that is closed has forgotten what `call_soon_threadsafe` has asked for."""
+        loop = self.loop()
+        return loop is None or loop.is_closed()
+
     def schedule_drain(self) -> bool:
         """Calls `call_soon_threadsafe`, for loops without `add_reader`."""
         loop = self.loop()
@@ -239,8 +244,10 @@ class AsyncioFuture(asyncio.Future[Any]):
             while not self.done():
                 # The wait has one poller: this task, or the loop in its drains. The native
                 # part gives it to one of them, so that the ticket fires once.
-                polled = self.polled = point.reserved.take(woken)
+                polled = point.reserved.take(woken)
                 if polled is not None:
+                    # Only then. Another task may be the poller, and a cancellation must find it.
+                    self.polled = polled
                     answer = yield from polled.__await__()
                     polled = self.polled = None
                     # A ticket means that a timer or the watcher has the wait now.

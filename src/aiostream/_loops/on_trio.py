@@ -119,6 +119,10 @@ class TrioBridge(Bridge):
             return False
         return True
 
+    def is_gone(self) -> bool:
+        """`False`, because trio does all that `run_sync_soon` has accepted before its run ends."""
+        return False
+
     def schedule_drain(self) -> bool:
         """Calls `run_sync_soon`, which trio serves until its very end."""
         try:

@@ -228,16 +228,21 @@ static PyObject *native_count(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* Sets the outcome of a future and counts it in one step, because a KeyboardInterrupt may come
- * between any two steps of Python. */
+/* set_state(record, before, after, counter): changes the state of a future and counts that, in one
+ * step, because a KeyboardInterrupt or another thread may come between any two steps of Python. If
+ * the state is not `before`, another thread was first, and nothing happens. */
 static PyObject *native_set_state(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *record, *state;
+    PyObject *record, *before, *after;
     int counter;
-    if (!PyArg_ParseTuple(args, "OOi", &record, &state, &counter)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOi", &record, &before, &after, &counter)) return NULL;
     if (counter < 0 || counter >= COUNTERS)
         return PyErr_Format(PyExc_ValueError, "there is no counter %d", counter);
-    if (PyObject_SetAttrString(record, "state", state) < 0) return NULL;
+    PyObject *state = PyObject_GetAttrString(record, "state");
+    if (!state) return NULL;
+    Py_DECREF(state); /* the record has it */
+    if (state != before) Py_RETURN_NONE;
+    if (PyObject_SetAttrString(record, "state", after) < 0) return NULL;
     atomic_fetch_add(&counters[counter], 1);
     Py_RETURN_NONE;
 }
