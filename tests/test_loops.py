@@ -261,7 +261,9 @@ def test_a_loop_without_add_reader_may_close_before_its_drain(
     watched = [weakref.ref(thing) for thing in things]
 
     class Asked(Blind):
-        def call_soon_threadsafe(self, callback: Any, *args: Any, **options: Any) -> Any:
+        def call_soon_threadsafe(  # type: ignore[override]
+            self, callback: Any, *args: Any, **options: Any
+        ) -> Any:
             handle = super().call_soon_threadsafe(callback, *args, **options)
             if internals.is_drain(callback):
                 asked.set()

@@ -392,15 +392,16 @@ async def test_json_is_valid_well_ordered_and_complete(tmp_path: Path) -> None:
     spans = [event for event in events if event["ph"] == "X"]
     awaits = [event for event in spans if event["cat"] == "await"]
     assert Counter(event["name"].split(" (")[0] for event in awaits) == EXPECTED
-    times = [event["ts"] for event in events if event["ph"] != "M"]
-    assert times == sorted(times)
+    assert (times := [event["ts"] for event in events if event["ph"] != "M"]) == sorted(times)
     by_thread: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for event in spans:
         by_thread.setdefault((event["pid"], event["tid"]), []).append(event)
     assert all(well_nested(each) for each in by_thread.values())
     named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     assert by_thread.keys() <= named
-    assert len({event["id"] for event in events if event["ph"] == "s"}) >= 8
+    # Of some, a busy machine may give up the times on the GPU.
+    timed = sum({"gpu_ended_us", "noticed_us"} <= event["args"].keys() for event in awaits)
+    assert len({event["id"] for event in events if event["ph"] == "s"}) == timed > 4
     check_the_format(content)
     for event in awaits:
         known = [event["args"].get(f"{name}_us") for name in ("launched", "noticed", "resumed")]

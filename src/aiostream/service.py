@@ -269,9 +269,9 @@ async def drain(timeout: float | None = None) -> bool:
     It waits until every future has settled in its loop, and until the GPU has passed every host
     function, every callback, all work of `enqueue_async`, and what cancelled waits have waited for.
     It also waits for what is left on the streams of a pool, and for what other tasks and threads
-    begin during the call. It does not wait for host functions in graphs, and for work that no task
-    has awaited, such as a kernel or `executable.launch(stream)` alone. For that work, synchronize
-    the stream.
+    begin during the call. It does not wait for host functions in graphs, and for work that no await
+    or future of the library followed, such as a kernel or `executable.launch(stream)` alone. For
+    that work, synchronize the stream.
 
     Args:
         timeout: Seconds to wait at most. `None` sets no limit.
