@@ -540,10 +540,9 @@ def describe(point: Any) -> str:
 
 def pending_completion(future: Any, context_id: int) -> _completion.Completion:
     """Makes a pending completion that no driver call belongs to."""
-    completion = _completion.Completion(future, "a stream", "a call", context_id)
-    states = _completion.State
-    _native.set_state(completion, states.NEW, states.PENDING, _native.FUTURES_CREATED)
-    return completion
+    made = _completion.Completion(future, "a stream", "a call", context_id)
+    _native.set_state(made, made.state, _completion.State.PENDING, _native.FUTURES_CREATED)
+    return made
 
 
 def is_done(completion: _completion.Completion) -> bool:
