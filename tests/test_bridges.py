@@ -20,7 +20,7 @@ import uvloop
 
 import aiostream
 import internals
-from aiostream import Stream, StreamPool
+from aiostream import Stream, StreamPool, statistics
 from support import Blind, Gate, held_stream, run_on, settle, spin, succeed
 
 # ----------------------------------------------------------------------------------- what they hold
@@ -175,6 +175,36 @@ async def wait_for_a_completion() -> None:
             future = stream.completion_future()
             gate.open()
             await asyncio.wait_for(future, 10)
+
+
+def test_a_loop_that_cannot_say_whether_it_is_closed_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: reported.append(what.exc_value))
+
+    class Unsure(Blind):
+        def is_closed(self) -> bool:
+            if threading.current_thread().name == "aiostream-dispatcher":
+                raise ValueError("torn")
+            return super().is_closed()
+
+    async def begin(gate: Gate) -> Stream:
+        stream = Stream()
+        gate.hold(stream)
+        stream.completion_future()
+        return stream
+
+    with asyncio.Runner(loop_factory=Unsure) as runner, Gate() as gate:
+        stream = runner.run(begin(gate))
+        gate.open()
+        assert settle(lambda: bool(reported))
+        with asyncio.Runner(loop_factory=Blind) as other:
+            other.run(wait_for_a_completion())
+        runner.run(asyncio.sleep(0.001))
+        assert settle(lambda: statistics().futures.pending == 0)
+    assert [str(each) for each in reported] == ["torn"]
+    stream.close()
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,16 @@ class Dispatcher:
         """Closes the bridge of a loop that was asked for a drain and is gone."""
         reference = self._bridges.get(descriptor)
         bridge = reference() if reference is not None else None
-        if bridge is None or not bridge.asked:
+        try:
+            if bridge is not None and bridge.asked and not bridge.is_gone():
+                return
+        except BaseException as error:
+            # As in `_have_drained`. The loop is not looked after again until the next request.
+            _process.report_unraisable(error, "aiostream's dispatcher")
             self._asked.discard(descriptor)
-        elif bridge.is_gone():
-            self._asked.discard(descriptor)
+            return
+        self._asked.discard(descriptor)
+        if bridge is not None and bridge.asked:
             self._forget(descriptor, reference)
             bridge.close()
 

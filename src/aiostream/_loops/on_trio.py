@@ -120,7 +120,11 @@ class TrioBridge(Bridge):
         return True
 
     def is_gone(self) -> bool:
-        """`False`, because trio does all that `run_sync_soon` has accepted before its run ends."""
+        """Asks for something else. A run does all that it has accepted, unless it crashes."""
+        try:
+            self._token.run_sync_soon(_nothing, idempotent=True)  # at most one at a time
+        except (self._trio.RunFinishedError, OSError):
+            return True
         return False
 
     def schedule_drain(self) -> bool:
@@ -131,6 +135,10 @@ class TrioBridge(Bridge):
             # OSError: the run has crashed, and its own descriptor is closed.
             return False
         return True
+
+
+def _nothing() -> None:
+    """What a run is asked for, to learn whether it still takes requests."""
 
 
 async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> None:
