@@ -152,16 +152,26 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
+def timer_limit() -> int:
+    """Returns how many waits of one loop its timer takes."""
+    most = internals.limit_timer(0)
+    internals.limit_timer(most)
+    return most
+
+
 @pytest.fixture(autouse=True)
 def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whatever a test began must have ended when it is over: points, futures, handles, threads."""
     from aiostream import testing
 
     threads = {thread.name for thread in threading.enumerate()}
+    most_timers = timer_limit()
     marker = request.node.get_closest_marker("leaks")
     with testing.ledger(leaks=marker.args[0] if marker else 0):
         yield
     left = {thread.name for thread in threading.enumerate()} - threads
+    now = internals.limit_timer(most_timers)
+    assert now == most_timers, "the test needs the fixture default_prediction"
     cached = (
         "aiostream-",
         "Trio thread",
@@ -193,8 +203,7 @@ def default_prediction() -> Iterator[None]:
     """Restores prediction and the limit of timers after a test that changes them, as a `Waiter`
     does.
     """
-    most = internals.limit_timer(0)
-    internals.limit_timer(most)
+    most = timer_limit()
     yield
     internals.set_prediction(True)
     internals.limit_timer(most)
