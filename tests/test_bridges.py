@@ -177,15 +177,19 @@ async def wait_for_a_completion() -> None:
             await asyncio.wait_for(future, 10)
 
 
+@pytest.mark.parametrize("refuses", [False, True])
 def test_a_loop_that_cannot_say_whether_it_is_closed_holds_up_no_other(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, refuses: bool
 ) -> None:
+    """Each error is reported once, also if the loop cannot be asked either."""
     reported: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda what: reported.append(what.exc_value))
 
-    class Unsure(Blind):
+    class Unsure(Faulty):
+        torn = True
+
         def is_closed(self) -> bool:
-            if threading.current_thread().name == "aiostream-dispatcher":
+            if self.torn and threading.current_thread().name == "aiostream-dispatcher":
                 raise ValueError("torn")
             return super().is_closed()
 
@@ -197,8 +201,11 @@ def test_a_loop_that_cannot_say_whether_it_is_closed_holds_up_no_other(
 
     with asyncio.Runner(loop_factory=Unsure) as runner, Gate() as gate:
         stream = runner.run(begin(gate))
+        unsure: Any = runner.get_loop()
+        unsure.error = ValueError("torn") if refuses else None
         gate.open()
-        assert settle(lambda: bool(reported))
+        assert settle(lambda: bool(reported) and (not refuses or unsure.refused > 3))
+        unsure.torn, unsure.error = False, None
         with asyncio.Runner(loop_factory=Blind) as other:
             other.run(wait_for_a_completion())
         runner.run(asyncio.sleep(0.001))

@@ -130,61 +130,6 @@ def test_stream_that_was_handed_to_a_task_of_a_dead_loop_comes_back() -> None:
     pool.close()
 
 
-def test_pool_comes_back_from_a_task_that_held_a_stream_and_waited_for_another() -> None:
-    """Its loop is closed, so neither the task nor its place in the queue comes to an end."""
-    pool = StreamPool(1)
-
-    async def greedy() -> None:
-        first = await pool.acquire()
-        await pool.acquire()
-        first.query()
-
-    async def use() -> bool:
-        async with pool.stream() as stream:
-            return stream.query()
-
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(greedy())
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.set_exception_handler(lambda *_: None)  # the task is destroyed while it is pending
-    loop.close()
-    del loop, task
-    gc.collect()
-    assert asyncio.run(use())
-    pool.close()
-
-
-def test_block_of_a_task_that_is_collected_raises_nothing() -> None:
-    """The collector clears weak references first, and then ends the blocks of a dead task."""
-    pool = StreamPool(1, wait="event")
-    raised: list[Exception] = []
-
-    async def request() -> None:
-        try:
-            async with pool.stream() as stream:
-                spin(stream, 0.001)
-                await stream.synchronize_async()
-        except Exception as error:
-            raised.append(error)
-
-    async def use() -> bool:
-        async with pool.stream() as stream:
-            return stream.query()
-
-    for _ in range(3):
-        loop = asyncio.new_event_loop()
-        loop.set_exception_handler(lambda *_: None)  # the task is destroyed while it is pending
-        task = loop.create_task(request())
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
-        del loop, task
-        assert settle(lambda: statistics().points.pending == 0)
-        gc.collect()
-        assert raised == []
-        assert asyncio.run(use())
-    pool.close()
-
-
 def test_nothing_is_left_of_a_pool_whose_loop_died_with_waiters() -> None:
     pool = StreamPool(1)
     loop, lent, waiter = waited_for(pool)

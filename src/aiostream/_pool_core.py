@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from aiostream import _driver, _loops, _native, _pool_returns, _process
 from aiostream._pool_returns import Busy, Return
@@ -18,7 +19,9 @@ from aiostream.stream import Stream
 
 _NOT_READY = 600
 _MOST_NAMES = 8  # of tasks that hold streams, in an error
-_LOOK_AGAIN = 0.005  # seconds
+# Seconds until the pool looks again at streams that no event watches: if tasks wait for a stream,
+# and if only the pool's numbers wait for a thread to end.
+_LOOK_FOR_TASKS, _LOOK_FOR_NUMBERS = 0.005, 0.05
 
 
 class PoolCore:
@@ -48,7 +51,9 @@ class PoolCore:
         # here after it came back.
         self._without_alarm: dict[Slot, None] = {}
         self._at_once = 0  # how often a stream was free at once
-        self._looking = False  # the loop is going to call `_look_again_for`
+        # Stands for the look that the loop will do, or None; and whether it is one for tasks.
+        self._looking: object = None
+        self._looks_for_tasks = False
         # A cancelled enqueue_in_thread has left a thread on a stream that came back.
         self._thread_left = False
         # 0, or the driver's code if some context of the process has failed. The next use then asks
@@ -88,6 +93,7 @@ class PoolCore:
             self._take_dropped()
         if self._busy.has_unwatched:
             self._look_again()
+            self._look_again_soon()
         return bridge
 
     def _lend(self, slot: Slot, bridge: _loops.Bridge) -> Stream:
@@ -191,9 +197,11 @@ class PoolCore:
 
     def _change_loop(self, bridge: _loops.Bridge) -> None:
         """Another loop uses the pool. Takes back what tasks of the former loop never took."""
-        # A loop that was closed never runs its tasks again. So their futures do not count. They go
-        # first, because each keeps its task, and that task may hold a stream too.
-        self._waiters.forget_dead()
+        # A loop that was closed never runs its tasks again. So their futures do not count.
+        if self._waiters.forget_dead() and self._lent:
+            # A task that waited may hold a stream too. It and its future refer to each other, so
+            # only the collector ends them. This is rare, and the pool would be refused.
+            gc.collect()
         if self._dropped:
             self._take_dropped()
         handed = [slot.handed_to for slot in self._slots if slot.handed_to is not None]
@@ -212,7 +220,7 @@ class PoolCore:
         # Without the callback the watcher would read the health of the contexts as long as the pool
         # is kept. The callback must not keep the pool.
         self._bridge = weakref.ref(bridge, partial(_end_watches_for, weakref.ref(self)))
-        self._looking = False
+        self._looking = None
         for slot in self._slots:
             slot.handed_to = None
         self._busy.unwatch_all()  # the answers of their events go to the former loop
@@ -262,6 +270,19 @@ class PoolCore:
             self._take_dropped()
         if self._busy.has_unwatched:
             self._look_again_soon()
+
+    def _is_collected(self, stream: object) -> bool:
+        """Whether the pool counts a stream as dropped that a task still has.
+
+        The collector clears the weak references to what a dead task has, and then ends the task's
+        blocks. What a task has given back is closed.
+        """
+        source = getattr(stream, "_source", None)
+        return (
+            source is not None
+            and any(slot.stream is source for slot in self._slots)
+            and not cast("Stream", stream).closed
+        )
 
     def _slot_of(self, reference: weakref.ref[Stream]) -> Slot | None:
         return next((slot for slot in self._slots if slot.lent is reference), None)
@@ -318,16 +339,18 @@ class PoolCore:
         Else the next `acquire` looks. A thread ends soon, and then the pool's numbers would be
         wrong until that call.
         """
+        tasks_wait = bool(self._waiters.futures)
+        # A task must not wait for a look that is on its way for the numbers.
+        if self._looking is not None and (self._looks_for_tasks or not tasks_wait):
+            return
         bridge = self._open_bridge()
-        if (
-            (self._waiters.futures or self._thread_left)
-            and not self._looking
-            and bridge is not None
-            and self._bridge is not None
-        ):
-            self._looking = bridge.call_later(
-                _LOOK_AGAIN, partial(_look_again_for, weakref.ref(self), self._bridge)
-            )
+        if not (tasks_wait or self._thread_left) or bridge is None or self._bridge is None:
+            return
+        token = object()
+        look = partial(_look_again_for, weakref.ref(self), self._bridge, token)
+        seconds = _LOOK_FOR_TASKS if tasks_wait else _LOOK_FOR_NUMBERS
+        if bridge.call_later(seconds, look):
+            self._looking, self._looks_for_tasks = token, tasks_wait
 
     def _open_bridge(self) -> _loops.Bridge | None:
         """The bridge of the loop that used the pool last, unless that loop is gone."""
@@ -464,15 +487,16 @@ def _end_watches_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[_loop
     pool = reference()
     if pool is not None and pool._bridge is bridge:
         pool._waiters.end_watches()
-        # Each future keeps its task, and what that task holds, perhaps a stream of this pool.
-        pool._waiters.forget_dead()
 
 
-def _look_again_for(reference: weakref.ref[PoolCore], bridge: weakref.ref[_loops.Bridge]) -> None:
+def _look_again_for(
+    reference: weakref.ref[PoolCore], bridge: weakref.ref[_loops.Bridge], token: object
+) -> None:
     pool = reference()
-    # Otherwise another loop uses the pool now, perhaps in another thread.
-    if pool is not None and pool._bridge is bridge:
-        pool._looking = False
+    # Otherwise another loop uses the pool now, perhaps in another thread. Or a look for tasks has
+    # replaced this one.
+    if pool is not None and pool._bridge is bridge and pool._looking is token:
+        pool._looking = None
         if not pool._closed:
             pool._look_again()
             if pool._busy.has_unwatched:

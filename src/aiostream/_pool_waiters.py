@@ -35,15 +35,17 @@ class Waiters:
         # One step, also behind thousands of tasks, because each of them asks for the limit.
         return len(self.futures)
 
-    def forget_dead(self) -> None:
-        """Drops the futures of loops that are gone. Nothing will ever wake their tasks."""
-        for future in list(self.futures):
-            if _loops.is_dead(future):
-                self.futures.pop(future, None)
+    def forget_dead(self) -> int:
+        """Drops the futures of loops that are gone, whose tasks never wake. Returns how many."""
+        dead = [future for future in list(self.futures) if _loops.is_dead(future)]
+        for future in dead:
+            self.futures.pop(future, None)
+        return len(dead)
 
     def alive(self) -> list[Any]:
         """The futures of the tasks that still can be woken, because their loop is open."""
-        return [future for future in self.futures if not _loops.is_dead(future)]
+        # A copy. While this asks the loops, the collector may end a dead task, whose future leaves.
+        return [future for future in list(self.futures) if not _loops.is_dead(future)]
 
     def hand(self, slot: Slot) -> bool:
         """Gives a stream to the task that has waited for longest. `False` if no task waits."""

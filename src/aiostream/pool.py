@@ -307,17 +307,12 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         # The id alone would not do. It may have been that of an object that has died, and is now
         # that of any other object.
         slot = self._lent.get(id(stream))
-        if (
-            slot is not None
-            and slot.is_dropped()
-            and getattr(stream, "_source", None) is slot.stream
-        ):
-            # A dead task is collected. The collector clears weak references, which is how the pool
-            # notes a drop, and then ends the blocks of the task, in any thread. So the pool takes
-            # this stream back already. Nothing may be raised in such a block.
-            stream._handle.close()
-            return
         if slot is None or slot.lent is None or slot.lent() is not stream:
+            if self._is_collected(stream):
+                # It is in a block of a dead task, where nothing may be raised. Perhaps this is not
+                # the loop's thread. The pool takes the stream back as one that was dropped.
+                stream._handle.close()
+                return
             raise ValueError(f"{stream!r} was not lent by this pool, or was given back before")
         # From here on the stream is in no list, until `_look_at` puts it into one. If a
         # KeyboardInterrupt comes in between, the next `acquire` finds it.

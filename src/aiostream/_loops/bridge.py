@@ -65,18 +65,19 @@ class Bridge:
         # from the parent, whose tasks would then hang.
         if _native.is_forked():
             return
-        # Before the queue is read. What arrives from here on brings a request of its own.
-        self.asked = False
-        # This drain replaces the one that is on its way. A KeyboardInterrupt may have taken that
-        # one, and if it still stood here, no later drain would ever be asked for.
-        self._polling = None
         try:
+            # This drain replaces the one that is on its way. A KeyboardInterrupt may have taken
+            # that one, and if it still stood here, no later drain would ever be asked for.
+            self._polling = None
+            # Before the queue is read. What arrives from here on brings a request of its own.
+            self.asked = False
             again = _native.drain(self.queue, self._backlog)
             _points.deliver(self._backlog)
             if again:
                 self.poll_soon()
         except BaseException:
-            # The native queue is empty now, so nothing else would wake the loop for the backlog.
+            # The native queue may be empty now, so nothing else would wake the loop for the
+            # backlog. If it is not empty, its one arrival may be used up.
             _native.queue_wake(self.queue)
             raise
 

@@ -92,7 +92,8 @@ class Dispatcher:
         # retry, what has arrived for them would wait until something else arrives.
         for descriptor in arrived | self._failed:
             self._have_drained(descriptor)
-        for descriptor in self._asked - arrived:
+        # Not the failed ones. If such a loop is closed, the retry above finds that out.
+        for descriptor in self._asked - arrived - self._failed:
             self._look_after(descriptor)
 
     def _look_after(self, descriptor: int) -> None:
