@@ -290,6 +290,45 @@ def test_a_loop_without_add_reader_may_close_before_its_drain(
         stream.close()
 
 
+def test_a_run_of_trio_that_refuses_requests_finishes_its_drain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The dispatcher closes the bridge of a run that is ending. The run may be in its last drain,
+    and what that drain has begun must not go to the janitor too.
+    """
+    import trio
+
+    closed: list[int] = []
+    orphans: list[int] = []
+
+    def close_and_deliver(backlog: list[Any], orphaned: bool, deliver: Callable[[], None]) -> None:
+        if orphaned:
+            orphans.append(len(backlog))
+        elif backlog and not closed:
+            closed.append(len(backlog))
+            thread = threading.Thread(target=internals.current_bridge().close)
+            thread.start()
+            thread.join()
+            settle(lambda: not backlog or bool(orphans), 0.1)  # what the janitor would do
+        deliver()
+
+    async def main() -> None:
+        with Gate() as gate:
+            async with held_stream(gate) as stream:
+                futures = [stream.completion_future() for _ in range(5)]
+                internals.intercept_delivery(monkeypatch, close_and_deliver)
+                gate.open()
+                stream.synchronize()
+                with trio.fail_after(20):
+                    for future in futures:
+                        await future
+                monkeypatch.undo()
+
+    trio.run(main)
+    assert closed
+    assert orphans == []
+
+
 def test_trio_as_a_guest_of_asyncio() -> None:
     """Both loops run in one thread; each task's wait belongs to its own."""
     import trio

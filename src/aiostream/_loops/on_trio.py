@@ -72,6 +72,8 @@ class TrioBridge(Bridge):
         # The run's end needs the dispatcher. It is made now, because at the run's end an error
         # could be raised to no caller.
         dispatcher()
+        self._drains = 0  # under way; written by the run's thread
+        self._closes = False  # written once, by any thread
         super().__init__()
         self.checkpoint = trio.lowlevel.checkpoint
         self.until_over = partial(_until_over, trio.lowlevel.checkpoint)
@@ -90,6 +92,34 @@ class TrioBridge(Bridge):
             return self._trio.lowlevel.current_task()
         except RuntimeError:
             return None
+
+    def drain(self) -> None:
+        """See `Bridge`. If the bridge was closed meanwhile, this closes its queue at the end."""
+        self._drains += 1
+        try:
+            # The number is written before this is read, and `close` does both in the other order.
+            # So at least one of the two threads sees the other.
+            if not self._closes:
+                super().drain()
+        finally:
+            self._drains -= 1
+            if self._closes:
+                super().close()
+
+    def close(self) -> None:
+        """See `Bridge`. A drain that is under way ends first.
+
+        A run that is ending refuses new requests before it has done the last ones. The dispatcher
+        takes the refusal for its end. If it closed the queue then, the janitor and the run would
+        deliver the same backlog, and the last drain might read the queue's next owner's.
+        """
+        self._closes = True
+        if not self._drains:
+            super().close()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        self._drains = 0  # an interrupt may have left it, and no drain runs in a finalizer
+        super().__del__(is_finalizing)
 
     def new_future(self) -> SettledFuture:
         """Makes a `TrioFuture`."""
