@@ -70,6 +70,7 @@ class _Record:
 
 
 def _exists(graph: Graph) -> bool:
+    # A driver usually refuses the handle of a graph that it has destroyed. It did not always.
     with _driver.relaxed(), contextlib.suppress(CudaError):
         _driver.call("cuGraphGetNodes", _driver.bindings().CUgraph(graph._handle.value))
         return True
