@@ -148,7 +148,7 @@ class Soak:
         self.replace_wait_lists()
 
     def replace_wait_lists(self) -> None:
-        """Lets each context remember streams that nobody uses, in place of those that it met.
+        """Lets each context remember unused streams in place of those that it has met.
 
         The streams of a pool share one history. So the number of histories depends on how many
         of the remembered streams were a pool's, and only a number without them can stay flat.

@@ -86,11 +86,11 @@ _lock = threading.RLock()
 _observers: dict[object, Observer] = {}
 _close_observers: dict[object, Observer] = {}  # those of them that need each step
 _here = _Here()
-# The watches of a future, while it lives. Guarded by `_watched_lock`, because the janitor asks too.
-_watched: weakref.WeakKeyDictionary[Any, tuple[Watch, ...]] = weakref.WeakKeyDictionary()
-# Those of them that a call has returned. The others are within an await, which may go on when its
-# future is done: a wait is handed back to its task so.
-_returned: weakref.WeakSet[Any] = weakref.WeakSet()
+# The watches of a future, while it lives, and whether a call has returned it. If not, it is within
+# an await, which may go on when its future is done: a wait is handed back to its task so. Guarded
+# by `_watched_lock`, because the janitor asks too.
+_watched: weakref.WeakKeyDictionary[Any, tuple[tuple[Watch, ...], bool]]
+_watched = weakref.WeakKeyDictionary()
 _watched_lock = threading.RLock()
 
 
@@ -305,7 +305,7 @@ def _awaited(original: Any) -> Any:
 
     @functools.wraps(original)
     def observed(self: Any) -> Any:
-        watches = () if self.done() or not _is_returned(self) else _watches_of(self)
+        watches = () if self.done() else _watches_of(self, returned=True)
         inner = original(self)
         return _awaited_steps(self, inner, watches) if watches else inner
 
@@ -352,19 +352,13 @@ def _over(original: Any) -> Any:
 
 def _watch(future: Any, watches: tuple[Watch, ...], *, returned: bool = False) -> None:
     with _watched_lock:
-        _watched[future] = watches
-        if returned:
-            _returned.add(future)
+        _watched[future] = watches, returned
 
 
-def _is_returned(future: Any) -> bool:
+def _watches_of(future: Any, *, returned: bool = False) -> tuple[Watch, ...]:
     with _watched_lock:
-        return future in _returned
-
-
-def _watches_of(future: Any) -> tuple[Watch, ...]:
-    with _watched_lock:
-        return _watched.get(future, ())
+        watches, was_returned = _watched.get(future, ((), False))
+    return watches if was_returned or not returned else ()
 
 
 _INSIDE: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
