@@ -116,8 +116,10 @@ def _host_events(trace: Trace) -> Iterable[dict[str, Any]]:
         }
         stages = list(each.stages)
         if each.noticed is not None:
-            # No earlier than the stage before it, because spans of a lane must nest.
-            stages.append(("resumes", max(each.noticed, stages[-1][1] if stages else 0)))
+            # A task that finds the wait over may give the loop a turn, as each await on trio must.
+            # That turn is no stage of the wait, and spans of a lane must nest.
+            stages = [(stage, began) for stage, began in stages if began < each.noticed]
+            stages.append(("resumes", each.noticed))
         for (stage, began), (_, stage_end) in itertools.pairwise([*stages, ("", end)]):
             yield {
                 "ph": "X",
