@@ -218,6 +218,9 @@ class Window:
         # uvloop's timers may be early by a millisecond.
         while perf_counter_ns() < self._end:  # noqa: ASYNC110
             await asyncio.sleep(0)
+        # A closed loop of a server that is slower than that lasts until the first answer.
+        while not (self._rate or self.count or self._problem):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
         took, cpu = perf_counter_ns() - self._begin, process_time_ns() - cpu
         before = json.loads(await tasks[1])
         after = json.loads(await fetch(self._control, "/usage"))
@@ -230,7 +233,7 @@ class Window:
         usage = {key: after[key] - before[key] for key in after}
         return {
             "count": self.count,
-            "wall_ns": self._length,
+            "wall_ns": self._end - self._begin,
             "latency_ns": self.latencies,
             "beyond_ns": self.beyond,
             "ping_ns": self.pings,
@@ -267,6 +270,8 @@ class Window:
             self._cold.discard(connection)
             if not self._cold:
                 self._warmed.set_result(None)
+        if self._end <= now and not (self._rate or self.count or problem):
+            self._end = now + 1
         if self._begin <= now < self._end:
             self.count += 1
         # The open loop's requests belong to the window in which they arrive: else those that come

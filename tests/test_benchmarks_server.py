@@ -140,6 +140,7 @@ def window(
     rate: int = 0,
     warm: float = 0.0,
     limit: float = 10,
+    length: float = 0.4,
 ) -> dict[str, Any]:
     settings = {
         "path": path,
@@ -148,13 +149,15 @@ def window(
         "lengths": [5 * MS],
         "seed": 1,
         "limit": limit,
+        "warm": warm,
+        "window": length,
     }
 
     async def run() -> dict[str, Any]:
         async with listening() as port:
             client = load.Client()
             try:
-                return await client.window({**settings, "port": port, "warm": warm, "window": 0.4})
+                return await client.window({**settings, "port": port})
             finally:
                 client.close()
 
@@ -178,6 +181,12 @@ def test_a_closed_loop_is_warm_when_each_connection_was_answered() -> None:
     began = time.perf_counter()
     window(connections=2)
     assert time.perf_counter() - began >= 0.42
+
+
+def test_a_closed_loop_lasts_until_its_first_answer() -> None:
+    found = window(length=0.001)
+    assert found["count"] == len(found["latency_ns"]) == 1
+    assert found["wall_ns"] >= 1 * MS
 
 
 def test_an_open_loop_counts_from_the_scheduled_arrival() -> None:

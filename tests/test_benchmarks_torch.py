@@ -11,15 +11,11 @@ from typing import Any
 
 import pytest
 
-from aiostream import Stream
 from benching import command
 from benchmarks import goals, plan, runner, server, serving, torch_server, torch_ways
 from benchmarks import results as files
 
 STAND_INS = Path(__file__).parent / "stand_ins"
-LATER = (
-    set() if hasattr(Stream, "enqueue_in_thread") else {torch_ways.THREADS}
-)  # what this version has not
 
 # ------------------------------------------------------------------------------------------- a run
 
@@ -38,10 +34,8 @@ def torch_run(
 
 def test_each_way_is_served(torch_run: tuple[str, dict[str, Any]]) -> None:
     rows = torch_run[1]["rows"]
-    assert {entry["peer"] for entry in torch_run[1]["not_run"]} == {
-        f"{name} as a torch server" for name in LATER
-    }
-    assert {row["peer"] for row in rows} == {*torch_server.PEERS, server.PING} - LATER
+    assert torch_run[1]["not_run"] == []
+    assert {row["peer"] for row in rows} == {*torch_server.PEERS, server.PING}
     for row in rows:
         assert (row["set"], row["measure"], row["load"]) == (
             "torch",
@@ -66,8 +60,6 @@ def test_a_torch_server_is_printed_and_judged(torch_run: tuple[str, dict[str, An
     assert re.search("^closed 16 x model *$", out, re.MULTILINE)
     assert len(results["goals"]) == 3
     assert all(goal["verdict"] in ("met", "missed") for goal in results["goals"])
-    for name in LATER:
-        assert f"not run: {name} as a torch server on " in out
 
 
 # ---------------------------------------------------------------------------------------- failures
