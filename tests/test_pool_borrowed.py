@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
 import internals
@@ -18,6 +21,7 @@ from aiostream import (
 )
 from foreign import TorchStream, current_handles, install_libraries
 from support import Gate, spin
+from waiters import until
 
 
 @pytest.fixture
@@ -122,3 +126,39 @@ async def test_pool_goes_on_without_a_stream_that_its_owner_has_closed() -> None
 def test_legacy_stream_has_two_handles() -> None:
     with pytest.raises(ValueError, match="are one"):
         StreamPool.borrow([0, Stream.legacy()])
+
+
+async def test_owner_that_closes_a_stream_while_it_comes_back(owners: list[Stream]) -> None:
+    """Between the pool's question, whether its work is done, and the event behind that work."""
+    owner, handle = owners[0], owners[0].handle
+    refused: list[str] = []
+
+    def replace(original: Callable[..., int]) -> Callable[..., int]:
+        def query_and_close(asked: int) -> int:
+            code = original(asked)
+            if asked == handle and code == 600:
+                owner.close()
+            return code
+
+        return query_and_close
+
+    async def wait_for_a_stream() -> None:
+        with pytest.raises(StreamClosedError) as raised:
+            await pool.acquire()
+        refused.append(str(raised.value))
+
+    pool = StreamPool.borrow([owner])
+    with Gate() as gate:
+        stream = await pool.acquire()
+        gate.hold(stream)
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait_for_a_stream)
+            await until(lambda: pool.waiting == 1)
+            signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+            with internals.native_call_replaced("cuStreamQuery", signature, replace):
+                pool.release(stream)
+        assert owner.closed
+        gate.open()
+    assert refused == ["the owners have closed all streams of the pool"]
+    assert (pool.lent, pool.idle, pool.busy, pool.waiting) == (0, 0, 0, 0)
+    pool.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING
 
 from aiostream import _captures, _loops, _native, _points, waiting
 from aiostream._pool_slots import Slot
 from aiostream._reference import pinned
+from aiostream.errors import CudaError, StreamClosedError
 
 if TYPE_CHECKING:
     from aiostream._pool_core import PoolCore
@@ -98,22 +100,22 @@ class Busy:
         if bridge is None:
             return None
         reference = slot.stream._reference
-        context_id = reference.context._ensure_monitored()
         try:
+            context_id = reference.context._ensure_monitored()
             if slot.wait_list is None:
                 slot.wait_list = _native.WaitList(context_id, self._history)
             # The watcher polls, because the loop may not be running. The loop gets the answer when
             # it runs again.
             reserved = slot.wait_list.reserve(bridge.queue, waiting.BY_WATCHER)
-        except MemoryError:
+        except (MemoryError, CudaError):
             return None
         if isinstance(reserved, int):
             return None
         # Registered before the record, because the watcher may see the event complete at once.
         entry = _points.registry[reserved.ticket] = Return(pool, slot, context_id)
         # Pinned, because another thread may close a borrowed stream, and its handle may then be
-        # that of a new stream.
-        with pinned(reference):
+        # that of a new stream. It may have done so just now: the next look finds that out.
+        with contextlib.suppress(StreamClosedError, CudaError), pinned(reference):
             # The watcher has the ticket as soon as this returns, perhaps earlier. It fires into the
             # loop's queue, so `Return.complete` cannot run before this thread is back in its drain.
             reserved.record(reference.handle)

@@ -190,6 +190,9 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         return self._closed
 
     def __repr__(self) -> str:
+        if not hasattr(self, "_slots"):
+            # A debugger shows it in its constructor, and a traceback after that has failed.
+            return "<aiostream.StreamPool, not made>"
         lent = self.lent
         held = f"{lent} lent{self._holders(lent)}"
         counts = f"{self.idle} idle, {self.busy} busy, {held}, {self.waiting} waiting"
@@ -437,8 +440,15 @@ class _Lending(_arguments.AsyncBlock):
     ) -> None:
         # Before the release, so that a block that is left twice gives nothing back twice.
         lent, self._lent = self._lent, None
-        if lent is not None:
+        if lent is None:
+            return
+        try:
             self._pool.release(lent)
+        except ValueError:
+            # The collector ends the block of a dead task so, and nothing may be raised there. The
+            # pool has noticed before that the stream is gone.
+            if kind is not GeneratorExit:
+                raise
 
 
 def _require_limit(max_waiting: int | None) -> None:
