@@ -67,6 +67,12 @@ class _ThreadCall(Completion):
         self.refusal = 0  # of the event behind the work
         self.reserved: _native.Reserved | None = None
 
+    def expect(self) -> None:
+        """Counts the call as pending from now on, so that `drain` waits for it."""
+        # It has no ticket yet, and no ticket is negative.
+        _points.registry[-id(self)] = self
+        _native.set_state(self, State.NEW, State.PENDING, _native.FUTURES_CREATED)
+
     def begin(self) -> None:
         """Takes what `run` needs. From now on `run` or `cancel` ends it, and the stream stays."""
         reference = self.reference
@@ -88,7 +94,7 @@ class _ThreadCall(Completion):
         reference.common.held.append(self)
         # Before the worker begins, because the ticket may fire at any time after that.
         _points.registry[self.reserved.ticket] = self
-        _native.set_state(self, State.NEW, State.PENDING, _native.FUTURES_CREATED)
+        _points.registry.pop(-id(self), None)  # see `expect`
 
     # ---------------------------------------------------------------------- in the worker thread
 
@@ -126,6 +132,7 @@ class _ThreadCall(Completion):
 
         A function that has not begun is not called. One that has begun goes on without the task.
         """
+        _points.registry.pop(-id(self), None)
         try:
             self.unstarted.pop()
         except IndexError:
@@ -371,6 +378,7 @@ class ThreadStream:
         _give_back_lost(limiter)
         watch: _TokenWatch | None = None
         try:
+            call.expect()
             if not _take_at_once(limiter, call):
                 if (watch := _watch_of(limiter)) is not None:
                     watch.begin()
@@ -394,6 +402,10 @@ class ThreadStream:
             if watch is not None:
                 watch.end()
             call.cancel()
+            # The work may have failed before, while the task still waited for the thread. The task
+            # gets another error, and asyncio would report that no task has read that one.
+            if future.done() and not future.cancelled():
+                future.exception()
             raise
         if call.raised is not None:
             raised, call.raised = call.raised, None

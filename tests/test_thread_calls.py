@@ -1,0 +1,103 @@
+"""enqueue_in_thread: calls that wait for a token count as pending, and their errors are read."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+import aiostream
+from aiostream import Stream, simulator, statistics
+from support import settle
+from waiters import until
+
+
+async def test_drain_waits_for_calls_that_wait_for_their_token() -> None:
+    """They share a limiter with other code, as the default one is shared in a server."""
+    limiter = anyio.CapacityLimiter(1)
+    calls: list[int] = []
+    async with Stream() as stream:
+        await limiter.acquire_on_behalf_of("other code")
+
+        async def call(number: int) -> None:
+            await stream.enqueue_in_thread(lambda _: calls.append(number), limiter=limiter)
+
+        async with anyio.create_task_group() as group:
+            for number in range(3):
+                group.start_soon(call, number)
+            await until(lambda: limiter.statistics().tasks_waiting == 3)
+            assert statistics().futures.pending == 3
+            assert statistics().balanced
+            assert not await aiostream.drain(0.01)
+            assert calls == []
+            limiter.release_on_behalf_of("other code")
+            assert await aiostream.drain(10)
+            assert sorted(calls) == [0, 1, 2]
+
+
+async def test_call_that_is_cancelled_before_it_has_a_token_is_pending_no_more() -> None:
+    limiter = anyio.CapacityLimiter(1)
+    async with Stream() as stream:
+        await limiter.acquire_on_behalf_of("other code")
+        with anyio.move_on_after(0.01) as scope:
+            await stream.enqueue_in_thread(lambda _: None, limiter=limiter)
+        assert scope.cancelled_caught
+        assert await aiostream.drain(10)
+        assert limiter.borrowed_tokens == 1
+        limiter.release_on_behalf_of("other code")
+        assert limiter.borrowed_tokens == 0
+
+
+async def test_call_whose_stream_is_closed_while_it_waits_for_its_token() -> None:
+    limiter = anyio.CapacityLimiter(1)
+    stream = Stream()
+    await limiter.acquire_on_behalf_of("other code")
+    refused: list[BaseException] = []
+
+    async def call() -> None:
+        with pytest.raises(aiostream.StreamClosedError) as raised:
+            await stream.enqueue_in_thread(lambda _: None, limiter=limiter)
+        refused.append(raised.value)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await until(lambda: limiter.statistics().tasks_waiting == 1)
+        stream.close()
+        limiter.release_on_behalf_of("other code")
+    assert len(refused) == 1
+    assert await aiostream.drain(10)
+
+
+@pytest.mark.leaks(1)
+@pytest.mark.simulator_only("a GPU's context cannot be recovered")
+def test_failure_of_a_call_that_is_cancelled_is_not_reported() -> None:
+    """The context is lost while the function runs, and the loop is busy until it has returned."""
+    reported: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, report: reported.append(report))
+        stream = Stream()
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def function(_: Stream) -> None:
+            begun.set()
+            goes_on.wait(10)
+
+        task = asyncio.create_task(stream.enqueue_in_thread(function))
+        await until(begun.is_set)
+        simulator.break_context(700)
+        loop.call_later(0, task.cancel)
+        goes_on.set()
+        # Blocks the loop, so that the failure and the cancellation come in one turn.
+        assert settle(lambda: statistics().waits.pending == 0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        simulator.recover()
+        stream.close()
+
+    asyncio.run(main())
+    assert reported == []
