@@ -87,6 +87,17 @@ async def test_futures_are_not_copied() -> None:
     stream.close()
 
 
+async def test_iterators_of_futures_are_not_copied() -> None:
+    """A copy took the callbacks of the original away when it died, and the original waited."""
+    async with Stream() as stream:
+        iterator = aiostream.as_completed([stream.completion_future()])
+        for copier in COPIERS:
+            with pytest.raises(TypeError, match=r"call as_completed\(\) again"):
+                copier(iterator)
+        gc.collect()
+        assert [future.done() async for future in iterator] == [True]
+
+
 def test_what_owns_nothing_is_copied() -> None:
     assert pickle.loads(pickle.dumps(Device(0))) == copy.deepcopy(Device(0)) == Device(0)
 

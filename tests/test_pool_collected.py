@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import uvloop
 
-from aiostream import StreamPool
-from support import Blind, settle, spin
+import aiostream
+from aiostream import Stream, StreamPool, statistics
+from support import Blind, Gate, settle, spin
+from waiters import until
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop, Blind])
@@ -104,3 +107,71 @@ def test_pool_may_be_used_before_the_block_of_a_collected_task_ends() -> None:
     assert (used, raised) == ([True], [])
     assert (pool.lent, pool.idle) == (0, 1)
     pool.close()
+
+
+def leave_with_closed_loop(pool: StreamPool, request: Callable[[Stream], Any]) -> None:
+    """Closes the loop of a task that holds a stream and waits in `request`."""
+
+    async def hold() -> None:
+        async with pool.stream() as stream:
+            await request(stream)
+
+    async def begin() -> None:
+        asyncio.get_running_loop().create_task(hold())  # nothing else keeps it
+        await until(lambda: pool.lent == 1)
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # the task is destroyed while it is pending
+    loop.run_until_complete(begin())
+    loop.close()
+
+
+def test_block_of_a_collected_task_that_has_closed_its_stream() -> None:
+    pool = StreamPool(1)
+
+    async def request(stream: Stream) -> None:
+        stream.close()
+        await asyncio.get_running_loop().create_future()
+
+    leave_with_closed_loop(pool, request)
+    gc.collect()
+    asyncio.run(use_once(pool))
+    assert (pool.lent, pool.idle) == (0, 1)
+    pool.close()
+
+
+async def wait_for_one(stream: Stream) -> None:
+    await aiostream.wait([stream.completion_future()])
+
+
+async def wait_for_each(stream: Stream) -> None:
+    async for _ in aiostream.as_completed([stream.completion_future()]):
+        pass
+
+
+async def drain(stream: Stream) -> None:
+    stream.completion_future()
+    await aiostream.drain()
+
+
+@pytest.mark.parametrize("request_", [wait_for_one, wait_for_each, drain])
+def test_pool_comes_back_from_a_task_that_waited_for_several(request_: Any) -> None:
+    """anyio keeps a task that is in one of its scopes, so without a timeout there is none."""
+    pool = StreamPool(1)
+    with Gate() as gate:
+
+        async def request(stream: Stream) -> None:
+            gate.hold(stream)
+            await request_(stream)
+
+        leave_with_closed_loop(pool, request)
+        gate.open()
+        assert settle(lambda: gc.collect() >= 0 and statistics().futures.pending == 0)
+    assert settle(lambda: gc.collect() >= 0 and pool.lent == 0)
+    asyncio.run(use_once(pool))
+    pool.close()
+
+
+async def use_once(pool: StreamPool) -> None:
+    async with pool.stream() as stream:
+        await stream.synchronize_async()

@@ -242,6 +242,37 @@ def test_worker_processes_that_are_forked_later_are_refused(driver_kind: str) ->
     assert succeed(driver_kind, script) == "RuntimeError True True 3\n"
 
 
+def test_drain_in_a_forked_child_is_refused(driver_kind: str) -> None:
+    """What was pending in the parent never ends in the child."""
+    script = """
+        import asyncio, os, warnings
+        import aiostream
+        from support import Gate
+        # Python 3.12's own, about threads and fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        gate, stream = Gate(), aiostream.Stream()
+        gate.hold(stream)
+
+        async def main():
+            future = stream.completion_future()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    await aiostream.drain()
+                except RuntimeError as error:
+                    os._exit(7 if "fork" in str(error) else 8)
+                os._exit(9)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            gate.open()
+            await future
+            print(await aiostream.drain(10))
+
+        asyncio.run(main())
+        stream.close()
+    """
+    assert succeed(driver_kind, script) == "7\nTrue\n"
+
+
 def test_worker_processes_that_are_forked_before_the_first_use_work(driver_kind: str) -> None:
     script = """
         import multiprocessing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal as signals
 import threading
@@ -92,7 +93,7 @@ async def wait(
     try:
         for future in unfinished:
             future.add_done_callback(ended)
-        with anyio.move_on_after(seconds):
+        with _time_limit(anyio.move_on_after, seconds):
             await waiting.checkpoint()
             await enough  # type: ignore[misc]  # both kinds of it can be awaited
     finally:
@@ -101,6 +102,12 @@ async def wait(
             future.remove_done_callback(ended)
     done = {future for future in every if future.done()}
     return done, every - done
+
+
+def _time_limit(scope: Callable[[float], Any], seconds: float | None) -> Any:
+    # None without a limit, because anyio keeps each task that is in one. It would never free those
+    # whose loop was closed while they waited, nor what they hold.
+    return contextlib.nullcontext() if seconds is None else scope(seconds)
 
 
 def _is_enough(done: Any, return_when: ReturnWhen) -> bool:
@@ -193,8 +200,10 @@ class _Ended(Generic[F]):
             set_result(self.waiter, None)
 
 
-class _AsCompleted(AsyncIterator[F]):
+class _AsCompleted(_arguments.NotCopied, AsyncIterator[F]):
     # A class, because an async generator would hold a cancel scope across its yields.
+
+    _instead = "call as_completed() again"  # a copy would take the original's callbacks away
 
     def __init__(self, futures: list[F], seconds: float | None) -> None:
         import anyio
@@ -253,7 +262,7 @@ class _AsCompleted(AsyncIterator[F]):
         self._ended.waiter = waiter = _loops.current_bridge().new_future()
         left = self._deadline - anyio.current_time()
         try:
-            with anyio.fail_after(None if left == math.inf else left):
+            with _time_limit(anyio.fail_after, None if left == math.inf else left):
                 await waiter  # type: ignore[misc]  # both kinds of it can be awaited
         finally:
             # A task that left must not be woken: the next step makes a waiter of its own.
@@ -268,8 +277,9 @@ async def drain(timeout: float | None = None) -> bool:
 
     It waits until every future has settled in its loop, and until the GPU has passed every host
     function, every callback, all work of `enqueue_async`, and what cancelled waits have waited for.
-    It also waits for what is left on the streams of a pool, and for what other tasks and threads
-    begin during the call. It does not wait for host functions in graphs, and for work that no await
+    It also waits for what is left on the streams of a pool, for calls of `enqueue_in_thread` that
+    have not begun, and for what other tasks and threads begin during the call. It does not wait for
+    tasks that wait for a stream of a pool, for host functions in graphs, and for work that no await
     or future of the library followed, such as a kernel or `executable.launch(stream)` alone. For
     that work, synchronize the stream.
 
@@ -285,7 +295,7 @@ async def drain(timeout: float | None = None) -> bool:
 
     Raises:
         TypeError, ValueError: `timeout` is not a number of seconds.
-        RuntimeError: No loop runs here.
+        RuntimeError: No loop runs here. Or this is a forked child.
 
     Example:
         >>> async with aiostream.Stream() as stream:
@@ -301,7 +311,8 @@ async def drain(timeout: float | None = None) -> bool:
     # drain, every completion would pay for it.
     nap = _SHORTEST_NAP
     seconds = _arguments.timeout(timeout)
-    with anyio.move_on_after(seconds):
+    _driver.refuse_forked()  # the counts are the parent's there, and never change
+    with _time_limit(anyio.move_on_after, seconds):
         await waiting.checkpoint()
         while anything_pending():
             await anyio.sleep(nap)
