@@ -5,6 +5,7 @@ own errors.
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ from aiostream import (
     statistics,
 )
 from captures import PROGRAMMATIC, code_of, in_thread, warm_stream
+from interrupts import Striker
 from support import STRATEGIES, Gate, settle, spin
 
 MODES = list(CaptureMode)
@@ -515,3 +517,36 @@ def test_a_scope_keeps_its_stream() -> None:
             pass
     scope.executable.close()
     del scope
+
+
+BEGINNINGS: list[Callable[[Stream, Graph], object]] = [
+    lambda stream, _: stream.begin_capture(),
+    lambda stream, _: stream.capture().__enter__(),
+    lambda stream, graph: stream.begin_capture_to_graph(graph),
+]
+
+
+@pytest.mark.parametrize("begin", BEGINNINGS, ids=["begin_capture", "capture", "to_graph"])
+def test_interrupt_of_the_beginning_leaves_no_capture(
+    begin: Callable[[Stream, Graph], object],
+) -> None:
+    """The caller knows of none, so nothing would ever end it."""
+    stream = Stream()
+    inside = 0
+    for number in itertools.count(1):
+        with Graph() as graph:
+            try:
+                with Striker(number) as striker:
+                    begin(stream, graph)
+            except KeyboardInterrupt:
+                inside += striker.where.startswith("_captures.py")
+                if not striker.where.startswith("capture.py"):  # there it may be about to return
+                    assert stream.capture_status() is CaptureStatus.NONE, striker.where
+                if stream.capture_status() is CaptureStatus.NONE:
+                    begin(stream, graph)
+            # Of the graph of `begin_capture_to_graph` it is the same one.
+            stream.end_capture().close()
+        if not striker.has_struck:
+            break
+    assert inside > 5
+    stream.close()

@@ -119,9 +119,27 @@ def _identity_of(stream: Reference) -> int | None:
     return None
 
 
-def note_begun(stream: Reference) -> None:
-    # An interrupt before this leaves a capture that is not noted. It then counts as one of other
-    # code, which the library never ends by itself.
+@contextlib.contextmanager
+def beginning(stream: Reference) -> Iterator[None]:
+    """Notes the capture that begins in the block. If this raises after the beginning, it ends it.
+
+    The caller knows of no capture then, and nothing would ever end it.
+    """
+    forget_ended_elsewhere(stream)
+    captured = _still_captures(stream)  # not ours, and the driver refuses another one
+    try:
+        yield
+        _note_begun(stream)
+    except BaseException:
+        if not captured and _still_captures(stream):
+            _begun.pop(_origin_of(stream), None)
+            # With few calls, because the error may be that the stack is full.
+            with contextlib.suppress(CudaError):
+                _driver.call("cuGraphDestroy", call_on(stream, "cuStreamEndCapture"))
+        raise
+
+
+def _note_begun(stream: Reference) -> None:
     identity = _identity_of(stream)
     if identity is not None:
         _begun[_origin_of(stream)] = identity
@@ -204,25 +222,42 @@ def forget_ended_elsewhere(stream: Reference) -> None:
 
 @contextlib.contextmanager
 def capturing_into(stream: Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
-    """Pins a graph, and notes the capture into it that begins in the block."""
+    """Pins a graph, and notes the capture into it that begins in the block.
+
+    If this raises after the beginning, it ends the capture, as `beginning` does.
+    """
     held: list[bool] = []
+    captured = True
+    record: _Record | None = None
     try:
         # `hold` and not `pin`, because another thread may end the capture, and lets go then.
         # Without it, a `close` would free the graph under the capture.
         if not graph._handle.hold(held):
             raise errors.closed(graph._name)
         forget_ended_elsewhere(stream)
+        captured = _still_captures(stream)
         yield graph._handle.value
+        _note_begun(stream)
+        # The record is made even if the driver gives no id, because without it the graph would stay
+        # pinned after the capture. The stream finds it then.
+        record = _Record(_identity_of(stream), _origin_of(stream), graph, recapture)
+        # The driver captures already, and another thread may have ended it. Its `end` then found no
+        # record, and the stream's next capture forgets this one (`forget_ended_elsewhere`).
+        graph._captured_into = True
+        _in_progress.append(record)
     except BaseException:
-        if held:
+        if not captured and _still_captures(stream):
+            # As if it had begun, so that its end lets go of the graph, or notes that it is gone.
+            if record is None:
+                record = _Record(None, _origin_of(stream), graph, recapture)
+            if record not in _in_progress:
+                graph._captured_into = True
+                _in_progress.append(record)
+            with contextlib.suppress(CudaError):
+                end(stream)
+        elif held:
             graph._handle.let_go()
         raise
-    # The driver captures already, and another thread may have ended it. Its `end` then found no
-    # record, and the stream's next capture forgets this one (`forget_ended_elsewhere`).
-    graph._captured_into = True
-    # The record is made even if the driver gives no id, because without it the graph would stay
-    # pinned after the capture. The stream finds it then.
-    _in_progress.append(_Record(_identity_of(stream), _origin_of(stream), graph, recapture))
 
 
 def query(stream: Reference) -> tuple[CaptureStatus, int | None, int, Any, Any]:

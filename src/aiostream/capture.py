@@ -259,9 +259,9 @@ class CaptureMethods:
             CudaError: It captures already (401).
         """
         stream = self._reference
-        _captures.forget_ended_elsewhere(stream)
-        call_on(stream, "cuStreamBeginCapture", _as_driver_mode(mode))
-        _captures.note_begun(stream)
+        driver_mode = _as_driver_mode(mode)
+        with _captures.beginning(stream):
+            call_on(stream, "cuStreamBeginCapture", driver_mode)
 
     def begin_capture_to_graph(
         self,
@@ -292,7 +292,6 @@ class CaptureMethods:
         with _captures.capturing_into(stream, Graph.borrow(graph)) as value:
             handle = _driver.bindings().CUgraph(value)
             call_on(stream, name, handle, nodes, edges, len(nodes), _as_driver_mode(mode))
-            _captures.note_begun(stream)
 
     def begin_recapture_to_graph(
         self,
@@ -329,7 +328,6 @@ class CaptureMethods:
             address = ctypes.cast(native, ctypes.c_void_p).value or 0
             function = driver.CUgraphRecaptureCallback(address)
             call_on(stream, name, _as_driver_mode(mode), handle, function, 0)
-            _captures.note_begun(stream)
 
     def end_capture(self) -> Graph:
         """Ends the capture, and returns what it has collected (`cuStreamEndCapture`).
