@@ -296,3 +296,74 @@ def test_failures_are_noticed_from_the_first_use_on(driver_kind: str) -> None:
         assert internals.failures_are_noticed()
     """
     succeed(driver_kind, script)
+
+
+def test_a_child_that_is_forked_during_the_start_is_refused(driver_kind: str) -> None:
+    """It has half of a driver. The parent goes on."""
+    script = """
+        import os, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads
+        import cuda.bindings.driver as driver
+        from aiostream import Stream
+
+        real = driver.cuInit
+        def fork(flags):
+            driver.cuInit = real
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    Stream()
+                except RuntimeError as error:
+                    os._exit(7 if "fork" in str(error) else 8)
+                os._exit(9)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            return real(flags)
+
+        driver.cuInit = fork
+        stream = Stream()
+        print(stream.query())
+        stream.close()
+    """
+    assert succeed(driver_kind, script) == "7\nTrue\n"
+
+
+def test_an_error_anywhere_ends_no_thread_of_the_library(driver_kind: str) -> None:
+    """Such as a MemoryError. The thread reports it, and does what it was about to do."""
+    script = """
+        import asyncio, sys, threading
+        struck, armed = [], set()
+
+        def trace(frame, event, argument):
+            name = threading.current_thread().name
+            if name in armed:
+                armed.discard(name)
+                struck.append(name)
+                raise MemoryError
+
+        threading.settrace(trace)  # for the threads that begin from here on
+        sys.unraisablehook = lambda report: print(type(report.exc_value).__name__)
+        from aiostream import Event, Stream, statistics
+        from support import Blind, Gate, settle
+
+        stream = Stream()
+        stream.synchronize()
+        armed.add("aiostream-janitor")
+        Event()  # dropped, so the janitor destroys it
+        assert settle(lambda: struck and statistics().handles.open == 1), struck
+
+        async def main():
+            # A dispatcher serves this loop.
+            with Gate() as gate:
+                gate.hold(stream)
+                future = stream.checked_completion_future()
+                armed.add("aiostream-dispatcher")
+                gate.open()
+                await asyncio.wait_for(future, 10)
+
+        with asyncio.Runner(loop_factory=Blind) as runner:
+            runner.run(main())
+        stream.close()
+        print(struck)
+    """
+    out = succeed(driver_kind, script)
+    assert out == "MemoryError\nMemoryError\n['aiostream-janitor', 'aiostream-dispatcher']\n"

@@ -115,9 +115,18 @@ def bindings() -> ModuleType:
         NoDriverError: There is no driver, or it finds no GPU.
         RuntimeError: This is a forked child of a process that has used CUDA.
     """
+    refuse_forked()
+    return _bindings if _bindings is not None else _load()
+
+
+def refuse_forked() -> None:
+    """Refuses to go on in a forked child of a process that has used CUDA.
+
+    Raises:
+        RuntimeError: This is such a child.
+    """
     if _native.is_forked():
         _native.watcher_start()  # raises, with the advice
-    return _bindings if _bindings is not None else _load()
 
 
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
@@ -141,8 +150,34 @@ def simulator_is_wanted() -> bool:
 
 
 def _load() -> ModuleType:
+    wanted = simulator_is_wanted()
+    with _lock:
+        if not _marks_forks:
+            # Once, because each registration would stay for the life of the process.
+            os.register_at_fork(after_in_child=_mark_fork)
+            _marks_forks.append(None)
+    # Before the driver is loaded. A child that another thread forks meanwhile would have half of
+    # it, and locks that no thread opens.
+    _loading.append(None)
+    try:
+        return _initialize(wanted)
+    finally:
+        _loading.pop()
+
+
+# An item for each thread that loads the driver just now. Any thread, single list operations.
+_loading: list[None] = []
+_marks_forks: list[None] = []  # has an item once forks are marked
+
+
+def _mark_fork() -> None:
+    if _loading or _bindings is not None:
+        _native.set_forked()
+
+
+def _initialize(with_simulator: bool) -> ModuleType:
     global _bindings
-    if simulator_is_wanted():
+    if with_simulator:
         importlib.import_module("aiostream.simulator").install()
     module = importlib.import_module("cuda.bindings.driver")
     try:
@@ -163,12 +198,7 @@ def _load() -> ModuleType:
         raise errors.NoDriverError(_NO_DEVICE_SEEN.format(visible=visible) + advice)
     if int(code) != 0:
         raise errors.NoDriverError(_NO_DRIVER.format(reason=f"cuInit reported {code.name}"))
-    with _lock:
-        if _bindings is None:
-            # Once, because each registration would stay for the life of the process. Before the
-            # assignment, because an interrupt in between would leave forks unmarked.
-            os.register_at_fork(after_in_child=_native.set_forked)
-            _bindings = module
+    _bindings = module
     return module
 
 

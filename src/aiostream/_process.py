@@ -37,6 +37,7 @@ _started = False
 before_first_use: list[Callable[[], None]] = []
 # Seconds that the interpreter's end waits for these threads, because a destructor may block.
 _EXIT_PATIENCE = 1.0
+_PAUSE = 0.05  # seconds
 
 # The threads that serve, by name. Each thread enters itself by `dict.setdefault`, which lets one
 # thread win. So a start that a KeyboardInterrupt has cut short can be repeated, whether its thread
@@ -63,17 +64,38 @@ def _start_serving(name: str, serve: Callable[[], None]) -> None:
     has_begun = threading.Event()
 
     def run() -> None:
-        block_signals()
-        # Another thread of this name may be there, because an interrupted start was repeated.
-        first = _serving.setdefault(name, has_begun) is has_begun
-        has_begun.set()
-        if first:
-            serve()
+        first = False
+        try:
+            block_signals()
+            # Another thread of this name may be there, because an interrupted start was repeated.
+            first = _serving.setdefault(name, has_begun) is has_begun
+        finally:
+            has_begun.set()
+        while first:
+            # No error ends it, wherever it comes from. An allocation may fail in any line.
+            try:
+                serve()
+            except BaseException as error:
+                survive(error, name)
 
     # A daemon, because the interpreter would wait for any other thread before it runs `_stop`.
     threading.Thread(target=run, name=f"aiostream-{name}", daemon=True).start()
     # Waited for, because the thread blocks its signals first. Until then it could take one.
     has_begun.wait()
+    if name not in _serving:
+        raise RuntimeError(f"the thread aiostream-{name} has ended at its beginning")
+
+
+def survive(error: BaseException, name: str) -> None:
+    """Reports an error that would end a thread of the library, which has to go on.
+
+    It pauses then, because the error may come again at once.
+    """
+    try:
+        report_unraisable(error, f"the thread aiostream-{name}")
+        time.sleep(_PAUSE)
+    except BaseException:  # there may be no memory for this either
+        return
 
 
 # -------------------------------------------------------------------------------- the janitor

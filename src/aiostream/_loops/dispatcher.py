@@ -84,7 +84,13 @@ class Dispatcher:
     def _run(self) -> None:
         _process.block_signals()
         while True:
-            self._serve(_RETRY_SECONDS if self._failed or self._asked else None)
+            try:
+                self._serve(_RETRY_SECONDS if self._failed or self._asked else None)
+            except BaseException as error:
+                # An allocation may fail in any line. What the epoll has said may be lost then, and
+                # it says nothing twice. So all loops are asked.
+                self._failed.update(self._bridges)
+                _process.survive(error, "dispatcher")
 
     def _serve(self, timeout: float | None) -> None:
         arrived = {descriptor for descriptor, _ in self._epoll.poll(timeout)}
