@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -159,6 +160,8 @@ def test_wrong_values_are_refused_before_the_driver_is_asked(stream: Stream) -> 
     for kind, attribute, value in wrong:
         with pytest.raises(kind):
             stream.set_attribute(attribute, value)
+    with pytest.raises(ValueError, match="hit_ratio is a number from 0 to 1, not nan"):
+        AccessPolicyWindow(0, 0, Decimal("nan"))  # type: ignore[arg-type]
     for ratio in (1.5, -0.1):
         with pytest.raises(ValueError, match="hit_ratio is from 0 to 1"):
             AccessPolicyWindow(0, 0, ratio)

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 import internals
-from aiostream import Device, Event, ExecutableGraph, Graph, Stream, StreamClosedError, statistics
+from aiostream import (
+    Device,
+    Event,
+    ExecutableGraph,
+    Graph,
+    Stream,
+    StreamClosedError,
+    StreamPool,
+    statistics,
+)
 from support import settle
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -37,6 +46,21 @@ def test_repr_says_what_an_object_is(kind: str) -> None:
 def test_repr_of_an_object_whose_constructor_has_not_ended(kind: str) -> None:
     made: Any = type(KINDS[kind]())
     assert repr(made.__new__(made)) == f"<aiostream.{kind}, not made>"
+
+
+def test_repr_of_a_pool_whose_constructor_has_failed() -> None:
+    """Tools that print the locals of a traceback show it."""
+    seen: list[str] = []
+
+    class Shown(StreamPool):
+        def __del__(self) -> None:
+            seen.append(repr(self))
+            super().__del__()
+
+    with pytest.raises(ValueError, match="at least one stream"):
+        Shown(0)
+    gc.collect()
+    assert seen == ["<aiostream.StreamPool, not made>"]
 
 
 def test_repr_says_more_of_some() -> None:
@@ -108,3 +132,20 @@ def test_borrowed_object_leaves_the_handle_to_its_owner(kind: str) -> None:
     assert statistics().handles.destroyed == destroyed
     owner.close()
     assert statistics().handles.destroyed == destroyed + 1
+
+
+@pytest.mark.parametrize("kind_", [Stream, Event])
+async def test_aclose_while_another_thread_closes(
+    kind_: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between the question, whether it is closed, and the wait."""
+    wait = kind_.synchronize_async
+
+    async def closed_first(self: Any) -> None:
+        self.close()
+        await wait(self)
+
+    monkeypatch.setattr(kind_, "synchronize_async", closed_first)
+    thing = kind_()
+    await thing.aclose()
+    assert thing.closed

@@ -48,11 +48,7 @@ class AccessPolicyWindow:
         """
         _arguments.address(_arguments.integer("base", self.base))
         _arguments.address(_arguments.integer("size", self.size))
-        if not hasattr(self.hit_ratio, "__float__"):
-            raise TypeError(
-                f"hit_ratio is a number from 0 to 1, not {type(self.hit_ratio).__name__}"
-            )
-        if not 0.0 <= self.hit_ratio <= 1.0:
+        if not 0.0 <= _arguments.real(self.hit_ratio, "hit_ratio is a number from 0 to 1") <= 1.0:
             raise ValueError(f"a window's hit_ratio is from 0 to 1, not {self.hit_ratio}")
 
 

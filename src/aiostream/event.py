@@ -9,6 +9,7 @@ from aiostream import _arguments, _driver, _native, _process, errors, interop, w
 from aiostream._owned import WithBlock
 from aiostream._reference import HasReference, Reference, current_or_default_context, pinned
 from aiostream.device import Context, Device, DeviceLike
+from aiostream.errors import StreamClosedError
 from aiostream.futures import CompletionFuture
 
 if TYPE_CHECKING:
@@ -298,6 +299,8 @@ class Event(WithBlock, waiting.AwaitedBlock):
             return
         try:
             await self.synchronize_async()
+        except StreamClosedError:  # another thread has closed it just now
+            return
         except BaseException:
             self._close_quietly()
             raise

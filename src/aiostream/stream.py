@@ -359,16 +359,16 @@ class Stream(
     def shutdown(self) -> None:
         """Blocks until the work is done, destroys the stream, and raises what went wrong.
 
-        Do not call it in the thread of an event loop: `aclose` is for that.
+        In the thread of an event loop, call `aclose`.
 
         Raises:
+            StreamClosedError: It was closed before.
             StreamCaptureError: The stream was capturing. It is closed, and the capture gives no
                 graph.
             CudaError: The work failed, or the driver refused. The stream is closed nevertheless.
         """
-        # Another thread may close the stream during the wait, which keeps it pinned. The wait goes
-        # on, and the close below then has nothing to do.
         try:
+            # Another thread may close the stream during the wait, which keeps it pinned.
             self.synchronize()
         except BaseException as error:
             self._close_quietly()
@@ -396,6 +396,8 @@ class Stream(
             return
         try:
             await self.synchronize_async()
+        except StreamClosedError:  # by another thread just now
+            return
         except BaseException as error:
             self._close_quietly()
             if isinstance(error, StreamCaptureError) and self._owned:
