@@ -532,7 +532,7 @@ def test_interrupt_of_the_beginning_leaves_no_capture(
 ) -> None:
     """The caller knows of none, so nothing would ever end it."""
     stream = Stream()
-    inside = 0
+    inside = passed = 0
     for number in itertools.count(1):
         with Graph() as graph:
             try:
@@ -546,7 +546,8 @@ def test_interrupt_of_the_beginning_leaves_no_capture(
                     begin(stream, graph)
             # Of the graph of `begin_capture_to_graph` it is the same one.
             stream.end_capture().close()
-        if not striker.has_struck:
+        passed += not striker.has_struck
+        if passed == 2:  # Python 3.12 traces no instruction at first
             break
     assert inside > 5
     stream.close()
