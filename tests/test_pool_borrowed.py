@@ -11,6 +11,7 @@ import pytest
 
 import internals
 from aiostream import (
+    CaptureMode,
     Context,
     Device,
     Stream,
@@ -162,3 +163,29 @@ async def test_owner_that_closes_a_stream_while_it_comes_back(owners: list[Strea
     assert refused == ["the owners have closed all streams of the pool"]
     assert (pool.lent, pool.idle, pool.busy, pool.waiting) == (0, 0, 0, 0)
     pool.close()
+
+
+async def test_owner_that_closes_a_capturing_stream_while_it_comes_back(
+    owners: list[Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the pool asks for the capture, which it is about to end."""
+    owner, driver = owners[0], internals.bindings()
+
+    def closed_first(original: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any) -> Any:
+            owner.close()
+            return original(*args)
+
+        return ask
+
+    async with StreamPool.borrow([owner]) as pool:
+        stream = await pool.acquire()
+        stream.begin_capture(CaptureMode.RELAXED)
+        with monkeypatch.context() as patch:
+            for name in dir(driver):
+                if name.startswith("cuStreamGetCaptureInfo"):
+                    patch.setattr(driver, name, closed_first(getattr(driver, name)))
+            pool.release(stream)
+        assert owner.closed
+        with pytest.raises(StreamClosedError):
+            await pool.acquire()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
@@ -119,22 +119,25 @@ def _identity_of(stream: Reference) -> int | None:
     return None
 
 
-@contextlib.contextmanager
-def beginning(stream: Reference) -> Iterator[None]:
-    """Notes the capture that begins in the block. If this raises after the beginning, it ends it.
+def begin(stream: Reference, call: Callable[[], Any]) -> None:
+    """Begins a capture by `call`, and notes it. If this raises after the beginning, it ends it.
 
     The caller knows of no capture then, and nothing would ever end it.
     """
+    # A plain function. An interrupt within the library's or contextlib's steps of a `with` block
+    # could leave the capture, or end a later one when the traceback dies.
     forget_ended_elsewhere(stream)
     captured = _still_captures(stream)  # not ours, and the driver refuses another one
     try:
-        yield
+        call()
         _note_begun(stream)
+    except CudaError:  # the driver has refused
+        raise
     except BaseException:
         if not captured and _still_captures(stream):
             _begun.pop(_origin_of(stream), None)
             # With few calls, because the error may be that the stack is full.
-            with contextlib.suppress(CudaError):
+            with contextlib.suppress(CudaError, StreamClosedError):
                 _driver.call("cuGraphDestroy", call_on(stream, "cuStreamEndCapture"))
         raise
 
@@ -159,7 +162,8 @@ def end_left(stream: Reference) -> None:
     begun = _begun.pop(_origin_of(stream), None)
     if begun is None:
         return
-    with contextlib.suppress(CudaError):
+    # Another thread may close a borrowed stream meanwhile.
+    with contextlib.suppress(CudaError, StreamClosedError):
         status, identity, *_ = query(stream)
         # Other code may have ended that capture and begun its own, which is not ours to end.
         if identity == begun or status is CaptureStatus.INVALIDATED:
@@ -220,11 +224,12 @@ def forget_ended_elsewhere(stream: Reference) -> None:
         _forget(capture, _End.ENDED_ELSEWHERE)
 
 
-@contextlib.contextmanager
-def capturing_into(stream: Reference, graph: Graph, recapture: Any = None) -> Iterator[int]:
-    """Pins a graph, and notes the capture into it that begins in the block.
+def begin_into(
+    stream: Reference, graph: Graph, call: Callable[[int], Any], recapture: Any = None
+) -> None:
+    """Begins a capture into a graph by `call(handle)`, pins the graph, and notes it.
 
-    If this raises after the beginning, it ends the capture, as `beginning` does.
+    If this raises after the beginning, it ends the capture, as `begin` does.
     """
     held: list[bool] = []
     captured = True
@@ -236,7 +241,7 @@ def capturing_into(stream: Reference, graph: Graph, recapture: Any = None) -> It
             raise errors.closed(graph._name)
         forget_ended_elsewhere(stream)
         captured = _still_captures(stream)
-        yield graph._handle.value
+        call(graph._handle.value)
         _note_begun(stream)
         # The record is made even if the driver gives no id, because without it the graph would stay
         # pinned after the capture. The stream finds it then.
@@ -245,15 +250,16 @@ def capturing_into(stream: Reference, graph: Graph, recapture: Any = None) -> It
         # record, and the stream's next capture forgets this one (`forget_ended_elsewhere`).
         graph._captured_into = True
         _in_progress.append(record)
-    except BaseException:
-        if not captured and _still_captures(stream):
+    except BaseException as error:
+        refused = isinstance(error, CudaError | StreamClosedError)
+        if not captured and not refused and _still_captures(stream):
             # As if it had begun, so that its end lets go of the graph, or notes that it is gone.
             if record is None:
                 record = _Record(None, _origin_of(stream), graph, recapture)
             if record not in _in_progress:
                 graph._captured_into = True
                 _in_progress.append(record)
-            with contextlib.suppress(CudaError):
+            with contextlib.suppress(CudaError, StreamClosedError):
                 end(stream)
         elif held:
             graph._handle.let_go()

@@ -260,8 +260,7 @@ class CaptureMethods:
         """
         stream = self._reference
         driver_mode = _as_driver_mode(mode)
-        with _captures.beginning(stream):
-            call_on(stream, "cuStreamBeginCapture", driver_mode)
+        _captures.begin(stream, lambda: call_on(stream, "cuStreamBeginCapture", driver_mode))
 
     def begin_capture_to_graph(
         self,
@@ -289,9 +288,13 @@ class CaptureMethods:
         """
         stream, name = self._reference, "cuStreamBeginCaptureToGraph"
         nodes, edges = as_driver_dependencies(dependencies)
-        with _captures.capturing_into(stream, Graph.borrow(graph)) as value:
+        driver_mode = _as_driver_mode(mode)
+
+        def begin(value: int) -> None:
             handle = _driver.bindings().CUgraph(value)
-            call_on(stream, name, handle, nodes, edges, len(nodes), _as_driver_mode(mode))
+            call_on(stream, name, handle, nodes, edges, len(nodes), driver_mode)
+
+        _captures.begin_into(stream, Graph.borrow(graph), begin)
 
     def begin_recapture_to_graph(
         self,
@@ -323,11 +326,14 @@ class CaptureMethods:
         driver = _driver.bindings()
         existing = Graph.borrow(graph)
         native = _as_native_callback(callback, existing)
-        with _captures.capturing_into(stream, existing, native) as value:
-            handle = driver.CUgraph(value)
+        driver_mode = _as_driver_mode(mode)
+
+        def begin(value: int) -> None:
             address = ctypes.cast(native, ctypes.c_void_p).value or 0
             function = driver.CUgraphRecaptureCallback(address)
-            call_on(stream, name, _as_driver_mode(mode), handle, function, 0)
+            call_on(stream, name, driver_mode, driver.CUgraph(value), function, 0)
+
+        _captures.begin_into(stream, existing, begin, native)
 
     def end_capture(self) -> Graph:
         """Ends the capture, and returns what it has collected (`cuStreamEndCapture`).
