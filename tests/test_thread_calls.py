@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import aiostream
 from aiostream import Stream, simulator, statistics
+from interrupts import run_interrupted
 from support import settle
 from waiters import until
 
@@ -69,6 +72,58 @@ async def test_call_whose_stream_is_closed_while_it_waits_for_its_token() -> Non
         limiter.release_on_behalf_of("other code")
     assert len(refused) == 1
     assert await aiostream.drain(10)
+
+
+def test_call_whose_loop_is_closed_while_it_waits_for_its_token() -> None:
+    """Only its task holds it, so that the collector can end both."""
+    limiters: list[anyio.CapacityLimiter] = []
+
+    async def call() -> None:
+        limiters.append(limiter := anyio.CapacityLimiter(1))
+        await limiter.acquire_on_behalf_of("other code")
+        await Stream().enqueue_in_thread(lambda _: None, limiter=limiter)
+
+    async def begin() -> None:
+        asyncio.get_running_loop().create_task(call())  # nothing else keeps it
+        await until(lambda: bool(limiters) and limiters[0].statistics().tasks_waiting == 1)
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # the task is destroyed while it is pending
+    loop.run_until_complete(begin())
+    loop.close()
+    del loop
+    limiters.clear()
+    assert settle(lambda: gc.collect() >= 0 and statistics().handles.open == 0)
+
+    async def drain() -> None:
+        assert await aiostream.drain(10)
+
+    asyncio.run(drain())
+    assert statistics().balanced
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # anyio's
+def test_interrupt_anywhere_in_a_call_that_is_cancelled_while_it_waits_for_its_token() -> None:
+    async def main() -> None:
+        limiter = anyio.CapacityLimiter(1)
+        await limiter.acquire_on_behalf_of("other code")
+        task = asyncio.create_task(stream.enqueue_in_thread(lambda _: None, limiter=limiter))
+        await until(lambda: limiter.statistics().tasks_waiting == 1)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def later() -> None:
+        gc.collect()  # what the frames of the interrupt's traceback held
+        assert await aiostream.drain(10)
+
+    stream = Stream()
+    struck = 0
+    for number in range(1, 80):  # more than there are, because some Pythons trace late
+        striker = run_interrupted("asyncio", number, main, later, cancels=True)
+        struck += striker.has_struck
+    assert struck > 10
+    stream.close()
 
 
 @pytest.mark.leaks(1)

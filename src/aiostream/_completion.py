@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol, cast
@@ -392,6 +393,11 @@ class KeepAlive:
         """Keeps the objects, because the context has failed and the GPU may still use them."""
 
 
+# Calls of enqueue_in_thread that have no ticket yet, by id. Weak, so that the collector can end a
+# task whose loop was closed while it waited for a token. Any thread, single dict operations.
+expected: dict[int, weakref.ref[Completion]] = {}
+
+
 def pending_futures() -> int:
     """Counts the futures that wait for their point, one by one."""
     return sum(1 for _ in _pending())
@@ -409,6 +415,12 @@ def settled_futures() -> int:
 def _pending() -> Iterator[Completion]:
     # A copy in one step, because other threads add and remove entries all the time. A point of it
     # may end while the caller counts, so the numbers are of about this moment.
+    # Those without a ticket first: one that gets its ticket meanwhile is counted twice, and never
+    # missed.
+    for reference in list(expected.values()):
+        call = reference()
+        if call is not None and call.state is State.PENDING:
+            yield call
     for point in list(_points.registry.values()):
         if isinstance(point, Completion) and point.state is State.PENDING:
             yield point

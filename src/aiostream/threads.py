@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from aiostream import _arguments, _arming, _driver, _loops, _native, _points, _process, waiting
-from aiostream._completion import Completion, State, drop, leak, set_exception
+from aiostream._completion import Completion, State, drop, expected, leak, set_exception
 from aiostream._reference import PER_THREAD, Reference, call_with
 from aiostream.errors import CudaError
 
@@ -45,7 +46,16 @@ class _ThreadCall(Completion):
     item of `unstarted`, and one pop succeeds: so either `run` or `cancel` comes first.
     """
 
-    __slots__ = ("limiter", "pins", "raised", "reference", "refusal", "reserved", "unstarted")
+    __slots__ = (
+        "__weakref__",
+        "limiter",
+        "pins",
+        "raised",
+        "reference",
+        "refusal",
+        "reserved",
+        "unstarted",
+    )
 
     def __init__(self, reference: Reference, function: Callable[[], Any], limiter: Any) -> None:
         context_id = reference.context._ensure_monitored()
@@ -69,9 +79,22 @@ class _ThreadCall(Completion):
 
     def expect(self) -> None:
         """Counts the call as pending from now on, so that `drain` waits for it."""
-        # It has no ticket yet, and no ticket is negative.
-        _points.registry[-id(self)] = self
+        expected[id(self)] = weakref.ref(self)
         _native.set_state(self, State.NEW, State.PENDING, _native.FUTURES_CREATED)
+
+    # Bound here, because at the interpreter's end the module's names may be gone.
+    def __del__(
+        self,
+        is_finalizing: Callable[[], bool] = sys.is_finalizing,
+        forget: Callable[[int, None], object] = expected.pop,
+    ) -> None:
+        # Before it has a ticket only its task holds it. That task may be gone with its loop, or an
+        # interrupt may have cut `cancel` short.
+        if is_finalizing():
+            return
+        forget(id(self), None)
+        if getattr(self, "state", None) is State.PENDING:
+            self._end(State.CANCELLED)
 
     def begin(self) -> None:
         """Takes what `run` needs. From now on `run` or `cancel` ends it, and the stream stays."""
@@ -94,7 +117,7 @@ class _ThreadCall(Completion):
         reference.common.held.append(self)
         # Before the worker begins, because the ticket may fire at any time after that.
         _points.registry[self.reserved.ticket] = self
-        _points.registry.pop(-id(self), None)  # see `expect`
+        expected.pop(id(self), None)
 
     # ---------------------------------------------------------------------- in the worker thread
 
@@ -132,7 +155,7 @@ class _ThreadCall(Completion):
 
         A function that has not begun is not called. One that has begun goes on without the task.
         """
-        _points.registry.pop(-id(self), None)
+        expected.pop(id(self), None)
         try:
             self.unstarted.pop()
         except IndexError:
@@ -242,7 +265,8 @@ class _TokenWatch(_points.Alarm):
     def end(self) -> None:
         """Ends the watch. May be called again, after an interrupt that has cut it short."""
         # Not there if `begin` has not come so far, or if this has come farther before.
-        with _lost_lock, contextlib.suppress(KeyError, ValueError):
+        # A TypeError if the limiter is gone too, as the collector may end a task after it.
+        with _lost_lock, contextlib.suppress(KeyError, ValueError, TypeError):
             _watches[self._limiter()].remove(self)
         # Outside of the list it is not armed again.
         self.fire()
@@ -398,10 +422,12 @@ class ThreadStream:
                 if call.raised is None:
                     raise
         except BaseException:
-            # Again if it has ended, because an interrupt may have come in that end.
-            if watch is not None:
-                watch.end()
-            call.cancel()
+            try:
+                # Again if it has ended, because an interrupt may have come in that end.
+                if watch is not None:
+                    watch.end()
+            finally:
+                call.cancel()
             # The work may have failed before, while the task still waited for the thread. The task
             # gets another error, and asyncio would report that no task has read that one.
             if future.done() and not future.cancelled():
