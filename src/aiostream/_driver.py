@@ -12,7 +12,6 @@ import importlib
 import itertools
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -20,10 +19,7 @@ from typing import Any, Protocol
 
 from aiostream import _native, errors
 
-# Held while `_bindings` is assigned. Reentrant, because a signal handler may come to `bindings` in
-# the thread that holds it.
-_lock = threading.RLock()
-# Written once, under _lock, after cuInit has succeeded. Read without it by any thread.
+# Written after cuInit has succeeded. Two threads may do so, with the same module.
 _bindings: ModuleType | None = None
 
 # What came after CUDA 12.0, each with the version of the driver that brought it. The error of an
@@ -151,15 +147,15 @@ def simulator_is_wanted() -> bool:
 
 def _load() -> ModuleType:
     wanted = simulator_is_wanted()
-    with _lock:
-        if not _marks_forks:
-            # Once, because each registration would stay for the life of the process.
-            os.register_at_fork(after_in_child=_mark_fork)
-            _marks_forks.append(None)
     # Before the driver is loaded. A child that another thread forks meanwhile would have half of
-    # it, and locks that no thread opens.
+    # it, and locks that no thread opens. So there is no lock here.
     _loading.append(None)
     try:
+        if not _marks_forks:
+            # Each registration stays for the life of the process. A second one, by another thread
+            # or after an interrupt, does no harm.
+            os.register_at_fork(after_in_child=_mark_fork)
+            _marks_forks.append(None)
         return _initialize(wanted)
     finally:
         _loading.pop()

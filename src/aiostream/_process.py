@@ -72,7 +72,9 @@ def _start_serving(name: str, serve: Callable[[], None]) -> None:
         finally:
             has_begun.set()
         while first:
-            # No error ends it, wherever it comes from. An allocation may fail in any line.
+            # No error ends it, not even SystemExit, because without the janitor closed queues
+            # would never be delivered and streams never destroyed. An allocation may fail in any
+            # line.
             try:
                 serve()
             except BaseException as error:
@@ -91,11 +93,15 @@ def survive(error: BaseException, name: str) -> None:
 
     It pauses then, because the error may come again at once.
     """
+    # There may be no memory for these either. Without the pause the thread could take a whole core.
     try:
         report_unraisable(error, f"the thread aiostream-{name}")
+    except BaseException:
+        pass
+    try:
         time.sleep(_PAUSE)
-    except BaseException:  # there may be no memory for this either
-        return
+    except BaseException:
+        pass
 
 
 # -------------------------------------------------------------------------------- the janitor
@@ -111,6 +117,10 @@ _watched: dict[int, Callable[[], None]] = {}
 
 
 def _clean() -> None:
+    # An error may have ended the last pass after it had read the descriptor, or before it had noted
+    # the end of a call.
+    _native.queue_wake(ORPHANS)
+    _stuck.end()
     poll = select.poll()
     known: set[int] = set()
     while True:
@@ -122,8 +132,10 @@ def _clean() -> None:
                 known.add(descriptor)
         for descriptor, _ in poll.poll():
             _stuck.begin("janitor")
-            _report_from("aiostream's janitor", _watched[descriptor])
-            _stuck.end()
+            try:
+                _watched[descriptor]()
+            finally:
+                _stuck.end()
 
 
 def _serve_orphans() -> None:
@@ -151,8 +163,7 @@ def _serve_orphans() -> None:
 
 
 def _report_from(where: object, function: Callable[[], Any]) -> None:
-    # No exception ends the thread, not even SystemExit, because without the janitor closed queues
-    # would never be delivered and streams never destroyed.
+    # An error of one task must not keep the others from being done.
     try:
         function()
     except BaseException as error:

@@ -38,6 +38,7 @@ class Dispatcher:
         self._bridges: dict[int, weakref.ref[Bridge]] = {}
         # Descriptors whose loop could not be asked. Used by the thread that serves, alone.
         self._failed: set[int] = set()
+        self._ask_all = False  # after an error; used by that thread
         # Descriptors whose loop was asked, and perhaps has not drained yet. If the loop is closed
         # meanwhile, it forgets the request, and nothing else would arrive. Used by that thread.
         self._asked: set[int] = set()
@@ -85,14 +86,24 @@ class Dispatcher:
         _process.block_signals()
         while True:
             try:
-                self._serve(_RETRY_SECONDS if self._failed or self._asked else None)
+                waits = not (self._failed or self._asked or self._ask_all)
+                self._serve(None if waits else _RETRY_SECONDS)
             except BaseException as error:
-                # An allocation may fail in any line. What the epoll has said may be lost then, and
-                # it says nothing twice. So all loops are asked.
-                self._failed.update(self._bridges)
                 _process.survive(error, "dispatcher")
 
     def _serve(self, timeout: float | None) -> None:
+        try:
+            self._serve_once(timeout)
+        except BaseException:
+            # An allocation may fail in any line. What the epoll has said may be lost then, and it
+            # says nothing twice. So all loops are asked the next time.
+            self._ask_all = True
+            raise
+
+    def _serve_once(self, timeout: float | None) -> None:
+        if self._ask_all:
+            self._failed.update(list(self._bridges))
+            self._ask_all = False
         arrived = {descriptor for descriptor, _ in self._epoll.poll(timeout)}
         # The failed ones again, because native code wakes an epoll once for each batch. Without a
         # retry, what has arrived for them would wait until something else arrives.
