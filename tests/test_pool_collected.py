@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -141,7 +142,7 @@ def test_block_of_a_collected_task_that_has_closed_its_stream() -> None:
 
 
 async def wait_for_one(stream: Stream) -> None:
-    await aiostream.wait([stream.completion_future()])
+    await aiostream.wait([stream.completion_future()], timeout=math.inf)
 
 
 async def wait_for_each(stream: Stream) -> None:

@@ -114,11 +114,8 @@ def _host_events(trace: Trace) -> Iterable[dict[str, Any]]:
             **place,
             "args": _arguments(trace, each),
         }
-        stages = list(each.stages)
+        stages = _stages(each)
         if each.noticed is not None:
-            # A task that finds the wait over may give the loop a turn, as each await on trio must.
-            # That turn is no stage of the wait, and spans of a lane must nest.
-            stages = [(stage, began) for stage, began in stages if began < each.noticed]
             stages.append(("resumes", each.noticed))
         for (stage, began), (_, stage_end) in itertools.pairwise([*stages, ("", end)]):
             yield {
@@ -131,6 +128,13 @@ def _host_events(trace: Trace) -> Iterable[dict[str, Any]]:
             }
         if _has_arrow(each):
             yield {"ph": "f", "bp": "e", **_arrow(trace, number, stages[-1][1]), **place}
+
+
+def _stages(each: Await) -> list[tuple[str, int]]:
+    # A task that finds the wait over may give the loop a turn, as each await on trio must. That
+    # turn is no stage of the wait, and spans of a lane must nest.
+    end = each.noticed
+    return [(stage, began) for stage, began in each.stages if end is None or began < end]
 
 
 def _gpu_events(trace: Trace) -> Iterable[dict[str, Any]]:
@@ -237,7 +241,7 @@ def html(trace: Trace) -> str:
             micro(each.gpu_ended),
             micro(each.noticed),
             micro(each.resumed),
-            [[stage == "polls", micro(began)] for stage, began in each.stages],
+            [[stage == "polls", micro(began)] for stage, began in _stages(each)],
             *([] if each.error is None else [each.error]),
         ]
         for each in trace.awaits

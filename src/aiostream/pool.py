@@ -190,7 +190,7 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
         return self._closed
 
     def __repr__(self) -> str:
-        if not hasattr(self, "_slots"):
+        if not hasattr(self, "_bridge"):  # the last field
             # A debugger shows it in its constructor, and a traceback after that has failed.
             return "<aiostream.StreamPool, not made>"
         lent = self.lent

@@ -107,7 +107,7 @@ async def wait(
 def _time_limit(scope: Callable[[float], Any], seconds: float | None) -> Any:
     # None without a limit, because anyio keeps each task that is in one. It would never free those
     # whose loop was closed while they waited, nor what they hold.
-    return contextlib.nullcontext() if seconds is None else scope(seconds)
+    return contextlib.nullcontext() if seconds in (None, math.inf) else scope(seconds)
 
 
 def _is_enough(done: Any, return_when: ReturnWhen) -> bool:
@@ -262,7 +262,7 @@ class _AsCompleted(_arguments.NotCopied, AsyncIterator[F]):
         self._ended.waiter = waiter = _loops.current_bridge().new_future()
         left = self._deadline - anyio.current_time()
         try:
-            with _time_limit(anyio.fail_after, None if left == math.inf else left):
+            with _time_limit(anyio.fail_after, left):
                 await waiter  # type: ignore[misc]  # both kinds of it can be awaited
         finally:
             # A task that left must not be woken: the next step makes a waiter of its own.
@@ -281,7 +281,7 @@ async def drain(timeout: float | None = None) -> bool:
     have not begun, and for what other tasks and threads begin during the call. It does not wait for
     tasks that wait for a stream of a pool, for host functions in graphs, and for work that no await
     or future of the library followed, such as a kernel or `executable.launch(stream)` alone. For
-    that work, synchronize the stream.
+    that work, synchronize the stream. Do not hold a token that such a call waits for.
 
     Args:
         timeout: Seconds to wait at most. `None` sets no limit.
