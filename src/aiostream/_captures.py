@@ -142,10 +142,11 @@ def begin(stream: Reference, call: Callable[[], Any]) -> None:
         raise
 
 
-def _note_begun(stream: Reference) -> None:
+def _note_begun(stream: Reference) -> int | None:
     identity = _identity_of(stream)
     if identity is not None:
         _begun[_origin_of(stream)] = identity
+    return identity
 
 
 def _began_on(identity: int) -> _Origin | None:
@@ -200,8 +201,7 @@ def end_shared(stream: Reference) -> None:
     """
     # Asked first, because a stream whose context was destroyed must not be touched.
     if stream.context.health() == 0:
-        with contextlib.suppress(StreamClosedError):
-            end_left(stream)
+        end_left(stream)
 
 
 def retire(stream: Reference) -> None:
@@ -233,7 +233,7 @@ def begin_into(
     """
     held: list[bool] = []
     captured = True
-    record: _Record | None = None
+    record = _Record(None, _origin_of(stream), graph, recapture)
     try:
         # `hold` and not `pin`, because another thread may end the capture, and lets go then.
         # Without it, a `close` would free the graph under the capture.
@@ -242,10 +242,9 @@ def begin_into(
         forget_ended_elsewhere(stream)
         captured = _still_captures(stream)
         call(graph._handle.value)
-        _note_begun(stream)
-        # The record is made even if the driver gives no id, because without it the graph would stay
-        # pinned after the capture. The stream finds it then.
-        record = _Record(_identity_of(stream), _origin_of(stream), graph, recapture)
+        # If the driver gives no id, the stream finds the record. Without one the graph would stay
+        # pinned after the capture.
+        record.identity = _note_begun(stream)
         # The driver captures already, and another thread may have ended it. Its `end` then found no
         # record, and the stream's next capture forgets this one (`forget_ended_elsewhere`).
         graph._captured_into = True
@@ -254,8 +253,6 @@ def begin_into(
         refused = isinstance(error, CudaError | StreamClosedError)
         if not captured and not refused and _still_captures(stream):
             # As if it had begun, so that its end lets go of the graph, or notes that it is gone.
-            if record is None:
-                record = _Record(None, _origin_of(stream), graph, recapture)
             if record not in _in_progress:
                 graph._captured_into = True
                 _in_progress.append(record)

@@ -155,7 +155,6 @@ class _ThreadCall(Completion):
 
         A function that has not begun is not called. One that has begun goes on without the task.
         """
-        expected.pop(id(self), None)
         try:
             self.unstarted.pop()
         except IndexError:
