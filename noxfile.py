@@ -26,8 +26,48 @@ def install(session: nox.Session, *packages: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Runs the whole suite on the package as users install it: about half an hour."""
+    """Runs the suite on the package as users install it: about three minutes on two cores."""
     install(session, ".[test]")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def full(session: nox.Session) -> None:
+    """Runs all tests in their large form, which takes hours. `full -- 1/4` runs the first quarter.
+
+    What follows the part is for pytest.
+    """
+    install(session, ".[test]")
+    part, *rest = session.posargs or ["1/1"]
+    session.run(
+        *("python", "-m", "pytest", "--run-slow", f"--part={part}", *rest),
+        env={
+            "AIOSTREAM_INTERRUPTS": "all",
+            "AIOSTREAM_TEST_FULL": "1",
+            "AIOSTREAM_TEST_SECONDS": "60",
+        },
+    )
+
+
+@nox.session(python="3.11")
+def lowest(session: nox.Session) -> None:
+    """Runs the suite with the lowest version of each dependency that pyproject.toml names."""
+    if session.venv_backend == "none":
+        session.error("it installs old versions, so it needs an environment of its own")
+    project = PROJECT["project"]
+    needs = project["dependencies"] + project["optional-dependencies"]["test"]
+    # The first bound is the lower one.
+    install(session, ".", *(need.split(",")[0].replace(">=", "==") for need in needs))
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def asyncio_alone(session: nox.Session) -> None:
+    """Runs the suite where neither trio nor uvloop is installed."""
+    if session.venv_backend == "none":
+        session.error("it removes packages, so it needs an environment of its own")
+    install(session, ".[test]")
+    session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", "trio", "uvloop")
     session.run("python", "-m", "pytest", *session.posargs)
 
 

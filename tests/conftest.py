@@ -1,8 +1,8 @@
-"""One suite, on {simulator, GPU} x {asyncio, asyncio debug, uvloop, eager tasks, trio}, with a
-ledger check after each test.
+"""One suite, on {simulator, GPU} x {asyncio, uvloop, trio}, with a ledger check after each test.
 
-An `async def` test runs on every loop; a plain one runs once. `--driver` chooses; by default the
-GPU where there is one.
+An `async def` test runs on every loop; a plain one runs once. Those marked `all_loops`, and all
+with `--run-slow`, run on asyncio in debug mode and with eager tasks too. `--driver` chooses; by
+default the GPU where there is one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import internals
-from support import LOOPS, recover, run_on, settle
+from support import FULL, LOOPS, PLAIN_LOOPS, recover, run_on, settle
+
+pytest_plugins = ["running"]
 
 PROBE = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 
@@ -43,6 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "simulator_only(reason): needs what a GPU cannot do on command"
     )
     config.addinivalue_line("markers", "gpu_only(reason): needs what the simulator refuses")
+    config.addinivalue_line(
+        "markers", "all_loops: runs on asyncio in debug mode and with eager tasks by default too"
+    )
     config.addinivalue_line("markers", "leaks(n): leaves n points leaked, as the driver made it")
     driver = config.getoption("--driver")
     if driver == "auto":
@@ -97,7 +104,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         "loop_kind" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize")
     )
     if "loop_kind" in metafunc.fixturenames and not chosen:
-        metafunc.parametrize("loop_kind", LOOPS)
+        on_all = metafunc.definition.get_closest_marker("all_loops") is not None
+        slow = [] if on_all else [pytest.mark.slow]
+        kinds = [pytest.param(kind, marks=[] if kind in PLAIN_LOOPS else slow) for kind in LOOPS]
+        metafunc.parametrize("loop_kind", kinds)
 
 
 @pytest.fixture
@@ -130,6 +140,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     run_on(str(pyfuncitem.funcargs["loop_kind"]), call)
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Skips what needs trio or uvloop where it is not installed. The library's imports do not
+    count: it must do without.
+    """
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if error.name not in ("trio", "uvloop"):
+            raise
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if Path(frame.f_code.co_filename).parent != Path(__file__).parent:
+            raise
+        pytest.skip(f"{error.name} is not installed")
 
 
 # --------------------------------------------------------------------------------------- the ledger
@@ -169,6 +195,8 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     marker = request.node.get_closest_marker("leaks")
     with testing.ledger(leaks=marker.args[0] if marker else 0):
         yield
+        if FULL:
+            gc.collect()  # some errors show only there, such as those of a finalizer
     now = internals.limit_timer(most_timers)
     assert now == most_timers, "the test needs the fixture default_prediction"
     # Ours stay for the process, and the loops' own end when they idle.
@@ -180,6 +208,9 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
 
     # A timer that was cancelled ends a moment later.
     assert settle(lambda: not left()), f"threads left behind: {left()}"
+    # pytest's reports grow with each test, and each collection of a later test would go through
+    # them: in a long run they made most of its time.
+    gc.freeze()
 
 
 # ------------------------------------------------------------------------------ what a test changes

@@ -23,6 +23,7 @@ __all__ = [
     "ASYNCIO_LOOPS",
     "BACKENDS",
     "EVENT_STRATEGIES",
+    "FULL",
     "LIMIT",
     "LOOPS",
     "PLAIN_LOOPS",
@@ -33,6 +34,7 @@ __all__ = [
     "chosen_seed",
     "held_stream",
     "interrupted_at_bytecode",
+    "new_uvloop",
     "recover",
     "run_on",
     "run_script",
@@ -41,6 +43,10 @@ __all__ = [
     "spin",
     "succeed",
 ]
+
+
+FULL = bool(os.environ.get("AIOSTREAM_TEST_FULL"))
+"""Whether the tests run in their large form."""
 
 
 def chosen_seconds(default: float) -> float:
@@ -61,6 +67,8 @@ Sanitizers and busy machines are slow.
 
 LOOPS = ["asyncio", "asyncio-debug", "uvloop", "asyncio-eager", "trio"]
 """The kinds of loops of each `async def` test. A new kind has a line here and in `run_on`."""
+if sys.version_info < (3, 12):
+    LOOPS.remove("asyncio-eager")  # eager tasks came with Python 3.12
 
 PLAIN_LOOPS = ["asyncio", "uvloop", "trio"]
 """Each loop as it comes, for tests that take long."""
@@ -87,6 +95,13 @@ class Blind(asyncio.SelectorEventLoop):
         super().add_reader(fd, callback, *args)
 
 
+def new_uvloop() -> Any:
+    """A new loop of uvloop. The test is skipped where that is not installed."""
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
 def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
     """Runs a coroutine function to its end on one kind of loop."""
     if loop_kind == "trio":
@@ -94,9 +109,7 @@ def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
 
         return trio.run(function, *args)
     if loop_kind == "asyncio-eager":
-        eager: Any = getattr(asyncio, "eager_task_factory", None)
-        if eager is None:
-            pytest.skip("eager tasks came with Python 3.12")
+        eager: Any = getattr(asyncio, "eager_task_factory")  # noqa: B009, of Python 3.12
 
         async def eagerly() -> Any:
             asyncio.get_running_loop().set_task_factory(eager)
@@ -104,12 +117,7 @@ def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
 
         with asyncio.Runner() as runner:
             return runner.run(eagerly())
-    if loop_kind == "uvloop":
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    else:
-        factory = None
+    factory = new_uvloop if loop_kind == "uvloop" else None
     with asyncio.Runner(debug=loop_kind == "asyncio-debug", loop_factory=factory) as runner:
         return runner.run(function(*args))
 

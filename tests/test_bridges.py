@@ -16,17 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import uvloop
 
 import aiostream
 import internals
 from aiostream import Stream, StreamPool, statistics
-from support import Blind, Gate, held_stream, run_on, settle, spin, succeed
+from support import Blind, Gate, held_stream, new_uvloop, run_on, settle, spin, succeed
 
 # ----------------------------------------------------------------------------------- what they hold
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop, Blind])
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_uvloop, Blind])
 def test_a_loop_does_not_keep_what_a_tasks_variables_hold(new_loop: Any) -> None:
     """asyncio copies the context of whoever adds a reader, or calls something later."""
     variable: contextvars.ContextVar[Any] = contextvars.ContextVar("request")

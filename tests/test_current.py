@@ -11,7 +11,6 @@ from typing import Any
 
 import anyio
 import pytest
-import trio
 from anyio.lowlevel import checkpoint as one_turn
 
 import internals
@@ -26,7 +25,7 @@ from aiostream import (
     statistics,
 )
 from foreign import CupyStream, TheirStream, TorchStream, current_handles, install_libraries
-from support import spin
+from support import LOOPS, run_on, spin
 
 
 @pytest.fixture
@@ -231,6 +230,7 @@ async def test_what_a_library_cannot_make_current_is_told_before_fn_runs(
 # ------------------------------------------------------------------------------ what a review found
 
 
+@pytest.mark.skipif("asyncio-eager" not in LOOPS, reason="eager tasks came with Python 3.12")
 @pytest.mark.parametrize("loop_kind", ["asyncio-eager"])
 async def test_eager_child_that_awaits_in_a_block_leaves_nothing(
     loop_kind: str, context: Context
@@ -288,7 +288,7 @@ def test_block_that_is_left_outside_its_trio_run(context: Context, error: KeyErr
     async def main() -> None:
         block.__enter__()
 
-    trio.run(main)
+    run_on("trio", main)
     if error is None:
         with pytest.raises(RuntimeError, match="await in a block"):
             block.__exit__(None, None, None)

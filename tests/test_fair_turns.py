@@ -16,6 +16,8 @@ import aiostream
 from aiostream import Event, Stream, StreamClosedError, StreamPool
 from support import run_on
 
+pytestmark = [pytest.mark.all_loops, pytest.mark.alone]
+
 PATIENCE = 5.0  # seconds after which a loop without turns is given up
 
 

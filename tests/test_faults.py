@@ -22,11 +22,11 @@ import pytest
 import internals
 import support
 from aiostream import Stream
+from support import FULL, LOOPS
 
 TESTS = Path(__file__).parent
-FULL = bool(os.environ.get("AIOSTREAM_TEST_FULL"))
 MOST, SEED = ("30", "1") if FULL else ("6", "1")
-KINDS = ["none", "asyncio", "trio", *(["uvloop", "asyncio-debug", "asyncio-eager"] if FULL else [])]
+KINDS = ["none", *(LOOPS if FULL else ["asyncio", "trio"])]
 ENOUGH = {
     "none": 350,
     "asyncio": 300,
@@ -72,8 +72,6 @@ def test_each_call_of_each_path_fails_once(driver_kind: str, kind: str, faulty_l
     """Without a loop, and in one: the right error, a ledger that balances, and a stream and a loop
     that go on.
     """
-    if kind == "asyncio-eager" and sys.version_info < (3, 12):
-        pytest.skip("eager tasks came with Python 3.12")
     assert run_program(kind, faulty_libc) >= ENOUGH.get(kind, 1)
 
 

@@ -5,7 +5,6 @@ deadlock with the driver.
 from __future__ import annotations
 
 import ctypes
-import os
 import statistics as numbers
 import threading
 import time
@@ -17,7 +16,9 @@ import pytest
 
 import internals
 from aiostream import Device, Stream, statistics
-from support import Gate, spin, succeed
+from support import FULL, Gate, spin, succeed
+
+pytestmark = pytest.mark.alone
 
 # A thread keeps the GIL while it waits for the whole context. With anything of ours that needed the
 # GIL on a driver thread, or in a driver call of another thread, this script would hang for ever,
@@ -152,7 +153,7 @@ async def idle_time(kind: str, repetitions: int = 20) -> list[float]:
 @pytest.mark.parametrize("loop_kind", ["uvloop"])
 @pytest.mark.parametrize("kind", ["completion_future", "checked_completion_future"])
 async def test_busy_python_does_not_stall_the_gpu(kind: str, loop_kind: str) -> None:
-    rounds = 60 if os.environ.get("AIOSTREAM_TEST_FULL") else 15
+    rounds = 60 if FULL else 15
     without = numbers.median(await idle_time("none"))
     quiet, busy = [], []
     for _ in range(
@@ -286,7 +287,7 @@ async def test_enqueues_that_block_release_the_gil(call: str, loop_kind: str) ->
 async def test_very_many_completions(driver_kind: str, loop_kind: str) -> None:
     import anyio
 
-    full = driver_kind == "gpu" or os.environ.get("AIOSTREAM_TEST_FULL") == "1"
+    full = driver_kind == "gpu" or FULL
     total, batch, streams = 100_000 if full else 20_000, 25, [Stream() for _ in range(16)]
     before = statistics()
     settled = [0] * total

@@ -14,12 +14,23 @@ from typing import Any
 
 import anyio
 import pytest
-import uvloop
 
 import aiostream
 import internals
 from aiostream import Stream, statistics
-from support import EVENT_STRATEGIES, LOOPS, Blind, Gate, held_stream, run_on, settle, spin
+from support import (
+    EVENT_STRATEGIES,
+    LOOPS,
+    Blind,
+    Gate,
+    held_stream,
+    new_uvloop,
+    run_on,
+    settle,
+    spin,
+)
+
+pytestmark = pytest.mark.all_loops
 
 
 async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +55,8 @@ async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.Monke
 def test_several_loops_in_several_threads_wait_on_one_stream() -> None:
     with Gate() as gate:
         stream = held_stream(gate)
-        waiting = threading.Barrier(len(LOOPS) + 1)
+        kinds = [kind for kind in LOOPS if kind != "asyncio-eager"] + ["asyncio"]
+        waiting = threading.Barrier(len(kinds) + 1)
         woken: dict[str, tuple[int, int]] = {}
 
         def serve(kind: str) -> None:
@@ -58,7 +70,6 @@ def test_several_loops_in_several_threads_wait_on_one_stream() -> None:
             ident = threading.get_ident()
             run_on(kind, main)
 
-        kinds = [kind for kind in LOOPS if kind != "asyncio-eager"] + ["asyncio"]
         threads = [threading.Thread(target=serve, args=(kind,)) for kind in kinds]
         for thread in threads:
             thread.start()
@@ -108,7 +119,7 @@ def test_a_completion_whose_loop_has_closed_is_dropped_quietly(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_uvloop])
 def test_what_arrived_before_the_loop_closed_and_was_not_read_is_dropped_too(new_loop: Any) -> None:
     before = aiostream.statistics().futures
 
@@ -129,9 +140,7 @@ def test_what_arrived_before_the_loop_closed_and_was_not_read_is_dropped_too(new
         now = aiostream.statistics().futures
         # uvloop looks at its descriptors once more after stop(), and may have settled it.
         return (
-            now.dropped
-            - before.dropped
-            + (now.done - before.done if new_loop is uvloop.new_event_loop else 0)
+            now.dropped - before.dropped + (now.done - before.done if new_loop is new_uvloop else 0)
         )
 
     assert settle(lambda: ended() == 1)

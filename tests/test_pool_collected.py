@@ -9,15 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import uvloop
 
 import aiostream
 from aiostream import Stream, StreamPool, statistics
-from support import Blind, Gate, settle, spin
+from support import Blind, Gate, new_uvloop, settle, spin
 from waiters import until
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop, Blind])
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_uvloop, Blind])
 def test_pool_comes_back_from_a_task_that_held_a_stream_and_waited_for_another(
     new_loop: Any,
 ) -> None:

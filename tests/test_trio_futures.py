@@ -12,13 +12,14 @@ import traceback
 from typing import Any
 
 import pytest
-import trio
-import trio.testing
 
 import aiostream
 import internals
 from aiostream import CompletionFuture, CudaError, Stream
 from support import Gate, held_stream, settle
+
+trio = pytest.importorskip("trio")
+pytest.importorskip("trio.testing")
 
 ANOTHER_RUN = "belongs to another run of trio"
 

@@ -20,7 +20,7 @@ from internals import EVENT_POLLS, POINTS_STALE
 from support import STRATEGIES, Gate, settle, spin
 from waiters import THINGS, Waiter, counts, since, until
 
-pytestmark = pytest.mark.usefixtures("default_prediction")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("default_prediction")]
 
 LONG, SHORT = 0.008, 0.001
 PATTERNS = {

@@ -20,6 +20,8 @@ import aiostream
 from aiostream import CompletionFuture, Stream, StreamClosedError
 from support import EVENT_STRATEGIES, Gate, held_stream, spin
 
+pytestmark = pytest.mark.all_loops
+
 NO_LOOP = "no running event loop"
 
 

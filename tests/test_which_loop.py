@@ -10,13 +10,16 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-import uvloop
 
 import internals
 from aiostream import Device, Event, Stream, StreamPool, drain, wait
-from support import Gate, spin, succeed
+from support import Gate, run_on, spin, succeed
 
-RUNNERS = pytest.mark.parametrize("run_asyncio", [asyncio.run, uvloop.run])
+RUNNERS = pytest.mark.parametrize(
+    "run_asyncio",
+    [asyncio.run, lambda main: run_on("uvloop", lambda: main)],
+    ids=["asyncio", "uvloop"],
+)
 
 
 async def wait_in_each_way(stream: Stream, kind: str) -> None:
@@ -190,7 +193,7 @@ def test_trio_without_its_name() -> None:
 
     with internals.trio_without_its_name():
         asyncio.run(cell(True))
-        uvloop.run(cell(False))
+        run_on("uvloop", cell, False)
 
 
 @pytest.mark.parametrize("stop", ["trio._core", "trio.socket"])
