@@ -42,7 +42,9 @@ def full(session: nox.Session) -> None:
     session.run(
         *("python", "-m", "pytest", "--run-slow", f"--part={part}", *rest),
         env={
+            "AIOSTREAM_EXITS": "300",
             "AIOSTREAM_INTERRUPTS": "all",
+            "AIOSTREAM_SOAK_SECONDS": "300",
             "AIOSTREAM_TEST_FULL": "1",
             "AIOSTREAM_TEST_SECONDS": "60",
         },
