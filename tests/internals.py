@@ -424,14 +424,13 @@ def lose_next_turn(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(on_asyncio.AsyncioBridge, "_call_next_turn", call_next_turn)
 
 
-def interrupt_hand_over(patch: pytest.MonkeyPatch, struck: list[None]) -> None:
-    """A KeyboardInterrupt when a task is about to be told that the end of its future is near; each
-    time.
-    """
+def intercept_come_near(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Calls `act()` before the task of a future is woken because the end is near; each time."""
+    original = _completion.EventCompletion.come_near
 
     def come_near(completion: Any) -> None:
-        struck.append(None)
-        raise KeyboardInterrupt
+        act()
+        original(completion)
 
     patch.setattr(_completion.EventCompletion, "come_near", come_near)
 

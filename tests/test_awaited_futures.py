@@ -419,9 +419,13 @@ def test_interrupt_before_a_loop_is_closed_leaves_its_queue_closed(
         tasks.append(task)
         await asyncio.sleep(0.1)
 
+    def strike() -> None:
+        struck.append(None)
+        raise KeyboardInterrupt
+
     with Gate() as gate, Gate() as waiter_gate:
         loop.run_until_complete(waiter.prepare())
-        internals.interrupt_hand_over(monkeypatch, struck)
+        internals.intercept_come_near(monkeypatch, strike)
         try:
             loop.run_until_complete(main())
         except KeyboardInterrupt:

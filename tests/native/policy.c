@@ -3,7 +3,8 @@
  *
  * One stream, one wait at a time, with assumed costs: sleeps end late, a wake-up of the loop takes
  * its time. For each pattern of work: how late the task runs again, against the bound of promise
- * P16, and the CPU. Usage: policy [HISTORIES [SEED]].
+ * P16, the CPU, and for each wait the polls, the watcher's passes and the wake-ups of the loop,
+ * which tests/test_counts.py reads. Usage: policy [HISTORIES [SEED]].
  */
 #include "policy.h"
 
@@ -16,6 +17,7 @@
 
 static const int64_t US = 1000, MS = 1000000;
 enum { MOST = 4096 };
+static uint64_t seed = 1;
 
 static double uniform(double low, double high) {
     return low + (high - low) * (chance(1u << 30) / (double)(1u << 30));
@@ -40,8 +42,11 @@ struct run {
     int64_t turn; /* of the loop */
     int lists;    /* that the watcher has; for the others there is a pass now and then, too */
     double cpu, total;
-    int looks, hand_backs, guards, left; /* left: waits that their task did not poll to the end */
+    int looks, left;   /* left: waits that their task did not poll to the end */
+    int passes, wakes; /* of the watcher; of the loop, by its timer or the watcher */
 };
+
+static void wake_loop(struct run *run) { run->cpu += 12 * US, run->wakes++; }
 
 /* When the task runs again, after a wait of the true length `length`; and what was learnt of it. */
 static int64_t one_wait(struct run *run, int64_t length) {
@@ -59,7 +64,7 @@ static int64_t one_wait(struct run *run, int64_t length) {
         struct plan plan = run->strategy->plan(&prediction, age, &load);
         if (plan.stage != STAGE_TASK && !left) left = true, run->left++;
         if (plan.stage == STAGE_TASK) {
-            if (with_watcher) age += deliver(), run->cpu += 12 * US; /* handed back */
+            if (with_watcher) age += deliver(), wake_loop(run); /* handed back */
             int64_t first_poll = age;
             if (with_watcher) handed_back = plan.length;
             with_watcher = false;
@@ -86,11 +91,11 @@ static int64_t one_wait(struct run *run, int64_t length) {
                  guard = policy_guard(&prediction, age, timer, &load)) {
                 age = guard + (int64_t)uniform(0, policy_pass_gap(run->lists, false, run->turn)) +
                       oversleep(guard - age);
-                run->cpu += 6 * US, run->guards++;
+                run->cpu += 6 * US, run->passes++, run->looks++;
                 if (age >= length) {
                     history_learn(&run->history, not_before, age);
                     resumed = age + deliver();
-                    run->cpu += 12 * US;
+                    wake_loop(run);
                     break;
                 }
                 not_before = age;
@@ -99,7 +104,7 @@ static int64_t one_wait(struct run *run, int64_t length) {
             if (resumed) break;
             if (age < timer) age = timer;
             age += oversleep(timer) + 3 * US;
-            run->cpu += 12 * US;
+            wake_loop(run);
             if (plan.look) { /* the loop looks itself */
                 run->looks++;
                 if (age >= length) {
@@ -112,7 +117,6 @@ static int64_t one_wait(struct run *run, int64_t length) {
                 age += US;
                 continue;
             }
-            run->hand_backs++;
             int64_t first_poll = age;
             for (int polls = 0;; age += run->turn) {
                 run->looks++;
@@ -140,11 +144,11 @@ static int64_t one_wait(struct run *run, int64_t length) {
             int64_t slept = at - age;
             age = at + oversleep(slept);
             run->cpu += slept < 12 * US ? slept + US / 2 : 6 * US;
-            run->looks++;
+            run->passes++, run->looks++;
             if (age >= length) {
                 history_learn(&run->history, not_before, age);
                 resumed = age + deliver();
-                run->cpu += 12 * US;
+                wake_loop(run);
                 break;
             }
             not_before = age;
@@ -258,12 +262,14 @@ static int ascending(const void *a, const void *b) {
 
 static void each_pattern(const struct strategy *strategy, int lists) {
     static double late[MOST], sorted[MOST];
-    printf("%5s, %3d wait list%c %9s %7s %7s %7s %7s us %6s %% %9s\n", strategy->name, lists,
-           lists > 1 ? 's' : ' ', "", "p50", "p90", "p99", "max", "CPU", "of bound");
+    printf("%5s, %3d wait list%c %9s %7s %7s %7s %7s us %6s %% %9s %7s %7s %7s\n", strategy->name,
+           lists, lists > 1 ? 's' : ' ', "", "p50", "p90", "p99", "max", "CPU", "of bound", "polls",
+           "passes", "wakes");
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
         const struct pattern *pattern = &patterns[i];
         static struct run run;
         run = (struct run){.strategy = strategy, .turn = 8 * US, .lists = lists};
+        seed_thread(seed, i + 1); /* so that no pattern depends on those before it */
         double worst = 0;
         for (int k = 0; k < pattern->count; k++) {
             int64_t length = pattern->length(k), lateness = one_wait(&run, length);
@@ -276,8 +282,10 @@ static void each_pattern(const struct strategy *strategy, int lists) {
         double p50 = sorted[pattern->count / 2], p90 = sorted[pattern->count * 9 / 10],
                p99 = sorted[pattern->count * 99 / 100];
         double cpu = 100 * run.cpu / run.total;
-        printf("%-28s %7.0f %7.0f %7.0f %7.0f    %6.1f   %9.2f\n", pattern->name, p50, p90, p99,
-               sorted[pattern->count - 1], cpu, worst);
+        printf("%-28s %7.0f %7.0f %7.0f %7.0f    %6.1f   %9.2f %7.1f %7.1f %7.1f\n", pattern->name,
+               p50, p90, p99, sorted[pattern->count - 1], cpu, worst,
+               (double)run.looks / pattern->count, (double)run.passes / pattern->count,
+               (double)run.wakes / pattern->count);
         REQUIRE(worst <= 1, "%s: later than the bound", pattern->name);
         if (strategy != WAIT_AUTO || lists > 1) continue;
         REQUIRE(!pattern->most_p90 || p90 <= pattern->most_p90, "%s: p90 is %.0f us", pattern->name,
@@ -413,7 +421,8 @@ static void each_strategy_keeps_to_the_load(void) {
 
 int main(int count, char **arguments) {
     int histories = count > 1 ? atoi(arguments[1]) : 2000;
-    seed_thread(count > 2 ? strtoull(arguments[2], NULL, 10) : 1, 0);
+    if (count > 2) seed = strtoull(arguments[2], NULL, 10);
+    seed_thread(seed, 0);
     for (int lists = 1; lists <= 256; lists++) latest_look(lists);
     each_pattern(WAIT_AUTO, 1);
     each_pattern(WAIT_EVENT, 1);
