@@ -631,8 +631,6 @@ def adversary_in_force() -> tuple[bool, float, bool, float, bool]:
 
 DemoRecord = _demo.Record
 """What a run of the demo has measured."""
-DemoStep = _demo.Step
-"""One await in a record of the demo."""
 
 
 def demo_drawing(record: _demo.Record) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 
 import aiostream
 import internals
+from aiostream.trace import Await
 from commands import command, succeed
 
 SOURCE = Path(aiostream.__file__).parents[1]
@@ -32,7 +33,7 @@ def test_demo_draws_each_stream_and_the_heartbeat_and_balances(driver_kind: str,
     assert len(re.findall(r"^ +task +▲", out, re.MULTILINE)) == 6
     assert re.search(r"^heartbeat: every 5 ms, \d+ beats, worst gap \d+\.\d ms$", out, re.MULTILINE)
     assert re.search(
-        r"^from the work's end to resumption: median -?\d+ us, worst -?\d+ us, 29 awaits$",
+        r"^from the work's end to resumption: median -?\d+ us, worst -?\d+ us, \d+ of 29 awaits$",
         out,
         re.MULTILINE,
     )
@@ -41,15 +42,22 @@ def test_demo_draws_each_stream_and_the_heartbeat_and_balances(driver_kind: str,
     assert not ANSI.search(out), "colours, although this is no terminal"
 
 
+def awaited(began: int, ended: int | None, resumed: int) -> Await:
+    """An await of a load's task, as a recording has it."""
+    load, done = "5 10 20 40 ms", ("done", (), None)
+    return Await("Stream.enqueue_async", "", load, "", began, began, ended, ended, resumed, *done)
+
+
 def test_the_drawing_puts_each_thing_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     ms = 1_000_000
     monkeypatch.setenv("COLUMNS", "100")
     record = internals.DemoRecord(
         started=5 * ms, ended=85 * ms, beats=[5 * ms, 25 * ms, 75 * ms], uncertainty=2_000
     )
-    record.steps["5 10 20 40 ms"] = [
-        internals.DemoStep(5 * ms, 25 * ms, 25.25 * ms),
-        internals.DemoStep(25 * ms, 45 * ms, 46.5 * ms),
+    record.awaits = [
+        awaited(5 * ms, 25 * ms, 25 * ms + ms // 4),
+        awaited(25 * ms, 45 * ms, 46 * ms + ms // 2),
+        awaited(45 * ms, None, 55 * ms),
     ]
     axis, gpu, task, heartbeat, _, _, beats, latency, clocks = internals.demo_drawing(record)
     start, width = 19, 80  # a column for each millisecond
@@ -59,7 +67,9 @@ def test_the_drawing_puts_each_thing_in_its_place(monkeypatch: pytest.MonkeyPatc
     assert heartbeat == f"{'heartbeat':{start}}•{'':19}•{'':49}•"
     assert max(map(len, (axis, gpu, task, heartbeat))) <= start + width
     assert beats == "heartbeat: every 5 ms, 3 beats, worst gap 50.0 ms"
-    assert latency == "from the work's end to resumption: median 875 us, worst 1500 us, 2 awaits"
+    assert (
+        latency == "from the work's end to resumption: median 875 us, worst 1500 us, 2 of 3 awaits"
+    )
     assert clocks == "(the GPU's clock is mapped to the host's to within 2 us)"
 
 

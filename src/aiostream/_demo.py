@@ -1,14 +1,12 @@
 """`python -m aiostream demo`: awaits six streams at once, and draws what happened as a timeline.
 
-A heartbeat task runs meanwhile, and shows that the loop is free. The GPU itself says when work ran:
-a kernel before the work and one after it write the GPU's clock into pinned memory. More such
-stamps, before and after the timeline, map that clock to the host's.
+A heartbeat task runs meanwhile, and shows that the loop is free. `trace.record` says when the GPU
+ran the work, and when its task went on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import os
 import shutil
@@ -16,9 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import anyio
 
@@ -47,22 +43,14 @@ except aiostream.NoDriverError:
 
 
 @dataclass
-class Step:
-    """One await of one stream. All times are nanoseconds of the host's `perf_counter_ns`."""
-
-    began: float
-    ended: float
-    resumed: float
-
-
-@dataclass
 class Record:
-    """What happened."""
+    """What happened. Times are nanoseconds of `perf_counter_ns`."""
 
     started: int = 0
     ended: int = 0
     beats: list[int] = field(default_factory=list)
-    steps: dict[str, list[Step]] = field(default_factory=dict)
+    awaits: list[trace.Await] = field(default_factory=list)
+    """Each by a task that has the name of its load."""
     uncertainty: float = 0.0
 
 
@@ -119,115 +107,43 @@ def _choose_driver() -> str:
 
 async def _everything(html: str | None) -> Record:
     record = Record()
-    count = sum(len(steps) for steps in LOADS.values())
-    with _pinned(2 * count + 1) as words:
-        async with contextlib.AsyncExitStack() as stack:
-            streams = [await stack.enter_async_context(Stream()) for _ in LOADS]
-            # What happens only once, such as loading the kernels, must not show in the timeline.
-            for stream in streams:
-                _kernels.spin(stream, 0.0)
-                await stream.synchronize_async()
-            clock = GpuClock(streams[0], words, 2 * count)
-            clock.calibrate()
-            with contextlib.nullcontext() if html is None else trace.record(html):
-                await _timeline(record, streams, words)
-            clock.calibrate()
-        record.uncertainty = clock.uncertainty
-        at = 0
-        for steps in record.steps.values():
-            for step in steps:
-                step.began, step.ended = clock.to_host(words[at]), clock.to_host(words[at + 1])
-                at += 2
+    async with contextlib.AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(Stream()) for _ in LOADS]
+        # What happens only once, such as loading the kernels, must not show in the timeline.
+        for stream in streams:
+            _kernels.spin(stream, 0.0)
+            await stream.synchronize_async()
+        with trace.record(html) as recording:
+            await _timeline(record, streams)
+    record.awaits, record.uncertainty = recording.awaits, recording.gpu_uncertainty
     return record
 
 
-async def _timeline(record: Record, streams: list[Stream], words: Any) -> None:
+async def _timeline(record: Record, streams: list[Stream]) -> None:
     record.started = time.perf_counter_ns()
     async with anyio.create_task_group() as outer:
         outer.start_soon(_heartbeat, record.beats)
         async with anyio.create_task_group() as inner:
-            at = 0
             for stream, (name, load) in zip(streams, LOADS.items(), strict=True):
-                steps = record.steps[name] = []
-                inner.start_soon(_one_stream, stream, load, steps, words, at, name=name)
-                at += 2 * len(load)
+                inner.start_soon(_one_stream, stream, load, name=name)
         record.ended = time.perf_counter_ns()
         outer.cancel_scope.cancel()
 
 
-async def _one_stream(
-    stream: Stream, load: tuple[tuple[int, ...], ...], steps: list[Step], words: Any, at: int
-) -> None:
+async def _one_stream(stream: Stream, load: tuple[tuple[int, ...], ...]) -> None:
     for kernels in load:
-        _kernels.stamp(stream, ctypes.addressof(words) + 8 * at)
-        for milliseconds in kernels:
-            _kernels.spin(stream, milliseconds / 1000)
-        _kernels.stamp(stream, ctypes.addressof(words) + 8 * (at + 1))
-        await stream.synchronize_async()
-        steps.append(Step(0, 0, time.perf_counter_ns()))
-        at += 2
+        await stream.enqueue_async(_launch, kernels)
+
+
+def _launch(stream: Stream, kernels: tuple[int, ...]) -> None:
+    for milliseconds in kernels:
+        _kernels.spin(stream, milliseconds / 1000)
 
 
 async def _heartbeat(beats: list[int]) -> None:
     while True:
         beats.append(time.perf_counter_ns())
         await anyio.sleep(HEARTBEAT)
-
-
-# ---------------------------------------------------------------------------------- the GPU's clock
-
-
-@contextlib.contextmanager
-def _pinned(count: int) -> Iterator[Any]:
-    """Memory of 64-bit words, which the host and each device see at the same address."""
-    with Device(0).primary_context.as_current():
-        pointer = int(_driver.call("cuMemHostAlloc", 8 * count, 3))  # portable, mapped
-    try:
-        yield (ctypes.c_uint64 * count).from_address(pointer)
-    finally:
-        with Device(0).primary_context.as_current():
-            _driver.call("cuMemFreeHost", pointer)
-
-
-class GpuClock:
-    """Maps times of the GPU's clock to the host's.
-
-    The host sees a stamp after the GPU took it. So the smallest distance of many is the best. The
-    class assumes that the distance changes evenly between two calibrations.
-    """
-
-    def __init__(self, stream: Stream, words: Any, at: int) -> None:
-        self._stream = stream
-        self._words = words
-        self._at = at
-        self._marks: list[tuple[int, int]] = []  # (the GPU's time, the host's less the GPU's)
-        # Nanoseconds: the GPU took a stamp at most so long before the host saw it.
-        self.uncertainty = 0.0
-
-    def calibrate(self, tries: int = 50) -> None:
-        """Takes stamps on the idle stream, and waits for each. Blocks for about a millisecond."""
-        seen = [self._one() for _ in range(tries)]
-        self._marks.append(min((mark for mark, _ in seen), key=lambda mark: mark[1]))
-        self.uncertainty = max(self.uncertainty, min(span for _, span in seen))
-
-    def _one(self) -> tuple[tuple[int, int], int]:
-        words, at = self._words, self._at
-        words[at] = 0
-        before = time.perf_counter_ns()
-        _kernels.stamp(self._stream, ctypes.addressof(words) + 8 * at)
-        while not words[at]:
-            if time.perf_counter_ns() > before + 5_000_000_000:
-                raise SystemExit(
-                    "The GPU took no stamp in 5 seconds: is it busy with another program's work?"
-                )
-        after = time.perf_counter_ns()
-        return (words[at], after - words[at]), after - before
-
-    def to_host(self, gpu: int) -> float:
-        """The host's time of a stamp."""
-        (first, offset), (last, offset_then) = self._marks[0], self._marks[-1]
-        drift = (offset_then - offset) * (gpu - first) / max(1, last - first)
-        return gpu + offset + drift
 
 
 # ------------------------------------------------------------------------------------ what is drawn
@@ -237,21 +153,19 @@ def _drawing(record: Record) -> list[str]:
     bars, arrow, beat = ("█▒", "▲", "•") if _can_print("█▒▲•") else ("#=", "^", "'")
     label = max(len(name) for name in LOADS) + 1
     width = max(60, min(100, shutil.get_terminal_size((100, 24)).columns)) - label - 6
-    length = (
-        max([record.ended, *(step.ended for steps in record.steps.values() for step in steps)])
-        - record.started
-    )
+    length = record.ended - record.started
 
     def column(when: float) -> int:
         return min(width - 1, max(0, int((when - record.started) / length * width)))
 
     lines = [f"{'':{label + 5}}{_axis(length / 1e6, width)}".rstrip()]
-    for name, steps in record.steps.items():
+    tasks = {each.task for each in record.awaits}
+    for name in filter(tasks.__contains__, LOADS):
         gpu, task = [" "] * width, [" "] * width
-        for number, step in enumerate(steps):
-            first, last = column(step.began), column(step.ended)
+        for number, (began, ended, resumed) in enumerate(_times(record, name)):
+            first, last = column(began), column(ended)
             gpu[first : last + 1] = bars[number % 2] * (last + 1 - first)
-            task[column(step.resumed)] = arrow
+            task[column(resumed)] = arrow
         lines.append(f"{name:{label}}{'GPU':5}{_colour('36', ''.join(gpu).rstrip())}")
         lines.append(f"{'':{label}}{'task':5}{_colour('32', ''.join(task).rstrip())}")
     row = [" "] * width
@@ -259,6 +173,16 @@ def _drawing(record: Record) -> list[str]:
         row[column(when)] = beat
     lines.append(f"{'heartbeat':{label + 5}}{_colour('35', ''.join(row).rstrip())}")
     return [*lines, "", *_summary(record, bars, arrow)]
+
+
+def _times(record: Record, name: str) -> list[tuple[int, int, int]]:
+    """When the GPU began and ended each piece of a load, and when its task went on."""
+    # A recording knows no time on the GPU of an await that a busy machine has kept from its marks.
+    return [
+        (each.gpu_began, each.gpu_ended, each.resumed)
+        for each in record.awaits
+        if each.task == name and each.gpu_began and each.gpu_ended and each.resumed
+    ]
 
 
 def _axis(milliseconds: float, width: int) -> str:
@@ -273,7 +197,7 @@ def _axis(milliseconds: float, width: int) -> str:
 
 def _summary(record: Record, bars: str, arrow: str) -> list[str]:
     latencies = sorted(
-        (step.resumed - step.ended) / 1000 for steps in record.steps.values() for step in steps
+        (resumed - ended) / 1000 for name in LOADS for _, ended, resumed in _times(record, name)
     )
     times = [*record.beats, record.ended]
     gap = max(later - earlier for earlier, later in itertools.pairwise(times)) / 1e6
@@ -283,7 +207,7 @@ def _summary(record: Record, bars: str, arrow: str) -> list[str]:
         f"heartbeat: every {HEARTBEAT * 1000:.0f} ms, {len(record.beats)} beats, "
         f"worst gap {gap:.1f} ms",
         f"from the work's end to resumption: median {statistics.median(latencies):.0f} us, "
-        f"worst {latencies[-1]:.0f} us, {len(latencies)} awaits",
+        f"worst {latencies[-1]:.0f} us, {len(latencies)} of {len(record.awaits)} awaits",
         f"(the GPU's clock is mapped to the host's to within {record.uncertainty / 1000:.0f} us)",
     ]
 
