@@ -42,14 +42,12 @@ from aiostream import (
     _turns,
     simulator,
     testing,
-    threads,
     waiting,
 )
 from aiostream._loops import bridge as loop_bridge
 from aiostream._loops import dispatcher, on_asyncio, on_trio
 from aiostream.trace import Await
 
-LOST_TOKENS = threads._lost  # by limiter: calls that were over after their loop
 AWAITS = str(_awaits.__file__)
 """The file of what metrics and traces share."""
 
@@ -263,8 +261,6 @@ STEPS_WITH_LOCKS = START_STEPS | {
         Context.from_handle.__func__,  # type: ignore[attr-defined]
         Context._ensure_monitored,
         Context._register,
-        threads._ThreadCall._lose_token,
-        threads._give_back_lost,
     )
 }
 """The code that makes what there is once in a process, a context or a loop."""
@@ -275,13 +271,13 @@ QUEUE_STEPS = {
 """The code that opens a loop's queue, and that enqueues a host function whose ticket arrives there.
 """
 
-ALARM_STEPS = {threads._watch_of.__code__, threads.ThreadStream.enqueue_in_thread.__code__} | {
+ALARM_STEPS = {
     function.__code__
-    for kind in (_points.Alarm, _pool_waiters.Waiters, _pool_waiters.Watch, threads._TokenWatch)
+    for kind in (_points.Alarm, _pool_waiters.Waiters, _pool_waiters.Watch)
     for function in vars(kind).values()
     if hasattr(function, "__code__")
 }
-"""The code that arms and ends the alarms of tasks that wait for a pool's stream or a token."""
+"""The code that arms and ends the alarms of tasks that wait for a pool's stream."""
 
 
 # ----------------------------------------------------------------------------------------- counters
@@ -675,7 +671,7 @@ def replace_driver_version(monkeypatch: pytest.MonkeyPatch, function: Callable[[
 
 
 def alarms() -> list[_points.Alarm]:
-    """Returns the alarms of all tasks that wait for a pool's stream or a token."""
+    """Returns the alarms of all tasks that wait for a pool's stream."""
     return [entry for entry in list(_points.registry.values()) if isinstance(entry, _points.Alarm)]
 
 

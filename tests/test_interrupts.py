@@ -13,7 +13,6 @@ import random
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import anyio
@@ -252,36 +251,6 @@ async def wait_for_a_stream() -> None:
         pool.close()
 
 
-async def wait_for_a_token() -> None:
-    """A call waits for a token, and gets it."""
-    stream, limiter = Stream(), anyio.CapacityLimiter(1)
-    try:
-        await limiter.acquire_on_behalf_of(stream)
-        async with anyio.create_task_group() as group:
-            group.start_soon(partial(stream.enqueue_in_thread, int_of, limiter=limiter))
-            while not limiter.statistics().tasks_waiting:
-                await anyio.lowlevel.checkpoint()
-            for alarm in alarms():
-                # As the janitor does it when the token of a loop that is gone comes back.
-                janitor = threading.Thread(target=alarm.fire)
-                janitor.start()
-                janitor.join()
-            await until_all_are_armed()
-            limiter.release_on_behalf_of(stream)
-    finally:
-        stream.close()
-
-
-def int_of(_: Stream) -> int:
-    return 7
-
-
-async def until_all_are_armed() -> None:
-    """Gives the loop the turns in which it arms its alarms again."""
-    for _ in range(3):
-        await anyio.lowlevel.checkpoint()
-
-
 # Struck between the making of a coroutine and its first step.
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.skipif(
@@ -289,9 +258,8 @@ async def until_all_are_armed() -> None:
     reason="Python 3.12 does not trace every instruction that it is asked to",
 )
 @pytest.mark.parametrize("kind", PLAIN_LOOPS)
-@pytest.mark.parametrize("function", [wait_for_a_stream, wait_for_a_token])
 def test_interrupt_at_any_place_of_an_alarm_leaves_none_armed(
-    kind: str, function: Callable[[], Any]
+    kind: str,
 ) -> None:
     """An armed alarm keeps its loop's queue with three descriptors, also after the loop."""
 
@@ -300,7 +268,12 @@ def test_interrupt_at_any_place_of_an_alarm_leaves_none_armed(
 
     def strike(number: int) -> Striker:
         striker = run_interrupted(
-            kind, number, function, anyio.lowlevel.checkpoint, cancels=True, codes=ALARM_STEPS
+            kind,
+            number,
+            wait_for_a_stream,
+            anyio.lowlevel.checkpoint,
+            cancels=True,
+            codes=ALARM_STEPS,
         )
         gc.collect()
         assert settle(lambda: not alarms()), f"{striker.where}: {alarms()}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -20,19 +19,6 @@ __all__: list[str] = []
 T = TypeVar("T")
 
 _UNKNOWN_ERROR = 999
-
-
-# Held while one of the next two changes. The janitor adds and loops remove, and a
-# WeakKeyDictionary is written in Python. Reentrant, because a signal handler may come here in the
-# thread that holds it.
-_lost_lock = threading.RLock()
-# By limiter: calls whose loop was closed before they were over. They still have the limiter's
-# tokens, because a limiter takes a token back only in a running loop. The next call with that
-# limiter returns them, or one that waits for a token already. Without this, a limiter that outlives
-# its loop would run out of tokens.
-_lost: weakref.WeakKeyDictionary[Any, list[_ThreadCall]] = weakref.WeakKeyDictionary()
-# By limiter: the watches of the calls that wait for a token.
-_watches: weakref.WeakKeyDictionary[Any, list[_TokenWatch]] = weakref.WeakKeyDictionary()
 
 
 class _ThreadCall(Completion):
@@ -190,9 +176,7 @@ class _ThreadCall(Completion):
                 _process.release_in_thread(raised)
             super().complete(0, orphaned)
         self.reserved = None
-        if orphaned:  # in the janitor's thread, where no loop runs
-            self._lose_token()
-        else:
+        if not orphaned:  # the janitor runs no loop, and a limiter takes a token back only in one
             self.give_back()
 
     def give_back(self) -> None:
@@ -227,78 +211,6 @@ class _ThreadCall(Completion):
         if self.keepalive is not None:
             leak((self.keepalive, self.result))
         self.keepalive = self.result = None
-
-    def _lose_token(self) -> None:
-        # Cleared, because the value of a WeakKeyDictionary that refers to its key keeps it alive.
-        limiter, self.limiter = self.limiter, None
-        if limiter is not None:
-            # A limiter of the application's own class may have no weak references, or no hash.
-            with _lost_lock, contextlib.suppress(TypeError):
-                _lost.setdefault(limiter, []).append(self)
-                for watch in _watches.get(limiter, ()):
-                    watch.fire()
-
-
-class _TokenWatch(_points.Alarm):
-    """Has the loop of a call that waits for a token give lost tokens back.
-
-    Its ticket fires when the janitor has noted a lost token. It belongs to no context, because the
-    ticket of a failed one would fire again each time that it is armed.
-    """
-
-    def __init__(self, limiter: Any) -> None:
-        super().__init__(_loops.current_bridge().queue, _points.NO_CONTEXT)
-        # Weak, because the value of a WeakKeyDictionary that refers to its key keeps it alive.
-        self._limiter = weakref.ref(limiter)
-        hash(limiter)  # as the key of a WeakKeyDictionary
-
-    def begin(self) -> None:
-        """Begins to watch. The caller calls `end`, also if this raises."""
-        limiter = self._limiter()
-        with _lost_lock:
-            _watches.setdefault(limiter, []).append(self)
-            self.arm()
-        # What was lost before the watch stood there has fired nothing.
-        _give_back_lost(limiter)
-
-    def end(self) -> None:
-        """Ends the watch. May be called again, after an interrupt that has cut it short."""
-        # Not there if `begin` has not come so far, or if this has come farther before.
-        # A TypeError if the limiter is gone too, as the collector may end a task after it.
-        with _lost_lock, contextlib.suppress(KeyError, ValueError, TypeError):
-            _watches[self._limiter()].remove(self)
-        # Outside of the list it is not armed again.
-        self.fire()
-
-    def complete(self, code: int, orphaned: bool) -> None:
-        """Gives lost tokens back. The call may wait on, so the watch goes on too."""
-        limiter = self._limiter()
-        if orphaned or limiter is None:
-            return
-        with _lost_lock:
-            # Before the tokens go back: one that is lost from here on fires the new ticket.
-            if self in _watches.get(limiter, ()):
-                self.arm()
-        _give_back_lost(limiter)
-
-
-def _watch_of(limiter: Any) -> _TokenWatch | None:
-    try:
-        return _TokenWatch(limiter)
-    except TypeError:  # it has no weak references, or no hash, so no lost call of it is noted
-        return None
-
-
-def _give_back_lost(limiter: Any) -> None:
-    # Called in a running loop, which alone may give tokens back.
-    calls: list[_ThreadCall] = []
-    # As in `_lose_token`: no token of such a limiter was noted.
-    with _lost_lock, contextlib.suppress(TypeError):
-        if _lost:
-            calls = _lost.pop(limiter, calls)
-    for call in calls:
-        with contextlib.suppress(RuntimeError):  # the call had given its token back before
-            limiter.release_on_behalf_of(call)
 
 
 def _take_at_once(limiter: Any, call: _ThreadCall) -> bool:
@@ -363,7 +275,8 @@ class ThreadStream:
             fn: A plain function that enqueues work.
             *args: More arguments for `fn`, after the stream.
             limiter: An `anyio.CapacityLimiter` or a trio one that bounds the number of threads. The
-                default is anyio's own, with 40 threads. Use a limiter in one loop at a time.
+                default is anyio's own, with 40 threads. Use a limiter in one loop. If you close a
+                loop while threads of it run, their tokens stay taken.
             **kwargs: Keyword arguments for `fn`.
 
         Returns:
@@ -398,16 +311,10 @@ class ThreadStream:
             raise TypeError(f"a limiter is an anyio.CapacityLimiter, not {type(limiter).__name__}")
         call = _ThreadCall(reference, partial(fn, self, *args, **kwargs), limiter)
         future: Any = call.future
-        _give_back_lost(limiter)
-        watch: _TokenWatch | None = None
         try:
             call.expect()
             if not _take_at_once(limiter, call):
-                if (watch := _watch_of(limiter)) is not None:
-                    watch.begin()
                 await limiter.acquire_on_behalf_of(call)
-                if watch is not None:
-                    watch.end()
             call.begin()
             # With a limiter of its own, because the user's was asked above. anyio gives a token
             # back when the task is cancelled, although the thread still runs.
@@ -421,12 +328,7 @@ class ThreadStream:
                 if call.raised is None:
                     raise
         except BaseException:
-            try:
-                # Again if it has ended, because an interrupt may have come in that end.
-                if watch is not None:
-                    watch.end()
-            finally:
-                call.cancel()
+            call.cancel()
             # The work may have failed before, while the task still waited for the thread. The task
             # gets another error, and asyncio would report that no task has read that one.
             if future.done() and not future.cancelled():
