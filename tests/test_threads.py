@@ -17,7 +17,6 @@ import anyio.to_thread
 import pytest
 
 import aiostream
-import internals
 from aiostream import (
     CaptureMode,
     Context,
