@@ -45,7 +45,7 @@ from aiostream import (
     waiting,
 )
 from aiostream._loops import bridge as loop_bridge
-from aiostream._loops import dispatcher, on_asyncio, on_trio
+from aiostream._loops import on_asyncio, on_trio, unwatched
 from aiostream.trace import Await
 
 AWAITS = str(_awaits.__file__)
@@ -257,7 +257,7 @@ STEPS_WITH_LOCKS = START_STEPS | {
         _driver._load,
         on_asyncio._new_bridge,
         on_trio.current_bridge,
-        dispatcher.dispatcher,
+        unwatched.unwatched,
         Context.from_handle.__func__,  # type: ignore[attr-defined]
         Context._ensure_monitored,
         Context._register,
@@ -484,9 +484,9 @@ def is_drain(callback: Any) -> bool:
     return getattr(callback, "__func__", None) is loop_bridge.Bridge.drain
 
 
-def dispatchers_descriptors() -> set[int]:
-    """Returns the descriptors that the dispatcher thread watches, by what the kernel says."""
-    with open(f"/proc/self/fdinfo/{dispatcher.dispatcher()._epoll.fileno()}") as info:
+def unwatched_descriptors() -> set[int]:
+    """Returns the loops' descriptors that the janitor watches, by what the kernel says."""
+    with open(f"/proc/self/fdinfo/{unwatched.unwatched()._epoll.fileno()}") as info:
         return {int(line.split()[1]) for line in info if line.startswith("tfd:")}
 
 

@@ -1,4 +1,4 @@
-"""Bridges and the dispatcher: what they hold, what ends them, and that one loop's trouble is no
+"""Bridges and unwatched loops: what they hold, what ends them, and that one loop's trouble is no
 other's.
 """
 
@@ -150,7 +150,7 @@ def test_what_an_interrupt_left_on_a_closed_loop_is_the_orphans(
     stream.close()
 
 
-# ----------------------------------------------------------------------------------- the dispatcher
+# --------------------------------------------------------------------------------- unwatched loops
 
 
 class Faulty(Blind):
@@ -188,7 +188,7 @@ def test_a_loop_that_cannot_say_whether_it_is_closed_holds_up_no_other(
         torn = True
 
         def is_closed(self) -> bool:
-            if self.torn and threading.current_thread().name == "aiostream-dispatcher":
+            if self.torn and threading.current_thread().name == "aiostream-janitor":
                 raise ValueError("torn")
             return super().is_closed()
 
@@ -246,8 +246,8 @@ def test_a_loop_that_cannot_be_told_holds_up_no_other(
     assert reported == [error]
 
 
-def test_the_dispatcher_lets_go_of_a_descriptor_that_another_loop_has_got() -> None:
-    """Each run of trio ends with the dispatcher.
+def test_the_janitor_lets_go_of_a_descriptor_that_another_loop_has_got() -> None:
+    """The janitor serves the end of each run of trio.
 
     Then its queue is a later loop's, which watches it itself.
     """
@@ -261,7 +261,7 @@ def test_the_dispatcher_lets_go_of_a_descriptor_that_another_loop_has_got() -> N
     async def serve_and_look() -> bool:
         descriptor = await serve()
         reused.append(descriptor in descriptors)
-        return settle(lambda: descriptor not in internals.dispatchers_descriptors())
+        return settle(lambda: descriptor not in internals.unwatched_descriptors())
 
     descriptors: set[int] = set()
     reused: list[bool] = []
@@ -278,10 +278,10 @@ def test_the_dispatcher_lets_go_of_a_descriptor_that_another_loop_has_got() -> N
     raise AssertionError("no loop got the queue of an earlier run of trio")
 
 
-def test_the_dispatcher_leaves_signals_to_the_program() -> None:
+def test_the_janitor_leaves_signals_to_the_program() -> None:
     with asyncio.Runner(loop_factory=Blind) as runner:
         runner.run(wait_for_a_completion())
-    [thread] = [each for each in threading.enumerate() if each.name == "aiostream-dispatcher"]
+    [thread] = [each for each in threading.enumerate() if each.name == "aiostream-janitor"]
     with open(f"/proc/self/task/{thread.native_id}/status") as status:
         [mask] = [int(line.split()[1], 16) for line in status if line.startswith("SigBlk")]
     open_to = {each for each in signal.valid_signals() if not mask >> (each - 1) & 1}

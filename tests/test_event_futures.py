@@ -439,7 +439,7 @@ def test_interrupted_future_does_not_end_those_behind_it() -> None:
 
 
 def test_objects_outlive_a_closed_loop_that_watches_nothing() -> None:
-    """Such a loop is told by the dispatcher, which has to find out that it is closed, also if
+    """The janitor asks such a loop, and has to find out that it is closed, also if
     nothing arrives.
     """
 

@@ -81,7 +81,7 @@ def test_each_call_of_the_first_use_fails_once(driver_kind: str, faulty_libc: Pa
 
 
 def test_trio_whose_epoll_is_full(driver_kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue of the run is then drained by the dispatcher, and the run goes on."""
+    """The queue of the run is then drained at the janitor's request, and the run goes on."""
     import trio
 
     async def refuse(descriptor: Any) -> None:
@@ -99,7 +99,7 @@ def test_trio_whose_epoll_is_full(driver_kind: str, monkeypatch: pytest.MonkeyPa
 def test_run_that_has_crashed_is_given_up(driver_kind: str) -> None:
     """To wake such a run of trio raises OSError, because its descriptor is closed.
 
-    The dispatcher does not ask it again.
+    The janitor does not ask it again.
     """
     import trio
 

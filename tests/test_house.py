@@ -23,7 +23,7 @@ EXAMPLES = TESTS.parent / "examples"
 
 # Within `_loops`. Each other file there is one kind of loop: it stands above these two, and below
 # `__init__`.
-LOOPS_LEVELS = {"bridge": 0, "dispatcher": 1, "__init__": 3}
+LOOPS_LEVELS = {"bridge": 0, "unwatched": 1, "__init__": 3}
 A_LOOP = 2
 # Public modules whose names are not the package's: `from aiostream.testing import spin`.
 IMPORTED_BY_NAME = {"metrics", "testing", "trace"}

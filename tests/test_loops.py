@@ -197,7 +197,7 @@ def test_trio_finalizers_of_generators_can_wait(shielded: bool) -> None:
 # -------------------------------------------------------------------------------------- other loops
 
 
-def test_loop_without_add_reader_is_woken_by_the_dispatcher() -> None:
+def test_loop_without_add_reader_is_woken_by_the_janitor() -> None:
     async def main() -> None:
         with Gate() as gate:
             async with held_stream(gate) as stream:
@@ -209,11 +209,10 @@ def test_loop_without_add_reader_is_woken_by_the_dispatcher() -> None:
 
     with asyncio.Runner(loop_factory=Blind) as runner:
         runner.run(main())
-    assert any(thread.name == "aiostream-dispatcher" for thread in threading.enumerate())
 
 
 def test_timer_waits_of_a_loop_without_add_reader() -> None:
-    """Their timer is behind the descriptor that the dispatcher watches, which reports each change
+    """Their timer is behind the descriptor that the janitor watches, which reports each change
     once.
     """
 
@@ -302,7 +301,7 @@ def test_a_loop_without_add_reader_may_close_before_its_drain(
 def test_a_run_of_trio_that_refuses_requests_finishes_its_drain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The dispatcher closes the bridge of a run that is ending. The run may be in its last drain,
+    """The janitor closes the bridge of a run that is ending. The run may be in its last drain,
     and what that drain has begun must not go to the janitor too.
     """
     import trio

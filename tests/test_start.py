@@ -253,7 +253,7 @@ def test_signals_go_to_the_applications_threads(driver_kind: str) -> None:
             stream = aiostream.Stream(wait="event")
             await stream.completion_future()
         asyncio.run(use())
-        run_on("trio", use)  # whose end begins the dispatcher
+        run_on("trio", use)  # whose end the janitor serves
         # a GPU's driver has threads of its own, which take signals
         if os.environ["AIOSTREAM_SIMULATOR"]:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -270,7 +270,7 @@ def test_signals_go_to_the_applications_threads(driver_kind: str) -> None:
         print(len(ours), [task for task in ours if takes_signals(task)])
     """
     done = run_script(driver_kind, script)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "3 []\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2 []\n", "")
 
 
 @pytest.mark.simulator_only("on a GPU the driver has threads of its own, which take signals")
@@ -377,12 +377,12 @@ def test_an_error_in_any_line_of_the_janitor_leaves_no_work_undone(driver_kind: 
     assert succeed(driver_kind, script) == "True\n"
 
 
-def test_an_error_in_any_line_of_the_dispatcher_loses_no_completion(driver_kind: str) -> None:
-    """Of a loop without `add_reader`, which the dispatcher asks for its drains."""
+def test_an_error_in_any_line_of_the_janitor_loses_no_completion(driver_kind: str) -> None:
+    """Of a loop without `add_reader`, which the janitor asks for its drains."""
     script = (
         FAILING
         + """
-        fail_in("aiostream-dispatcher")
+        fail_in("aiostream-janitor")
         stream = Stream()
 
         async def main():

@@ -70,7 +70,7 @@ def test_another_call_that_blocks_is_named_again(driver_kind: str) -> None:
     )
 
 
-def test_dispatcher_that_a_loop_holds(driver_kind: str) -> None:
+def test_janitor_that_a_loop_holds(driver_kind: str) -> None:
     printed = run(
         driver_kind,
         """
@@ -78,21 +78,21 @@ def test_dispatcher_that_a_loop_holds(driver_kind: str) -> None:
 
         class Slow(Blind):
             def call_soon_threadsafe(self, *args, **options):
-                if threading.current_thread().name == "aiostream-dispatcher":
+                if threading.current_thread().name == "aiostream-janitor":
                     blocks_for_long()
                 return super().call_soon_threadsafe(*args, **options)
 
         async def main():
             stream = Stream()
             future = stream.completion_future()
-            assert await asyncio.to_thread(settle, lambda: said("a call has blocked the disp"))
+            assert await asyncio.to_thread(settle, lambda: said("a call has blocked the jan"))
             going_on.set()
             await future
             stream.close()
 
         with asyncio.Runner(loop_factory=Slow) as runner:
             runner.run(main())
-        print("blocks_for_long" in said("a call has blocked the dispatcher")[0].getMessage())
+        print("blocks_for_long" in said("a call has blocked the janitor")[0].getMessage())
         """,
     )
     assert printed == "True\n"

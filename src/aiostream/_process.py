@@ -1,11 +1,10 @@
 """What runs once per process: the native part, its threads, and the end by exit or fork.
 
 The janitor serves what ended loops, finalizers and cancelled waits have left behind, in a thread
-that may call the driver. The releaser drops the users' objects, whose destructors may block. (A
-third thread, the dispatcher, runs only for loops that cannot watch a descriptor.) All of them run
-until the process ends, because an `atexit` handler that the application registered before its first
-use of the library runs after `_stop`, and may await. Only the thread that calls failure listeners
-begins and ends in between.
+that may call the driver. The releaser drops the users' objects, whose destructors may block. Both
+run until the process ends, because an `atexit` handler that the application registered before its
+first use of the library runs after `_stop`, and may await. Only the thread that calls failure
+listeners begins and ends in between.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ _tasks: deque[Callable[[], Any]] = deque()
 _backlog: list[int | _native.Wait] = []
 # Descriptor -> what the janitor calls when it is readable: its own, and those of
 # `watch_in_janitor`. Any thread adds, by one dict operation. No entry is removed.
-_watched: dict[int, Callable[[], None]] = {}
+_watched: dict[int, Callable[[], bool]] = {}
 
 
 def _clean() -> None:
@@ -123,6 +122,7 @@ def _clean() -> None:
     _stuck.end()
     poll = select.poll()
     known: set[int] = set()
+    soon = set(_watched)  # those to call again after a pause, also if nothing arrives
     while True:
         # A list, because another thread may add an entry during the iteration, and Python refuses
         # to iterate over a dict that changes.
@@ -130,15 +130,17 @@ def _clean() -> None:
             if descriptor not in known:
                 poll.register(descriptor, select.POLLIN)
                 known.add(descriptor)
-        for descriptor, _ in poll.poll():
+        ready = {descriptor for descriptor, _ in poll.poll(_PAUSE * 1000 if soon else None)}
+        for descriptor in ready | soon:
             _stuck.begin("janitor")
             try:
-                _watched[descriptor]()
+                again = _watched[descriptor]()
             finally:
                 _stuck.end()
+            (soon.add if again else soon.discard)(descriptor)
 
 
-def _serve_orphans() -> None:
+def _serve_orphans() -> bool:
     _native.drain(ORPHANS, _backlog)
     _points.deliver(_backlog, orphaned=True)
     _driver.report_failures()
@@ -160,6 +162,7 @@ def _serve_orphans() -> None:
         # What the task held dies here. A reference in this frame would keep it until the next task,
         # perhaps for hours.
         task = None  # type: ignore[assignment]
+    return False
 
 
 def _report_from(where: object, function: Callable[[], Any]) -> None:
@@ -206,8 +209,10 @@ def run_in_janitor(task: Callable[[], Any]) -> None:
         _native.queue_wake(ORPHANS)
 
 
-def watch_in_janitor(descriptor: int, function: Callable[[], None]) -> None:
+def watch_in_janitor(descriptor: int, function: Callable[[], bool]) -> None:
     """Has the janitor call `function` whenever a descriptor is readable. It must not block.
+
+    While `function` returns true, the janitor calls it every 50 ms too.
 
     Threads: any.
     """

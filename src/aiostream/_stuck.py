@@ -2,7 +2,7 @@
 
 A user's own code runs in some of these threads and may block there: a host function on the driver's
 thread, a listener of `on_context_failed` in the listeners', an application's own loop class in the
-dispatcher's. A call of the driver may hold the watcher. What waits for such a thread then waits
+janitor's. A call of the driver may hold the watcher. What waits for such a thread then waits
 without an end, and nothing else would say why. The releaser looks, because it may block itself: a
 handler of logging may be slow.
 """
@@ -22,9 +22,9 @@ PATIENCE = 10.0  # seconds that a call may take
 _CONSEQUENCES = {
     "host function": "these wait: the work behind it on its stream, and the other host functions "
     "of its context",
-    "janitor": "no failure listener is called, and objects that you have dropped are not destroyed",
+    "janitor": "no failure listener is called, loops that cannot watch a descriptor get no "
+    "completions, and objects that you have dropped are not destroyed",
     "listener": "other failure listeners are not called",
-    "dispatcher": "loops that cannot watch a descriptor get no completions",
     "watcher": "waits end late, and a lost context is not noticed",
 }
 

@@ -34,7 +34,7 @@ class Bridge:
         # It is kept between drains, because a KeyboardInterrupt may come in the middle of one, and
         # what was not delivered would be lost.
         self._backlog: list[int | _native.Wait] = []
-        # The queue's number, until the queue is closed. The dispatcher and the finalizer may both
+        # The queue's number, until the queue is closed. The janitor and the finalizer may both
         # close it. Each pops the number first, and one pop succeeds. Queues are recycled, so a
         # second close would close the queue of the next owner.
         self._unclosed: list[int] = []
@@ -45,7 +45,7 @@ class Bridge:
         # Stands for the drain that the loop will do in its next turn, or None. The loop's thread.
         self._polling: object = None
         self.orders = Orders()
-        # The dispatcher has asked the loop for a drain, which has not begun. The dispatcher sets
+        # The janitor has asked the loop for a drain, which has not begun. The janitor sets
         # it, and the loop's thread clears it.
         self.asked = False
 
@@ -163,14 +163,14 @@ class Bridge:
     def schedule_drain(self) -> bool:
         """Has the loop call `drain` soon. Returns `False` if the loop is gone.
 
-        Threads: the dispatcher's.
+        Threads: the janitor's.
         """
         raise NotImplementedError
 
     def is_gone(self) -> bool:
         """Whether the loop will not do what it was asked for, because it is closed.
 
-        Threads: the dispatcher's.
+        Threads: the janitor's.
         """
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ from typing import Any
 from aiostream import _native, _process
 from aiostream._completion import EventCompletion, PolledFuture, SettledFuture
 from aiostream._loops.bridge import Bridge
-from aiostream._loops.dispatcher import dispatcher
+from aiostream._loops.unwatched import unwatched
 
 
 class _Latest(threading.local):
@@ -93,7 +93,7 @@ def _new_bridge(loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
     except NotImplementedError:
         # Before the bridge is in the dict. A KeyboardInterrupt in between would otherwise leave a
         # bridge there that no thread watches, and its waits would hang.
-        dispatcher().add(bridge)
+        unwatched().add(bridge)
         with _lock:
             _dispatched_bridges[loop] = bridge
     else:
@@ -184,7 +184,7 @@ class AsyncioBridge(Bridge):
             loop.call_soon_threadsafe(self.drain)
         except RuntimeError:
             # asyncio raises it if the loop is closed. A loop of another kind may raise it for
-            # another reason, and then the dispatcher asks again later.
+            # another reason, and then the janitor asks again later.
             if loop.is_closed():
                 return False
             raise

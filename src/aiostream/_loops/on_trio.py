@@ -19,7 +19,7 @@ from typing import Any, cast
 from aiostream import _native, _process, _turns
 from aiostream._completion import EventCompletion, OwnFuture, PolledFuture, SettledFuture
 from aiostream._loops.bridge import Bridge
-from aiostream._loops.dispatcher import dispatcher
+from aiostream._loops.unwatched import unwatched
 from aiostream.errors import CudaError, StreamClosedError
 
 _running_loop = asyncio._get_running_loop
@@ -69,9 +69,9 @@ class TrioBridge(Bridge):
     """The bridge of one run of trio, which holds it in a run variable."""
 
     def __init__(self, trio: ModuleType) -> None:
-        # The run's end needs the dispatcher. It is made now, because at the run's end an error
+        # The run's end needs `Unwatched`. It is made now, because at the run's end an error
         # could be raised to no caller.
-        dispatcher()
+        unwatched()
         self._drains = 0  # under way; written by the run's thread
         self._closes = False  # written once, by any thread
         super().__init__()
@@ -84,7 +84,7 @@ class TrioBridge(Bridge):
         try:
             trio.lowlevel.spawn_system_task(_serve_trio, trio, weakref.ref(self), name="aiostream")
         except RuntimeError:  # the run is ending and takes no more system tasks
-            dispatcher().add(self)
+            unwatched().add(self)
 
     def current_task(self) -> Any:
         """Returns the task that runs now, or `None` in a callback."""
@@ -109,7 +109,7 @@ class TrioBridge(Bridge):
     def close(self) -> None:
         """See `Bridge`. A drain that is under way ends first.
 
-        A run that is ending refuses new requests before it has done the last ones. The dispatcher
+        A run that is ending refuses new requests before it has done the last ones. The janitor
         takes the refusal for its end. If it closed the queue then, the janitor and the run would
         deliver the same backlog, and the last drain might read the queue's next owner's.
         """
@@ -180,16 +180,16 @@ async def _serve_trio(trio: ModuleType, reference: weakref.ref[TrioBridge]) -> N
             try:
                 await trio.lowlevel.wait_readable(bridge.descriptor)
             except OSError:
-                # The system has no memory or descriptors left for trio's epoll. The dispatcher
+                # The system has no memory or descriptors left for trio's epoll. The janitor
                 # takes over. If the error left a system task, it would end the whole run.
                 return
             bridge.drain()
     finally:
-        # The dispatcher serves the bridge from now on, because trio cancels system tasks before it
+        # The janitor serves the bridge from now on, because trio cancels system tasks before it
         # runs the finalizers of asynchronous generators, and those may still wait.
-        dispatcher().add(bridge)
+        unwatched().add(bridge)
         # What arrived between the last drain and `add` has written the descriptor already. The
-        # dispatcher's epoll is edge-triggered and would not see it without this.
+        # janitor's epoll is edge-triggered and would not see it without this.
         _native.queue_wake(bridge.queue)
 
 

@@ -1,58 +1,45 @@
-"""The dispatcher: a thread that wakes loops which cannot watch a descriptor themselves.
+"""Loops that cannot watch a descriptor themselves: the janitor watches their queues for them.
 
-Such loops are asyncio's without `add_reader`, and trio once it has cancelled its system tasks.
+Such loops are asyncio's without `add_reader`, and trio once it has cancelled its system tasks. The
+janitor asks them for a drain when something arrives.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import select
 import threading
 import weakref
 from typing import Any
 
-from aiostream import _process, _stuck
+from aiostream import _process
 from aiostream._loops.bridge import Bridge
 
-# Seconds until the thread asks a loop again whose `schedule_drain` has raised an error, and until
-# it looks whether a loop that was asked is gone.
-_RETRY_SECONDS = 0.05
-# Held while the dispatcher is made, because two threads may need it first at the same time. Without
-# it there could be two, each with a thread and an epoll that are never closed. Reentrant, because a
+# Held while the one `Unwatched` is made, because two threads may need it first at the same time.
+# Without it there could be two, each with an epoll that is never closed. Reentrant, because a
 # signal handler may come here in the thread that holds it, and would deadlock with itself.
 _lock = threading.RLock()
 
 
-class Dispatcher:
-    """Watches the queues of the loops that cannot do so themselves."""
+class Unwatched:
+    """The queues of the loops that cannot watch them. The janitor calls `serve`."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        # Held while `_bridges` and the epoll change together. Any thread adds, and the dispatcher
-        # and the janitor forget. Without it, a late `_forget` could unregister the descriptor that
-        # `add` has just registered for the next owner. Reentrant for signal handlers.
+        # Held while `_bridges` and the epoll change together. Any thread adds, and the janitor
+        # forgets. Without it, a late `_forget` could unregister the descriptor that `add` has just
+        # registered for the next owner. Reentrant for signal handlers.
         self._lock = threading.RLock()
         # Descriptor -> bridge. Weak, because only its loop may keep a bridge alive. A descriptor
         # outlives its bridge and goes to another one, because queues are recycled and never closed.
         self._bridges: dict[int, weakref.ref[Bridge]] = {}
-        # Descriptors whose loop could not be asked. Used by the thread that serves, alone.
+        # The rest is the janitor's. Descriptors whose loop could not be asked.
         self._failed: set[int] = set()
-        self._ask_all = False  # after an error; used by that thread
+        self._ask_all = False  # after an error
         # Descriptors whose loop was asked, and perhaps has not drained yet. If the loop is closed
-        # meanwhile, it forgets the request, and nothing else would arrive. Used by that thread.
+        # meanwhile, it forgets the request, and nothing else would arrive.
         self._asked: set[int] = set()
-        # A daemon that is never stopped, because loops may run until the very end, in functions
-        # that atexit calls after ours.
-        thread = threading.Thread(target=self._run, name="aiostream-dispatcher", daemon=True)
-        # In an empty context, because some Pythons give a thread the context of the task that
-        # starts it. What that task's variables hold would then never die.
-        try:
-            contextvars.Context().run(thread.start)
-        except RuntimeError:
-            # From Python 3.12 on, no thread can be started in the functions that atexit calls. The
-            # janitor runs by then and does this work. Without it, these loops would hang.
-            _process.watch_in_janitor(self._epoll.fileno(), lambda: self._serve(0))
+        _process.watch_in_janitor(self._epoll.fileno(), self.serve)
 
     def add(self, bridge: Bridge) -> None:
         """Wakes `bridge` from now on when its queue was empty and something arrives.
@@ -61,11 +48,11 @@ class Dispatcher:
         """
         descriptor = bridge.descriptor
 
-        # Runs in a finalizer when the bridge dies. The thread forgets a dead bridge when something
+        # Runs in a finalizer when the bridge dies. `serve` forgets a dead bridge when something
         # arrives for its descriptor. But the descriptor's next owner may read that arrival first,
-        # and then the thread never sees it. So the janitor forgets it too. It runs there, because a
-        # finalizer must not take `_lock`. The default arguments bind the names, because at the
-        # interpreter's end the names of the module may be gone.
+        # and then `serve` never sees it. So the janitor forgets it here too, because a finalizer
+        # must not take `_lock`. The default arguments bind the names, because at the interpreter's
+        # end the names of the module may be gone.
         def gone(
             reference: weakref.ref[Bridge],
             forget: Any = self._forget,
@@ -76,35 +63,29 @@ class Dispatcher:
         with self._lock:
             self._bridges[descriptor] = weakref.ref(bridge, gone)
             # Edge-triggered, because only the loop reads the descriptor, and it may come late. The
-            # level would keep this thread spinning until then.
+            # level would keep the janitor spinning until then.
             try:
                 self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLET)
             except FileExistsError:  # of an earlier owner, which was not forgotten yet
                 self._epoll.modify(descriptor, select.EPOLLIN | select.EPOLLET)
 
-    def _run(self) -> None:
-        _process.block_signals()
-        while True:
-            try:
-                waits = not (self._failed or self._asked or self._ask_all)
-                self._serve(None if waits else _RETRY_SECONDS)
-            except BaseException as error:
-                _process.survive(error, "dispatcher")
-
-    def _serve(self, timeout: float | None) -> None:
+    def serve(self) -> bool:
+        """Asks the loops for which something has arrived. Returns whether to call it again soon."""
         try:
-            self._serve_once(timeout)
+            self._serve_once()
         except BaseException:
             # An allocation may fail in any line. What the epoll has said may be lost then, and it
             # says nothing twice. So all loops are asked the next time.
             self._ask_all = True
             raise
+        # Some could not be asked, and some that were asked may be closed before they drain.
+        return bool(self._failed or self._asked)
 
-    def _serve_once(self, timeout: float | None) -> None:
+    def _serve_once(self) -> None:
         if self._ask_all:
             self._failed.update(list(self._bridges))
             self._ask_all = False
-        arrived = {descriptor for descriptor, _ in self._epoll.poll(timeout)}
+        arrived = {descriptor for descriptor, _ in self._epoll.poll(0)}
         # The failed ones again, because native code wakes an epoll once for each batch. Without a
         # retry, what has arrived for them would wait until something else arrives.
         for descriptor in arrived | self._failed:
@@ -122,7 +103,7 @@ class Dispatcher:
                 return
         except BaseException as error:
             # As in `_have_drained`. The loop is not looked after again until the next request.
-            _process.report_unraisable(error, "aiostream's dispatcher")
+            _process.report_unraisable(error, "aiostream's janitor")
             self._asked.discard(descriptor)
             return
         self._asked.discard(descriptor)
@@ -133,7 +114,6 @@ class Dispatcher:
     def _have_drained(self, descriptor: int) -> None:
         reference = self._bridges.get(descriptor)
         bridge = reference() if reference is not None else None
-        _stuck.begin("dispatcher")
         try:
             if bridge is not None:
                 # Before the request, because the loop may drain at once.
@@ -142,13 +122,11 @@ class Dispatcher:
             there = bridge is not None and bridge.schedule_drain()
         except BaseException as error:
             # The loop is an application's own class and may raise anything. An error must not end
-            # this thread, because the other loops would hang. It is reported once, not each retry.
+            # this pass, because the other loops would hang. It is reported once, not each retry.
             if descriptor not in self._failed:
-                _process.report_unraisable(error, "aiostream's dispatcher")
+                _process.report_unraisable(error, "aiostream's janitor")
             self._failed.add(descriptor)
             return
-        finally:
-            _stuck.end()
         self._failed.discard(descriptor)
         if not there:
             self._asked.discard(descriptor)
@@ -157,8 +135,8 @@ class Dispatcher:
                 bridge.close()
 
     def _forget(self, descriptor: int, reference: weakref.ref[Bridge] | None) -> None:
-        # The next owner of the descriptor may watch it itself. If the thread did so too, each of
-        # that owner's arrivals would wake this thread for nothing.
+        # The next owner of the descriptor may watch it itself. If the janitor did so too, each of
+        # that owner's arrivals would wake it for nothing.
         with self._lock:
             # Another bridge may have been added meanwhile. To unregister its descriptor would make
             # its loop hang.
@@ -168,16 +146,16 @@ class Dispatcher:
                     self._epoll.unregister(descriptor)
 
 
-_the_dispatcher: Dispatcher | None = None  # written once, under _lock
+_the_unwatched: Unwatched | None = None  # written once, under _lock
 
 
-def dispatcher() -> Dispatcher:
-    """Returns the dispatcher of this process. The first call makes it.
+def unwatched() -> Unwatched:
+    """Returns the one of this process. The first call makes it.
 
     Threads: any.
     """
-    global _the_dispatcher
+    global _the_unwatched
     with _lock:
-        if _the_dispatcher is None:
-            _the_dispatcher = Dispatcher()
-        return _the_dispatcher
+        if _the_unwatched is None:
+            _the_unwatched = Unwatched()
+        return _the_unwatched
