@@ -364,7 +364,7 @@ class Context(_arguments.NotCopied):
         idle = _driver.handle_in(made)
         # It empties the list if the stream is the watcher's from now on.
         self._context_id = number = _native.context_register(
-            self._handle, self._identity, idle, self._ordinal, made
+            self._handle, self._identity, idle, made
         )
         if made:  # another thread was first and has registered its own
             made.clear()
@@ -430,19 +430,9 @@ class Context(_arguments.NotCopied):
             raise _driver.error(code, _native.failed_call(code) or "cuStreamCreate")
 
     def _make_private_stream(self, made: list[Any]) -> None:
-        driver = _driver.bindings()
-        # RELAXED, because creating a stream would otherwise invalidate a capture in this thread,
-        # or a GLOBAL capture in another thread.
-        mode = _driver.call(
-            "cuThreadExchangeStreamCaptureMode",
-            driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED,
-        )
-        try:
-            with self._pushed():
-                flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
-                _driver.make(made, "cuStreamCreate", flags)
-        finally:
-            _driver.call("cuThreadExchangeStreamCaptureMode", mode)
+        with _driver.relaxed(), self._pushed():
+            flags = _driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING.value
+            _driver.make(made, "cuStreamCreate", flags)
 
     def __eq__(self, other: object) -> bool:
         return self._identity == other._identity if isinstance(other, Context) else NotImplemented

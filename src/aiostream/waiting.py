@@ -83,16 +83,6 @@ def strategy(wait: WaitStrategy | str | None, source: str = "wait") -> WaitStrat
     return default_wait() if wait is None else _arguments.member(WaitStrategy, wait, source)
 
 
-async def in_thread(blocking: Callable[[], None]) -> None:
-    """Runs a function that may block in a worker thread of the loop.
-
-    Cancellation: raises at once. The thread finishes the function by itself.
-    """
-    import anyio.to_thread  # here, because importing aiostream must not import anyio
-
-    await anyio.to_thread.run_sync(blocking, abandon_on_cancel=True)
-
-
 checkpoint: Callable[[], Coroutine[Any, Any, None]] = _loops.checkpoint
 _current_bridge = _loops.current_bridge
 _yield_turn = _loops.yield_turn

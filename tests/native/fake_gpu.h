@@ -323,7 +323,7 @@ static void open_contexts(void) {
     for (int context = 0; context < CONTEXTS; context++) {
         health[context].context = context;
         contexts[context] = context_register(&contexts[context], (uintptr_t)&contexts[context],
-                                             &health[context], context, &is_taken);
+                                             &health[context], &is_taken);
         for (int i = 0; i < STREAMS; i++) {
             streams[context][i].context = context;
             streams[context][i].number = i;

@@ -407,8 +407,8 @@ int main(int count, char **arguments) {
     };
     orphans = queue_open();
     bool is_taken;
-    context = context_register(&context, 1, (void *)PRIVATE_STREAM, 0, &is_taken);
-    healthy = context_register(&healthy, 2, (void *)PRIVATE_STREAM, 1, &is_taken);
+    context = context_register(&context, 1, (void *)PRIVATE_STREAM, &is_taken);
+    healthy = context_register(&healthy, 2, (void *)PRIVATE_STREAM, &is_taken);
     struct queue *spare[3];
     for (int i = 0; i < 3; i++) spare[i] = queue_open();
     point_unreserve(point_reserve(spare[0], context, KIND_HOST_FUNCTION)); /* makes the slots */

@@ -127,8 +127,8 @@ int main(void) {
                                    .stream_is_capturing = fake_is_capturing};
     bool is_taken;
     orphans = queue_orphans();
-    failing = context_register(&failing, 1, STREAM, 0, &is_taken);
-    healthy = context_register(&healthy, 2, STREAM, 1, &is_taken);
+    failing = context_register(&failing, 1, STREAM, &is_taken);
+    healthy = context_register(&healthy, 2, STREAM, &is_taken);
     test_failing_a_point_of_a_queue_that_is_closed_and_opened_again();
     test_a_slot_that_was_used_as_often_as_a_ticket_can_say();
     return 0;

@@ -406,9 +406,9 @@ int main(int count, char **arguments) {
     REQUIRE(orphans && queue_index(orphans) == 0, "the first queue is not number 0");
     bool is_taken;
     contexts[0] = context_register(&contexts[0], (uintptr_t)&contexts[0],
-                                   (void *)(uintptr_t)PRIVATE_STREAM, 0, &is_taken);
+                                   (void *)(uintptr_t)PRIVATE_STREAM, &is_taken);
     contexts[1] = context_register(&contexts[1], (uintptr_t)&contexts[1],
-                                   (void *)(uintptr_t)(PRIVATE_STREAM + 1), 1, &is_taken);
+                                   (void *)(uintptr_t)(PRIVATE_STREAM + 1), &is_taken);
     stress_points(orphans, seconds / 2, seed, false);
     stress_points(orphans, seconds / 2, seed + 100, true);
     printf("points: %lld passed, %lld failed first, %lld refused, %lld quarantined, %lld stale, "

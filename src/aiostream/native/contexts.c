@@ -15,8 +15,7 @@
 struct context {
     void *stream; /* private and always idle; written by context_register, then constant */
     void *handle;
-    uint64_t identity; /* see context_is_gone */
-    int device;
+    uint64_t identity;          /* see context_is_gone */
     _Atomic int64_t healthy_at; /* when its health was last read and was good; any thread */
     /* What the private stream answered when the context was destroyed. From then on it is not
      * queried. Any thread. */
@@ -42,7 +41,7 @@ static struct context *find(uint64_t identity) { /* context_lock held */
     return NULL;
 }
 
-struct context *context_register(void *handle, uint64_t identity, void *private_stream, int device,
+struct context *context_register(void *handle, uint64_t identity, void *private_stream,
                                  bool *is_taken) {
     pthread_mutex_lock(&context_lock);
     struct context *context = find(identity);
@@ -53,7 +52,6 @@ struct context *context_register(void *handle, uint64_t identity, void *private_
         context->handle = handle;
         context->identity = identity;
         context->stream = private_stream;
-        context->device = device;
         context->index = number;
         atomic_store(&context_count, number + 1);
     }
@@ -62,7 +60,6 @@ struct context *context_register(void *handle, uint64_t identity, void *private_
 }
 
 int context_index(const struct context *context) { return context->index; }
-int context_device(const struct context *context) { return context->device; }
 void *context_handle(const struct context *context) { return context->handle; }
 struct context *context_at(int index) {
     return index < 0 || index >= context_count ? NULL : &contexts[index];

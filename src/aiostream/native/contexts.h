@@ -9,10 +9,9 @@ struct context;
 enum { MAX_CONTEXTS = 4096 };
 
 /* The context with that id. If it is new, it takes the private stream. NULL: there are too many. */
-struct context *context_register(void *handle, uint64_t identity, void *private_stream, int device,
+struct context *context_register(void *handle, uint64_t identity, void *private_stream,
                                  bool *is_taken);
 void *context_handle(const struct context *);
-int context_device(const struct context *);
 int context_index(const struct context *);
 struct context *context_at(int index);
 void context_add_pending(struct context *); /* may wake the watcher */

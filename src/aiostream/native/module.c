@@ -58,15 +58,13 @@ static PyObject *native_queue_wake(PyObject *self, PyObject *args) {
 static PyObject *native_context_register(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long handle, identity, stream;
-    int device;
     PyObject *made;
-    if (!PyArg_ParseTuple(args, "KKKiO!", &handle, &identity, &stream, &device, &PyList_Type,
-                          &made))
+    if (!PyArg_ParseTuple(args, "KKKO!", &handle, &identity, &stream, &PyList_Type, &made))
         return NULL;
     bool is_taken;
     void *private_stream = (void *)(uintptr_t)stream;
     struct context *context =
-        context_register((void *)(uintptr_t)handle, identity, private_stream, device, &is_taken);
+        context_register((void *)(uintptr_t)handle, identity, private_stream, &is_taken);
     if (!context)
         return PyErr_Format(PyExc_RuntimeError,
                             "this process has used %d CUDA contexts, destroyed ones included, and "
