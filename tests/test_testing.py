@@ -300,6 +300,61 @@ def test_lost_context_is_healed_and_reported_again(breakable: Any) -> None:
         end()
 
 
+@pytest.mark.leaks(2)
+@pytest.mark.parametrize("wait", ["auto", "spin"])
+@pytest.mark.parametrize("code", [None, 716])
+def test_what_is_pending_fails_before_the_recovery(
+    breakable: Any, code: int | None, wait: str
+) -> None:
+    """Its work is dropped. Without this, it would seem done, or be pending without end."""
+
+    async def main() -> None:
+        with Gate() as gate:
+            stream = Stream(wait=wait)
+            gate.hold(stream)
+            pending = [
+                stream.completion_future(),
+                stream.enqueue_async(lambda stream: None),
+                asyncio.create_task(stream.synchronize_async()),
+            ]
+            await asyncio.sleep(0)  # the task begins to wait
+            if code is not None:
+                breakable.break_context(code)
+            testing.recover()
+            for each in pending:
+                with pytest.raises(aiostream.ContextFailedError) as problem:
+                    await asyncio.wait_for(each, 20)
+                assert problem.value.code == (code or 719)
+            assert await aiostream.drain(20)
+            await stream.completion_future()
+            stream.close()
+
+    run_on("asyncio", main)
+    testing.recover()  # forgets the failure that was delivered after the first
+
+
+@pytest.mark.leaks(1)
+def test_what_is_pending_without_a_loop_ends_with_the_recovery(breakable: Any) -> None:
+    """As at the end of a test that has lost its context: the next one can drain."""
+
+    async def lose_it() -> None:
+        stream = Stream()
+        with Gate() as gate:
+            gate.hold(stream)
+            stream.completion_future()
+            faults.lose_context()
+        with pytest.raises(CudaError):
+            stream.close()
+
+    with Faults() as faults:
+        run_on("asyncio", lose_it)
+
+    async def drain() -> None:
+        assert await aiostream.drain(20), aiostream.statistics()
+
+    run_on("asyncio", drain)
+
+
 def test_a_failure_that_only_the_watcher_meets_is_told_again(breakable: Any) -> None:
     """After `recover`, also for a listener that no call and no wait tells."""
     for _ in range(2):

@@ -519,18 +519,16 @@ class Faults:
 def recover() -> None:
     """Makes the simulator's lost contexts healthy again, which no GPU can. Drops pending work.
 
-    Afterwards the library forgets the errors that it met: the listeners of `on_context_failed` are
-    called again for the next one. A process that `exit_on_context_failed` has begun to end still
-    ends. So test that function in a process of its own.
+    What waits for that work fails first (`simulator.recover`). Afterwards the library forgets the
+    errors that it met: the listeners of `on_context_failed` are called again for the next one. A
+    process that `exit_on_context_failed` has begun to end still ends. So test that function in a
+    process of its own.
 
     Raises:
         RuntimeError: The simulator is not this process's driver.
     """
     from aiostream import simulator
 
-    # The watcher must not see the failure any more when it is gone: a pass that began before would
-    # fail what is waited for afterwards. Stopping waits for the end of the pass.
-    _native.watcher_stop()
     simulator.recover()
     # So that contexts that were destroyed have been met, too. Else the watcher would meet them
     # after the next line, and report them as new.
@@ -543,4 +541,3 @@ def recover() -> None:
     # Again, because a driver call of the janitor may have begun before the recovery.
     _native.failures_forget()
     service.forget_failures()
-    _native.watcher_start()

@@ -165,10 +165,12 @@ static PyObject *native_watcher_start(PyObject *self, PyObject *unused) {
 
 static PyObject *native_watcher_stop(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
+    bool ran;
     Py_BEGIN_ALLOW_THREADS
-    watcher_stop();
+    ran = watcher_stop();
+    if (ran) watcher_fail_lost();
     Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    return PyBool_FromLong(ran);
 }
 
 static PyObject *native_watcher_held(PyObject *self, PyObject *unused) {
@@ -216,7 +218,8 @@ static PyMethodDef process_functions[] = {
     {"gate_close", native_gate_close, METH_NOARGS,
      "Closes the exit gate and waits for those inside."},
     {"watcher_start", native_watcher_start, METH_NOARGS, "Starts the watcher thread, once."},
-    {"watcher_stop", native_watcher_stop, METH_NOARGS, "Stops and joins it."},
+    {"watcher_stop", native_watcher_stop, METH_NOARGS,
+     "Stops and joins it, and fails what is pending in lost contexts. Whether it ran."},
     {"watcher_held", native_watcher_held, METH_NOARGS,
      "For how many seconds it has been in its pass; 0 while it sleeps."},
     {"write_unraisable", native_write_unraisable, METH_VARARGS,

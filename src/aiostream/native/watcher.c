@@ -122,17 +122,21 @@ static bool join(const struct timespec *deadline) {
            0;
 }
 
-static void stop_by(const struct timespec *deadline) {
+static bool stop_by(const struct timespec *deadline) {
     pthread_mutex_lock(&watcher_lock);
+    bool ran = running;
     if (running) {
         stopping = true;
         waker_wake();
-        running = !join(deadline);
+        stopping = running = !join(deadline);
     }
     pthread_mutex_unlock(&watcher_lock);
+    return ran;
 }
 
-void watcher_stop(void) { stop_by(NULL); }
+bool watcher_stop(void) { return stop_by(NULL); }
+
+void watcher_fail_lost(void) { read_health(true); }
 
 void watcher_stop_within(int64_t patience_ns) {
     /* in a forked child there is no such thread, and the lock may be held without an end */

@@ -59,6 +59,8 @@ _DEFAULT_MEMORY = 1 << 30
 _MOST_DEVICES = 16
 _MOST_CODE = 2**31 - 1  # of C's int
 _MOST_CALLS = 2**63 - 1
+_MOST_SECONDS = 9e9  # in nanoseconds, they fit into C's int64_t
+_FUNCTION = ctypes.CFUNCTYPE(None)
 
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None  # written once, under _lock
@@ -441,19 +443,32 @@ def _list(codes: Sequence[int]) -> str:
 def recover() -> None:
     """Makes the contexts healthy again after a sticky error. No GPU can do this.
 
-    All pending work is dropped, and captures in progress end. Streams and memory stay. If there was
-    no sticky error, the pending work fails first, with code 719. The call waits for host functions
-    and callbacks that are due, and for the kernel that is running.
+    All pending work is dropped, and captures in progress end. Streams and memory stay. The pending
+    work fails first: with the sticky error, or with code 719 if there was none. So does what waits
+    for it. The call waits for host functions and callbacks that are due, and for the kernel that is
+    running.
 
     Use it between the tests of a process, so that each begins with a healthy driver.
 
     Raises:
         RuntimeError: Called inside a host function or a kernel, or in a forked child.
     """
-    if _driver().aiostream_sim_recover() != 0:
-        raise RuntimeError(
-            "recover() cannot be called inside a host function or a kernel, nor in a forked child"
-        )
+    was_running: list[bool] = []
+
+    def fail_pending() -> None:
+        # While the watcher is stopped. A pass of it that began before the recovery would fail what
+        # is waited for afterwards. Stopping waits for the end of the pass.
+        was_running.append(_native.watcher_stop())
+
+    try:
+        if _driver().aiostream_sim_recover(_FUNCTION(fail_pending)) != 0:
+            raise RuntimeError(
+                "recover() cannot be called inside a host function or a kernel, nor in a forked "
+                "child"
+            )
+    finally:
+        if any(was_running):
+            _native.watcher_start()
 
 
 def calls(name: str) -> int:

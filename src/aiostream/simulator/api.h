@@ -29,7 +29,7 @@ EXPORT void aiostream_sim_seed(uint64_t seed, int on);
 EXPORT void aiostream_sim_adversary(int driver_lock, uint64_t enqueue_ns, int shuffle,
                                     uint64_t late_ns, int fire_after_fault);
 EXPORT void aiostream_sim_break(CUresult code);
-EXPORT CUresult aiostream_sim_recover(void);
+EXPORT CUresult aiostream_sim_recover(void (*fail_pending)(void));
 EXPORT long aiostream_sim_calls(const char *name);
 EXPORT int aiostream_sim_known(int i, const char **name, int *lacking, unsigned long *count);
 EXPORT size_t aiostream_sim_pending(void);

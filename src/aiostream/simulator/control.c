@@ -144,15 +144,20 @@ EXPORT void aiostream_sim_break(CUresult code) {
     leave(OK);
 }
 
-/* Goes on after a sticky error, which no GPU can. Pending work fails first. Host threads finish
- * what they have to do. */
-EXPORT CUresult aiostream_sim_recover(void) {
+/* Goes on after a sticky error, which no GPU can. Pending work fails first: fail_pending is called
+ * while the driver answers the error. Host threads finish what they have to do. */
+EXPORT CUresult aiostream_sim_recover(void (*fail_pending)(void)) {
     /* this thread would wait for itself */
     if (me.in_host_function || me.is_engine) return NOT_PERMITTED;
     if (atomic_load(&sim.forked)) return NOT_INITIALIZED; /* there is no thread to wait for */
     pthread_mutex_lock(&sim.lock);
-    fault(LAUNCH_FAILED);
+    if (sim.pending > 0) fault(LAUNCH_FAILED);
     fault_wait_settled();
+    if (sim.sticky != OK) {
+        pthread_mutex_unlock(&sim.lock);
+        fail_pending();
+        pthread_mutex_lock(&sim.lock);
+    }
     while (sim.captures != NULL) capture_unregister_stream(sim.captures->origin);
     host_wait_empty();
     user_objects_wait();
