@@ -315,7 +315,7 @@ def native_counters() -> list[int]:
 
 def pending_points() -> int:
     """Returns how many host functions and callbacks the driver has not called yet."""
-    return _native.pending()
+    return _native.pending()[0]
 
 
 # -------------------------------------------------------------------------------------------- waits

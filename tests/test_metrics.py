@@ -429,6 +429,28 @@ async def test_collector_shows_who_waits() -> None:
     assert now['aiostream_pool_streams{pool="model",state="lent"}'] == 1
 
 
+async def test_collector_counts_as_host_functions_only_those_of_streams() -> None:
+    """Not each wait, and not those that wait in a graph for its launch."""
+    name = 'aiostream_pending{kind="host_function"}'
+    collector = Collector()
+    async with Stream() as stream:
+        with stream.capture_executable() as capture:
+            stream.launch_host_func(print)
+        with Gate() as gate:
+            gate.hold(stream)
+            futures = [stream.enqueue_async(lambda stream: None) for _ in range(2)]
+            waits = scrape(collector)
+            futures.append(stream.completion_future())
+            stream.launch_host_func(lambda: None)
+            host_functions = scrape(collector)
+        for future in futures:
+            await future
+        capture.executable.close()
+    collector.close()
+    assert (waits[name], waits['aiostream_pending{kind="future"}']) == (0, 2)
+    assert host_functions[name] == 2
+
+
 async def test_collector_shows_helper_streams_that_are_busy() -> None:
     import anyio
 

@@ -18,6 +18,8 @@ class PointCounts:
     fired: int
     pending: int
     """Armed now. Counted one by one, not computed from the other numbers."""
+    host_functions: int
+    """Of the pending ones, the host functions and callbacks in streams."""
     captured: int
     """Of the pending ones, the host functions in graphs. They are pending until no graph can call
     them any more."""
@@ -159,8 +161,7 @@ def _snapshot() -> Statistics:
     # First those that come first in a completion's life. What moves on while another thread reads
     # is then counted twice, and `drain` waits once more. In the other order it could be missed.
     pending_waits = _native.pending_waits()
-    captured = _native.captured()
-    pending_points = _native.pending()
+    points = dict(zip(("pending", "captured", "host_functions"), _native.pending(), strict=True))
     pending_futures = _completion.pending_futures()
     count = dict(zip(_native.COUNTERS, _native.counters(), strict=True))
     waits = {
@@ -169,7 +170,7 @@ def _snapshot() -> Statistics:
         "passes": count["EVENT_PASSES"],
     }
     return Statistics(
-        points=_line(PointCounts, "POINTS", count, pending=pending_points, captured=captured),
+        points=_line(PointCounts, "POINTS", count, **points),
         futures=_line(FutureCounts, "FUTURES", count, pending=pending_futures),
         handles=_line(HandleCounts, "HANDLES", count),
         waits=_line(WaitCounts, "WAITS", count, **waits),

@@ -99,6 +99,7 @@ class GpuClock:
         self._closed = False
         with _driver.relaxed(), context.as_current():
             self._stream = Stream()
+        self._stream._handle.hide()
 
     def mark(self, stream: Reference) -> Moment | None:
         """Records a timing event on a stream. `None` if that is not possible, as under capture."""
@@ -177,7 +178,9 @@ class GpuClock:
         with contextlib.suppress(IndexError):
             return self._free.pop()
         with _driver.relaxed(), self._context.as_current():
-            return Event(timing=True)
+            event = Event(timing=True)
+        event._handle.hide()
+        return event
 
     def _calibrate(self) -> None:
         # First, so that no other thread does the same meanwhile.

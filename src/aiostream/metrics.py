@@ -278,7 +278,7 @@ class Collector:
             ("aiostream_pending", "What waits for the GPU now", "kind"): {
                 "future": now.futures.pending,
                 "wait": now.waits.pending,
-                "host_function": now.points.pending,
+                "host_function": now.points.host_functions,
             },
             ("aiostream_busy_helper_streams", "Helper streams that wait for recorded events", ""): {
                 "": sum(made - idle for idle, made in device.helper_streams())

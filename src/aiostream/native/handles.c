@@ -30,6 +30,7 @@ struct handle {
     struct handle *parent;
     enum handle_kind kind;
     bool owned;
+    bool hidden;        /* in no count; written before another thread has it */
     bool needs_context; /* the legacy and per-thread streams belong to the *current* context */
     /* see handle_abandon; written once, when nothing else refers to the handle */
     struct handle *next_abandoned;
@@ -56,6 +57,18 @@ struct handle *handle_new(enum handle_kind kind, void *value, void *context, boo
         atomic_fetch_add(&counters[HANDLES_OPEN], 1);
     }
     return handle;
+}
+
+static void count_end(const struct handle *handle, int counter) {
+    if (!handle->owned || handle->hidden) return;
+    atomic_fetch_add(&counters[counter], 1);
+    atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
+}
+
+void handle_hide(struct handle *handle) {
+    handle->hidden = true;
+    atomic_fetch_sub(&counters[HANDLES_CREATED], 1);
+    atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
 }
 
 void handle_ref(struct handle *handle) { atomic_fetch_add(&handle->refs, 1); }
@@ -114,8 +127,7 @@ static int call_destructor(struct handle *handle) {
 static int destroy(struct handle *handle, bool shared) {
     if (!handle->owned) return CUDA_SUCCESS;
     if (shared) {
-        atomic_fetch_add(&counters[HANDLES_RETIRED], 1);
-        atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
+        count_end(handle, HANDLES_RETIRED);
         return CUDA_SUCCESS;
     }
     int status = CUDA_SUCCESS;
@@ -130,8 +142,7 @@ static int destroy(struct handle *handle, bool shared) {
     }
     /* After a fatal code the object went with its context. */
     bool is_left = status != CUDA_SUCCESS && !failure_is_fatal(status);
-    atomic_fetch_add(&counters[is_left ? HANDLES_LEAKED : HANDLES_DESTROYED], 1);
-    atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
+    count_end(handle, is_left ? HANDLES_LEAKED : HANDLES_DESTROYED);
     return status;
 }
 
@@ -246,9 +257,7 @@ void handle_mark_destroyed(struct handle *handle) {
     do
         if (word & (RELEASED | DESTROYED)) return;
     while (!atomic_compare_exchange_weak(&handle->word, &word, word | DESTROYED));
-    if (!handle->owned) return;
-    atomic_fetch_add(&counters[HANDLES_DESTROYED], 1);
-    atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
+    count_end(handle, HANDLES_DESTROYED);
 }
 
 bool handle_release_begin(struct handle *handle) {
@@ -267,11 +276,7 @@ bool handle_release_await(struct handle *handle) {
     return !used;
 }
 
-void handle_release_end(struct handle *handle) {
-    if (!handle->owned) return;
-    atomic_fetch_add(&counters[HANDLES_RELEASED], 1);
-    atomic_fetch_sub(&counters[HANDLES_OPEN], 1);
-}
+void handle_release_end(struct handle *handle) { count_end(handle, HANDLES_RELEASED); }
 
 void handle_release_cancel(struct handle *handle) {
     atomic_fetch_and(&handle->word, ~(RELEASED | AWAITED));

@@ -208,12 +208,8 @@ static PyObject *native_counters(PyObject *self, PyObject *unused) {
 
 static PyObject *native_pending(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
-    return PyLong_FromLongLong(points_pending());
-}
-
-static PyObject *native_captured(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
-    return PyLong_FromLongLong(points_captured());
+    long long captured = points_captured(), in_streams = points_in_streams();
+    return Py_BuildValue("LLL", (long long)points_pending(), captured, in_streams);
 }
 
 static PyObject *native_count(PyObject *self, PyObject *args) {
@@ -277,8 +273,9 @@ static PyMethodDef functions[] = {
     {"arm", native_arm, METH_VARARGS,
      "Enqueues a ticket's host function; 0, a driver code, or a negative refusal."},
     {"counters", native_counters, METH_NOARGS, "All counters, in the order of COUNTERS."},
-    {"pending", native_pending, METH_NOARGS, "The points that are armed now, counted one by one."},
-    {"captured", native_captured, METH_NOARGS, "Of these, the host functions that live in graphs."},
+    {"pending", native_pending, METH_NOARGS,
+     "The points that are armed now, counted one by one. Of these, the host functions that live in "
+     "graphs, and those in streams."},
     {"count", native_count, METH_VARARGS, "Adds to a counter."},
     {"set_state", native_set_state, METH_VARARGS,
      "Sets a record's state and counts it, in one step."},

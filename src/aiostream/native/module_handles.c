@@ -183,6 +183,12 @@ static PyObject *Handle_mark_destroyed(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+static PyObject *Handle_hide(PyObject *self, PyObject *unused) {
+    (void)unused;
+    handle_hide(((HandleObject *)self)->handle);
+    Py_RETURN_NONE;
+}
+
 static PyObject *Handle_release(PyObject *self, PyObject *unused) {
     (void)unused;
     struct handle *handle = ((HandleObject *)self)->handle;
@@ -242,6 +248,7 @@ static PyMethodDef handle_methods[] = {
      "Another library has it: close() no longer destroys. False if it was closed before."},
     {"mark_destroyed", Handle_mark_destroyed, METH_NOARGS,
      "The driver destroyed it by itself; new uses are refused."},
+    {"hide", Handle_hide, METH_NOARGS, "It is the library's own, and no longer counted. Once."},
     {"release", Handle_release, METH_NOARGS,
      "Refuses new uses and waits for the last; interruptible. False if it was closed before."},
     {NULL, NULL, 0, NULL},

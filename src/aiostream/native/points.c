@@ -529,7 +529,11 @@ void points_fail(struct context *context, int status) {
     }
 }
 
-static int64_t count_pending(bool captured_only) {
+static bool in_stream(const struct slot *slot) {
+    return is_counted(slot) && !in_graph(slot) && slot->kind != KIND_WATCHED;
+}
+
+static int64_t count_pending(bool (*is_meant)(const struct slot *)) {
     int64_t pending = 0;
     uint32_t chunk_total = atomic_load(&chunk_count);
     for (uint32_t i = 0; i < chunk_total; i++) {
@@ -537,7 +541,7 @@ static int64_t count_pending(bool captured_only) {
         for (int j = 0; j < CHUNK_SLOTS; j++) {
             uint64_t word = atomic_load(&chunk[j].word);
             if (!(word & ARMED) || word & (FIRED | FAILED | QUARANTINED | DISARMED)) continue;
-            if (is_counted(&chunk[j]) && (!captured_only || in_graph(&chunk[j]))) pending++;
+            if (is_meant(&chunk[j])) pending++;
         }
     }
     return pending;
@@ -545,5 +549,6 @@ static int64_t count_pending(bool captured_only) {
 
 /* Counted slot by slot and not from the counters, so that the ledger checks one against the
  * other. */
-int64_t points_pending(void) { return count_pending(false); }
-int64_t points_captured(void) { return count_pending(true); }
+int64_t points_pending(void) { return count_pending(is_counted); }
+int64_t points_captured(void) { return count_pending(in_graph); }
+int64_t points_in_streams(void) { return count_pending(in_stream); }

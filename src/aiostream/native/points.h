@@ -44,7 +44,8 @@ int point_arm(uint64_t ticket, void *stream);
 /* the driver may still come to the point, or its consumer has not seen its end */
 bool point_is_live(uint64_t ticket);
 int64_t points_pending(void);
-int64_t points_captured(void); /* of the pending ones, those that live in graphs */
+int64_t points_captured(void);   /* of the pending ones, those that live in graphs */
+int64_t points_in_streams(void); /* of the pending ones, the driver's host functions there */
 void points_fail(struct context *, int status);
 /* fires a reserved KIND_WATCHED ticket, by the thread that polls its event */
 void point_arm_watched(uint64_t ticket);
