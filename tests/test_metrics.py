@@ -451,6 +451,20 @@ async def test_collector_counts_as_host_functions_only_those_of_streams() -> Non
     assert host_functions[name] == 2
 
 
+def test_a_registry_takes_one_collector() -> None:
+    """With two, each family would be twice in the page, and no scraper could read it."""
+    prometheus = pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
+    registry = prometheus.CollectorRegistry()
+    first, second = Collector(), Collector()
+    registry.register(first)
+    with pytest.raises(ValueError, match="Duplicated timeseries"):
+        registry.register(second)
+    registry.unregister(first)
+    registry.register(second)
+    first.close()
+    second.close()
+
+
 async def test_collector_shows_helper_streams_that_are_busy() -> None:
     import anyio
 

@@ -153,7 +153,8 @@ def _checked_pools(pools: Mapping[str, StreamPool] | None) -> dict[str, StreamPo
 class Collector:
     """Counts and histograms of this process, for the registry of `prometheus_client`.
 
-    Give it to `prometheus_client.REGISTRY.register`. It exports:
+    Give it to `prometheus_client.REGISTRY.register`. A registry takes one, for all your pools. It
+    exports:
 
     - how long waits take, by call and outcome,
     - futures, waits and host functions that are pending, and how futures ended,
@@ -232,21 +233,25 @@ class Collector:
             self._counting = False
 
     def describe(self) -> list[Metric]:
-        """Nothing: so the registry need not collect when this is registered."""
-        return []
+        """What `collect` gives, without a call of the driver.
+
+        By these names the registry refuses a second collector.
+        """
+        return list(self._families(lost=False))
 
     def collect(self) -> Iterator[Metric]:
         """What the registry calls for each scrape."""
+        return self._families(lost=service.health() is not None)
+
+    def _families(self, *, lost: bool) -> Iterator[Metric]:
         yield self._waits()
         yield from self._ledger()
         yield from self._pool_gauges()
         from prometheus_client.core import GaugeMetricFamily
 
-        lost = GaugeMetricFamily(
-            "aiostream_context_lost", "1 if a CUDA context is lost: only a new process helps"
+        yield GaugeMetricFamily(
+            "aiostream_context_lost", "1 if a CUDA context is lost: only a new process helps", lost
         )
-        lost.add_metric([], float(service.health() is not None))
-        yield lost
 
     def _waits(self) -> Metric:
         from prometheus_client.core import HistogramMetricFamily
