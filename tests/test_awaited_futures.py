@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 import internals
-from aiostream import Stream, statistics
+from aiostream import CudaError, Stream, statistics
 from support import ASYNCIO_LOOPS, EVENT_STRATEGIES, PLAIN_LOOPS, Gate, run_on, settle
 from waiters import Waiter, counts, since, until
 
@@ -37,6 +37,39 @@ def polled_stream() -> Iterator[Stream]:
 async def turns(number: int = 20) -> None:
     for _ in range(number):
         await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.leaks(2)
+@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
+@pytest.mark.parametrize("loop", PLAIN_LOOPS)
+def test_a_failed_await_keeps_nothing(breakable: Any, loop: str, strategy: str) -> None:
+    """The future has the error, whose traceback has the frames. They must not have the future."""
+    stream = Stream(wait=strategy)
+
+    async def request(is_late: bool) -> weakref.ref[Kept]:
+        buffer = Kept()
+        with Gate() as gate:
+            gate.hold(stream)
+            breakable.fail("cuEventQuery", 2)  # the driver refuses the poll of one event
+            futures = [stream.enqueue_async(lambda _: None)]
+            if is_late:
+                await until(futures[0].done)
+            with pytest.raises(CudaError):
+                await futures.pop()
+        return weakref.ref(buffer)
+
+    async def main() -> None:
+        for is_late in (False, True):
+            kept = await request(is_late)
+            await turns()
+            assert kept() is None
+
+    gc.disable()
+    try:
+        run_on(loop, main)
+    finally:
+        gc.enable()
+        stream.shutdown()
 
 
 async def test_task_goes_on_before_anything_is_delivered(

@@ -234,52 +234,58 @@ class AsyncioFuture(asyncio.Future[Any]):
     waiter: asyncio.Future[None] | None
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        point = self.point
-        # In another loop than its own, asyncio's future raises the error.
-        if point is None or self.done() or _running_loop() is not self.get_loop():
-            return (yield from super().__await__())
-        polled = None
-        woken = False
         try:
-            while not self.done():
-                # The wait has one poller: this task, or the loop in its drains. The native
-                # part gives it to one of them, so that the ticket fires once.
-                polled = point.reserved.take(woken)
+            point = self.point
+            # In another loop than its own, asyncio's future raises the error.
+            if point is None or self.done() or _running_loop() is not self.get_loop():
+                return (yield from super().__await__())
+            polled = None
+            woken = False
+            try:
+                while not self.done():
+                    # The wait has one poller: this task, or the loop in its drains. The native
+                    # part gives it to one of them, so that the ticket fires once.
+                    polled = point.reserved.take(woken)
+                    if polled is not None:
+                        # Only then. Another task may be the poller, and a cancellation must find
+                        # it.
+                        self.polled = polled
+                        answer = yield from polled.__await__()
+                        polled = self.polled = None
+                        # A ticket means that a timer or the watcher has the wait now.
+                        if answer is None or answer < _FIRST_TICKET:
+                            current_bridge(_running_loop()).settle_polled(self, point, answer)
+                    elif self.waiter is None:
+                        self.waiter = self.get_loop().create_future()
+                        try:
+                            yield from self.waiter
+                        finally:
+                            self.waiter = None
+                        woken = True
+                    else:
+                        return (yield from super().__await__())
+            except asyncio.CancelledError:
+                self.cancel()  # as asyncio's own future does
+                raise
+            except GeneratorExit:
+                raise
+            except BaseException:
+                # A KeyboardInterrupt, perhaps after the last poll. That poll has put the ticket
+                # into the queue without waking the loop, so the loop has to be woken here, or it
+                # would not settle the future before the next arrival.
+                _native.queue_wake(current_bridge(_running_loop()).queue)
+                raise
+            finally:
+                # A task that leaves gives the wait to the watcher. Otherwise the wait would have no
+                # poller, and the future would never settle.
                 if polled is not None:
-                    # Only then. Another task may be the poller, and a cancellation must find it.
-                    self.polled = polled
-                    answer = yield from polled.__await__()
-                    polled = self.polled = None
-                    # A ticket means that a timer or the watcher has the wait now.
-                    if answer is None or answer < _FIRST_TICKET:
-                        current_bridge(_running_loop()).settle_polled(self, point, answer)
-                elif self.waiter is None:
-                    self.waiter = self.get_loop().create_future()
-                    try:
-                        yield from self.waiter
-                    finally:
-                        self.waiter = None
-                    woken = True
-                else:
-                    return (yield from super().__await__())
-        except asyncio.CancelledError:
-            self.cancel()  # as asyncio's own future does
-            raise
-        except GeneratorExit:
-            raise
-        except BaseException:
-            # A KeyboardInterrupt, perhaps after the last poll. That poll has put the ticket into
-            # the queue without waking the loop, so the loop has to be woken here, or it would not
-            # settle the future before the next arrival.
-            _native.queue_wake(current_bridge(_running_loop()).queue)
-            raise
+                    self.polled = None
+                    polled.drop()
+            return self.result()
         finally:
-            # A task that leaves gives the wait to the watcher. Otherwise the wait would have no
-            # poller, and the future would never settle.
-            if polled is not None:
-                self.polled = None
-                polled.drop()
-        return self.result()
+            # The error's traceback refers to this frame. If the frame referred to the future too,
+            # they would keep each other alive, and the frames of the task.
+            del self
 
     __iter__ = __await__
 

@@ -288,9 +288,9 @@ class TrioFuture(OwnFuture):
             try:
                 raise self._own(exception)
             finally:
-                # The traceback refers to this frame. If the frame referred to the exception too,
-                # they would keep each other alive.
-                del exception
+                # The traceback refers to this frame. If the frame referred to the exception or the
+                # future too, they would keep each other alive.
+                del exception, self
         return self._result
 
     def _own(self, exception: BaseException) -> BaseException:
@@ -355,30 +355,34 @@ class TrioFuture(OwnFuture):
         return self._trio.lowlevel.current_trio_token() if at_work else None
 
     async def _wait(self) -> Any:
-        lowlevel = self._trio.lowlevel
-        here = self._here()
-        if self.done():
-            if here is not None:
-                # trio asks each await to be a checkpoint, also one that has nothing to wait for.
-                await lowlevel.checkpoint()
+        try:
+            lowlevel = self._trio.lowlevel
+            here = self._here()
+            if self.done():
+                if here is not None:
+                    # trio asks each await to be a checkpoint, also one that has nothing to wait
+                    # for.
+                    await lowlevel.checkpoint()
+                return self.result()
+            if here is not self._token:
+                # trio would wake this task in the other run, which fails. And if that run has
+                # ended, it wakes no task, and this one would hang.
+                raise RuntimeError(
+                    "the future belongs to another run of trio: await it in the run that made it"
+                )
+            point = self.point
+            while not self.done():
+                # The wait has one poller: this task, or the run in its drains. The native part
+                # gives it to one of them, so that the ticket fires once.
+                polled = point.reserved.take(True) if point is not None else None
+                if polled is not None:
+                    assert point is not None
+                    await self._poll(point, polled)
+                else:
+                    await self._suspend()
             return self.result()
-        if here is not self._token:
-            # trio would wake this task in the other run, which fails. And if that run has ended, it
-            # wakes no task, and this one would hang.
-            raise RuntimeError(
-                "the future belongs to another run of trio: await it in the run that made it"
-            )
-        point = self.point
-        while not self.done():
-            # The wait has one poller: this task, or the run in its drains. The native part
-            # gives it to one of them, so that the ticket fires once.
-            polled = point.reserved.take(True) if point is not None else None
-            if polled is not None:
-                assert point is not None
-                await self._poll(point, polled)
-            else:
-                await self._suspend()
-        return self.result()
+        finally:
+            del self  # see `result`
 
     async def _suspend(self) -> None:
         lowlevel = self._trio.lowlevel
