@@ -387,6 +387,30 @@ def test_a_gil_kept_across_a_call_deadlocks_with_the_drivers_lock() -> None:
     assert said_before_hanging(program, seconds=3) == "calling\n"
 
 
+@pytest.mark.parametrize(
+    ("control", "arguments", "error", "words"),
+    [
+        ("adversary", {"blocking_enqueue": -0.001}, ValueError, "blocking_enqueue is 0 to 9e"),
+        ("adversary", {"late_faults": -1}, ValueError, "late_faults is 0 to 9e"),
+        ("adversary", {"late_faults": 1e10}, ValueError, "late_faults is 0 to 9e"),
+        ("adversary", {"late_faults": float("nan")}, ValueError, "late_faults is a number"),
+        ("adversary", {"late_faults": "1"}, TypeError, "late_faults is a number"),
+        ("adversary", {"driver_lock": 1}, TypeError, "driver_lock is True or False"),
+        ("seed", {"value": "x"}, TypeError, "a seed is an int"),
+        ("register_ptx", {"ptx": 5}, TypeError, "PTX is a text"),
+        ("register_kernel", {"name": 5, "address": 1, "parameters": []}, TypeError, "the name of"),
+        ("register_kernel", {"name": "k", "address": "1", "parameters": []}, TypeError, "address"),
+        ("register_kernel", {"name": "k", "address": 1, "parameters": ["8"]}, TypeError, "size"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    control: str, arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        getattr(simulator, control)(**arguments)
+    assert internals.adversary_in_force() == (False, 0.0, False, 0.0, False)
+
+
 def test_adversaries_are_put_back(stream: Any) -> None:
     simulator.adversary(late_faults=0.5)
     with simulator.adversary(blocking_enqueue=True), simulator.adversary():

@@ -335,8 +335,12 @@ def seed(value: int | None) -> None:
     Args:
         value: The same value gives the same order, if you enqueue all work behind a gate. With
             `None`, as at the start, streams proceed in the order in which they became able to.
+
+    Raises:
+        TypeError: `value` is neither an int nor `None`.
     """
-    _driver().aiostream_sim_seed((value or 0) & (2**64 - 1), value is not None)
+    number = 0 if value is None else _arguments.integer("a seed", value)
+    _driver().aiostream_sim_seed(number & (2**64 - 1), value is not None)
 
 
 class adversary:  # noqa: N801  (you call it like a function; the context manager is optional)
@@ -358,6 +362,10 @@ class adversary:  # noqa: N801  (you call it like a function; the context manage
         fire_after_fault: Host functions that were pending at a fault run nevertheless, without a
             status.
 
+    Raises:
+        TypeError: A mode is not a bool, or a time is not a number.
+        ValueError: A time is negative, or longer than 9e9 seconds.
+
     Example:
         >>> from aiostream import simulator
         >>> with simulator.adversary(blocking_enqueue=0.001, shuffle_callbacks=True):
@@ -374,9 +382,15 @@ class adversary:  # noqa: N801  (you call it like a function; the context manage
         late_faults: float = 0.0,
         fire_after_fault: bool = False,
     ) -> None:
-        delay = 0.002 if blocking_enqueue is True else float(blocking_enqueue)
+        delay = 0.002 * blocking_enqueue if type(blocking_enqueue) is bool else blocking_enqueue
         self._before = _set_adversary(
-            (driver_lock, delay, shuffle_callbacks, late_faults, fire_after_fault)
+            (
+                _arguments.flag("driver_lock", driver_lock),
+                _seconds("blocking_enqueue", delay),
+                _arguments.flag("shuffle_callbacks", shuffle_callbacks),
+                _seconds("late_faults", late_faults),
+                _arguments.flag("fire_after_fault", fire_after_fault),
+            )
         )
 
     def __enter__(self) -> adversary:
@@ -389,6 +403,13 @@ class adversary:  # noqa: N801  (you call it like a function; the context manage
         traceback: TracebackType | None,
     ) -> None:
         _set_adversary(self._before)
+
+
+def _seconds(name: str, value: float) -> float:
+    seconds = _arguments.real(value, f"{name} is a number of seconds")
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise ValueError(f"{name} is 0 to {_MOST_SECONDS:g} seconds, not {value}")
+    return seconds
 
 
 def _set_adversary(modes: Modes) -> Modes:
@@ -525,9 +546,13 @@ def register_kernel(name: str, address: int, *, parameters: Sequence[int]) -> No
         parameters: The sizes of the arguments in bytes, at most 64.
 
     Raises:
+        TypeError: The name is not a str, or the address or a size is not an int.
         ValueError: The address is 0, a size is not positive, or there are too many.
     """
-    sizes = [int(size) for size in parameters]
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a kernel is a str, not {type(name).__name__}")
+    sizes = [_arguments.integer("the size of a parameter", size) for size in parameters]
+    address = _arguments.integer("the address of a kernel", address)
     if not address or len(sizes) > 64 or any(size < 1 for size in sizes):
         raise ValueError(
             "A kernel needs an address and at most 64 parameters of a positive size: "
@@ -573,6 +598,7 @@ def register_ptx(ptx: str | bytes) -> list[str]:
         do not change.
 
     Raises:
+        TypeError: It is not a text.
         ValueError: A parameter's declaration was not understood, or a kernel has more than 64
             parameters.
 
@@ -582,6 +608,8 @@ def register_ptx(ptx: str | bytes) -> list[str]:
         ['my_kernel']
     """
     text = ptx.decode() if isinstance(ptx, bytes) else ptx
+    if not isinstance(text, str):
+        raise TypeError(f"PTX is a text, as a str or bytes, not {type(ptx).__name__}")
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text.rstrip("\0"), flags=re.DOTALL)
     new = []
     for name, declared in _ENTRY.findall(text):
