@@ -173,6 +173,7 @@ def _ledger(request: pytest.FixtureRequest) -> Iterator[None]:
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             vars(sys).pop(name, None)
         testing.forget_failed_test()
+    setattr(request.node, _FAILED, False)  # an earlier attempt, before a rerun
     marker = request.node.get_closest_marker("cuda_leaks")
     leaks = cuda_leaks(*marker.args, **marker.kwargs) if marker is not None else 0
     with contextlib.ExitStack() as stack:

@@ -423,3 +423,34 @@ def test_what_a_failed_test_held_does_not_hide_the_next_ones_leak(tmp_path: Path
     for name in ("test_leaks", "test_leaks_again"):
         assert f"ERROR test_suite.py::{name} - " in summary, done.stdout
     assert last_line(done).startswith("1 failed, 2 passed, 2 errors"), done.stdout
+
+
+def test_a_rerun_is_checked(tmp_path: Path) -> None:
+    """What pytest-rerunfailures does, without its reports."""
+    (tmp_path / "conftest.py").write_text(
+        textwrap.dedent("""
+        from _pytest.runner import runtestprotocol
+        import aiostream_pytest
+
+        aiostream_pytest.ENDS_WITHIN = 0.1
+
+        def pytest_runtest_protocol(item, nextitem):
+            runtestprotocol(item, nextitem=None, log=False)
+            item._initrequest()
+            runtestprotocol(item, nextitem=nextitem)
+            return True
+        """)
+    )
+    suite = """
+        import aiostream
+
+        attempts, kept = [], []
+
+        def test_flaky():
+            attempts.append(1)
+            assert len(attempts) > 1
+            kept.append(aiostream.Stream())
+    """
+    out = pytest_of(tmp_path, suite, "--aiostream=simulator").stdout
+    assert "LedgerError: 1 more streams, events or graphs are open" in out
+    assert "1 passed, 1 error" in out
