@@ -125,7 +125,61 @@ def test_demo_names_a_timeline_that_it_cannot_write(driver_kind: str, tmp_path: 
     assert command(driver_kind, "demo", "--html", "demo.txt").returncode == 2
     wrong = command(driver_kind, "demo", "--html", str(tmp_path / "none" / "demo.html"))
     assert wrong.returncode == 1
-    assert "cannot be written" in wrong.stderr
+    assert "No such file or directory" in wrong.stderr
+
+
+@pytest.mark.parametrize("name", ["demo", "bench", "doctor"])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("AIOSTREAM_SIMULATOR", "maybe"),
+        ("AIOSTREAM_TRACE", "trace.txt"),
+        ("AIOSTREAM_TRACE", "/nowhere/trace.json"),
+        ("AIOSTREAM_WAIT", "bogus"),
+    ],
+)
+def test_a_wrong_variable_is_said_without_a_traceback(
+    driver_kind: str, name: str, variable: str, value: str
+) -> None:
+    quick = ["--quick"] * (name == "bench")
+    done = command(driver_kind, name, *quick, **{variable: value})
+    assert done.returncode == 1
+    said = " ".join((done.stdout if name == "doctor" else done.stderr).split())
+    assert f"the environment variable {variable} " in said.replace("that the", "the")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_library_of_the_simulator_is_said_without_a_traceback() -> None:
+    done = command("simulator", "demo", AIOSTREAM_SIMULATOR_LIBRARY="/nowhere.so")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("python -m aiostream demo: /nowhere.so: ")
+
+
+@pytest.mark.parametrize(("full", "said"), [(True, "No space left on device"), (False, "")])
+def test_a_stdout_that_takes_no_more_ends_a_command(
+    driver_kind: str, full: bool, said: str
+) -> None:
+    """A full disk is said. The end of a pipe, as in `demo | head -1`, is not."""
+    if full:
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, out = os.pipe()
+        os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "aiostream", "doctor"],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={**os.environ, "AIOSTREAM_SIMULATOR": "1" if driver_kind == "simulator" else ""},
+            check=False,
+        )
+    finally:
+        os.close(out)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == bool(said)
+    assert said in done.stderr
 
 
 def test_demo_takes_the_simulator_by_itself_where_there_is_no_gpu() -> None:

@@ -160,6 +160,15 @@ def test_doctor_says_that_no_device_is_visible() -> None:
     assert "CUDA_VISIBLE_DEVICES" in done.stdout.split("What to do:")[1]
 
 
+def test_doctor_says_that_a_device_is_named_twice() -> None:
+    done = command("simulator", "doctor", CUDA_VISIBLE_DEVICES="0,0")
+    assert done.returncode == 1
+    assert "CUDA driver                 PROBLEM: no GPU found" in done.stdout
+    remedy = done.stdout.split("What to do:")[1]
+    assert "Name each GPU once" in remedy
+    assert "AIOSTREAM_SIMULATOR=1" not in remedy
+
+
 def test_doctor_warns_of_launches_that_block(driver_kind: str) -> None:
     (problem,) = as_json(driver_kind, CUDA_LAUNCH_BLOCKING="1")["problems"]
     assert problem["what"] == "CUDA_LAUNCH_BLOCKING"

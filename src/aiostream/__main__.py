@@ -82,12 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     parser, compare = _parser(aiostream.__version__)
     options = parser.parse_args(arguments)
-    if options.command == "doctor":
-        from aiostream import _doctor
-
-        return _doctor.run(as_json=options.json)
     try:
-        return _run_on_driver(parser, compare, options)
+        code = _run(parser, compare, options)
+        sys.stdout.flush()  # at its exit, Python would answer an error with a traceback
+        return code
+    except OSError as error:  # of stdout, or of a file that the environment names
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # as of `demo | head`
+            print(f"{parser.prog} {options.command}: {error}", file=sys.stderr)
+        return 1
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "cuda":
             raise
@@ -98,11 +101,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run_on_driver(
+def _run(
     parser: argparse.ArgumentParser,
     compare: argparse.ArgumentParser,
     options: argparse.Namespace,
 ) -> int:
+    if options.command == "doctor":
+        from aiostream import _doctor
+
+        return _doctor.run(as_json=options.json)
     if options.command == "bench":
         from aiostream import _bench
 

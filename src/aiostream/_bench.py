@@ -120,7 +120,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         with context.as_current(), asyncio.Runner(loop_factory=factory) as runner:
             for name, way in WAYS.items():
                 runner.run(_print_way(name, way, size))
-    except (CudaError, NoDriverError) as error:
+    except (CudaError, NoDriverError, ValueError) as error:  # the last of the environment
         print(f"The benchmark did not get through: {error}", file=sys.stderr)
         return 1
     print(

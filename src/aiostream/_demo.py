@@ -68,11 +68,8 @@ def run(loop: str, html: str | None = None) -> int:
             backend="trio" if loop == "trio" else "asyncio",
             backend_options=options,
         )
-    except (CudaError, NoDriverError) as error:
+    except (CudaError, NoDriverError, ValueError) as error:  # the last of the environment
         print(f"The demo has failed: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"The timeline cannot be written: {error}", file=sys.stderr)
         return 1
     print("\n".join(_drawing(record)))
     if html is not None:

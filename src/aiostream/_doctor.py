@@ -25,6 +25,7 @@ from aiostream import (
     _driver,
     _kernels,
     _native,
+    _process,
     default_wait,
 )
 
@@ -267,13 +268,15 @@ def _strategy(report: Report) -> None:
 def _driver_and_devices(report: Report) -> bool:
     """Whether there is a driver with which an await can be measured."""
     try:
+        _process.start()
         version = _driver.driver_version()
         devices = [_device(number) for number in range(Device.count())]
     except NoDriverError as error:
-        report.problem("CUDA driver", "no driver found", str(error))
+        found = "no GPU found" if str(error).startswith("cuInit") else "no driver found"
+        report.problem("CUDA driver", found, str(error))
         return False
-    except ValueError as error:  # of an environment variable
-        report.problem("CUDA driver", str(error), "unset the variable, or set it to one of these")
+    except (OSError, ValueError) as error:
+        report.problem("environment", str(error), "unset the variable, or set it to one of these")
         return False
     except (CudaError, ImportError) as error:
         report.problem(

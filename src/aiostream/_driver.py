@@ -46,6 +46,7 @@ _EDGE_DATA_FORMS = {
 
 _CONTEXT_IS_DESTROYED = 709
 _NOT_INITIALIZED, _NO_DEVICE, _NOT_PERMITTED, _CAPTURED_EVENT = 3, 100, 800, 907
+_INVALID_DEVICE = 101
 _NO_DRIVER = (
     "No CUDA driver was found ({reason}). Install NVIDIA's driver, or run without a GPU on the "
     "simulator: set the environment variable AIOSTREAM_SIMULATOR=1, or write "
@@ -55,6 +56,10 @@ _NO_DEVICE_SEEN = (
     "cuInit reported CUDA_ERROR_NO_DEVICE (100): the driver finds no GPU, because the environment "
     "variable CUDA_VISIBLE_DEVICES is {visible!r}. It hides every GPU that it does not name, "
     "simulated ones too. Unset it, or name a GPU"
+)
+_NAMED_TWICE = (
+    "cuInit reported CUDA_ERROR_INVALID_DEVICE (101), because the environment variable "
+    "CUDA_VISIBLE_DEVICES is {visible!r}. Name each GPU once, or unset it"
 )
 _TRY_SIMULATOR = ". Without a GPU, set AIOSTREAM_SIMULATOR=1"
 _NO_SIMULATED_DEVICE = (
@@ -189,6 +194,8 @@ def _initialize(with_simulator: bool) -> ModuleType:
         raise RuntimeError(f"cuInit reported CUDA_ERROR_NOT_INITIALIZED (3). {_FORKED}")
     if int(code) == _NO_DEVICE and simulator is not None and simulator.has_no_devices():
         raise errors.NoDriverError(_NO_SIMULATED_DEVICE)
+    if int(code) == _INVALID_DEVICE and visible is not None:
+        raise errors.NoDriverError(_NAMED_TWICE.format(visible=visible))
     if int(code) == _NO_DEVICE and visible is not None:
         advice = "" if simulator is not None and simulator.installed() else _TRY_SIMULATOR
         raise errors.NoDriverError(_NO_DEVICE_SEEN.format(visible=visible) + advice)
