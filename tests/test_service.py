@@ -558,7 +558,7 @@ async def test_what_cannot_be_waited_for() -> None:
     with pytest.raises(
         TypeError, match=r"wait takes several futures, as in wait\(\[first, second\]\), not"
     ):
-        await aiostream.wait(future)  # type: ignore[arg-type]
+        await aiostream.wait(future)
     with pytest.raises(TypeError, match="wait takes several futures"):
         await aiostream.wait(None)  # type: ignore[arg-type]
     coroutine = stream.synchronize_async()

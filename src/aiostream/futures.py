@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Generator
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    from asyncio import Future as _Base  # because `asyncio.wait` takes futures by their class
+else:
+    _Base = Protocol
 
 __all__ = ["CompletionFuture"]
 
@@ -12,13 +17,13 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 @runtime_checkable
-class CompletionFuture(Protocol[T_co]):
+class CompletionFuture(_Base[T_co]):  # type: ignore[misc, type-var]
     """A future that settles when the GPU has passed a point of a stream.
 
     You get one from `Stream.completion_future()`, `Stream.enqueue_async()` and their like. Any
     number of tasks of your loop can await it, any number of times. On asyncio and uvloop it is an
     `asyncio.Future`, so `asyncio.wait`, `gather` and `shield` work on it. On trio it is an
-    awaitable with the same methods.
+    awaitable with the methods below. Type checkers take it for an `asyncio.Future` on every loop.
 
     Cancellation: if you cancel the future, you stop the waiting and not the GPU. On asyncio, a
     cancelled task that awaits it cancels it too. What you gave to `enqueue_async` stays alive until
@@ -37,36 +42,36 @@ class CompletionFuture(Protocol[T_co]):
 
     def __await__(self) -> Generator[Any, Any, T_co]:
         """Waits until the future is done. Returns the result or raises the exception."""
-        ...
+        raise NotImplementedError
 
     def done(self) -> bool:
         """Whether it has a result, has an exception, or was cancelled."""
-        ...
+        raise NotImplementedError
 
     def cancelled(self) -> bool:
         """Whether it was cancelled."""
-        ...
+        raise NotImplementedError
 
     def cancel(self, msg: Any = None) -> bool:
         """Cancels the future. Returns `False` if it was done already.
 
         `msg` becomes the argument of the `CancelledError`.
         """
-        ...
+        raise NotImplementedError
 
     def result(self) -> T_co:
         """Returns the result, or raises the exception.
 
         While the future is pending, it raises an invalid-state error.
         """
-        ...
+        raise NotImplementedError
 
     def exception(self) -> BaseException | None:
         """Returns the exception, or `None` if the future has a result.
 
         While the future is pending, it raises an invalid-state error.
         """
-        ...
+        raise NotImplementedError
 
     def add_done_callback(
         self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None
@@ -84,8 +89,8 @@ class CompletionFuture(Protocol[T_co]):
             ...     await asyncio.sleep(0)  # callbacks run in the loop's next turn
             the GPU is here
         """
-        ...
+        raise NotImplementedError
 
     def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
         """Removes a callback of a future that is not done, and returns how often it was there."""
-        ...
+        raise NotImplementedError
