@@ -64,11 +64,11 @@ def driver_call(name: str, *args: Any) -> Any:
     return _driver.call(name, *args)
 
 
-def remove_from_driver(patch: pytest.MonkeyPatch, name: str) -> None:
+def remove_from_driver(patch: pytest.MonkeyPatch, name: str, says: str = "") -> None:
     """The driver lacks a function, as an old one does: the bindings raise an error for it."""
 
     def function(*_: Any) -> None:
-        raise RuntimeError(f"Function {name} not found")
+        raise RuntimeError(says or f"Function {name} not found")
 
     patch.setattr(_driver.bindings(), name, function)
 

@@ -86,6 +86,17 @@ def test_function_that_driver_lacks_is_not_supported(
     assert "too old" in str(caught.value)
 
 
+def test_another_error_of_the_bindings_is_no_missing_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as of old bindings, which refuse `None` for the data of edges."""
+    message = "List is too small: 0 < 1"
+    internals.remove_from_driver(monkeypatch, "cuStreamGetFlags", says=message)
+    with pytest.raises(RuntimeError, match=message) as caught:
+        internals.driver_call("cuStreamGetFlags")
+    assert type(caught.value) is RuntimeError
+
+
 def test_hidden_devices_are_named_by_the_error() -> None:
     """Whether the driver is there, or not; the bindings' loader fails first where there is none."""
     script = """

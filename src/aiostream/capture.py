@@ -288,6 +288,8 @@ class CaptureMethods:
         """
         stream, name = self._reference, "cuStreamBeginCaptureToGraph"
         nodes, edges = as_driver_dependencies(dependencies)
+        # Not None, which the bindings refuse before 12.9.10 and in 13.0.
+        edges = edges or [_driver.bindings().CUgraphEdgeData()] * len(nodes)
         driver_mode = _as_driver_mode(mode)
 
         def begin(value: int) -> None:
