@@ -164,19 +164,6 @@ async def test_stages_say_how_the_task_waited() -> None:
     ]
 
 
-async def test_the_recordings_own_events_are_not_the_applications() -> None:
-    """Or a test would seem to leave streams and events open, and so would an application."""
-    before = statistics().handles
-    with trace.record():
-        async with Stream() as stream:
-            await stream.enqueue_async(spin, 0.001)
-            now = statistics()
-            assert (now.handles.open, now.handles.created) == (before.open + 1, before.created + 1)
-            assert now.balanced
-    assert statistics().handles.open == before.open
-    assert statistics().balanced
-
-
 async def test_a_capture_is_left_alone() -> None:
     async with Stream() as stream:
         spin(stream, 0)  # loads the kernel, which a capture refuses

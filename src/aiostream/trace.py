@@ -346,7 +346,9 @@ class Recording:
             self._records.clear()
             self._begun = dropped
         if self._path is not None:
-            self.write(self._path)
+            # Suppressed if the body has raised, because its error says what went wrong.
+            with contextlib.suppress(*([OSError] if error is not None else [])):
+                self.write(self._path)
 
     def _is_forked(self) -> bool:
         return os.getpid() != self._process

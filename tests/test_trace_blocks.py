@@ -1,0 +1,32 @@
+"""What a recording leaves to the application: its counts, and the errors of its blocks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from aiostream import Stream, statistics, trace
+from aiostream.testing import spin
+
+
+async def test_the_recordings_own_events_are_not_the_applications() -> None:
+    """Or a test would seem to leave streams and events open, and so would an application."""
+    before = statistics().handles
+    with trace.record():
+        async with Stream() as stream:
+            await stream.enqueue_async(spin, 0.001)
+            now = statistics()
+            assert (now.handles.open, now.handles.created) == (before.open + 1, before.created + 1)
+            assert now.balanced
+    assert statistics().handles.open == before.open
+    assert statistics().balanced
+
+
+def test_the_error_of_the_block_wins_over_that_of_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(ZeroDivisionError), trace.record(folder / "trace.json"):
+        shutil.rmtree(folder)
+        1 / 0  # noqa: B018
