@@ -1,10 +1,10 @@
 """What runs once per process: the native part, its threads, and the end by exit or fork.
 
 The janitor serves what ended loops, finalizers and cancelled waits have left behind, in a thread
-that may call the driver. The releaser drops the users' objects, whose destructors may block. Both
-run until the process ends, because an `atexit` handler that the application registered before its
-first use of the library runs after `_stop`, and may await. Only the thread that calls failure
-listeners begins and ends in between.
+that may call the driver. The releaser drops the users' objects, whose destructors may block, and
+writes the trace of the process. Both run until the process ends, because an `atexit` handler that
+the application registered before its first use of the library runs after `_stop`, and may await.
+Only the thread that calls failure listeners begins and ends in between.
 """
 
 from __future__ import annotations
@@ -291,6 +291,12 @@ def _run_after_calls(task: Callable[[], Any]) -> None:
 # A SimpleQueue, because finalizers and signal handlers may call its `put`. `queue.Queue` takes a
 # lock, and a finalizer that interrupts its holder would deadlock.
 _to_release: queue.SimpleQueue[Any] = queue.SimpleQueue()
+# What writes a file that has to be there however the process ends, such as that of a trace. The
+# releaser calls each about once a second, with `False`, and each decides whether it writes. `True`
+# asks for all that is there. Filled before the releaser begins.
+savers: list[Callable[[bool], None]] = []
+_SAVE_SECONDS = 1.0
+_SAVE_PATIENCE = 5.0  # seconds, because a user's destructor may hold the releaser
 
 
 def _release() -> None:
@@ -298,7 +304,8 @@ def _release() -> None:
     while True:
         held: Any = ()
         with contextlib.suppress(queue.Empty):
-            held = _to_release.get(timeout=_stuck.PATIENCE / 2)
+            held = _to_release.get(timeout=_SAVE_SECONDS if savers else _stuck.PATIENCE / 2)
+        _save(False)
         if time.monotonic() - looked >= _stuck.PATIENCE / 2:
             _report_from("aiostream's releaser", _say_what_is_stuck)
             looked = time.monotonic()
@@ -311,6 +318,24 @@ def _release() -> None:
 def _say_what_is_stuck() -> None:
     for message in _stuck.look():
         _log(logging.WARNING, "%s", message)
+
+
+def _save(all_of_it: bool) -> None:
+    for each in savers:
+        _report_from(each, partial(each, all_of_it))
+
+
+def save_soon() -> Callable[[], bool]:
+    """Has the releaser save all that is there, because the process may be about to end.
+
+    Returns:
+        A function that says whether that is done, or has taken too long.
+    """
+    saved, deadline = threading.Event(), time.monotonic() + _SAVE_PATIENCE
+    if savers:
+        run_in_releaser(partial(_save, True))
+        run_in_releaser(saved.set)
+    return lambda: not savers or saved.is_set() or time.monotonic() > deadline
 
 
 def release_in_thread(*objects: Any) -> None:

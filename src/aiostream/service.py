@@ -281,7 +281,8 @@ async def drain(timeout: float | None = None) -> bool:
     have not begun, and for what other tasks and threads begin during the call. It does not wait for
     tasks that wait for a stream of a pool, for host functions in graphs, and for work that no await
     or future of the library followed, such as a kernel or `executable.launch(stream)` alone. For
-    that work, synchronize the stream. Do not hold a token that such a call waits for.
+    that work, synchronize the stream. Do not hold a token that such a call waits for. If
+    `AIOSTREAM_TRACE` is set, `drain` then waits until the trace is written.
 
     Args:
         timeout: Seconds to wait at most. `None` sets no limit.
@@ -310,11 +311,12 @@ async def drain(timeout: float | None = None) -> bool:
     # It polls, because any thread may begin and end work. If each of them had to notify those that
     # drain, every completion would pay for it.
     nap = _SHORTEST_NAP
+    saved: Callable[[], bool] | None = None  # once nothing is pending: a signal may come next
     seconds = _arguments.timeout(timeout)
     _driver.refuse_forked()  # the counts are the parent's there, and never change
     with _time_limit(anyio.move_on_after, seconds):
         await waiting.checkpoint()
-        while anything_pending():
+        while anything_pending() or not (saved := saved or _process.save_soon())():
             await anyio.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP)
     return not anything_pending()
@@ -440,6 +442,7 @@ def _noticed(error: ContextFailedError) -> None:
             listener.notify(first)
         # In another thread than the listeners, because a handler of the application may be slow.
         _process.run_in_releaser(lambda: _log_lost_context(first))
+        _process.save_soon()
 
 
 def _log_lost_context(error: ContextFailedError) -> None:
@@ -517,6 +520,8 @@ def exit_on_context_failed(
     process has not ended after so many seconds, native code ends it with `code`. Once the grace has
     begun, you cannot change or end it.
 
+    If `AIOSTREAM_TRACE` is set, the grace is at least 1 s, because Python has to write the trace.
+
     A destroyed context (709) does not end the process. Nothing ends a forked child, or a process in
     which the `atexit` handler of aiostream has run. A second call replaces the settings of the
     first.
@@ -556,6 +561,8 @@ def exit_on_context_failed(
         raise ValueError(f"{signal!r} is not a valid signal")
     number = 0 if signal is None else int(signal)
     _process.start()
+    if _process.savers:  # a trace of this process is to be written first, which needs Python
+        grace = max(grace, 1)
     request = object()
     with _exit_lock:
         # Once, however many calls there are, because `end` counts down once. Before the exit is

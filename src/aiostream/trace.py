@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import importlib
 import os
+import tempfile
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, Self
 
-from aiostream import _arguments, _awaits, _loops, _native, _trace_files, interop
+from aiostream import _arguments, _awaits, _loops, _native, _process, _trace_files, interop
 from aiostream._reference import Reference
 from aiostream._trace_clock import GpuClock, Moment
 from aiostream.device import Context
@@ -34,6 +35,8 @@ _MOST_UNRESOLVED = 1000  # events that the GPU has not reached yet, such as thos
 # Nanoseconds, at the end of a recording, for marks right behind the work that is done. A driver
 # whose thread gets no CPU for some milliseconds, such as the simulator's, left such times unknown.
 _PATIENCE = 20_000_000
+_SAVE_PERIOD = 1_000_000_000  # nanoseconds from one writing of the process's file to the next
+_SAVE_SHARE = 50  # at least so many times as long as it took, because it competes for the GIL
 _now = time.perf_counter_ns
 
 
@@ -261,6 +264,9 @@ class Recording:
         self._stopped_at: int | None = None
         self._final_uncertainty: float | None = None
         self._final: list[Await] | None = None  # at the end; what ends later changes nothing
+        self._is_unsaved = False  # an await began or ended since; any thread, one assignment
+        self._saving = threading.RLock()  # held while the file is written; guards the next
+        self._next_save = 0
 
     @property
     def awaits(self) -> list[Await]:
@@ -305,14 +311,30 @@ class Recording:
             self._stopped_at or _now(),
         )
         text = _trace_files.html(trace) if kind == ".html" else _trace_files.perfetto(trace)
-        Path(path).write_text(text, encoding="utf-8")
+        # An earlier file stays until this one is whole, also if the process is killed meanwhile.
+        partial = Path(f"{os.fspath(path)}.{os.getpid()}-{threading.get_native_id()}")
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _save(self, all_of_it: bool) -> None:
+        """Writes what was recorded so far, unless the file has it, or that would cost too much."""
+        with self._saving:
+            began = _now()
+            is_wanted = self._is_unsaved and (all_of_it or began > self._next_save)
+            if is_wanted and self._path and self._stop:
+                self._is_unsaved = False
+                self.write(self._path)
+                self._next_save = _now() + max(_SAVE_PERIOD, _SAVE_SHARE * (_now() - began))
 
     def __enter__(self) -> Self:
         if self._stop is not None or self._stopped_at is not None:
             raise RuntimeError("this recording has begun before: call record() for each block")
         if self._path is not None:
             # A directory that does not exist is to be found now, and not after an hour.
-            self._path.write_text("", encoding="utf-8")
+            tempfile.TemporaryFile(dir=self._path.parent).close()
         self._started_at = (_now(), time.time())
         self._stop = _awaits.observe(self._observe, steps=True)
         return self
@@ -346,8 +368,9 @@ class Recording:
             self._records.clear()
             self._begun = dropped
         if self._path is not None:
-            # Suppressed if the body has raised, because its error says what went wrong.
-            with contextlib.suppress(*([OSError] if error is not None else [])):
+            # Behind the releaser, which may be writing what was there before. Suppressed if the body
+            # has raised, because its error says what went wrong.
+            with self._saving, contextlib.suppress(*([OSError] if error is not None else [])):
                 self.write(self._path)
 
     def _is_forked(self) -> bool:
@@ -377,6 +400,7 @@ class Recording:
         with self._lock:
             self._begun += 1
             self._records.append(made)
+        self._is_unsaved = True
         return made
 
     def _clock_of(self, stream: Reference) -> GpuClock | None:
@@ -404,6 +428,7 @@ class Recording:
         if record.range is not None:
             self._nvtx.end_range(record.range)
             record.range = None
+        self._is_unsaved = True
         if self._stop is None:  # the clocks are closed
             record.drop_moments()
             return
@@ -443,7 +468,7 @@ def record(
     the last one ends. A bound method that you took before is not recorded.
 
     The environment variable `AIOSTREAM_TRACE=file` does the same from the first use of the library
-    until the process exits.
+    until the process exits. It also writes the file once a second and at the end of `drain`.
 
     Threads: the block may begin and end in any thread.
 
@@ -535,7 +560,8 @@ def begin_from_environment() -> None:
             error.errno,
             f"the environment variable {VARIABLE} names a file that cannot be written "
             f"({error.strerror}): name a file in a folder that exists, or unset the variable",
-            error.filename,
+            path,
         ) from None
     _from_environment.append(recording)
+    _process.savers.append(recording._save)
     atexit.register(recording.__exit__)
