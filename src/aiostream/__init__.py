@@ -14,7 +14,7 @@ if (_found := _clash.other_distribution()) is not None:
 import os
 
 # Modules import downwards only, in the order that docs/design.md draws.
-from aiostream import _process, service
+from aiostream import _driver, _process, service
 from aiostream._statistics import (
     FutureCounts,
     HandleCounts,
@@ -87,6 +87,7 @@ def _trace_if_asked() -> None:
         trace.begin_from_environment()
 
 
+_driver.prepare_simulator()
 _process.before_first_use += [service.notice_failures, _trace_if_asked]
 
 __version__ = "0.1.0"

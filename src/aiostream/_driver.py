@@ -150,6 +150,16 @@ def simulator_is_wanted() -> bool:
     )
 
 
+def prepare_simulator() -> None:
+    """Loads the simulator, if the environment asks for it, before another library loads a driver.
+
+    It does not start the driver. What is wrong with the environment is said at the first use.
+    """
+    with contextlib.suppress(ValueError, RuntimeError, OSError):
+        if simulator_is_wanted():
+            importlib.import_module("aiostream.simulator").install_at_import()
+
+
 def _load() -> ModuleType:
     wanted = simulator_is_wanted()
     # Before the driver is loaded. A child that another thread forks meanwhile would have half of

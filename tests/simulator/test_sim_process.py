@@ -49,6 +49,73 @@ def test_options_from_the_environment() -> None:
     assert done.stdout == "4\n", done.stderr
 
 
+ASKED: dict[str, Any] = {"AIOSTREAM_SIMULATOR": "1", "AIOSTREAM_SIMULATOR_DEVICES": "3"}
+
+
+@pytest.mark.parametrize(
+    "first_use",
+    [
+        "from simdriver import *; ok(cu.cuInit(0)); assert ok(cu.cuDeviceGetCount()) == 3",
+        "from cuda.core import Device; Device(2).set_current()",
+    ],
+    ids=["cuInit", "cuda.core"],
+)
+def test_the_variable_works_whichever_library_calls_first(first_use: str) -> None:
+    if "cuda.core" in first_use:
+        pytest.importorskip("cuda.core")
+    program = f"""
+        import aiostream
+        {first_use}
+        assert aiostream.Device.count() == 3
+        from aiostream import simulator
+        simulator.install(devices=3)
+        try: simulator.install(devices=1)
+        except RuntimeError as error: print(error)
+    """
+    done = run_python(program, **ASKED)
+    assert "already installed, with other options: devices=3" in done.stdout, done.stderr
+
+
+def test_a_program_may_choose_other_options_than_the_environment() -> None:
+    program = """
+        import aiostream
+        from aiostream import simulator
+        simulator.install(devices=2)
+        print(aiostream.Device.count())
+        try: simulator.install(devices=3)
+        except RuntimeError as error: print(error)
+    """
+    done = run_python(program, **ASKED)
+    assert done.stdout.startswith("2\n"), done.stderr
+    assert "already installed, with other options: devices=2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"AIOSTREAM_SIMULATOR": "maybe"},
+        {"AIOSTREAM_SIMULATOR": "1", "AIOSTREAM_SIMULATOR_DEVICES": "two"},
+        {**ASKED, "AIOSTREAM_SIMULATOR_SEED": "two"},
+        {**ASKED, "AIOSTREAM_SIMULATOR_LIBRARY": "/nonexistent"},
+    ],
+)
+def test_a_wrong_variable_is_named_at_the_first_use_and_not_at_import(wrong: Any) -> None:
+    program = """
+        import aiostream
+        print("imported")
+        for _ in range(2):
+            try: aiostream.Stream()
+            except (ValueError, OSError) as error: print(error)
+    """
+    done = run_python(program, **wrong)
+    imported, first, second = done.stdout.splitlines()
+    assert imported == "imported", done.stderr
+    assert first == second
+    name, said = list(wrong.items())[-1]
+    assert said in first
+    assert name in first or name.endswith("LIBRARY")
+
+
 @pytest.mark.parametrize("wrong", ["-1", "17", "99"])
 def test_a_wrong_number_of_devices_names_the_variable(wrong: str) -> None:
     program = "from aiostream import simulator; simulator.install()"

@@ -65,6 +65,7 @@ _FUNCTION = ctypes.CFUNCTYPE(None)
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None  # written once, under _lock
 _options: tuple[int, int, int, bool] | None = None  # what it was installed with; under _lock
+_is_preliminary = False  # installed by the environment; the program may still say otherwise
 Modes = tuple[bool, float, bool, float, bool]
 _adversary: Modes = (False, 0.0, False, 0.0, False)  # in force; under _lock
 
@@ -79,8 +80,8 @@ def install(
     """Makes the simulator this process's CUDA driver.
 
     Call it before any other library loads a driver, because a process keeps the first
-    `libcuda.so.1` that it loads. `AIOSTREAM_SIMULATOR=1` in the environment has the same effect.
-    You may call it again with the same options, or without options.
+    `libcuda.so.1` that it loads. `AIOSTREAM_SIMULATOR=1` in the environment has the same effect
+    when aiostream is imported. You may call it again with the same options, or without options.
 
     Args:
         devices: How many GPUs there are, 0 to 16. The default is `AIOSTREAM_SIMULATOR_DEVICES`, or
@@ -110,17 +111,12 @@ def install(
         >>> async with aiostream.Stream() as stream:
         ...     await stream.synchronize_async()
     """
-    global _library, _options
+    global _library, _options, _is_preliminary
     wanted = (devices, driver_version, memory, hardware_queues)
     with _lock:
-        if _options is not None:
-            if any(
-                new is not None and new != old for new, old in zip(wanted, _options, strict=True)
-            ):
-                raise RuntimeError(
-                    "The simulator is already installed, with other options: "
-                    f"{_describe(_options)}. Install it once, before the first use of CUDA"
-                )
+        if _options is not None and all(
+            new is None or new == old for new, old in zip(wanted, _options, strict=True)
+        ):
             return
         options = (
             devices if devices is not None else _devices_from_environment(),
@@ -132,16 +128,29 @@ def install(
         if not 0 <= options[0] <= _MOST_DEVICES or options[1] < 11000 or options[2] <= 0:
             raise ValueError(f"The simulator cannot be installed with {_describe(options)}")
         library = _load()
-        code = library.aiostream_sim_configure(*options)
+        may_change = _options is None or _is_preliminary
+        code = library.aiostream_sim_configure(*options) if may_change else 1
+        if code != 0 and _options is not None:
+            raise RuntimeError(
+                "The simulator is already installed, with other options: "
+                f"{_describe(_options)}. Install it once, before the first use of CUDA"
+            )
         if code != 0:
             raise RuntimeError(
                 "The simulator's library was initialised before it was installed. Write "
                 "`from aiostream import simulator; simulator.install()` before you load it in "
                 "another way"
             )
-        _library, _options = library, options
+        _library, _options, _is_preliminary = library, options, False
     if chosen_seed is not None:
         seed(chosen_seed)
+
+
+def install_at_import() -> None:
+    """Installs the simulator as the environment says. The program may still say it otherwise."""
+    global _is_preliminary
+    install()
+    _is_preliminary = True
 
 
 N = TypeVar("N", int, None)
