@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +45,22 @@ def test_the_import_is_refused_and_names_both_and_the_way_out(other: Path) -> No
     assert "ImportError" in done.stderr
     for words in ("aiostream-cuda", str(other), "pip uninstall aiostream aiostream-cuda"):
         assert words in done.stderr
+
+
+@pytest.mark.parametrize("module", ["simulator", "testing", "trace", "metrics"])
+def test_with_the_other_one_on_top_each_module_says_so(
+    module: str, other: Path, tmp_path: Path
+) -> None:
+    """Installed last, their `__init__` replaces ours, and our modules stay where they were."""
+    package = tmp_path / "aiostream"
+    shutil.copytree(Path(aiostream.__file__).parent, package)
+    (package / "__init__.py").write_text("__version__ = '0.8.1'\n")
+    done = subprocess.run(
+        [sys.executable, "-c", f"from aiostream import {module}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1].startswith("ImportError: Two distributions")
+    assert str(other) in done.stderr

@@ -6,11 +6,6 @@ Example:
     'launched, and done'
 """
 
-from aiostream import _clash as _clash
-
-if (_found := _clash.other_distribution()) is not None:
-    raise ImportError(_clash.MESSAGE.format(path=_found))
-
 import os
 
 # Modules import downwards only, in the order that docs/design.md draws.

@@ -10,6 +10,13 @@ from enum import Enum
 from numbers import Integral
 from typing import Any, NoReturn, TypeVar
 
+from aiostream import _clash
+
+# Here, because each public module imports this one early. If the other project's `__init__` runs in
+# place of this package's, `from aiostream import trace` still gets the module of this package.
+if (_found := _clash.other_distribution()) is not None:
+    raise ImportError(_clash.MESSAGE.format(path=_found))
+
 E = TypeVar("E", bound=Enum)
 
 STREAM = "a CUDA stream"

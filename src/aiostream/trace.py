@@ -35,8 +35,6 @@ _MOST_UNRESOLVED = 1000  # events that the GPU has not reached yet, such as thos
 # Nanoseconds, at the end of a recording, for marks right behind the work that is done. A driver
 # whose thread gets no CPU for some milliseconds, such as the simulator's, left such times unknown.
 _PATIENCE = 20_000_000
-_SAVE_PERIOD = 1_000_000_000  # nanoseconds from one writing of the process's file to the next
-_SAVE_SHARE = 50  # at least so many times as long as it took, because it competes for the GIL
 _now = time.perf_counter_ns
 
 
@@ -327,7 +325,8 @@ class Recording:
             if is_wanted and self._path and self._stop:
                 self._is_unsaved = False
                 self.write(self._path)
-                self._next_save = _now() + max(_SAVE_PERIOD, _SAVE_SHARE * (_now() - began))
+                # A second later, or 50 times as long as it took, because it competes for the GIL.
+                self._next_save = _now() + max(1_000_000_000, 50 * (_now() - began))
 
     def __enter__(self) -> Self:
         if self._stop is not None or self._stopped_at is not None:
