@@ -1,6 +1,6 @@
 """FastAPI and a torch model: pinned buffers, micro-batches, a CUDA graph for each batch size.
 
-    pip install aiostream-cuda torch fastapi uvicorn
+    pip install . torch fastapi uvicorn
     python examples/torch_server.py                      # needs a GPU
     curl 'http://127.0.0.1:8000/score?item=7'
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def need(module: str) -> None:
     if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed: pip install 'aiostream-cuda[engines]'")
+        pytest.skip(f"{module} is not installed: pip install '.[engines]'")
 
 
 def variables(driver_kind: str, folder: Path) -> dict[str, str]:

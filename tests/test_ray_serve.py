@@ -23,7 +23,7 @@ from support import settle
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None,
-        reason="ray is not installed: pip install 'aiostream-cuda[engines]'",
+        reason="ray is not installed: pip install '.[engines]'",
     ),
     pytest.mark.timeout(
         400

@@ -1,6 +1,6 @@
 """Numbers for operators: a hook for each wait, and a collector for Prometheus.
 
-    pip install 'aiostream-cuda[metrics]'
+    pip install '.[metrics]'
 
 Nothing of this costs anything before `on_wait` or `Collector` is called.
 """
