@@ -1,6 +1,7 @@
 """The project's checks by one command: `nox`, or `nox -s lint` for one of them.
 
-`nox --no-venv` runs them in the environment that is active. It needs the extra `dev` there.
+`nox --no-venv` runs them in the environment that is active. It needs `.[test]` and the
+group `dev` there.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def outside(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Looks at the form of Python and C; changes nothing."""
-    install(session, *(need for need in dev_tools() if need.startswith(("ruff", "clang-format"))))
+    install(session, *(need for need in group("dev") if need.startswith(("ruff", "clang-format"))))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     if Path(".clang-format").exists():
@@ -111,7 +112,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Checks the types of everything, and that each public name has one."""
-    install(session, ".[dev]")
+    install(session, ".[test]", *group("dev"))
     session.run("mypy")
     # mypy takes one module of a name, and tests/conftest.py is in the run above. nox is no
     # dependency of the tests, so the run above does without this file too.
@@ -122,7 +123,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def coverage(session: nox.Session) -> None:
     """Runs the suite under branch coverage, and compares each module with its floor."""
-    install(session, ".[test]", *(need for need in dev_tools() if need.startswith("coverage")))
+    install(session, ".[test]", *(need for need in group("dev") if need.startswith("coverage")))
     # coverage starts in each interpreter, and its C part refuses subinterpreters on stderr.
     selected = "not subinterpreters"
     core = "sysmon"
@@ -158,7 +159,7 @@ def sanitizers(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Builds the documentation into site/, with warnings as errors, and tests it."""
-    install(session, ".[docs,test]")
+    install(session, ".[test]", *group("docs"))
     session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
     session.run("python", "-m", "pytest", "tests/test_site.py", *session.posargs)
 
@@ -166,14 +167,13 @@ def docs(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def wheels(session: nox.Session) -> None:
     """Builds the sdist and the portable wheels into dist/, checks them and tries them."""
-    session.install(*nox.project.dependency_groups(PROJECT, "wheels"))
+    session.install(*group("wheels"))
     session.run("python", "tools/build_wheels.py", *session.posargs)
 
 
-def dev_tools() -> list[str]:
-    """What the extra `dev` names, without the package itself."""
-    needs: list[str] = PROJECT["project"]["optional-dependencies"]["dev"]
-    return [need for need in needs if not need.startswith("aiostream")]
+def group(name: str) -> tuple[str, ...]:
+    """What a dependency group names. A `pip` before 25.1 does not know groups."""
+    return nox.project.dependency_groups(PROJECT, name)
 
 
 def is_source(path: Path) -> bool:
