@@ -1,7 +1,14 @@
-"""Builds the two compiled parts; everything else is in pyproject.toml."""
+"""Builds the two compiled parts, and the README for package indexes. The rest is in pyproject.toml.
 
+`AIOSTREAM_DEBUG=1` keeps symbols and debug information, for gdb and perf.
+"""
+
+import os
+import re
 import sysconfig
+import tomllib
 from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -9,6 +16,10 @@ from setuptools import Extension, setup
 # (Python.h says #error), so their wheels are version-specific.
 limited = not sysconfig.get_config_var("Py_GIL_DISABLED")
 compile_args = ["-std=c11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
+link_args = ["-pthread"]
+if os.environ.get("AIOSTREAM_DEBUG", "0") in ("", "0"):
+    compile_args += ["-g0"]  # Python's own flags have -g
+    link_args += ["-Wl,-s"]
 
 native = Extension(
     "aiostream._native",
@@ -16,7 +27,7 @@ native = Extension(
     depends=sorted(glob("src/aiostream/native/*.h")),
     define_macros=[("Py_LIMITED_API", "0x030b0000")] if limited else [],
     extra_compile_args=compile_args,
-    extra_link_args=["-pthread"],
+    extra_link_args=link_args,
     py_limited_api=limited,
 )
 
@@ -27,11 +38,27 @@ simulator = Extension(
     sources=sorted(glob("src/aiostream/simulator/*.c")),
     depends=sorted(glob("src/aiostream/simulator/*.h")),
     extra_compile_args=compile_args,
-    extra_link_args=["-pthread", "-Wl,-soname,libcuda.so.1"],
+    extra_link_args=[*link_args, "-Wl,-soname,libcuda.so.1"],
     py_limited_api=limited,
 )
 
+
+def readme() -> str:
+    """The README with absolute links, because a package index has none of the files."""
+    root = tomllib.loads(Path("pyproject.toml").read_text())["project"]["urls"]["Repository"]
+
+    def absolute(link: re.Match[str]) -> str:
+        before, target = link.groups()
+        view = "raw" if target.endswith((".png", ".svg")) else "blob"
+        return before + root + (target if target[0] == "#" else f"/{view}/main/{target}")
+
+    relative = r"(\]\(|(?:src|srcset|href)=\")(?!https?:)([^)\"]+)"
+    return re.sub(relative, absolute, Path("README.md").read_text(encoding="utf-8"))
+
+
 setup(
     ext_modules=[native, simulator],
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if limited else {},
 )

@@ -19,7 +19,7 @@ def main() -> int:
     lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
         names = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'}"
-        print(f"{names} not installed: pip install 'aiostream-cuda[bench]'", file=sys.stderr)
+        print(f"{names} not installed: pip install --group bench", file=sys.stderr)
         return 2
     from benchmarks import command
 

@@ -63,7 +63,7 @@ def draw(files: Sequence[Row], path: Path) -> list[Path]:
         matplotlib: Any = importlib.import_module("matplotlib")
         figures: Any = importlib.import_module("matplotlib.figure")
     except ImportError as error:
-        reason = "matplotlib is not installed: pip install 'aiostream-cuda[bench]'"
+        reason = "matplotlib is not installed: pip install --group bench"
         raise UnavailableError(reason) from error
     pictures: list[Path] = []
     # Text becomes outlines, and the marks are named by a constant: the same results give the same

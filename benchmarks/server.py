@@ -58,7 +58,7 @@ LOADS = {each.name: each for each in (*USUAL, *_MORE)}
 def missing() -> str | None:
     """Why there can be no server here, or `None`."""
     if importlib.util.find_spec("uvicorn") is None:
-        return "uvicorn is not installed: pip install 'aiostream-cuda[bench]'"
+        return "uvicorn is not installed: pip install --group bench"
     return None
 
 

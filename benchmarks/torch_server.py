@@ -38,7 +38,7 @@ def missing() -> str | None:
     if not lacking:
         return None
     names = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'}"
-    return f"{names} not installed: pip install torch 'aiostream-cuda[bench]'"
+    return f"{names} not installed: pip install torch --group bench"
 
 
 @dataclass(frozen=True, kw_only=True)

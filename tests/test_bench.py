@@ -49,8 +49,8 @@ def test_each_way_has_a_line_of_figures(driver_kind: str, loop: str) -> None:
     assert "python -m benchmarks" in done.stdout
 
 
-def test_it_needs_no_extra(driver_kind: str) -> None:
-    """What the extra `bench` brings is refused by the import system."""
+def test_it_needs_no_group(driver_kind: str) -> None:
+    """What the group `bench` brings is refused by the import system."""
     program = """
 import sys
 for name in ("numpy", "rich", "matplotlib", "uvloop", "uvicorn", "fastapi", "trio", "benchmarks"):

@@ -174,7 +174,7 @@ def test_what_is_not_installed_is_named(
 ) -> None:
     monkeypatch.setattr(program, "NEEDED", ("rich", "no_such_library"))
     assert program.main() == 2
-    assert "no_such_library is not installed: pip install 'aiostream-cuda[bench]'" in (
+    assert "no_such_library is not installed: pip install --group bench" in (
         capsys.readouterr().err
     )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 import tomllib
+import zlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,6 +58,56 @@ def test_install_commands_agree_with_the_dependencies(project: dict[str, Any]) -
         for requirement in re.findall(r"pip install '([\w-]+[<>=][^']*)'", path.read_text())
     }
     assert named == {need for need in needs if need.startswith("cuda-bindings")}
+
+
+# ------------------------------------------------------------------------- what an index would show
+
+
+def test_extras_are_for_users(project: dict[str, Any]) -> None:
+    """What developers of this library need are dependency groups, which no package index shows."""
+    assert project["project"]["optional-dependencies"].keys() == {
+        *("cuda-python", "engines", "metrics", "trace"),
+        "test",  # the README's second command
+    }
+    assert project["dependency-groups"].keys() == {"bench", "dev", "docs", "wheels"}
+
+
+def test_metadata_has_the_projects_addresses(project: dict[str, Any]) -> None:
+    urls = importlib.metadata.metadata("aiostream-cuda").get_all("Project-URL") or []
+    assert {each.partition(", ")[0] for each in urls} == {
+        *("Repository", "Documentation", "Changelog", "Issues")
+    }
+    root = project["project"]["urls"]["Repository"]
+    assert all(each.partition(", ")[2].startswith(root) for each in urls)
+
+
+def test_index_shows_the_readme_whole(project: dict[str, Any]) -> None:
+    """On a package index a link to a file of the repository leads nowhere."""
+    described = importlib.metadata.metadata("aiostream-cuda")
+    root = project["project"]["urls"]["Repository"]
+    assert described["Description-Content-Type"] == "text/markdown"
+    text = re.sub(r"```.*?```", "", str(described.json["description"]), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)]+)\)|(?:src|srcset|href)=\"([^\"]+)\"", text)
+    assert len(targets) > 20
+    for target in filter(None, (target for pair in targets for target in pair)):
+        assert target.startswith("https://"), target
+        path = target.partition("#")[0].removeprefix(root)
+        kind = re.match(r"/(blob|raw)/main/", path)
+        if kind is not None:
+            assert (ROOT / path[kind.end() :]).exists(), target
+            assert (kind[1] == "raw") == path.endswith((".png", ".svg"))
+
+
+def test_package_is_small() -> None:
+    """A wheel's files are compressed one by one. Debug information made it 975 kB."""
+    package = Path(aiostream.__file__).parent
+    compiled = [path.read_bytes() for path in package.rglob("*.so")]
+    if any(b".debug_info" in binary for binary in compiled) and os.environ.get("AIOSTREAM_DEBUG"):
+        pytest.skip("AIOSTREAM_DEBUG=1 keeps the debug information")
+    assert len(compiled) == 2
+    assert not any(b".symtab" in binary for binary in compiled)
+    others = [path.read_bytes() for path in package.rglob("*.py*") if path.suffix != ".pyc"]
+    assert sum(len(zlib.compress(content)) for content in [*compiled, *others]) < 400 * 1024
 
 
 def test_demo_imports_the_dependencies_alone(driver_kind: str) -> None:

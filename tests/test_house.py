@@ -221,7 +221,7 @@ def test_c_is_formatted() -> None:
         pytest.skip("the sources are not here: the tests run on an installed package alone")
     formatter = shutil.which("clang-format")
     if formatter is None:
-        pytest.skip("there is no clang-format here: install the extra `dev`")
+        pytest.skip("there is no clang-format here: install the group `dev`")
     version = subprocess.run([formatter, "--version"], capture_output=True, text=True, check=True)
     if "version 23." not in version.stdout:
         pytest.skip(f"clang-format 23 is needed: this is {version.stdout.strip()}")

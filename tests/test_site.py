@@ -1,6 +1,6 @@
 """The documentation site: its menu and its API reference name what there is.
 
-The last tests build it, if the extra `docs` is installed. The others need no mkdocs.
+The last tests build it, if the group `docs` is installed. The others need no mkdocs.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the site, built without a warning."""
     for name in ("mkdocs", "material", "mkdocstrings", "grandalf"):
         if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed: the extra docs brings it")
+            pytest.skip(f"{name} is not installed: the group docs brings it")
     site = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],

@@ -78,9 +78,8 @@ def build_wheel(source: Path, work: Path, target: str) -> Path:
         *(sys.executable, "-m", "build", "--wheel", "--outdir", raw, source),
         f"--config-setting=--build-option=--plat-name=linux_{target}",
         CC=compiler,
-        CFLAGS="-g0",
         # In place of the interpreter's own, which may name folders of this machine (-L, -rpath).
-        LDSHARED=f"{compiler} -shared -s",
+        LDSHARED=f"{compiler} -shared",
     )
     (built,) = raw.glob("*.whl")
     # auditwheel knows the platforms of one processor a run; "auto" is the wheel's own.
