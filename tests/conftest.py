@@ -197,6 +197,7 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         if FULL:
             gc.collect()  # some errors show only there, such as those of a finalizer
+    internals.forget_retired()  # of torch's stand-ins; other tests destroy their streams
     now = internals.limit_timer(most_timers)
     assert now == most_timers, "the test needs the fixture default_prediction"
     # Ours stay for the process, and the loops' own end when they idle.

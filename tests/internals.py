@@ -40,6 +40,7 @@ from aiostream import (
     _stuck,
     _trace_files,
     _turns,
+    device,
     simulator,
     testing,
     waiting,
@@ -600,6 +601,12 @@ def replace_capture_records(patch: pytest.MonkeyPatch, records: list[Any]) -> No
 def captures_in_progress() -> int:
     """Returns how many captures the library keeps a record of."""
     return len(_captures._in_progress)
+
+
+def forget_retired() -> None:
+    """From now on no retired stream is used again."""
+    for context in list(device._contexts.values()):
+        context._retired.clear()
 
 
 def fail_references(patch: pytest.MonkeyPatch) -> None:

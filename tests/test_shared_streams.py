@@ -191,7 +191,8 @@ def test_stream_that_was_given_away_is_not_retired(libraries: None) -> None:
     handle = stream.into_raw()
     after = statistics().handles
     assert (after.released - before.released, after.retired - before.retired) == (1, 0)
-    internals.driver_call("cuStreamDestroy", handle)
+    Stream.from_raw(handle).close()
+    assert retired() == before.retired + 1
 
 
 # ------------------------------------------------------------------------------------------ devices

@@ -96,6 +96,58 @@ async def main():
     )
 
 
+OF_A_HANDLE = "torch.cuda.ExternalStream(stream.handle)"
+
+
+def test_pinned_memory_that_was_used_on_a_raw_handle_and_is_freed_later(survives: Any) -> None:
+    """As torch's own documents share a stream: by its handle."""
+    survives(
+        f"""
+async def main():
+    device = torch.ones(1 << 22, device="cuda")
+    for turn in range(20):
+        host = torch.empty(1 << 22, pin_memory=True)
+        async with Stream() as stream:
+            with torch.cuda.stream({OF_A_HANDLE}):
+                host.copy_(device * turn, non_blocking=True)
+            await stream.synchronize_async()
+        assert host[3].item() == turn
+        del host, stream
+        for _ in range(5):
+            torch.empty(1 << 22, pin_memory=True)
+        torch.cuda.synchronize()
+    assert statistics().handles.retired == 20
+"""
+    )
+
+
+def test_tensor_that_was_recorded_on_a_raw_handle_and_is_freed_later(survives: Any) -> None:
+    survives(
+        f"""
+async def main():
+    handles = set()
+    for turn in range(20):
+        device = torch.ones(1 << 22, device="cuda")
+        torch.cuda.synchronize()
+        async with Stream() as stream:
+            theirs = {OF_A_HANDLE}
+            handles.add(theirs.cuda_stream)
+            with torch.cuda.stream(theirs):
+                product = device * turn
+            device.record_stream(theirs)
+            await stream.synchronize_async()
+        del device, stream, theirs
+        for _ in range(50):
+            torch.empty(1 << 22, device="cuda")
+        torch.cuda.synchronize()
+        assert product.sum().item() == turn << 22
+        del product
+        torch.cuda.empty_cache()
+    assert len(handles) == 1, handles
+"""
+    )
+
+
 @pytest.mark.parametrize("loop_kind", RUN)
 @pytest.mark.parametrize("call", ["enqueue_async", "enqueue_in_thread"])
 @pytest.mark.parametrize("way", SHARED)

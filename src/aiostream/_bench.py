@@ -44,7 +44,7 @@ class _Lane:
         driver = _driver.bindings()
         self._length = ctypes.c_uint64()
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._length))
-        handle = driver.CUstream(self.stream.handle)
+        handle = driver.CUstream(self.stream._handle.value)
         function = _kernels.load(self.stream.context)["spin"]
         shape = (1, 1, 1, 1, 1, 1, 0)
         self._call = (function, *shape, handle, ctypes.addressof(self._arguments), 0)

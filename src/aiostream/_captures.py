@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import Any
 
 from aiostream import _driver, _native, errors
-from aiostream._reference import PER_THREAD, Reference, call_on
+from aiostream._reference import PER_THREAD, Reference, call_on, keep_retired
 from aiostream.enums import CaptureStatus
 from aiostream.errors import CudaError, StreamClosedError
 from aiostream.graph import Graph
@@ -199,8 +199,9 @@ def end_shared(stream: Reference) -> None:
 
     A retired stream is not destroyed, so nothing else would ever end its capture.
     """
-    # Asked first, because a stream whose context was destroyed must not be touched.
-    if stream.context.health() == 0:
+    # Not of one that is closed already, because a new `Stream` may use it and capture on it. The
+    # health is asked first, because a stream whose context was destroyed must not be touched.
+    if stream.handle.is_open and stream.context.health() == 0:
         end_left(stream)
 
 
@@ -211,6 +212,7 @@ def retire(stream: Reference) -> None:
         end_shared(stream)
     stream.handle.drop()
     forget(stream)
+    keep_retired(stream)
 
 
 def forget_ended_elsewhere(stream: Reference) -> None:

@@ -133,12 +133,12 @@ def require_distinct(streams: list[Stream]) -> None:
     known: dict[int, int] = {}
     for number, stream in enumerate(streams):
         # 0 and LEGACY are two handles of the legacy stream.
-        first = known.setdefault(max(stream.handle, LEGACY), number)
+        first = known.setdefault(max(stream._handle.value, LEGACY), number)
         if first != number:
             raise ValueError(
-                f"streams {first} and {number} are one (handle {stream.handle:#x}), and two tasks "
-                "would use it at once. torch hands out 32 streams per device and priority in turn, "
-                "so ask torch for fewer"
+                f"streams {first} and {number} are one (handle {stream._handle.value:#x}), and two "
+                "tasks would use it at once. torch hands out 32 streams per device and priority in "
+                "turn, so ask torch for fewer"
             )
         if stream.context != streams[0].context:
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -30,6 +31,9 @@ class Common:
     # stream's own list, because their lengths would spoil the prediction of its other waits.
     thread_waits: _native.WaitList | None = None
     order_key: object = None  # see the function of that name
+    # The flags and priority by which a later `Stream` finds this one once it was retired. Empty if
+    # the library has not made the stream, or its attributes were changed, or it waits in that list.
+    make: list[tuple[int, int]] = field(default_factory=list)
     # One item for each use that only its own thread can end: a block of `as_current`, a call of
     # `enqueue_in_thread`. While there is one, `into_raw` refuses, because it would wait for that
     # use.
@@ -101,6 +105,34 @@ def new_handle(
     return _native.Handle(
         _HANDLE_STREAM, value, context._handle, owned, value <= PER_THREAD, parent, made
     )
+
+
+def keep_retired(reference: Reference) -> None:
+    """Lets a later `Stream` use a stream that is closed, if it was retired."""
+    if reference.handle.is_shared:
+        with contextlib.suppress(IndexError):
+            make = reference.common.make.pop()  # of two threads that close the stream, one gets it
+            reference.context._retired.setdefault(make, deque()).append(reference.handle)
+
+
+def reuse_retired(context: Context, make: tuple[int, int]) -> _native.Handle | None:
+    """Returns a new handle of a retired stream that was made like this, or `None`.
+
+    The stream is idle, so that the new work does not wait for the old. One that captures or has
+    failed is not. It stays shared, because the other library still has it.
+    """
+    retired = context._retired.get(make, deque())
+    with contextlib.suppress(IndexError):  # another thread has taken the last one
+        for _ in range(len(retired)):
+            closed = retired.popleft()
+            borrowed = new_handle(closed.value, context, owned=False)
+            # A call in another thread may still use what was closed.
+            if not closed.is_used and _native.stream_query(borrowed) == 0:
+                handle = new_handle(closed.value, context, owned=True)
+                handle.share()
+                return handle
+            retired.append(closed)
+    return None
 
 
 class _PerThread(threading.local):

@@ -231,6 +231,7 @@ class AttributeMethods:
         raw = driver.CUstreamAttrValue()
         setattr(raw, form.field, form.to_driver(value))
         number = driver.CUstreamAttrID(int(attribute))
+        self._reference.common.make.clear()  # because no other `Stream` may get the attribute
         call_on(self._reference, "cuStreamSetAttribute", number, raw)
 
     def copy_attributes(self, source: Any) -> None:
@@ -246,4 +247,5 @@ class AttributeMethods:
         """
         with pinned(interop.reference_to(source)) as value:
             other = _driver.bindings().CUstream(value)
+            self._reference.common.make.clear()  # as in `set_attribute`
             call_on(self._reference, "cuStreamCopyAttributes", other)

@@ -6,6 +6,7 @@ import contextlib
 import operator
 import re
 import threading
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -252,6 +253,9 @@ class Context(_arguments.NotCopied):
         # handles again. Any thread, single dict operations. The oldest are dropped when there are
         # too many.
         self._wait_lists: dict[int, _native.WaitList] = {}
+        # The retired streams that a new `Stream` may use again, by flags and priority. Any thread,
+        # single operations of the dict and the deques.
+        self._retired: dict[tuple[int, int], deque[_native.Handle]] = {}
 
     @classmethod
     def from_handle(cls, handle: int) -> Context:

@@ -20,9 +20,11 @@ from aiostream._reference import (
     call_on,
     context_of,
     current_or_default_context,
+    keep_retired,
     name_of,
     new_handle,
     pinned,
+    reuse_retired,
 )
 from aiostream.attributes import AttributeMethods
 from aiostream.capture import CaptureMethods
@@ -42,6 +44,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="Stream")
 
+# The shared streams that `into_raw` gave away. `from_raw` shares them again, so that they are not
+# destroyed. Any thread, single operations.
+_given_away: set[tuple[int, Context]] = set()
 _NOT_READY = 600
 _NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
@@ -129,9 +134,12 @@ class Stream(
         context = current_or_default_context(device)
         with _driver.unless_owned("cuStreamDestroy") as made:
             with context._pushed():
-                _driver.make(made, "cuStreamCreateWithPriority", flags, urgency)
-            value = _driver.handle_in(made)
-            self._init_fields(value, context, owned=True, wait=strategy, made=made)
+                handle = reuse_retired(context, (flags, urgency))
+                if handle is None:
+                    _driver.make(made, "cuStreamCreateWithPriority", flags, urgency)
+            value = _driver.handle_in(made) if handle is None else handle.value
+            self._init_fields(value, context, owned=True, wait=strategy, made=made, handle=handle)
+            self._reference.common.make.append((flags, urgency))
 
     def _init_fields(
         self,
@@ -143,6 +151,7 @@ class Stream(
         parent: _native.Handle | None = None,
         wait: WaitStrategy | None = None,
         made: list[Any] | None = None,
+        handle: _native.Handle | None = None,
     ) -> None:
         # Here and not in the first wait, because it may take as long as making a stream.
         context._ensure_monitored()
@@ -154,7 +163,7 @@ class Stream(
         self._wait = wait if wait is not None else waiting.default_wait()
         self._mode = waiting.mode_of(self._wait)
         # Counted as open from here on. No other thread can use it before this object is complete.
-        handle = new_handle(value, context, owned, parent, made)
+        handle = handle or new_handle(value, context, owned, parent, made)
         try:
             self._reference = Reference(handle, context, self._name)
             if source is not None:
@@ -245,7 +254,10 @@ class Stream(
                 f"the context is an aiostream.Context, not {type(context).__name__}; "
                 "Context.from_handle makes one"
             )
-        return cls._from_handle(value, context or context_of(value), owned=True)
+        stream = cls._from_handle(value, context or context_of(value), owned=True)
+        if (value, stream._context) in _given_away:
+            stream._handle.share()
+        return stream
 
     @classmethod
     def legacy(cls, device: DeviceLike | None = None) -> Self:
@@ -290,6 +302,22 @@ class Stream(
 
     # Constant from the end of `__init__` on, so any thread may read them, also while another one
     # closes the stream.
+
+    @property
+    def handle(self) -> int:
+        """The driver's handle, as an int. Do not use it after you close the stream.
+
+        torch and cupy do use it then. So once you have read it while one of them is loaded, the
+        stream is retired at its end, as after `torch()`: see `core`. This includes `int(stream)`
+        and `__cuda_stream__`, by which other libraries read it. Without torch and cupy the stream
+        is destroyed.
+
+        Raises:
+            StreamClosedError: It is closed already.
+        """
+        if interop.keeps_handles():
+            self._handle.share()
+        return super().handle
 
     @property
     def context(self) -> Context:
@@ -355,6 +383,7 @@ class Stream(
             # would note it again.
             if self._owned:
                 _captures.forget(self._reference)
+                keep_retired(self._reference)  # last, because a new `Stream` may now capture
 
     def shutdown(self) -> None:
         """Blocks until the work is done, destroys the stream, and raises what went wrong.
@@ -432,6 +461,8 @@ class Stream(
                 f"{self._name} is in use, in a block of as_current() or by enqueue_in_thread: give "
                 "it away after that"
             )
+        if self._owned and self._handle.is_shared:
+            _given_away.add((self._handle.value, self._context))
         return super().into_raw()
 
     def _finalizer(

@@ -176,10 +176,10 @@ static void note_refusal(const struct handle *handle, int status) {
 /* The thread that turns "closing, no uses" into "destroyed" destroys the object. No other one
  * can. */
 static int destroy_if_last(struct handle *handle) {
-    /* a closed handle is shared no more */
+    /* which does not change, because a closed handle cannot be shared */
     uint64_t shared = atomic_load(&handle->word) & SHARED, word = CLOSING | shared;
-    return atomic_compare_exchange_strong(&handle->word, &word, DESTROYED) ? destroy(handle, shared)
-                                                                           : CUDA_SUCCESS;
+    bool is_last = atomic_compare_exchange_strong(&handle->word, &word, DESTROYED | shared);
+    return is_last ? destroy(handle, shared) : CUDA_SUCCESS;
 }
 
 bool handle_is_used(const struct handle *handle) {
@@ -276,7 +276,10 @@ bool handle_release_await(struct handle *handle) {
     return !used;
 }
 
-void handle_release_end(struct handle *handle) { count_end(handle, HANDLES_RELEASED); }
+void handle_release_end(struct handle *handle) {
+    atomic_fetch_and(&handle->word, ~SHARED); /* because it is not retired: it is the receiver's */
+    count_end(handle, HANDLES_RELEASED);
+}
 
 void handle_release_cancel(struct handle *handle) {
     atomic_fetch_and(&handle->word, ~(RELEASED | AWAITED));

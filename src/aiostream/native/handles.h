@@ -29,7 +29,7 @@ void handle_drop(struct handle *);
  * not destroy it. This holds for the owner too, if the handle is borrowed. False: it was closed
  * before. */
 bool handle_share(struct handle *);
-bool handle_is_shared(const struct handle *);
+bool handle_is_shared(const struct handle *); /* also once it was retired */
 /* at this moment; another thread may begin or end a use at any time */
 bool handle_is_used(const struct handle *);
 /* the driver has destroyed the object, so the library does not */
