@@ -96,9 +96,7 @@ def create_context() -> Any:
     return handle
 
 
-def driver_error(
-    code: int, call: str, stream: str | None = None, hint: str | None = None
-) -> CudaError:
+def driver_error(code: int, call: str, stream: str | None = None, hint: Any = None) -> CudaError:
     """Makes the exception for an error code of the driver."""
     return _driver.error(code, call, stream)
 
@@ -572,15 +570,9 @@ def intercept_set_state(
 # ------------------------------------------------------------------------------------ other objects
 
 
-def pinned(stream: Stream) -> contextlib.AbstractContextManager[int]:
-    """Keeps a stream's handle in use until the block ends, as each driver call does."""
-    return stream._pinned()
-
-
-def pinned_graph(graph: Any) -> contextlib.AbstractContextManager[int]:
-    """Keeps a graph's handle in use until the block ends, as each driver call does."""
-    pinned: contextlib.AbstractContextManager[int] = graph._pinned()
-    return pinned
+def pinned(owned: Any) -> Any:
+    """Keeps the handle of a stream or graph in use until the block ends, as driver calls do."""
+    return owned._pinned()
 
 
 RESULT_NO_MEMORY: int = _native.RESULT_NO_MEMORY

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
 import gc
 import threading
 import weakref
@@ -15,10 +14,6 @@ import pytest
 import internals
 from aiostream import Event, Graph, Stream, StreamPool, statistics
 from support import run_script, settle
-
-
-def used(thing: Any) -> contextlib.AbstractContextManager[int]:
-    return internals.pinned(thing) if isinstance(thing, Stream) else internals.pinned_graph(thing)
 
 
 async def test_into_raw_in_the_function_of_enqueue_async() -> None:
@@ -44,8 +39,8 @@ async def test_into_raw_of_the_owner_while_a_lent_stream_is_used() -> None:
 def test_into_raw_in_a_signal_handler() -> None:
     stream, graph = Stream(), Graph()
     for thing in (stream, graph):
-        with used(thing):
-            with used(thing), pytest.raises(RuntimeError, match="this thread itself"):
+        with internals.pinned(thing):
+            with internals.pinned(thing), pytest.raises(RuntimeError, match="this thread itself"):
                 thing.into_raw()
             with pytest.raises(RuntimeError, match="this thread itself"):
                 thing.into_raw()
@@ -73,7 +68,7 @@ def test_an_interrupt_while_into_raw_waits_for_another_thread(kind: Callable[[],
     in_use, leave = threading.Event(), threading.Event()
 
     def use() -> None:
-        with used(thing):
+        with internals.pinned(thing):
             in_use.set()
             assert settle(lambda: thing.closed)  # into_raw refuses new uses while it waits
             _thread.interrupt_main()
@@ -199,7 +194,7 @@ def test_source_of_a_borrowed_stream_lives_until_the_last_use() -> None:
     source = Foreign()
     borrowed, gone = Stream.borrow(source), weakref.ref(source)
     del source
-    with used(borrowed) as handle:
+    with internals.pinned(borrowed) as handle:
         other = threading.Thread(target=borrowed.close)
         other.start()
         other.join()
@@ -229,7 +224,7 @@ async def test_source_of_a_pools_stream_lives_until_the_last_use() -> None:
     pool, gone = StreamPool.borrow([source]), weakref.ref(source)
     del source
     lent = await pool.acquire()
-    with used(lent):
+    with internals.pinned(lent):
         pool.release(lent)
         pool.close()
         del pool

@@ -173,7 +173,7 @@ def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
         import aiostream, internals
         from aiostream import Graph, Stream
         stream, graph = Stream(), Graph()
-        with internals.pinned(stream), internals.pinned_graph(graph):
+        with internals.pinned(stream), internals.pinned(graph):
             stream.close()
             graph.close()
             pid = os.fork()

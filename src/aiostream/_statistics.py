@@ -61,8 +61,9 @@ class HandleCounts:
     released: int
     """You took them with `into_raw`."""
     retired: int
-    """Streams that were closed and not destroyed, because another library has them, too
-    (`Stream.torch`, `Stream.cupy`, `Stream.numba`)."""
+    """Streams that were closed and not destroyed, because another library may know them
+    (`Stream.torch` and its like, `Stream.handle`). If a later `Stream` uses such a stream again, it
+    is counted as created again."""
     leaked: int
     """Closed, but the driver refused to destroy them."""
     open: int

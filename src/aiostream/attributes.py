@@ -172,7 +172,10 @@ class AttributeMethods:
 
     @property
     def id(self) -> int:
-        """A number that no other stream of this process ever has (`cuStreamGetId`)."""
+        """A number that no other stream of the driver ever has (`cuStreamGetId`).
+
+        A `Stream` that uses a retired stream again has that stream's number (see `core`).
+        """
         return self._constant("cuStreamGetId")
 
     def _constant(self, name: str) -> int:

@@ -256,6 +256,9 @@ class Context(_arguments.NotCopied):
         # The retired streams that a new `Stream` may use again, by flags and priority. Any thread,
         # single operations of the dict and the deques.
         self._retired: dict[tuple[int, int], deque[_native.Handle]] = {}
+        # The handles of shared streams that `into_raw` gave away. `from_raw` shares them again, so
+        # that they are not destroyed. Any thread, single operations.
+        self._given_away: set[int] = set()
 
     @classmethod
     def from_handle(cls, handle: int) -> Context:

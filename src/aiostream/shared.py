@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from aiostream import errors, interop
+from aiostream._owned import Transferable
 from aiostream._reference import Reference, current_in_libraries, pinned
 
 __all__: list[str] = []
@@ -27,19 +28,75 @@ def _library(name: str, package: str) -> ModuleType:
         raise ImportError(f"{name} is not installed: pip install {package}") from problem
 
 
-class SharingMethods:
+class SharingMethods(Transferable):
     """What a `Stream` does with torch, cupy, numba and cuda.core. It inherits this from here."""
 
     _reference: Reference  # set by `Stream`
+
+    @property
+    def handle(self) -> int:
+        """The driver's handle, as an int. Do not use it after you close the stream.
+
+        torch and cupy may use it then. So if you read it while one of them is loaded, the stream is
+        retired at its end, as after `torch()`: see `core`. This includes `int(stream)`, and
+        `__cuda_stream__`, by which other libraries read it. If neither is loaded, the stream is
+        destroyed.
+
+        Raises:
+            StreamClosedError: It is closed already.
+        """
+        if interop.keeps_handles():
+            self._handle.share()
+        return super().handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol by which other libraries take this stream: `(0, handle)`."""
+        return 0, self.handle
+
+    def into_raw(self) -> int:
+        """Gives the handle away, and returns it.
+
+        From then on you have to destroy the stream, or to pass the handle to `from_raw`. It waits
+        until no other thread is in a call on the stream. Ctrl-C ends this waiting, and the stream
+        stays yours.
+
+        If another library may know the stream (`torch()` and its like, `handle`), do not destroy it
+        yourself, because that library may use the handle for as long as it likes. Pass it to
+        `from_raw`, which retires it at its end. If such streams were retired before, this holds for
+        every stream, because it may be one of them: see `core`.
+
+        Returns:
+            The `CUstream`, as an int.
+
+        Raises:
+            StreamClosedError: It was closed before.
+            ValueError: It is borrowed, so it is not yours to give.
+            RuntimeError: A block of `as_current`, or a call of `enqueue_in_thread`, uses it. Or
+                this thread itself is in a call on it: the function that `enqueue_async` calls has
+                called this.
+        """
+        # Refused and not awaited, because this thread may be in the block. It would then wait
+        # for itself. A block that begins after this check pins the handle, and is awaited.
+        if self._owned and self._reference.common.held:
+            raise RuntimeError(
+                f"{self._name} is in use, in a block of as_current() or by enqueue_in_thread: give "
+                "it away after that"
+            )
+        if self._owned and self._handle.is_shared:
+            self._reference.context._given_away.add(self._handle.value)
+        return super().into_raw()
 
     def core(self) -> Any:
         """Returns a `cuda.core.Stream` on the same handle. It keeps this stream alive.
 
         From now on the stream is shared, and `close()` *retires* it in place of destroying it. The
         other library may use its handle for as long as it likes, even after everything that you can
-        see is gone. torch, for example, records an event on it when pinned memory is freed. A
-        retired stream stays until the process ends. So share streams that live long, such as those
-        of a `StreamPool`, and not one for each request.
+        see is gone. torch, for example, records an event on it when pinned memory is freed.
+
+        A retired stream stays until the process ends. The next `Stream` with the same context,
+        `non_blocking` and `priority` uses it again, if it is idle then, and is retired in its turn.
+        So of each kind there are never more than were open or busy at once. Streams that came from
+        `from_raw`, or whose attributes were changed, are not used again.
 
         If the stream is borrowed, or lent by a pool, its owner is retired too.
 
@@ -59,8 +116,9 @@ class SharingMethods:
         current one in the functions that `enqueue_async` and `enqueue_in_thread` call, and in a
         block of `as_current()`.
 
-        Do not write `torch.cuda.ExternalStream(stream.handle)` yourself. torch would use the handle
-        after the stream was destroyed, which crashes the process.
+        `torch.cuda.ExternalStream(stream.handle)` is safe too, because that read of `handle` shares
+        the stream. But that object does not keep this stream alive, and this stream does not become
+        torch's current one.
 
         Raises:
             ImportError: torch is not installed.

@@ -12,7 +12,6 @@ from types import FunctionType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _arguments, _arming, _captures, _driver, _native, _process, interop, waiting
-from aiostream._owned import Transferable
 from aiostream._reference import (
     LEGACY,
     PER_THREAD,
@@ -44,9 +43,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="Stream")
 
-# The shared streams that `into_raw` gave away. `from_raw` shares them again, so that they are not
-# destroyed. Any thread, single operations.
-_given_away: set[tuple[int, Context]] = set()
 _NOT_READY = 600
 _NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
@@ -58,7 +54,6 @@ class Stream(
     HostFunctionMethods,
     SharingMethods,
     ThreadStream,
-    Transferable,
     _arguments.AsyncBlock,
     waiting.AwaitedBlock,
 ):
@@ -227,6 +222,9 @@ class Stream(
     def from_raw(cls, handle: int, *, context: Context | None = None) -> Self:
         """Takes over a `CUstream`, which this object then destroys. The reverse of `into_raw`.
 
+        A stream that another library may know is retired in place of destroyed, as before
+        `into_raw`.
+
         Args:
             handle: A `CUstream`. Nothing else may destroy it from now on.
             context: Its context, if you know it. Otherwise the driver is asked.
@@ -255,7 +253,7 @@ class Stream(
                 "Context.from_handle makes one"
             )
         stream = cls._from_handle(value, context or context_of(value), owned=True)
-        if (value, stream._context) in _given_away:
+        if value in stream._context._given_away:
             stream._handle.share()
         return stream
 
@@ -304,22 +302,6 @@ class Stream(
     # closes the stream.
 
     @property
-    def handle(self) -> int:
-        """The driver's handle, as an int. Do not use it after you close the stream.
-
-        torch and cupy do use it then. So once you have read it while one of them is loaded, the
-        stream is retired at its end, as after `torch()`: see `core`. This includes `int(stream)`
-        and `__cuda_stream__`, by which other libraries read it. Without torch and cupy the stream
-        is destroyed.
-
-        Raises:
-            StreamClosedError: It is closed already.
-        """
-        if interop.keeps_handles():
-            self._handle.share()
-        return super().handle
-
-    @property
     def context(self) -> Context:
         """The context in which it lives (`cuStreamGetCtx`)."""
         return self._context
@@ -336,10 +318,6 @@ class Stream(
     def wait_strategy(self) -> WaitStrategy:
         """How `synchronize_async` waits on it."""
         return self._wait
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """The protocol by which other libraries take this stream: `(0, handle)`."""
-        return 0, self.handle
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
@@ -367,7 +345,7 @@ class Stream(
 
         Work in flight finishes, and its futures still settle. If other threads are in a call on the
         stream, the last of these calls destroys it. A borrowed stream is only let go of. A stream
-        that you have given to another library (`torch()` and its like) is retired: see `core`.
+        that another library may know (`torch()` and its like, `handle`) is retired: see `core`.
 
         Raises:
             CudaError: The driver refused. The stream is closed nevertheless.
@@ -433,37 +411,6 @@ class Stream(
                 raise self._closed_capturing(error) from None
             raise
         self.close()
-
-    def into_raw(self) -> int:
-        """Gives the handle away, and returns it.
-
-        From then on you have to destroy the stream, or to pass the handle to `from_raw`. It waits
-        until no other thread is in a call on the stream. Ctrl-C ends this waiting, and the stream
-        stays yours.
-
-        If you have given the stream to another library too (`torch()` and its like), do neither:
-        that library may use the handle for as long as it likes.
-
-        Returns:
-            The `CUstream`, as an int.
-
-        Raises:
-            StreamClosedError: It was closed before.
-            ValueError: It is borrowed, so it is not yours to give.
-            RuntimeError: A block of `as_current`, or a call of `enqueue_in_thread`, uses it. Or
-                this thread itself is in a call on it: the function that `enqueue_async` calls has
-                called this.
-        """
-        # Refused and not awaited, because this thread may be in the block. It would then wait
-        # for itself. A block that begins after this check pins the handle, and is awaited.
-        if self._owned and self._reference.common.held:
-            raise RuntimeError(
-                f"{self._name} is in use, in a block of as_current() or by enqueue_in_thread: give "
-                "it away after that"
-            )
-        if self._owned and self._handle.is_shared:
-            _given_away.add((self._handle.value, self._context))
-        return super().into_raw()
 
     def _finalizer(
         self,
