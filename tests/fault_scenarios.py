@@ -143,6 +143,16 @@ def drop_a_stream_and_an_event(faults: Faults, _: None) -> None:
 
 
 @without_loop(a_stream)
+def use_a_retired_stream_again(faults: Faults, stream: Stream) -> None:
+    retired = Stream()
+    retired.core()
+    retired.close()
+    with faults, contextlib.closing(Stream()) as again:
+        again.synchronize()
+    use(stream)
+
+
+@without_loop(a_stream)
 def query(faults: Faults, stream: Stream) -> None:
     with faults:
         assert stream.query()

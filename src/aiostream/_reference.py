@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -112,7 +111,7 @@ def keep_retired(reference: Reference) -> None:
     if reference.handle.is_shared:
         with contextlib.suppress(IndexError):
             make = reference.common.make.pop()  # of two threads that close the stream, one gets it
-            reference.context._retired.setdefault(make, deque()).append(reference.handle)
+            reference.context._retired.setdefault(make, []).append(reference.handle)
 
 
 def reuse_retired(context: Context, make: tuple[int, int]) -> _native.Handle | None:
@@ -121,17 +120,20 @@ def reuse_retired(context: Context, make: tuple[int, int]) -> _native.Handle | N
     The stream is idle, so that the new work does not wait for the old. One that captures or has
     failed is not. It stays shared, because the other library still has it.
     """
-    retired = context._retired.get(make, deque())
+    retired = context._retired.get(make, [])
     with contextlib.suppress(IndexError):  # another thread has taken the last one
         for _ in range(len(retired)):
-            closed = retired.popleft()
-            borrowed = new_handle(closed.value, context, owned=False)
-            # A call in another thread may still use what was closed.
-            if not closed.is_used and _native.stream_query(borrowed) == 0:
-                handle = new_handle(closed.value, context, owned=True)
-                handle.share()
-                return handle
-            retired.append(closed)
+            closed, handle = retired.pop(0), None
+            try:
+                borrowed = new_handle(closed.value, context, owned=False)
+                # A call in another thread may still use what was closed.
+                if not closed.is_used and _native.stream_query(borrowed) == 0:
+                    handle = new_handle(closed.value, context, owned=True)
+                    handle.share()
+                    return handle
+            finally:
+                if handle is None:  # also if there was no memory
+                    retired.append(closed)
     return None
 
 

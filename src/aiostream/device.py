@@ -6,7 +6,6 @@ import contextlib
 import operator
 import re
 import threading
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -254,8 +253,8 @@ class Context(_arguments.NotCopied):
         # too many.
         self._wait_lists: dict[int, _native.WaitList] = {}
         # The retired streams that a new `Stream` may use again, by flags and priority. Any thread,
-        # single operations of the dict and the deques.
-        self._retired: dict[tuple[int, int], deque[_native.Handle]] = {}
+        # single operations of the dict and the lists.
+        self._retired: dict[tuple[int, int], list[_native.Handle]] = {}
         # The handles of shared streams that `into_raw` gave away. `from_raw` shares them again, so
         # that they are not destroyed. Any thread, single operations.
         self._given_away: set[int] = set()

@@ -206,14 +206,6 @@ def reference_to(stream: Any) -> Reference:
     return Reference(new_handle(value, context, owned=False), context, name_of(value, context))
 
 
-def keeps_handles() -> bool:
-    """Whether a library is loaded that uses a stream's handle long after it was given it.
-
-    torch and cupy do: torch records events on streams that it has only the handle of.
-    """
-    return bool(sys.modules.get("torch") or sys.modules.get("cupy"))
-
-
 def note_source(reference: Reference, source: Any) -> None:
     """Notes that a stream was borrowed from `source`.
 
