@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 _HIDES = "CUDA_VISIBLE_DEVICES"
 
-ENDS_WITHIN = 5.0
-"""Seconds after a test in which what it has left may still end."""
-
 GATE_OPENS_AFTER = 30.0
 """Seconds after which a gate that a test has not opened opens by itself. The test fails then."""
 
@@ -48,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         metavar="N",
         help="how many GPUs the simulator has (default: 1)",
+    )
+    parser.addini(
+        "aiostream_patience",
+        "seconds after a test in which what it has left may still end (default: 5)",
+        default="5",
     )
 
 
@@ -177,7 +179,8 @@ def _ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     marker = request.node.get_closest_marker("cuda_leaks")
     leaks = cuda_leaks(*marker.args, **marker.kwargs) if marker is not None else 0
     with contextlib.ExitStack() as stack:
-        stack.enter_context(testing.ledger(leaks=leaks, seconds=ENDS_WITHIN))
+        patience = float(request.config.getini("aiostream_patience"))
+        stack.enter_context(testing.ledger(leaks=leaks, seconds=patience))
         yield
         if getattr(request.node, _FAILED, False):
             # Its error says what went wrong, and its traceback keeps its streams open.

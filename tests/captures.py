@@ -20,7 +20,6 @@ from internals import bindings, driver_call
 from support import spin
 
 GLOBAL, THREAD_LOCAL, RELAXED = MODES = (0, 1, 2)
-MODE_NAMES = ["global", "thread-local", "relaxed"]
 PROGRAMMATIC = GraphEdgeData(from_port=1, type=GraphDependencyType.PROGRAMMATIC)
 
 

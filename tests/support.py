@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -30,6 +30,7 @@ __all__ = [
     "STRATEGIES",
     "Blind",
     "Gate",
+    "cases_on_loops",
     "chosen_seconds",
     "chosen_seed",
     "held_stream",
@@ -78,6 +79,30 @@ ASYNCIO_LOOPS = ["asyncio", "uvloop"]
 
 BACKENDS = ["asyncio", "trio"]
 """One loop for each file of `_loops`, for tests that take very long."""
+
+
+def cases_on_loops(names: str, cases: Iterable[Any]) -> pytest.MarkDecorator:
+    """Runs each case on asyncio, and once more on trio or uvloop. With `--run-slow` it also runs
+    once in asyncio's debug mode or with eager tasks.
+
+    Args:
+        names: The names of the arguments, with commas between them.
+        cases: The values of the arguments, or a `pytest.param` of them.
+    """
+    more = [kind for kind in LOOPS if kind not in PLAIN_LOOPS]
+    chosen = []
+    for number, case in enumerate(cases):
+        # Not in turn: each of two equally long lists, of which the cases are all pairs, would then
+        # have a loop of its own.
+        other = number.bit_count()
+        for kinds, marks in (["asyncio"], []), (["trio", "uvloop"], []), (more, [pytest.mark.slow]):
+            kind = kinds[other % len(kinds)]
+            values = getattr(case, "values", case)
+            marks = [*getattr(case, "marks", ()), *marks]
+            name = "-".join(map(str, (*values, kind))).replace(" ", "-")
+            chosen.append(pytest.param(*values, kind, marks=marks, id=name))
+    return pytest.mark.parametrize(f"{names}, loop_kind", chosen)
+
 
 STRATEGIES = [strategy.value for strategy in WaitStrategy]
 """The names of all wait strategies."""

@@ -12,9 +12,11 @@ import anyio
 import pytest
 
 from aiostream import Event, Stream, StreamCaptureError, statistics
-from captures import CAPTURES, GLOBAL, MODE_NAMES, MODES, begin, end
+from captures import CAPTURES, GLOBAL, MODES, begin, end
 from internals import native_call_replaced
-from support import Gate, held_stream, spin, succeed
+from support import Gate, cases_on_loops, held_stream, spin, succeed
+
+in_each_mode = cases_on_loops("mode", [(mode,) for mode in MODES])
 
 
 @pytest.fixture(params=CAPTURES)
@@ -50,7 +52,7 @@ async def require_refusals(stream: Stream, code: int) -> None:
         assert caught.value.call.startswith("cu")
 
 
-@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
+@in_each_mode
 async def test_refused_calls_leave_the_capture_alone(capture: Any, mode: int) -> None:
     stream = Stream()
     spin(stream, 0)  # loads the kernel's module, which no capture would survive
@@ -72,7 +74,7 @@ async def test_refused_calls_leave_the_capture_alone(capture: Any, mode: int) ->
     stream.close()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
+@in_each_mode
 async def test_legacy_stream_is_refused_while_a_blocking_stream_captures(
     capture: Any, mode: int
 ) -> None:
@@ -132,7 +134,7 @@ async def test_pending_completions_arrive_during_a_capture(capture: Any) -> None
             stream.close()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
+@in_each_mode
 async def test_other_streams_and_events_work_during_a_capture(capture: Any, mode: int) -> None:
     """Everything that asks the driver something, also in the thread that captures, for which GLOBAL
     forbids it.
@@ -471,7 +473,7 @@ def test_captures_that_begin_at_any_moment(driver_kind: str) -> None:
 # ------------------------------------------------------------------------------------------- events
 
 
-@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
+@in_each_mode
 async def test_an_event_recorded_on_a_capturing_stream_has_no_time(capture: Any, mode: int) -> None:
     stream, other, event = Stream(), Stream(), Event()
     event.record(stream)

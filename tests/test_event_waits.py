@@ -4,6 +4,7 @@ are awaited.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +23,13 @@ from aiostream import (
     StreamClosedError,
     statistics,
 )
-from captures import MODE_NAMES, MODES
+from captures import MODES
 from internals import EVENT_POLLS, helpers, native_counters
-from support import BACKENDS, EVENT_STRATEGIES, Gate, held_stream, spin
+from support import BACKENDS, EVENT_STRATEGIES, Gate, cases_on_loops, held_stream, spin
 from waiters import EVENT_STAGES, Waiter, counts, default_wait, since, until, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
+in_each_event_stage = cases_on_loops("stage", [(stage,) for stage in EVENT_STAGES])
 
 MOST_HELPERS = 4
 
@@ -82,9 +84,9 @@ class Ended:
 # --------------------------------------------------------------------------------------------- many
 
 
-@pytest.mark.parametrize("strategy", EVENT_STRATEGIES)
-@pytest.mark.parametrize(
-    ("tasks_each", "events"), [(1000, 1), (1, 200)], ids=["1000-tasks", "200-events"]
+@cases_on_loops(
+    "strategy, tasks_each, events",
+    [(strategy, *each) for strategy in EVENT_STRATEGIES for each in ((1000, 1), (1, 200))],
 )
 async def test_many_waits_make_no_stream_and_no_thread(
     driver_kind: str, strategy: str, tasks_each: int, events: int
@@ -218,7 +220,7 @@ async def test_shared_helper_streams_serve_records_in_any_order() -> None:
 # ----------------------------------------------------------------------------------- recorded again
 
 
-@pytest.mark.parametrize("stage", EVENT_STAGES)
+@in_each_event_stage
 async def test_later_record_does_not_prolong_a_wait_in_any_stage(stage: str) -> None:
     ended = Ended()
     with Gate() as later:
@@ -240,7 +242,7 @@ async def test_later_record_does_not_prolong_a_wait_in_any_stage(stage: str) -> 
         await other.aclose()
 
 
-@pytest.mark.parametrize("stage", EVENT_STAGES)
+@in_each_event_stage
 async def test_later_record_does_not_end_a_wait_in_any_stage(stage: str) -> None:
     """The second record is over at once. The wait is for the first."""
     ended, free = Ended(), Stream()
@@ -261,8 +263,7 @@ async def test_later_record_does_not_end_a_wait_in_any_stage(stage: str) -> None
     free.close()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
-@pytest.mark.parametrize("stage", EVENT_STAGES)
+@cases_on_loops("stage, mode", itertools.product(EVENT_STAGES, MODES))
 async def test_awaited_event_is_recorded_into_a_capture(stage: str, mode: int) -> None:
     ended, captured = Ended(), Stream()
     spin(captured, 0)
@@ -378,7 +379,7 @@ async def test_thread_records_again_while_tasks_wait() -> None:
 # -------------------------------------------------------------------------------- closed, cancelled
 
 
-@pytest.mark.parametrize("stage", EVENT_STAGES)
+@in_each_event_stage
 async def test_event_closed_in_each_stage_is_destroyed_after_its_wait(stage: str) -> None:
     ended, waiter = Ended(), Waiter(stage, "event")
     with Gate() as gate:
@@ -421,8 +422,7 @@ async def test_cancelled_wait_that_its_task_polled_leaves_no_pin() -> None:
     waiter.stream.close()
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["", "recorded-again"])
-@pytest.mark.parametrize("stage", EVENT_STAGES)
+@cases_on_loops("stage, again", itertools.product(EVENT_STAGES, [False, True]))
 async def test_cancelled_waits_in_each_stage_leave_nothing(stage: str, again: bool) -> None:
     """Once the GPU has passed the record, no pin, no wait and no helper stream is left."""
     waiter, free = Waiter(stage, "event"), Stream()

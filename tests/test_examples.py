@@ -21,8 +21,8 @@ from support import settle
 
 EXAMPLES = ROOT / "examples"
 SERVED = Path(__file__).parent / "served_model.py"
-TIMEOUT = 2  # seconds of a request; enough for what shall pass, on a busy machine too
-TOO_LONG = 5000  # milliseconds on the GPU
+TIMEOUT = 1  # seconds of a request; enough for what shall pass, on a busy machine too
+TOO_LONG = 2000  # milliseconds on the GPU
 
 
 # ------------------------------------------------------------------------------ quickstart

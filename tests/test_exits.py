@@ -1,8 +1,9 @@
 """P9, at random: processes that end at any moment with much under way do so soon, quietly, and with
 the right status.
 
-`AIOSTREAM_EXITS` says how many programs of `exits.py` run, and `AIOSTREAM_EXITS_SEED` which is the
-first. A failure names its seed: `python tests/exits.py SEED` carries that program out.
+`AIOSTREAM_EXITS` says how many programs of `exits.py` run: by default 10, and 60 in the large form.
+`AIOSTREAM_EXITS_SEED` says which is the first. A failure names its seed, and
+`python tests/exits.py SEED` carries that program out.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import exits
+from support import FULL
 
-COUNT = int(os.environ.get("AIOSTREAM_EXITS", "60"))
+COUNT = int(os.environ.get("AIOSTREAM_EXITS", "60" if FULL else "10"))
 FIRST = int(os.environ.get("AIOSTREAM_EXITS_SEED", "1"))
 EARLY_AWAITS = os.environ.get("AIOSTREAM_EXITS_EARLY_AWAITS", "1") == "1"
 BOUND = 3.0

@@ -3,8 +3,9 @@ nothing is lost.
 
 `fault_engine.py` says how. `fault_scenarios.py`, `fault_waits.py` and `fault_loops.py` have the
 paths. Each program here tries a sample: the first positions of each function, and some later ones
-by a seed. With `AIOSTREAM_TEST_FULL=1` they try up to 30 positions of each function in each path,
-which are nearly all, and on more loops. `pytest -s` shows how many faults were tried.
+by a seed. By default it tries one position of each function in each path, and with `--run-slow` up
+to 6. With `AIOSTREAM_TEST_FULL=1` too it tries up to 30, which are nearly all, and more loops.
+`pytest -s` shows how many faults were tried.
 """
 
 from __future__ import annotations
@@ -25,14 +26,21 @@ from aiostream import Stream
 from support import FULL, LOOPS
 
 TESTS = Path(__file__).parent
-MOST, SEED = ("30", "1") if FULL else ("6", "1")
+MOST, SEED = 30 if FULL else 6, 1
 KINDS = ["none", *(LOOPS if FULL else ["asyncio", "trio"])]
 ENOUGH = {
-    "none": 350,
-    "asyncio": 300,
-    "trio": 250,
-    "start": 150,
+    ("none", 1): 200,
+    ("asyncio", 1): 150,
+    ("none", MOST): 350,
+    ("asyncio", MOST): 300,
+    ("trio", MOST): 250,
+    ("start", MOST): 150,
 }  # points that must be reached at least
+SAMPLES = [
+    ("none", 1),
+    ("asyncio", 1),
+    *(pytest.param(kind, MOST, marks=pytest.mark.slow) for kind in KINDS),
+]
 
 pytestmark = [
     pytest.mark.simulator_only("no GPU's driver fails on command"),
@@ -46,12 +54,12 @@ def faulty_libc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return support.faulty_libc(tmp_path_factory.mktemp("faults"))
 
 
-def run_program(kind: str, faulty_libc: Path) -> int:
-    """Runs all scenarios of a kind; returns how many faults were reached."""
+def run_program(kind: str, most: int, faulty_libc: Path) -> None:
+    """Runs all scenarios of a kind."""
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     variables = {"PYTHONPATH": path, "AIOSTREAM_SIMULATOR": "1", "LD_PRELOAD": str(faulty_libc)}
     done = subprocess.run(
-        [sys.executable, str(TESTS / "fault_program.py"), kind, MOST, SEED],
+        [sys.executable, str(TESTS / "fault_program.py"), kind, str(most), str(SEED)],
         capture_output=True,
         text=True,
         timeout=3000 if FULL else 800,
@@ -64,20 +72,23 @@ def run_program(kind: str, faulty_libc: Path) -> int:
     )
     assert found, done.stdout
     print(f"{kind}: {found[0]}")
-    return int(found[2])
+    assert int(found[2]) >= ENOUGH.get((kind, most), 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_call_of_each_path_fails_once(driver_kind: str, kind: str, faulty_libc: Path) -> None:
+@pytest.mark.parametrize(("kind", "most"), SAMPLES)
+def test_each_call_of_each_path_fails_once(
+    driver_kind: str, kind: str, most: int, faulty_libc: Path
+) -> None:
     """Without a loop, and in one: the right error, a ledger that balances, and a stream and a loop
     that go on.
     """
-    assert run_program(kind, faulty_libc) >= ENOUGH.get(kind, 1)
+    run_program(kind, most, faulty_libc)
 
 
+@pytest.mark.slow
 def test_each_call_of_the_first_use_fails_once(driver_kind: str, faulty_libc: Path) -> None:
     """In a process of its own for each fault. The second use must succeed."""
-    assert run_program("start", faulty_libc) >= ENOUGH["start"]
+    run_program("start", MOST, faulty_libc)
 
 
 def test_trio_whose_epoll_is_full(driver_kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import internals
 from aiostream import ContextFailedError, Stream, statistics
-from support import PLAIN_LOOPS, Gate, held_stream, spin
+from support import PLAIN_LOOPS, Gate, cases_on_loops, held_stream, spin
 from waiters import until
 
 KINDS: dict[str, Callable[[Stream], Any]] = {
@@ -22,7 +22,7 @@ KINDS: dict[str, Callable[[Stream], Any]] = {
     "host_function": Stream.completion_future,
     "callback": Stream.checked_completion_future,
 }
-PAIRS = [pytest.param(*pair, id="_then_".join(pair)) for pair in itertools.permutations(KINDS, 2)]
+PAIRS = list(itertools.permutations(KINDS, 2))
 
 
 @pytest.mark.parametrize("first_used", KINDS)
@@ -46,8 +46,10 @@ async def test_all_kinds_settle_in_one_order(first_used: str) -> None:
     stream.close()
 
 
-@pytest.mark.parametrize(("earlier", "later"), PAIRS)
-@pytest.mark.parametrize("length", [0.0, 0.0003, 0.005])
+@cases_on_loops(
+    "earlier, later, length",
+    [(*pair, length) for pair in PAIRS for length in (0.0, 0.0003, 0.005)],
+)
 async def test_a_later_future_leaves_no_earlier_one_open(
     earlier: str, later: str, length: float
 ) -> None:
@@ -61,7 +63,7 @@ async def test_a_later_future_leaves_no_earlier_one_open(
     stream.close()
 
 
-@pytest.mark.parametrize(("earlier", "later"), PAIRS)
+@cases_on_loops("earlier, later", PAIRS)
 async def test_objects_on_one_stream_share_the_order(earlier: str, later: str) -> None:
     """Each is new, so that it has looked up nothing."""
     owner = Stream()

@@ -1,12 +1,13 @@
 """The words and the layout of what people read: docstrings, comments, messages and documents.
 
-Each file is a test of its own, so that a failure names the file, and its lines say what to write
-instead. The rules hold for `src/`, `examples/`, `benchmarks/` and all Markdown.
+A failure names each file and line, and what to write instead. The rules hold for `src/`,
+`examples/`, `benchmarks/` and all Markdown.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import io
 import re
@@ -71,9 +72,7 @@ _STOPPED = {
 
 def _files(*patterns: str, but: tuple[str, ...] = ()) -> list[str]:
     found = {path for pattern in patterns for path in ROOT.glob(pattern)}
-    return sorted(
-        name for path in found if (name := str(path.relative_to(ROOT))) not in but
-    )  # as text: they are the names of the tests
+    return sorted(name for path in found if (name := str(path.relative_to(ROOT))) not in but)
 
 
 PYTHON = _files("src/**/*.py", "src/**/*.pyi", "examples/**/*.py", "benchmarks/**/*.py")
@@ -181,11 +180,17 @@ READERS: dict[str, Callable[[str], Iterator[Prose]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*PYTHON, *NATIVE, *MARKDOWN])
-def test_stop_list(name: str) -> None:
-    path = ROOT / name
-    found = stopped(READERS[path.suffix](path.read_text()))
-    assert not found, "\n".join([name, *found])
+def find_faults(names: list[str], faults_of: Callable[[Path], list[str]]) -> list[str]:
+    """The faults of files, each with the name of its file."""
+    return [f"{name}: {fault}" for name in names for fault in faults_of(ROOT / name)]
+
+
+def test_stop_list() -> None:
+    def faults_of(path: Path) -> list[str]:
+        return stopped(READERS[path.suffix](path.read_text()))
+
+    found = find_faults([*PYTHON, *NATIVE, *MARKDOWN], faults_of)
+    assert not found, "\n".join(found)
 
 
 def test_stop_list_finds_what_it_looks_for() -> None:
@@ -220,18 +225,21 @@ told = beside = None
 # ------------------------------------------------------------------------------ the layout of files
 
 
-@pytest.mark.parametrize("name", [*PYTHON, *OTHER_PYTHON])
-def test_columns(name: str) -> None:
+def test_columns() -> None:
     """Lines with an address may be longer, as in ruff, and a file that ruff lets be long."""
-    lines = (ROOT / name).read_text().splitlines()
-    if any(line.startswith("# ruff: noqa: E501") for line in lines):
-        return
-    long = [
-        f"line {number}: {len(line)} columns"
-        for number, line in enumerate(lines, 1)
-        if len(line) > COLUMNS and "://" not in line
-    ]
-    assert not long, "\n".join([name, *long])
+
+    def faults_of(path: Path) -> list[str]:
+        lines = path.read_text().splitlines()
+        if any(line.startswith("# ruff: noqa: E501") for line in lines):
+            return []
+        return [
+            f"line {number}: {len(line)} columns"
+            for number, line in enumerate(lines, 1)
+            if len(line) > COLUMNS and "://" not in line
+        ]
+
+    long = find_faults([*PYTHON, *OTHER_PYTHON], faults_of)
+    assert not long, "\n".join(long)
 
 
 _ENDS = re.compile(r"""[.!?:]["')*_`\]]*$""")
@@ -262,23 +270,26 @@ def layout_faults(source: str) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("name", MARKDOWN)
-def test_markdown_has_one_sentence_per_line(name: str) -> None:
-    faults = layout_faults((ROOT / name).read_text())
-    assert not faults, "\n".join([name, *faults])
+def test_markdown_has_one_sentence_per_line() -> None:
+    faults = find_faults(MARKDOWN, lambda path: layout_faults(path.read_text()))
+    assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize("name", MARKDOWN)
-def test_markdown_has_few_semicolons(name: str) -> None:
-    """At most 2 per 1,000 words, outside of tables and code."""
-    lines = [
-        (number, without_code(line))
-        for number, line in markdown_lines((ROOT / name).read_text())
-        if not line.lstrip().startswith("|")
-    ]
-    words = sum(len(line.split()) for _, line in lines)
-    found = [f"line {number}: {line}" for number, line in lines if ";" in line]
-    assert len(found) <= max(1, 2 * words / 1000), "\n".join([name, *found])
+def test_markdown_has_few_semicolons() -> None:
+    """At most 2 per 1,000 words of a page, outside of tables and code."""
+
+    def faults_of(path: Path) -> list[str]:
+        lines = [
+            (number, without_code(line))
+            for number, line in markdown_lines(path.read_text())
+            if not line.lstrip().startswith("|")
+        ]
+        words = sum(len(line.split()) for _, line in lines)
+        found = [f"line {number}: {line}" for number, line in lines if ";" in line]
+        return found if len(found) > max(1, 2 * words / 1000) else []
+
+    found = find_faults(MARKDOWN, faults_of)
+    assert not found, "\n".join(found)
 
 
 def test_layout_finds_what_it_looks_for() -> None:
@@ -343,6 +354,7 @@ def place_of(thing: Any) -> str:
         return "?"
 
 
+@functools.cache
 def public_docstrings() -> list[Docstring]:
     """The names of `aiostream.__all__` and their public members, each docstring once."""
     found: dict[str, Docstring] = {}

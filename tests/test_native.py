@@ -106,20 +106,25 @@ def build_and_run(
     print(ran.stdout)
 
 
+# Here is the sample that runs by default too.
+STRESS = ["stress", pytest.param("stress_waits", marks=pytest.mark.slow)]
+
+
 @pytest.mark.timeout(2 * LIMIT)
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
-@pytest.mark.parametrize("name", ["stress", "stress_waits"])
+@pytest.mark.parametrize("sanitizer", ["thread", pytest.param("address", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", STRESS)
 def test_native_threads_under_the_sanitizers(name: str, sanitizer: str, tmp_path: Path) -> None:
     """Points, queues and handles; and the staged waits."""
-    build_and_run(name, sanitizer, tmp_path, str(chosen_seconds(3)), str(chosen_seed()))
+    build_and_run(name, sanitizer, tmp_path, str(chosen_seconds(1)), str(chosen_seed()))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT)
 @pytest.mark.parametrize("name", ["stress", "stress_waits"])
 def test_native_threads_that_pause_anywhere(name: str, tmp_path: Path) -> None:
     """As on a machine that is so busy that a thread stops between any two steps."""
     pauses = ("-include", str(TESTS / "native" / "pauses.h"))
-    arguments = (str(chosen_seconds(3)), str(chosen_seed()))
+    arguments = (str(chosen_seconds(1)), str(chosen_seed()))
     build_and_run(name, "thread", tmp_path, *arguments, more_flags=pauses)
 
 

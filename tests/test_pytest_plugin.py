@@ -15,6 +15,8 @@ import aiostream_pytest
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "test_with_plugin.py"
 
+IMPATIENT = ("-o", "aiostream_patience=0.5")
+
 WRONG = """
 import asyncio
 
@@ -103,11 +105,9 @@ def test_what_a_test_leaves_has_some_seconds_to_end(tmp_path: Path) -> None:
     suite = """
     import asyncio
     import aiostream
-    import aiostream_pytest
     import pytest
     from aiostream.testing import Gate, spin
 
-    aiostream_pytest.ENDS_WITHIN = 2.0
     gate, kept = Gate(), []
 
     def leave(fn, *args):
@@ -128,13 +128,14 @@ def test_what_a_test_leaves_has_some_seconds_to_end(tmp_path: Path) -> None:
     def test_opens():
         gate.open()
     """
-    done = pytest_of(tmp_path, suite, "--aiostream=simulator")
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator", "-o", "aiostream_patience=2")
     errors = [line for line in done.stdout.splitlines() if line.startswith(("ERROR", "FAILED"))]
     assert len(errors) == 1, done.stdout
     assert "test_leaves_a_future_that_does_not_end" in errors[0]
     assert "3 passed, 1 error" in last_line(done), done.stdout
     page = (EXAMPLE.parents[1] / "docs" / "testing.md").read_text()
-    assert f"up to {aiostream_pytest.ENDS_WITHIN:.0f} seconds" in page
+    assert "up to 5 seconds" in page
+    assert "aiostream_patience = " in page
 
 
 def test_a_function_that_was_imported_by_name_is_not_seen(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_async_tests_of_other_plugins_are_checked(tmp_path: Path, plugin: str, m
         test_leaves_a_stream.kept = aiostream.Stream()
     """
     scope = ("-o", "asyncio_default_fixture_loop_scope=function") if plugin == "asyncio" else ()
-    done = pytest_of(tmp_path, suite, "-p", plugin, *scope, "--aiostream=simulator")
+    done = pytest_of(tmp_path, suite, "-p", plugin, *scope, "--aiostream=simulator", *IMPATIENT)
     assert "FAILED test_suite.py::test_blocks" in done.stdout, done.stdout + done.stderr
     assert "ERROR test_suite.py::test_leaves_a_stream" in done.stdout, done.stdout
     assert "1 failed, 2 passed, 1 error" in last_line(done), done.stdout
@@ -201,7 +202,7 @@ def test_simulator_is_used_where_gpus_are_hidden(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_fails(tmp_path: Path) -> None:
-    done = pytest_of(tmp_path, WRONG, "--aiostream=simulator")
+    done = pytest_of(tmp_path, WRONG, "--aiostream=simulator", *IMPATIENT)
     summary = done.stdout[done.stdout.index("short test summary") :]
     lines = {
         line.split("::")[1].split(" - ")[0]: line for line in summary.splitlines() if "::" in line
@@ -260,7 +261,7 @@ def test_a_test_that_failed_is_not_said_to_leave_something_behind(tmp_path: Path
         stream = aiostream.Stream()
         assert stream is None
     """
-    done = pytest_of(tmp_path, suite, "--aiostream=simulator")
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator", *IMPATIENT)
     assert "ERROR test_suite.py::test_is_skipped_with_a_stream" in done.stdout, done.stdout
     assert "1 failed, 1 skipped, 1 error" in last_line(done), done.stdout
 
@@ -357,7 +358,7 @@ def test_fixtures_work_without_the_option(tmp_path: Path) -> None:
 
         asyncio.run(main())
     """
-    done = pytest_of(tmp_path, suite)
+    done = pytest_of(tmp_path, suite, *IMPATIENT)
     assert "ERROR test_suite.py::test_leaves_another" in done.stdout, done.stdout
     assert "ERROR test_suite.py::test_blocks" in done.stdout, done.stdout
     assert "3 passed, 2 errors" in last_line(done), done.stdout
@@ -417,7 +418,7 @@ def test_what_a_failed_test_held_does_not_hide_the_next_ones_leak(tmp_path: Path
     def test_leaks_again():
         kept.append(aiostream.Stream())
     """
-    done = pytest_of(tmp_path, suite, "--aiostream=simulator")
+    done = pytest_of(tmp_path, suite, "--aiostream=simulator", *IMPATIENT)
     summary = done.stdout[done.stdout.index("short test summary") :]
     assert "FAILED test_suite.py::test_fails" in summary, done.stdout
     for name in ("test_leaks", "test_leaks_again"):

@@ -8,7 +8,7 @@ import ast
 from pathlib import Path
 
 import aiostream
-from support import succeed
+from support import FULL, succeed
 
 # At one step of the first use, `handler` is called as Python calls a signal's handler: in this
 # thread, in the middle. A lock that the thread holds there, and that the handler needs too, would
@@ -70,7 +70,8 @@ AT_ONE_STEP = """
 
 
 def test_use_in_a_handler_at_each_step_of_the_first_use(driver_kind: str) -> None:
-    stride = 4 if driver_kind == "gpu" else 1  # a GPU's driver takes a quarter of a second to begin
+    # A GPU's driver takes a quarter of a second to begin.
+    stride = 1 if FULL else 12 if driver_kind == "gpu" else 5
     script = AT_ONE_STEP.replace("STRIDE", str(stride))
     assert succeed(driver_kind, script, timeout=110) == "0 steps\n"
 

@@ -15,10 +15,10 @@ import pytest
 
 import soak
 from aiostream import Device, Event, Stream, statistics
-from support import Gate, held_stream, settle, spin
+from support import FULL, Gate, held_stream, settle, spin
 from waiters import until
 
-SECONDS = float(os.environ.get("AIOSTREAM_SOAK_SECONDS", "20"))
+SECONDS = float(os.environ.get("AIOSTREAM_SOAK_SECONDS", "20" if FULL else "4"))
 
 
 @pytest.mark.timeout(SECONDS + 240)

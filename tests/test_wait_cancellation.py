@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 
 import internals
 from aiostream import Stream
-from support import Gate
+from support import Gate, cases_on_loops
 from waiters import (
     THINGS,
     Waiter,
     counts,
     in_each_stage,
+    in_each_stage_on_loops,
     since,
     take_spare_records,
     until,
@@ -26,7 +28,7 @@ from waiters import (
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
 
-@in_each_stage
+@in_each_stage_on_loops
 async def test_cancelled_wait_raises_at_once(stage: str, thing: str) -> None:
     async with waiter_in(stage, thing) as (waiter, _):
         caught = []
@@ -104,8 +106,7 @@ async def test_handed_back_wait_is_polled_once_per_loop_turn(
     assert queries == [1, 1]
 
 
-@pytest.mark.parametrize("thing", THINGS)
-@pytest.mark.parametrize("moment", ["before", "after"])
+@cases_on_loops("moment, thing", itertools.product(["before", "after"], THINGS))
 async def test_wait_cancelled_while_it_is_handed_back(
     monkeypatch: pytest.MonkeyPatch, loop_kind: str, moment: str, thing: str
 ) -> None:
@@ -168,7 +169,7 @@ async def test_wait_cancelled_while_it_is_handed_back(
 
 
 @pytest.mark.simulator_only("a GPU does not count its calls")
-@in_each_stage
+@in_each_stage_on_loops
 async def test_cancelled_waits_lose_no_records(stage: str, thing: str) -> None:
     """The library reuses their events once the GPU has passed them."""
     from aiostream import simulator

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
 import anyio
 import pytest
 
 import aiostream
 from aiostream import Event, Stream, StreamCaptureError, statistics
-from captures import CAPTURES, MODE_NAMES, MODES
-from support import STRATEGIES, Gate, spin
+from captures import CAPTURES, MODES
+from support import STRATEGIES, Gate, cases_on_loops, spin
 from waiters import CASES, Waiter, counts, since
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@cases_on_loops("strategy", [(strategy,) for strategy in STRATEGIES])
 async def test_capturing_stream_refuses_its_waits_untouched(
     strategy: str, driver_kind: str
 ) -> None:
@@ -47,8 +49,7 @@ async def test_capturing_stream_refuses_its_waits_untouched(
     event.close()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
-@pytest.mark.parametrize("where", CAPTURES)
+@cases_on_loops("where, mode", itertools.product(CAPTURES, MODES))
 async def test_waits_in_all_stages_invalidate_no_capture(where: str, mode: int) -> None:
     """P6, also by the library's threads that poll."""
     waiters = [Waiter(stage, thing) for stage, thing in CASES]
@@ -86,7 +87,7 @@ async def test_waits_in_all_stages_invalidate_no_capture(where: str, mode: int) 
     captured.close()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
+@cases_on_loops("mode", [(mode,) for mode in MODES])
 async def test_busy_capturing_stream_refuses_its_waits(mode: int) -> None:
     """The capture is noticed after the record, which takes the library's event into the capture.
 

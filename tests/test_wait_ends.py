@@ -16,13 +16,23 @@ import pytest
 import aiostream
 import internals
 from aiostream import Event, Stream
-from support import EVENT_STRATEGIES, STRATEGIES, Gate, held_stream, run_on, run_together, spin
-from waiters import THINGS, Waiter, counts, default_wait, in_each_stage, since, waiter_in
+from support import (
+    EVENT_STRATEGIES,
+    STRATEGIES,
+    Gate,
+    cases_on_loops,
+    held_stream,
+    run_on,
+    run_together,
+    spin,
+)
+from waiters import THINGS, Waiter, counts, default_wait, in_each_stage_on_loops, since, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
+on_each_strategy = cases_on_loops("strategy", [(strategy,) for strategy in STRATEGIES])
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@on_each_strategy
 async def test_each_strategy_waits_for_the_work_and_no_longer(strategy: str) -> None:
     with Gate() as first, Gate() as second:
         async with held_stream(first, wait=strategy) as stream:
@@ -48,7 +58,7 @@ async def test_each_strategy_waits_for_the_work_and_no_longer(strategy: str) -> 
             event.close()
 
 
-@in_each_stage
+@in_each_stage_on_loops
 async def test_wait_in_each_stage_completes_with_the_work(stage: str, thing: str) -> None:
     async with waiter_in(stage, thing) as (waiter, gate), anyio.create_task_group() as tasks:
         tasks.start_soon(waiter.wait)
@@ -56,7 +66,7 @@ async def test_wait_in_each_stage_completes_with_the_work(stage: str, thing: str
         gate.open()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@on_each_strategy
 async def test_two_waits_on_one_stream_complete_in_its_order(strategy: str) -> None:
     with Gate() as first, Gate() as second:
         async with held_stream(first, wait=strategy) as stream:
@@ -316,7 +326,7 @@ def test_wait_lists_of_many_streams_are_dropped_by_many_threads() -> None:
     assert internals.wait_list_count(context) < 1100
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@on_each_strategy
 async def test_each_strategy_waits_for_the_legacy_stream(strategy: str) -> None:
     with default_wait(strategy):
         legacy = Stream.legacy()

@@ -13,16 +13,15 @@ import pytest
 
 import internals
 from aiostream import ContextFailedError, statistics
-from support import Gate, recover, run_on, settle
+from support import Gate, cases_on_loops, recover, run_on, settle
 from waiters import CASES, Waiter, in_each_stage, since, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
 
 @pytest.mark.simulator_only("a GPU's context cannot be recovered")
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-@pytest.mark.parametrize(
-    ("stage", "thing"),
+@cases_on_loops(
+    "stage, thing",
     [
         pytest.param(
             *case, marks=pytest.mark.leaks(2 if "host function" in case or "future" in case else 0)
@@ -100,8 +99,15 @@ async def test_context_that_fails_while_a_wait_is_handed_back(
 # ---------------------------------------------------------------------------- loops that are closed
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
-@pytest.mark.parametrize("collected", ["by hand", "at once", "when the GPU has passed"])
+@pytest.mark.parametrize(
+    ("loop_kind", "collected"),
+    [
+        ("asyncio", "by hand"),
+        ("asyncio", "at once"),
+        ("asyncio", "when the GPU has passed"),
+        ("uvloop", "when the GPU has passed"),
+    ],
+)
 @in_each_stage
 def test_loop_that_is_closed_with_a_wait_in_each_stage(
     loop_kind: str,

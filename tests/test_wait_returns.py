@@ -4,6 +4,7 @@ several lengths.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +13,14 @@ import pytest
 
 import internals
 from internals import EVENT_POLLS, WAITS_BY_TIMER, WAITS_HANDED_BACK, WAITS_WATCHED
-from support import Gate
+from support import Gate, cases_on_loops
 from waiters import THINGS, Waiter, counts, since, until
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 
 LENGTHS = (0.012, 0.03)  # far apart, so that each gets a window of its own
 STAGES = ["by timer", "handed back"]
+on_loops = cases_on_loops("stage, thing", itertools.product(STAGES, THINGS))
 POLLS_OF_ALL = 600  # more than the watcher makes before the last window closes
 
 
@@ -63,8 +65,7 @@ async def check(waiter: Waiter) -> None:
     await learn_lengths(waiter)
 
 
-@pytest.mark.parametrize("thing", THINGS)
-@pytest.mark.parametrize("stage", STAGES)
+@on_loops
 async def test_wait_comes_back_once_for_each_length(stage: str, thing: str) -> None:
     """The end does not come at any of them. At last the watcher has the wait, and sees its end."""
     expected = (2, 1, 0, 0) if stage == "by timer" else (0, 3, 2, 0)
@@ -86,9 +87,7 @@ async def test_wait_comes_back_once_for_each_length(stage: str, thing: str) -> N
     raise AssertionError(found)
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-@pytest.mark.parametrize("thing", THINGS)
-@pytest.mark.parametrize("stage", STAGES)
+@on_loops
 async def test_wait_is_cancelled_wherever_it_was_left(
     stage: str, thing: str, loop_kind: str
 ) -> None:
@@ -105,10 +104,7 @@ async def test_wait_is_cancelled_wherever_it_was_left(
     waiter.close()
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-@pytest.mark.parametrize("thing", THINGS)
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("moment", ["before", "after"])
+@cases_on_loops("stage, thing, moment", itertools.product(STAGES, THINGS, ["before", "after"]))
 async def test_wait_is_cancelled_each_time_it_comes_back(
     monkeypatch: pytest.MonkeyPatch, stage: str, thing: str, moment: str, loop_kind: str
 ) -> None:
@@ -142,9 +138,7 @@ async def test_wait_is_cancelled_each_time_it_comes_back(
     waiter.close()
 
 
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-@pytest.mark.parametrize("thing", THINGS)
-@pytest.mark.parametrize("stage", STAGES)
+@on_loops
 async def test_end_after_a_wait_came_back_is_seen(stage: str, thing: str, loop_kind: str) -> None:
     """The work ends while the timer or the watcher has the wait for the second time, or for the
     third.

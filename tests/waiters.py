@@ -30,7 +30,7 @@ from internals import (
     native_strategies,
     reserve_wait,
 )
-from support import Gate, spin
+from support import Gate, cases_on_loops, spin
 
 THINGS = ["stream", "event"]
 MOST_TIMERS = 256  # waits that a loop's timer takes
@@ -75,6 +75,7 @@ CASES = [(name, thing) for name, stage in STAGES.items() for thing in stage.thin
 in_each_stage = pytest.mark.parametrize(
     ("stage", "thing"), CASES, ids=["-".join(case).replace(" ", "-") for case in CASES]
 )
+in_each_stage_on_loops = cases_on_loops("stage, thing", CASES)
 
 
 def counts() -> WaitCounts:

@@ -378,13 +378,13 @@ def test_a_gil_kept_across_a_call_deadlocks_with_the_drivers_lock() -> None:
         simulator.adversary(driver_lock=True)
         started = threading.Event()
         # Long enough for the call below to begin, and less than is waited for its return.
-        host(stream, lambda: (started.set(), time.sleep(1)))
+        host(stream, lambda: (started.set(), time.sleep(0.3)))
         started.wait(10)
         print("calling", flush=True)
         raw("cuStreamQuery", 2000, ctypes.c_void_p, gil=True)(int(stream))
         print("returned", flush=True)
     """
-    assert said_before_hanging(program, seconds=3) == "calling\n"
+    assert said_before_hanging(program, seconds=0.9) == "calling\n"
 
 
 @pytest.mark.parametrize(

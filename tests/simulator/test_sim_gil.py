@@ -47,5 +47,5 @@ def test_a_native_function_by_its_address_returns_with_the_gil_kept() -> None:
 @pytest.mark.parametrize("enqueue", [CALLBACK, PYTHON])
 def test_a_function_that_wants_the_gil_hangs_with_the_gil_kept(enqueue: Any) -> None:
     # The call must begin before the spin is over.
-    program = PROGRAM.format(gil=True, enqueue=enqueue, spin=1)
-    assert said_before_hanging(program, seconds=2.5) == "calling\n"
+    program = PROGRAM.format(gil=True, enqueue=enqueue, spin=0.3)
+    assert said_before_hanging(program, seconds=0.9) == "calling\n"

@@ -278,6 +278,7 @@ def test_visible_devices(visible: Any, answer: Any) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT)
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_under_a_sanitizer(sanitizer: str) -> None:
@@ -287,7 +288,7 @@ def test_under_a_sanitizer(sanitizer: str) -> None:
     script = Path(__file__).with_name("sanitize.sh")
     import sys
 
-    command = ["sh", str(script), sanitizer, sys.executable, str(chosen_seconds(3))]
+    command = ["sh", str(script), sanitizer, sys.executable, str(chosen_seconds(1))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     if done.returncode == 77:
         pytest.skip(
