@@ -32,6 +32,7 @@ def quick_run(driver_kind: str, tmp_path_factory: pytest.TempPathFactory) -> tup
     return done.stdout, path
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_cells_of_every_measure(
     quick_run: tuple[str, Path], driver_kind: str
 ) -> None:
@@ -45,6 +46,7 @@ def test_a_quick_run_writes_cells_of_every_measure(
     assert all({"measure", "loop", "peer", "samples"} <= row.keys() for row in results["rows"])
 
 
+@pytest.mark.slow
 def test_the_figures_of_a_quick_run_are_sane(quick_run: tuple[str, Path]) -> None:
     results = files.read(quick_run[1])
     by_set: dict[str, list[Any]] = {}
@@ -66,6 +68,7 @@ def test_the_figures_of_a_quick_run_are_sane(quick_run: tuple[str, Path]) -> Non
         assert row["by"] != "traced" or row["bytes"] > 500
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_not_run_is_named(quick_run: tuple[str, Path], driver_kind: str) -> None:
     out, path = quick_run
     ran = {row["peer"] for row in files.read(path)["rows"] if row["measure"] == "latency"}
@@ -78,6 +81,7 @@ def test_a_peer_that_is_not_run_is_named(quick_run: tuple[str, Path], driver_kin
         assert files.SIMULATED in out
 
 
+@pytest.mark.slow
 def test_a_quick_run_prints_progress_tables_and_goals(quick_run: tuple[str, Path]) -> None:
     out, path = quick_run
     for words in (
@@ -92,6 +96,7 @@ def test_a_quick_run_prints_progress_tables_and_goals(quick_run: tuple[str, Path
     assert f"Results: {path}" in out
 
 
+@pytest.mark.slow
 def test_a_run_is_added_to_a_file_and_shown(
     quick_run: tuple[str, Path], driver_kind: str, tmp_path: Path
 ) -> None:
@@ -227,6 +232,7 @@ def tail_run(
     return done.stdout, files.read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", plan.TAILS)
 def test_each_measure_of_late_ends_has_rows_of_its_peers(
     tail_run: tuple[str, dict[str, Any]], measure: str
@@ -263,6 +269,7 @@ def test_each_measure_of_late_ends_has_rows_of_its_peers(
             assert row["cores"] >= 0
 
 
+@pytest.mark.slow
 def test_late_ends_are_printed_and_judged(tail_run: tuple[str, dict[str, Any]]) -> None:
     out, results = tail_run
     assert results["runs"][0]["older"].endswith(".whl")

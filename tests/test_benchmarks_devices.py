@@ -72,6 +72,7 @@ def test_several_processes_share_a_gpu(driver_kind: str, tmp_path: Path) -> None
     assert [row["way"] for row in rows] == ["1 on this GPU", "2 on this GPU"] * 2
 
 
+@pytest.mark.slow
 def test_each_way_completes_work_on_each_gpu(driver_kind: str, tmp_path: Path) -> None:
     gpus = min(2, Device.count())
     out, rows = measured(driver_kind, tmp_path, "--gpus", str(gpus))

@@ -48,7 +48,7 @@ def test_peers_wait_on_every_loop(loop: str) -> None:
         assert all(row["per_second"] > 0 for row in throughput.run(bench_runner))
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+@pytest.mark.parametrize("loop", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
 def test_every_measure_runs_in_a_worker(driver_kind: str, loop: str) -> None:
     names = ("aiostream auto", "aiostream unpredicted", "enqueue_async", "sleep 1 ms", "blocking")
     on: tuple[tuple[str, ...], tuple[str, ...]] = ((loop,), names)
@@ -84,6 +84,7 @@ def test_one_core_has_a_worker_of_its_own(driver_kind: str) -> None:
     assert advanced == [part.turn_seconds()] * 2
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_a_worker_for_each_turn(
     driver_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def server_run(
     return done.stdout, files.read(path), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [each.name for each in server.USUAL[:3]])
 def test_each_load_has_rows_of_every_peer(
     server_run: tuple[str, dict[str, Any], Path], name: str
@@ -61,6 +62,7 @@ def test_each_load_has_rows_of_every_peer(
         assert row["server"].startswith("uvicorn ")
 
 
+@pytest.mark.slow
 def test_a_server_is_printed_and_judged(server_run: tuple[str, dict[str, Any], Path]) -> None:
     out, results, path = server_run
     for words in (
@@ -303,6 +305,7 @@ def test_a_peer_that_answers_500_is_left_out_with_its_reason(
     assert "500 Internal Server Error: ValueError: no more" in not_run["older event as a server"]
 
 
+@pytest.mark.slow
 def test_peers_whose_server_has_died_are_left_out(driver_kind: str, tmp_path: Path) -> None:
     lines = BROKEN.format(line="__import__('os')._exit(3)")
     rows, not_run = measured(driver_kind, tmp_path, lines, (*KNOWN, "older auto", "older event"))
@@ -312,6 +315,7 @@ def test_peers_whose_server_has_died_are_left_out(driver_kind: str, tmp_path: Pa
     assert "exit code 3" in not_run["a server's orderly end"]
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_ended(
     driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +328,7 @@ def test_a_server_that_hangs_is_ended(
     assert "exit code -9" in not_run["a server's orderly end"]
 
 
+@pytest.mark.slow
 def test_a_library_that_cannot_serve_is_left_out(driver_kind: str, tmp_path: Path) -> None:
     lines = "if 'benchmarks.serving' in __import__('sys').orig_argv: raise OSError('no')"
     rows, not_run = measured(driver_kind, tmp_path, lines)

@@ -32,6 +32,7 @@ def torch_run(
     return done.stdout, files.read(path)
 
 
+@pytest.mark.slow
 def test_each_way_is_served(torch_run: tuple[str, dict[str, Any]]) -> None:
     rows = torch_run[1]["rows"]
     assert torch_run[1]["not_run"] == []
@@ -49,6 +50,7 @@ def test_each_way_is_served(torch_run: tuple[str, dict[str, Any]]) -> None:
             assert name in row["server"]
 
 
+@pytest.mark.slow
 def test_a_torch_server_is_printed_and_judged(torch_run: tuple[str, dict[str, Any]]) -> None:
     out, results = torch_run
     for words in (
@@ -89,6 +91,7 @@ def served(
     }
 
 
+@pytest.mark.slow
 def test_a_way_that_answers_too_early_is_left_out(
     driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

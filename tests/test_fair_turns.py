@@ -16,7 +16,7 @@ import aiostream
 from aiostream import Event, Stream, StreamClosedError, StreamPool
 from support import run_on
 
-pytestmark = [pytest.mark.all_loops, pytest.mark.alone]
+pytestmark = pytest.mark.all_loops
 
 PATIENCE = 5.0  # seconds after which a loop without turns is given up
 
@@ -73,6 +73,7 @@ async def test_a_drain_gives_turns_before_anything_else_was_awaited() -> None:
     assert scope.cancelled_caught
 
 
+@pytest.mark.alone
 async def test_tasks_that_use_free_streams_share_a_turn() -> None:
     """Once the turn's time is over, each task does one step more, and not sixteen."""
     tasks, acquired, over = 200, 0, False

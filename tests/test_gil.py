@@ -18,8 +18,6 @@ import internals
 from aiostream import Device, Stream, statistics
 from support import FULL, Gate, spin, succeed
 
-pytestmark = pytest.mark.alone
-
 # A thread keeps the GIL while it waits for the whole context. With anything of ours that needed the
 # GIL on a driver thread, or in a driver call of another thread, this script would hang for ever,
 # and `timeout` would end it.
@@ -150,6 +148,7 @@ async def idle_time(kind: str, repetitions: int = 20) -> list[float]:
     return times
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("loop_kind", ["uvloop"])
 @pytest.mark.parametrize("kind", ["completion_future", "checked_completion_future"])
 async def test_busy_python_does_not_stall_the_gpu(kind: str, loop_kind: str) -> None:

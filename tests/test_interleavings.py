@@ -86,13 +86,20 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.timeout(2 * LIMIT)
-def test_all_interleavings(objects: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "scenarios",
+    [
+        pytest.param("two firings", id="some"),
+        pytest.param("", id="every", marks=pytest.mark.slow),
+    ],
+)
+def test_all_interleavings(scenarios: str, objects: dict[str, Path], tmp_path: Path) -> None:
     """Each completion arrives once and where it belongs, no wake-up is lost, and nothing ends
     before its last use.
     """
     program = tmp_path / "interleavings"
     link(list(objects.values()), program)
-    ran = explore(program)
+    ran = explore(program, scenarios)
     assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
     print(ran.stdout)
 

@@ -368,7 +368,7 @@ def test_grace_ends_whatever_happens(driver_kind: str) -> None:
         import ctypes
         ctypes.PyDLL(None).sleep(20)
     """
-    done = run_script(driver_kind, script(GRACE.format(grace=3), late))
+    done = run_script(driver_kind, script(GRACE.format(grace=1.5), late))
     assert done.returncode == 72, done.stderr
     assert "listened" in done.stdout
 

@@ -6,6 +6,7 @@ And when the watcher sleeps.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from statistics import median
@@ -17,10 +18,10 @@ import pytest
 import internals
 from aiostream import Stream, statistics
 from internals import EVENT_POLLS, POINTS_STALE
-from support import STRATEGIES, Gate, settle, spin
+from support import STRATEGIES, Gate, cases_on_loops, settle, spin
 from waiters import THINGS, Waiter, counts, since, until
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("default_prediction")]
+pytestmark = pytest.mark.usefixtures("default_prediction")
 
 LONG, SHORT = 0.008, 0.001
 PATTERNS = {
@@ -33,13 +34,10 @@ PATTERNS = {
 MOST_LATE = 0.002
 
 
-@pytest.mark.parametrize("thing", THINGS)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop", "trio"])
-@pytest.mark.parametrize(
-    "pattern", PATTERNS.values(), ids=[name.replace(" ", "-") for name in PATTERNS]
-)
+@pytest.mark.alone
+@cases_on_loops("pattern, thing", zip(PATTERNS, itertools.cycle(THINGS)))
 async def test_shorter_waits_after_steady_ones_end_soon(
-    pattern: list[float], thing: str, loop_kind: str
+    pattern: str, thing: str, loop_kind: str
 ) -> None:
     """P16: what the library expects does not keep it from noticing an earlier end."""
     waiter = Waiter("by timer", thing)
@@ -47,7 +45,7 @@ async def test_shorter_waits_after_steady_ones_end_soon(
         waiter.work(LONG)
         await waiter.wait()
     late: dict[float, list[float]] = {LONG: [], SHORT: []}
-    for length in pattern:
+    for length in PATTERNS[pattern]:
         began = time.perf_counter()
         waiter.work(length)
         await waiter.wait()
@@ -76,6 +74,7 @@ def lateness_of_threads() -> float:
     return median(late)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("thing", THINGS)
 async def test_end_long_before_the_timer_is_seen_by_a_guard_look(
     monkeypatch: pytest.MonkeyPatch, thing: str
@@ -177,8 +176,9 @@ def has_come_to_rest(thread: int) -> bool:
     return wake_ups(thread) == before
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
+@pytest.mark.parametrize(
+    ("strategy", "loop_kind"), [*((name, "asyncio") for name in STRATEGIES), ("event", "trio")]
+)
 async def test_watcher_never_wakes_with_nothing_pending(strategy: str, loop_kind: str) -> None:
     thread, stream = watcher_thread(), Stream(wait=strategy)
     for _ in range(20):
@@ -193,7 +193,7 @@ async def test_watcher_never_wakes_with_nothing_pending(strategy: str, loop_kind
     stream.synchronize()
     assert settle(lambda: has_come_to_rest(thread))
     before, passes = wake_ups(thread), statistics().watcher_passes
-    time.sleep(0.5)
+    time.sleep(0.4)
     assert (wake_ups(thread), statistics().watcher_passes) == (before, passes)
     stream.close()
 
@@ -217,7 +217,7 @@ async def test_busy_loop_does_not_keep_the_watcher_busy(loop_kind: str) -> None:
     The watcher must not run through them until then.
     """
     streams = [Stream() for _ in range(64)]
-    end = time.perf_counter() + 0.7
+    end = time.perf_counter() + 0.4
 
     async def work(stream: Stream) -> None:
         while time.perf_counter() < end:
