@@ -451,13 +451,13 @@ class Soak:
                 raise HangError(f"the ledger does not come to rest: {statistics()}, {left}")
 
     def run(self, seconds: float, tell: Callable[[str], None] | None = None) -> list[Sample]:
-        """Goes on for that long; returns the samples, one a second, but at most 300: they must not
-        grow themselves.
+        """Goes on for that long, and at least for nine samples. Returns the samples, one a second
+        in a long run, but at most 300: they must not grow themselves.
         """
         began = told = sampled = time.monotonic()
-        every = max(1.0, seconds / 300)
+        every = max(min(1.0, seconds / 12), seconds / 300)
         samples: list[Sample] = []
-        while (now := time.monotonic()) < began + seconds:
+        while (now := time.monotonic()) < began + seconds or len(samples) < 9:
             self.round()
             if now < sampled + every:
                 continue

@@ -125,6 +125,7 @@ def who(server: Server, requests: int = 30, milliseconds: float = 2) -> Counter[
     return Counter((answer["pid"], answer["gpu"]) for answer in answers)
 
 
+@pytest.mark.slow
 def test_each_worker_has_a_gpu_and_its_successor_takes_it(driver_kind: str, tmp_path: Path) -> None:
     with workers(driver_kind, tmp_path) as server:
         assert settle(lambda: len(who(server)) == 2, 60)

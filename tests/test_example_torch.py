@@ -21,7 +21,7 @@ def search_path(driver_kind: str) -> str:
 
 
 def check(driver_kind: str) -> subprocess.CompletedProcess[str]:
-    options = ("--check", "--seconds", "0.5", "--connections", "8")
+    options = ("--check", "--seconds", "0.2", "--connections", "8")
     return subprocess.run(
         [sys.executable, str(ROOT / "examples" / "torch_server.py"), *options],
         capture_output=True,

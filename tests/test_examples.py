@@ -21,6 +21,7 @@ from support import settle
 
 EXAMPLES = ROOT / "examples"
 SERVED = Path(__file__).parent / "served_model.py"
+SERVERS = ["uvicorn", pytest.param("hypercorn", marks=pytest.mark.slow)]
 TIMEOUT = 1  # seconds of a request; enough for what shall pass, on a busy machine too
 TOO_LONG = 2000  # milliseconds on the GPU
 
@@ -76,7 +77,7 @@ def serving(kind: str, driver_kind: str, *options: str) -> AbstractContextManage
     return started(EXAMPLES / "model_server.py", driver_kind, port, *options)
 
 
-@pytest.fixture(params=["uvicorn", "hypercorn"])
+@pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest, driver_kind: str) -> Iterator[Server]:
     with serving(request.param, driver_kind) as server:
         yield server
@@ -126,7 +127,7 @@ def test_a_request_that_takes_too_long_gets_504_and_the_loop_goes_on(server: Ser
     assert server.stop()[::2] == (0, "")
 
 
-@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+@pytest.mark.parametrize("kind", SERVERS)
 def test_stream_of_a_request_that_timed_out_comes_back_when_the_gpu_has_passed(
     kind: str, driver_kind: str
 ) -> None:
@@ -187,7 +188,7 @@ def test_health_and_metrics(server: Server) -> None:
     assert "aiostream_context_lost 0.0" in lines
 
 
-@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+@pytest.mark.parametrize("kind", SERVERS)
 def test_client_that_disconnects_frees_its_place_in_the_queue(kind: str, driver_kind: str) -> None:
     port = free_port()
     with (
@@ -224,7 +225,7 @@ def test_request_in_flight_is_answered_after_sigterm(kind: str, driver_kind: str
 
 
 @pytest.mark.simulator_only("a GPU's driver may wait for its kernels when the process ends")
-@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+@pytest.mark.parametrize("kind", SERVERS)
 def test_server_ends_while_the_gpu_hangs(kind: str, driver_kind: str) -> None:
     port = free_port()
     with started(SERVED, driver_kind, port, kind, str(port), "0.5", "0.2") as server:

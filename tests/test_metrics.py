@@ -334,6 +334,7 @@ def test_methods_are_replaced_and_put_back_after_ctrl_c_at_any_place() -> None:
     assert strikes > 10
 
 
+@pytest.mark.slow
 def test_a_wait_may_end_in_a_garbage_collection_in_a_scrape() -> None:
     pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
     collector = Collector()
