@@ -32,7 +32,7 @@ THROUGHPUT = """
 """
 
 
-def best_rate(program: str, enough: float, **variables: str) -> float:
+def best_rate(program: str, enough: float, **variables: Any) -> float:
     """The best of a few runs, because a busy machine makes some of them slow."""
     best = 0.0
     for _ in range(8):
