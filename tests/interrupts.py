@@ -9,21 +9,26 @@ import dis
 import gc
 import itertools
 import sys
-from collections.abc import Callable, Collection, Coroutine
+import threading
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import aiostream
 
-PACKAGE = str(Path(aiostream.__file__).parent)
+PACKAGE = f"{Path(aiostream.__file__).parent}/"
 LOOKS = (
     "CALL",
     "CALL_KW",
     "CALL_FUNCTION_EX",
     "JUMP_BACKWARD",
 )  # after these Python looks for signals
-AFTER_AWAIT = 2  # the arguments of RESUME from here on: there it does not
+WHERE_RESUMED = 3  # the bits of RESUME's argument that say after what
+AFTER_AWAIT = 2  # from here on Python does not look
+MONITORING: Any = getattr(sys, "monitoring", None)  # Python 3.12 on
+TOOL = 4  # which debuggers, coverage, profilers and optimizers do not use
 PATIENCE = 10.0
 """Seconds in which what was interrupted must have ended."""
 
@@ -35,31 +40,40 @@ def places_of(code: CodeType) -> frozenset[int]:
     it does.
 
     Its error belongs to the instruction before. So a place at which a `try` ends is left out,
-    because an error that a trace function raises there is not in the `try` any more.
+    because an error that is raised there is not in the `try` any more.
     """
     if code not in _places:
         steps: Any = dis.Bytecode(code)  # its `exception_entries` are not in the stubs
-        tries = steps.exception_entries
+        by_offset = {step.offset: step for step in steps}
+        # From Python 3.12 on an entry round a whole coroutine makes StopIteration a RuntimeError.
+        tries = [
+            entry
+            for entry in steps.exception_entries
+            if by_offset[entry.target].opname != "CALL_INTRINSIC_1"
+        ]
 
         def handler_of(step: dis.Instruction) -> list[int]:
             return [entry.target for entry in tries if entry.start <= step.offset < entry.end]
 
         def looks(step: dis.Instruction) -> bool:
             return step.opname in LOOKS or (
-                step.opname == "RESUME" and (step.arg or 0) < AFTER_AWAIT
+                step.opname == "RESUME" and (step.arg or 0) & WHERE_RESUMED < AFTER_AWAIT
             )
 
         def comes_after(step: dis.Instruction, then: dis.Instruction) -> dis.Instruction:
             return by_offset[step.argval] if step.opname == "JUMP_BACKWARD" else then
 
-        by_offset = {step.offset: step for step in steps}
         pairs = [
             (step, comes_after(step, then))
             for step, then in itertools.pairwise(steps)
             if looks(step)
         ]
+        # Each `await` of Python 3.12 has a jump to its END_SEND, which only an error that the
+        # awaited object turned into a result takes.
         _places[code] = frozenset(
-            then.offset for step, then in pairs if handler_of(step) == handler_of(then)
+            then.offset
+            for step, then in pairs
+            if handler_of(step) == handler_of(then) and then.opname != "END_SEND"
         )
     return _places[code]
 
@@ -93,14 +107,25 @@ class Striker:
         self.passed = 0
         self.where = ""
         self._is_protected = is_protected
+        self._thread: int | None = None
+        self._monitored = set[CodeType]()
 
     @property
     def has_struck(self) -> bool:
         return bool(self.where)
 
     def __enter__(self) -> Striker:
-        self._former = sys.gettrace()
-        sys.settrace(self._enter)
+        self._thread = threading.get_ident()
+        if MONITORING is None:
+            self._former = sys.gettrace()
+            sys.settrace(self._enter)
+            return self
+        events = MONITORING.events
+        MONITORING.use_tool_id(TOOL, "interrupts")
+        for event in (events.PY_START, events.PY_RESUME):
+            MONITORING.register_callback(TOOL, event, self._monitor)
+        MONITORING.register_callback(TOOL, events.INSTRUCTION, self._come_to)
+        MONITORING.set_events(TOOL, events.PY_START | events.PY_RESUME)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,33 +134,80 @@ class Striker:
     def end(self) -> None:
         """No strike from now on."""
         self.number = -1
-        sys.settrace(self._former)
+        if self._thread is None:
+            return
+        self._thread = None
+        if MONITORING is None:
+            sys.settrace(self._former)
+            return
+        MONITORING.set_events(TOOL, 0)
+        for code in self._monitored:
+            MONITORING.set_local_events(TOOL, code, 0)
+        MONITORING.free_tool_id(TOOL)
+
+    def _counts(self, code: CodeType) -> bool:
+        return code.co_filename.startswith(PACKAGE) and (self._codes is None or code in self._codes)
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
-        if (
-            self.number < 0
-            or not frame.f_code.co_filename.startswith(PACKAGE)
-            or (self._codes is not None and frame.f_code not in self._codes)
-            or is_finalizer(frame)
-        ):
+        if self.number < 0 or not self._counts(frame.f_code):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
 
     def _step(self, frame: FrameType, event: str, _: Any) -> Any:
-        if (
-            event == "opcode"
-            and self.number >= 0
-            and frame.f_lasti in places_of(frame.f_code)
-            and not self._is_protected()
-        ):
-            self.passed += 1
-            if self.passed == self.number:
-                self.number = -1
-                file = Path(frame.f_code.co_filename).name
-                self.where = f"{file}:{frame.f_lineno} in {frame.f_code.co_qualname}"
-                raise KeyboardInterrupt
+        if event == "opcode":
+            self._come_to(frame.f_code, frame.f_lasti)
         return self._step
+
+    def _monitor(self, code: CodeType, _: int) -> None:
+        """As `_enter`, from Python 3.12 on: also the call that begins with this event."""
+        if code not in self._monitored and self._counts(code):
+            self._monitored.add(code)
+            MONITORING.set_local_events(TOOL, code, MONITORING.events.INSTRUCTION)
+
+    def _come_to(self, code: CodeType, offset: int) -> None:
+        if (
+            self.number < 0
+            or offset not in places_of(code)
+            or threading.get_ident() != self._thread
+            or self._is_protected()
+            or is_finalizer(sys._getframe(1))
+        ):
+            return
+        self.passed += 1
+        if self.passed == self.number:
+            self.number = -1
+            line = next(at for start, end, at in code.co_lines() if start <= offset < end)
+            self.where = f"{Path(code.co_filename).name}:{line} in {code.co_qualname}"
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def at_line(number: int, action: Callable[[], object], *modules: str) -> Iterator[list[str]]:
+    """Calls `action` before the n-th line of the library's code that this thread runs within the
+    block, as Python calls a signal's handler: in between.
+
+    Yields the lines that have been run. `modules` are file names: if there are some, only lines of
+    these modules count.
+    """
+    lines: list[str] = []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        file = frame.f_code.co_filename
+        if not file.startswith(PACKAGE) or (modules and Path(file).name not in modules):
+            return None
+        if event == "line":
+            lines.append(f"{Path(file).name}:{frame.f_lineno}")
+            if len(lines) == number:
+                action()  # Python does not trace what a trace function calls
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(former)
 
 
 Function = Callable[[], Coroutine[Any, Any, Any]]
@@ -173,8 +245,10 @@ def run_interrupted(
 
     loop = uvloop.new_event_loop() if kind == "uvloop" else asyncio.new_event_loop()
     striker = Striker(number, codes=codes)
-    _strike(loop, striker, function, cancels)
-    striker.end()
+    try:
+        _strike(loop, striker, function, cancels)
+    finally:
+        striker.end()
     gc.collect()  # what the frames of the interrupt's traceback held
     try:
         complete(loop, asyncio.wait_for(later(), PATIENCE))
