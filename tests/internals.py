@@ -22,7 +22,6 @@ from aiostream import (
     CudaError,
     Stream,
     _arming,
-    _awaits,
     _bench,
     _captures,
     _clash,

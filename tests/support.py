@@ -10,7 +10,6 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -34,7 +33,6 @@ __all__ = [
     "chosen_seconds",
     "chosen_seed",
     "held_stream",
-    "interrupted_at_bytecode",
     "new_uvloop",
     "recover",
     "run_on",
@@ -231,35 +229,3 @@ def faulty_libc(folder: Path) -> Path:
     except FileNotFoundError:
         pytest.skip("there is no gcc here")
     return library
-
-
-def interrupted_at_bytecode(
-    number: int, codes: set[CodeType], function: Callable[[], object]
-) -> bool:
-    """Calls `function`, with a KeyboardInterrupt before one bytecode of `codes`; False if there are
-    not so many.
-    """
-    left = number
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if frame.f_code not in codes:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left == -1:
-                raise KeyboardInterrupt
-        return trace
-
-    sys._getframe().f_trace_opcodes = (
-        True  # before settrace: Python 3.12 looks then whether there is any such frame
-    )
-    sys.settrace(trace)
-    try:
-        function()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(None)
-    return left < 0

@@ -5,14 +5,10 @@ every loop.
 from __future__ import annotations
 
 import asyncio
-import dis
 import gc
 import inspect
-import itertools
-import sys
 import weakref
 from collections.abc import Iterator
-from types import CodeType, FrameType
 from typing import Any
 
 import anyio
@@ -22,6 +18,7 @@ import aiostream
 import internals
 from aiostream import ContextFailedError, CudaError, Device, Stream, StreamCaptureError, statistics
 from internals import ENQUEUE_STEPS
+from interrupts import Striker
 from support import PLAIN_LOOPS, STRATEGIES, Gate, held_stream, recover, run_on, settle, spin
 
 
@@ -308,55 +305,15 @@ async def test_waiting_is_a_coroutine_function_that_holds_its_stream() -> None:
 # --------------------------------------------------------------------------------------- interrupts
 
 
-class Striker:
-    """Raises KeyboardInterrupt at the n-th place of the steps of an enqueue at which Python looks
-    for signals.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-        self._places: dict[CodeType, set[int]] = {}
-
-    def __enter__(self) -> Striker:
-        self._former = sys.gettrace()
-        sys.settrace(self._enter)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        sys.settrace(self._former)
-
-    def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code not in ENQUEUE_STEPS:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._step
-
-    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "opcode" and frame.f_lasti in self._places_of(frame.f_code):
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self._step
-
-    def _places_of(self, code: CodeType) -> set[int]:
-        if code not in self._places:
-            steps = list(dis.get_instructions(code))
-            looks = ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
-            self._places[code] = {
-                then.offset for step, then in itertools.pairwise(steps) if step.opname in looks
-            }
-        return self._places[code]
-
-
 def strikes() -> Iterator[Striker]:
     """One after another, until there is no such place any more."""
     number, missed = 0, 0
     while missed < 3:
         number += 1
         assert number < 500
-        striker = Striker(number)
+        striker = Striker(number, codes=ENQUEUE_STEPS)
         yield striker
-        missed = missed + 1 if striker.left > 0 else 0
+        missed = 0 if striker.has_struck else missed + 1
 
 
 @pytest.mark.parametrize("raises", [False, True])

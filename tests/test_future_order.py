@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 import internals
 from aiostream import ContextFailedError, Stream, statistics
+from interrupts import at_line
 from support import PLAIN_LOOPS, Gate, cases_on_loops, held_stream, spin
 from waiters import until
 
@@ -104,32 +104,6 @@ async def test_streams_do_not_wait_for_each_other() -> None:
     free.close()
 
 
-def run_within(
-    number: int, action: Callable[[], None], call: Callable[[], Any]
-) -> tuple[Any, bool]:
-    """Calls `call`, and `action` at its line of this number, as a signal handler comes in between.
-
-    Returns:
-        What `call` has returned, and whether it has so many lines.
-    """
-    lines = 0
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        if event == "line" and lines == number:
-            sys.settrace(before)
-            action()
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        return call(), lines >= number
-    finally:
-        sys.settrace(before)
-
-
 class Buffer:
     """Stands for memory that the GPU uses."""
 
@@ -150,8 +124,9 @@ async def test_work_that_a_signal_handler_enqueues_in_between(kind: str) -> None
                 inner.append(weakref.ref(buffer))
                 inner.append(stream.enqueue_async(lambda _, kept: None, buffer))
 
-            outer, reached = run_within(number, handle, lambda: KINDS[kind](stream))
-            if not reached:
+            with at_line(number, handle) as lines:
+                outer = KINDS[kind](stream)
+            if len(lines) < number:
                 break
             later = KINDS[kind](stream)
             await anyio.sleep(0.0005)

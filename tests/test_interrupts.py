@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -267,7 +266,6 @@ def test_interrupt_at_any_place_of_an_alarm_leaves_none_armed(
             cancels=True,
             codes=ALARM_STEPS,
         )
-        gc.collect()
         assert settle(lambda: not alarms()), f"{striker.where}: {alarms()}"
         # It has then taken what has arrived for the loop that is gone, and holds its queue.
         over = threading.Event()

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
 
 import aiostream
-import internals
 from aiostream import Event, ExecutableGraph, Stream, StreamPool, metrics
 from aiostream.metrics import Collector, Wait, on_wait
 from aiostream.testing import Gate, spin
-from interrupts import Striker
+from interrupts import Striker, at_line
 from support import run_on, settle, succeed
 from waiters import wait_for_work
 
@@ -265,28 +263,12 @@ def report_failed_waits() -> None:
 
 def with_a_handler_at_each_line(function: Callable[[], object], handler: Callable[[], Any]) -> None:
     """Calls a function often, with a signal handler at each line of `metrics` and `_awaits`."""
-    line = left = 0
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename not in (metrics.__file__, internals.AWAITS):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                handler()  # Python does not trace what a trace function calls
-        return trace
-
-    former = sys.gettrace()
-    while left <= 0:
-        line += 1
-        left = line
-        sys.settrace(trace)
-        try:
+    for number in itertools.count(1):
+        with at_line(number, handler, "metrics.py", "_awaits.py") as lines:
             function()
-        finally:
-            sys.settrace(former)
-    assert line > 10
+        if len(lines) < number:
+            break
+    assert number > 10
 
 
 def test_a_handler_may_add_a_hook_while_one_is_added_or_removed() -> None:
@@ -309,10 +291,6 @@ def test_a_handler_may_add_a_hook_while_one_is_added_or_removed() -> None:
     with_a_handler_at_each_line(add_and_remove, add)
 
 
-@pytest.mark.skipif(
-    sys.version_info >= (3, 12),
-    reason="Python 3.12 does not trace every instruction that it is asked to",
-)
 def test_methods_are_replaced_and_put_back_after_ctrl_c_at_any_place() -> None:
     before, strikes = attributes(), 0
     while True:

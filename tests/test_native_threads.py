@@ -7,20 +7,22 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import itertools
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import internals
 from aiostream import CaptureMode, Stream, StreamCaptureError, statistics
+from interrupts import Striker
 from support import (
     EVENT_STRATEGIES,
     Gate,
     held_stream,
-    interrupted_at_bytecode,
     run_on,
     run_script,
     settle,
@@ -188,10 +190,8 @@ def test_a_child_that_is_forked_in_a_use(driver_kind: str) -> None:
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "trio"])
 def test_an_interrupt_while_a_queue_is_used_leaves_none(loop_kind: str) -> None:
-    """At each bytecode.
-
-    A queue that has no owner, or for which a slot stays reserved, would keep three descriptors for
-    good.
+    """A queue without an owner, or with a slot that stays reserved, would keep three descriptors
+    for good.
     """
     stream = Stream()
 
@@ -200,15 +200,17 @@ def test_an_interrupt_while_a_queue_is_used_leaves_none(loop_kind: str) -> None:
 
     run_on(loop_kind, use)
     before = len(os.listdir("/proc/self/fd"))
-    struck = 0
-    while interrupted_at_bytecode(struck, internals.QUEUE_STEPS, lambda: run_on(loop_kind, use)):
-        struck += 1
+    for number in itertools.count(1):
+        with suppress(KeyboardInterrupt), Striker(number, codes=internals.QUEUE_STEPS) as striker:
+            run_on(loop_kind, use)
+        if not striker.has_struck:
+            break
         # Each loop that is alive, or whose host function has yet to run, has a queue of its own.
         # Queues are kept for reuse.
         assert settle(lambda: statistics().points.pending == 0)
         gc.collect()
         assert settle(internals.janitor_is_idle)
-    assert struck > 10
+    assert number > 10
     run_on(loop_kind, use)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) - before <= 3 * 3

@@ -6,19 +6,17 @@ import asyncio
 import contextlib
 import gc
 import os
-import re
-import sys
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import anyio
 import pytest
 
+import aiostream
 import internals
 from aiostream import (
     CaptureMode,
@@ -32,6 +30,7 @@ from aiostream import (
     drain,
     statistics,
 )
+from interrupts import at_line
 from support import Gate, settle, spin
 from waiters import drop_streams, until
 
@@ -248,30 +247,20 @@ async def test_cancelled_waiter_of_a_pool_that_closes_leaves_no_report(
     pool.release(held)
 
 
+POOL = [path.name for path in Path(aiostream.__file__).parent.glob("*pool*.py")]
+
+
 def interrupted_at(line: int, function: Callable[[], Any]) -> bool:
     """Runs a function with a KeyboardInterrupt at that many lines of the pool's code; whether it
     got so far.
     """
-    left = line
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if not re.search(r"aiostream/(_pool_\w+|pool)\.py$", frame.f_code.co_filename):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
+    def strike() -> None:
+        raise KeyboardInterrupt
 
-    sys.settrace(trace)
-    try:
+    with contextlib.suppress(KeyboardInterrupt), at_line(line, strike, *POOL) as lines:
         function()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(None)
-    return left <= 0
+    return len(lines) >= line
 
 
 @pytest.mark.parametrize("what", ["lend", "return", "return busy"])
@@ -369,34 +358,20 @@ async def test_pool_may_change_while_another_thread_reads_its_numbers() -> None:
             await stream.synchronize_async()
 
     async def changes_at(number: int) -> bool:
-        steps = 0
-
-        def trace(frame: Any, event: str, _: Any) -> Any:
-            nonlocal steps
-            if "pool" not in Path(frame.f_code.co_filename).name:
-                return None
-            steps += event == "line"
-            if steps == number and event == "line":
-                pool.release(held)  # it goes to the first task that waits
-            return trace
-
         held = await pool.acquire()
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(use)
             await until(lambda: pool.waiting == 3)
-            former = sys.gettrace()
-            sys.settrace(trace)
-            try:
+            # It goes to the first task that waits.
+            with at_line(number, lambda: pool.release(held), *POOL) as lines:
                 text, numbers = repr(pool), (pool.idle, pool.busy, pool.lent, pool.waiting)
-            finally:
-                sys.settrace(former)
-            if steps < number:
+            if len(lines) < number:
                 pool.release(held)
             assert numbers[3] in (2, 3), number
             assert sum(numbers[:3]) in (1, 2), number  # two: it moved between two of the reads
             assert " 2 waiting" in text or " 3 waiting" in text, number
-        return steps >= number
+        return len(lines) >= number
 
     async with StreamPool(1) as pool:
         number = 1

@@ -25,6 +25,7 @@ import internals
 from aiostream import Event, ExecutableGraph, Stream, StreamPool, metrics, statistics, trace
 from aiostream.testing import Gate, spin
 from aiostream.trace import Await, Recording
+from interrupts import at_line
 from support import run_on, run_together, succeed
 from waiters import until, wait_for_work, waiter_in
 
@@ -278,40 +279,27 @@ async def test_a_recording_may_end_between_any_two_steps_of_an_await(
     monkeypatch.setattr(sys, "unraisablehook", errors.append)
     handles, recordings, counts = statistics().handles, [], list[int]()
 
-    async def ends_at(number: int) -> bool:
-        steps = 0
+    async def ends_at(number: int) -> None:
         recording = trace.record()
         recordings.append(recording)
         ending = threading.Thread(target=recording.__exit__, name="aiostream-test-ending")
 
-        def step(frame: Any, event: str, _: Any) -> Any:
-            nonlocal steps
-            if Path(frame.f_code.co_filename).name not in ("trace.py", "_trace_clock.py"):
-                return None
-            if event == "line":
-                steps += 1
-                if steps == number:
-                    ending.start()
-                    # It ends here, or behind the lock that this thread has at this place.
-                    ending.join(0.1)
-            return step
+        def end() -> None:
+            ending.start()
+            # It ends here, or behind the lock that this thread has at this place.
+            ending.join(0.1)
 
         async with Stream() as stream:
             recording.__enter__()
-            former = sys.gettrace()
-            sys.settrace(step)
-            try:
+            with at_line(number, end, "trace.py", "_trace_clock.py") as lines:
                 await stream.enqueue_async(spin, 0)
-            finally:
-                sys.settrace(former)
-                if steps < number:
-                    ending.start()
-                ending.join()
+            if len(lines) < number:
+                ending.start()
+            ending.join()
         assert not errors, (number, errors[0].exc_value)
-        counts.append(steps)
-        return steps >= number
+        counts.append(len(lines))
 
-    assert not await ends_at(1 << 62)
+    await ends_at(1 << 62)
     assert counts[0] > 50
     # A GPU needs more steps, because the loops that wait for it go round more often.
     for number in range(1, counts[0] + 1, max(1, counts[0] // 200)):
