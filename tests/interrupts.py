@@ -8,6 +8,8 @@ import asyncio
 import dis
 import gc
 import itertools
+import os
+import random
 import sys
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator
@@ -17,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import aiostream
+from aiostream.testing import settle
 
 PACKAGE = f"{Path(aiostream.__file__).parent}/"
 LOOKS = (
@@ -31,8 +34,10 @@ MONITORING: Any = getattr(sys, "monitoring", None)  # Python 3.12 on
 TOOL = 4  # which debuggers, coverage, profilers and optimizers do not use
 PATIENCE = 10.0
 """Seconds in which what was interrupted must have ended."""
+PLACES = os.environ.get("AIOSTREAM_INTERRUPTS")
+SEED = os.environ.get("AIOSTREAM_INTERRUPTS_SEED", "1")
 
-_places: dict[CodeType, frozenset[int]] = {}
+_places: dict[int, tuple[CodeType, frozenset[int]]] = {}  # by id, because a code hashes slowly
 
 
 def places_of(code: CodeType) -> frozenset[int]:
@@ -42,7 +47,7 @@ def places_of(code: CodeType) -> frozenset[int]:
     Its error belongs to the instruction before. So a place at which a `try` ends is left out,
     because an error that is raised there is not in the `try` any more.
     """
-    if code not in _places:
+    if id(code) not in _places:
         steps: Any = dis.Bytecode(code)  # its `exception_entries` are not in the stubs
         by_offset = {step.offset: step for step in steps}
         # From Python 3.12 on an entry round a whole coroutine makes StopIteration a RuntimeError.
@@ -70,12 +75,13 @@ def places_of(code: CodeType) -> frozenset[int]:
         ]
         # Each `await` of Python 3.12 has a jump to its END_SEND, which only an error that the
         # awaited object turned into a result takes.
-        _places[code] = frozenset(
+        offsets = (
             then.offset
             for step, then in pairs
             if handler_of(step) == handler_of(then) and then.opname != "END_SEND"
         )
-    return _places[code]
+        _places[id(code)] = code, frozenset(offsets)
+    return _places[id(code)][1]
 
 
 def is_finalizer(frame: FrameType | None) -> bool:
@@ -108,7 +114,7 @@ class Striker:
         self.where = ""
         self._is_protected = is_protected
         self._thread: int | None = None
-        self._monitored = set[CodeType]()
+        self._monitored = dict[int, CodeType]()  # by id
 
     @property
     def has_struck(self) -> bool:
@@ -141,7 +147,7 @@ class Striker:
             sys.settrace(self._former)
             return
         MONITORING.set_events(TOOL, 0)
-        for code in self._monitored:
+        for code in self._monitored.values():
             MONITORING.set_local_events(TOOL, code, 0)
         MONITORING.free_tool_id(TOOL)
 
@@ -161,8 +167,9 @@ class Striker:
 
     def _monitor(self, code: CodeType, _: int) -> None:
         """As `_enter`, from Python 3.12 on: also the call that begins with this event."""
-        if code not in self._monitored and self._counts(code):
-            self._monitored.add(code)
+        is_new = threading.get_ident() == self._thread and id(code) not in self._monitored
+        if is_new and self._counts(code):
+            self._monitored[id(code)] = code
             MONITORING.set_local_events(TOOL, code, MONITORING.events.INSTRUCTION)
 
     def _come_to(self, code: CodeType, offset: int) -> None:
@@ -208,6 +215,26 @@ def at_line(number: int, action: Callable[[], object], *modules: str) -> Iterato
         yield lines
     finally:
         sys.settrace(former)
+
+
+def sample(count: int, most: int, name: str) -> list[int]:
+    """At most so many of the numbers from 1 to `count`, the same ones each time for this name.
+
+    `AIOSTREAM_INTERRUPTS=all` gives all of them, and a number another `most`.
+    """
+    if PLACES == "all":
+        return list(range(1, count + 1))
+    most = min(count, int(PLACES or most))
+    return sorted(random.Random(f"{SEED} {name}").sample(range(1, count + 1), most))
+
+
+def ends(condition: Callable[..., bool]) -> bool:
+    """Whether it is soon so, if need be after a garbage collection: a traceback may be in a cycle
+    with the frames that it holds.
+    """
+    if not settle(condition, 0.02):
+        gc.collect()
+    return settle(condition)
 
 
 Function = Callable[[], Coroutine[Any, Any, Any]]

@@ -7,18 +7,16 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import anyio
 import pytest
 
-import aiostream
 from aiostream import PoolFullError, Stream, StreamPool
+from interrupts import PACKAGE
 from waiters import until
 
-PACKAGE = str(Path(aiostream.__file__).parent)
 FEW, MANY = 4, 200
 
 

@@ -329,12 +329,13 @@ def test_a_child_that_is_forked_during_the_start_is_refused(driver_kind: str) ->
 
 FAILING = """
         import asyncio, sys, threading
+        from interrupts import PACKAGE
 
         def fail_in(thread):
             # From here on each line of the library in that thread counts, and the n-th fails.
             def trace(frame, event, argument):
                 name = threading.current_thread().name
-                if name != thread or "aiostream" not in frame.f_code.co_filename:
+                if name != thread or not frame.f_code.co_filename.startswith(PACKAGE):
                     return None
                 if event == "line" and left:
                     left[0] -= 1
