@@ -126,12 +126,10 @@ def coverage(session: nox.Session) -> None:
     install(session, ".[test]", *(need for need in group("dev") if need.startswith("coverage")))
     # coverage starts in each interpreter, and its C part refuses subinterpreters on stderr.
     selected = "not subinterpreters"
-    core = "sysmon"
-    if python_version(session) < (3, 14):
-        # sys.monitoring sees branches from 3.14 on. coverage takes sys.settrace before that, which
-        # the tests of interrupts need for themselves.
-        core = "ctrace"
-        selected += " and not interrupt"
+    # sys.monitoring sees branches from 3.14 on. coverage takes sys.settrace before that.
+    core = "sysmon" if python_version(session) >= (3, 14) else "ctrace"
+    if python_version(session) < (3, 12):
+        selected += " and not interrupt"  # these tests need sys.settrace for themselves there
     data = Path(session.create_tmp()).resolve()
     environment = {"COVERAGE_CORE": core, "COVERAGE_FILE": str(data / ".coverage")}
     session.run("coverage", "erase", env=environment)
