@@ -48,9 +48,6 @@ from aiostream._loops import bridge as loop_bridge
 from aiostream._loops import on_asyncio, on_trio, unwatched
 from aiostream.trace import Await
 
-AWAITS = str(_awaits.__file__)
-"""The file of what metrics and traces share."""
-
 # --------------------------------------------------------------------------------------- the driver
 
 

@@ -264,6 +264,6 @@ def test_interrupt_at_any_place_of_an_alarm_leaves_none_armed(
     strike(1)
     before = descriptors()
     assert count > 5
-    for number in sample(count, 30, f"{kind} {function.__name__}"):
+    for number in sample(count, 30, kind):
         where = strike(number).where
         assert descriptors() <= before, where

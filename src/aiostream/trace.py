@@ -367,8 +367,8 @@ class Recording:
             self._records.clear()
             self._begun = dropped
         if self._path is not None:
-            # Behind the releaser, which may be writing what was there before. Suppressed if the body
-            # has raised, because its error says what went wrong.
+            # Behind the releaser, which may be writing what was there before. If the body has
+            # raised, its error says what went wrong.
             with self._saving, contextlib.suppress(*([OSError] if error is not None else [])):
                 self.write(self._path)
 
