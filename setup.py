@@ -5,6 +5,7 @@
 
 import os
 import re
+import sys
 import sysconfig
 import tomllib
 from glob import glob
@@ -12,9 +13,13 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-# One abi3 wheel serves every ordinary Python >= 3.11. The free-threaded builds have no limited API
-# (Python.h says #error), so their wheels are version-specific.
+# An abi3 wheel serves the ordinary Python that builds it and all later ones. Not earlier ones, and
+# so the published wheels come from 3.11: from 3.12 on, `None` is immortal, and Python.h's
+# Py_RETURN_NONE takes no reference to it, also if it is asked for the limited API of 3.11. Python
+# 3.11 would die of that. The free-threaded builds have no limited API (Python.h says #error), so
+# their wheels are version-specific.
 limited = not sysconfig.get_config_var("Py_GIL_DISABLED")
+version = sys.version_info
 compile_args = ["-std=c11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 link_args = ["-pthread"]
 if os.environ.get("AIOSTREAM_DEBUG", "0") in ("", "0"):
@@ -25,7 +30,7 @@ native = Extension(
     "aiostream._native",
     sources=sorted(glob("src/aiostream/native/*.c")),
     depends=sorted(glob("src/aiostream/native/*.h")),
-    define_macros=[("Py_LIMITED_API", "0x030b0000")] if limited else [],
+    define_macros=[("Py_LIMITED_API", f"0x03{version.minor:02x}0000")] if limited else [],
     extra_compile_args=compile_args,
     extra_link_args=link_args,
     py_limited_api=limited,
@@ -60,5 +65,5 @@ setup(
     ext_modules=[native, simulator],
     long_description=readme(),
     long_description_content_type="text/markdown",
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if limited else {},
+    options={"bdist_wheel": {"py_limited_api": f"cp3{version.minor}"}} if limited else {},
 )

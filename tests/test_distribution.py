@@ -7,6 +7,9 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import runpy
+import sys
+import sysconfig
 import tomllib
 import zlib
 from pathlib import Path
@@ -131,6 +134,24 @@ def test_demo_imports_the_dependencies_alone(driver_kind: str) -> None:
         assert {name for name in others if not name.startswith("_cython")} <= allowed, others
         """
     assert "balanced" in succeed(driver_kind, script)
+
+
+def test_a_wheel_is_for_no_older_python_than_the_one_that_builds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From 3.12 on, Python.h makes code that breaks the reference counts of 3.11."""
+    setuptools = pytest.importorskip("setuptools")
+    if not (ROOT / "setup.py").exists():
+        pytest.skip("setup.py is not beside the tests")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        pytest.skip("this Python has no limited API")
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **options: given.update(options))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    minor = sys.version_info.minor
+    assert given["options"]["bdist_wheel"] == {"py_limited_api": f"cp3{minor}"}
+    assert given["ext_modules"][0].define_macros == [("Py_LIMITED_API", f"0x03{minor:02x}0000")]
 
 
 def test_console_script_is_the_command_line(driver_kind: str, project: dict[str, Any]) -> None:
