@@ -145,10 +145,10 @@ class Clients:
             worker for began, status, worker in self.answers if status == 200 and began >= since
         )
 
-    def lose_a_worker(self, fault: Ask, log: Path, patience: float = 60, then: int = 200) -> None:
+    def lose_a_worker(self, fault: Ask, log: Path, patience: float = 60, then: int = 50) -> None:
         """Has one of two workers lose its context, and waits until another one has replaced it."""
         self.began = time.monotonic()
-        assert settle(lambda: sum(self.workers(self.began).values()) > 100, patience)
+        assert settle(lambda: sum(self.workers(self.began).values()) > 50, patience)
         self.faulted = time.monotonic()
         # The worker may end before it has answered.
         with contextlib.suppress(httpx.TransportError), self._client() as client:

@@ -185,7 +185,13 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        pytest.param(mistake, marks=[] if number < 3 else pytest.mark.slow)
+        for number, mistake in enumerate(MISTAKES)
+    ],
+)
 def test_mistakes_are_found(mistake: str, objects: dict[str, Path], tmp_path: Path) -> None:
     """The check itself is checked: with these mistakes in the library's code it must complain."""
     file, change, scenario, complaint = MISTAKES[mistake]
