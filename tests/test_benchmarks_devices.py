@@ -67,6 +67,7 @@ def measured(driver_kind: str, folder: Path, *arguments: str) -> tuple[str, list
     return done.stdout, rows
 
 
+@pytest.mark.slow
 def test_several_processes_share_a_gpu(driver_kind: str, tmp_path: Path) -> None:
     _, rows = measured(driver_kind, tmp_path, "--share", "2")
     assert [row["way"] for row in rows] == ["1 on this GPU", "2 on this GPU"] * 2
