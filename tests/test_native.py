@@ -106,7 +106,7 @@ def build_and_run(
     print(ran.stdout)
 
 
-# Here is the sample that runs by default too.
+# The shorter one runs by default.
 STRESS = ["stress", pytest.param("stress_waits", marks=pytest.mark.slow)]
 
 
