@@ -156,6 +156,25 @@ def test_policy_in_virtual_time(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
 
 
+# The model of one list has functions of its own in place of these.
+VIRTUAL = ["now_ns", "waker_wake_before", "waker_oversleep", "read", "write", "timerfd_settime"]
+
+
+def test_model_of_one_list_in_virtual_time(tmp_path: Path) -> None:
+    """Promise 16 for each of several waits on a stream, after each step of random schedules."""
+    program = tmp_path / "one_list"
+    wraps = [f"-Wl,--wrap={name}" for name in VIRTUAL]
+    sources: list[Path | str] = [NATIVE / name for name in DRIVER_SIDE]
+    try:
+        compiled = compile_c([TESTS / "native" / "one_list.c", *sources, "-lm"], program, wraps)
+    except FileNotFoundError:
+        pytest.skip("there is no gcc here")
+    assert compiled.returncode == 0, compiled.stderr
+    ran = run_command([str(program), str(chosen_seconds(0.5)), str(chosen_seed())])
+    assert (ran.returncode, ran.stderr) == (0, ""), f"{ran.stdout}\n{ran.stderr}"
+    print(ran.stdout)
+
+
 def test_only_the_module_knows_python() -> None:
     sources = sorted(NATIVE.glob("*.[ch]"))
     assert {path.name for path in sources} >= {*DRIVER_SIDE, "module.c", "module_waits.c", "base.h"}

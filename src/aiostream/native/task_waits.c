@@ -24,10 +24,10 @@ static bool is_legacy(const void *stream) { return (uintptr_t)stream <= 1; }
 
 /* --- leaving --- */
 
-/* Leaves a wait to a timer or the watcher. Its next holder may end it before this returns. */
+/* Leaves a wait to a timer or the watcher, which looks at it at `due`. Its next holder may end it
+ * before this returns. */
 static void leave(struct wait *wait, enum holder holder, int64_t due) {
     int expected = HELD_BY_TASK_LISTED;
-    wait->due = due;
     if (atomic_load(&wait->holder) == HELD_BY_TASK_LISTED) {
         /* The watcher still lists it, and has to come by. This is written before the exchange,
          * because after it the list may be freed. If the watcher comes in between, it unlists the
@@ -70,6 +70,7 @@ static bool leave_as_planned(struct wait *wait, const struct plan *plan, const s
 enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     struct load load = wait_load(wait);
     int64_t start = atomic_load(&wait->start);
+    atomic_store(&wait->polled, now);
     struct plan plan = wait->strategy->plan(&wait->forecast->prediction, now - start, &load);
     /* The ticket must be there before the next holder may fire it. Without memory for one the task
      * goes on polling, which needs none. */
@@ -79,7 +80,6 @@ enum stage wait_polls_on(struct wait *wait, int64_t now, uint64_t *ticket) {
     if (plan.stage == STAGE_TASK || !wait->ticket) {
         wait->poll_until =
             plan.until == INT64_MAX || plan.stage != STAGE_TASK ? INT64_MAX : start + plan.until;
-        wait->polled = now;
         return STAGE_TASK;
     }
     if (leave_as_planned(wait, &plan, &load)) return plan.stage;

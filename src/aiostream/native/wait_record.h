@@ -37,8 +37,8 @@ struct wait_list {
     struct wait *first, *last;         /* in the order of their records */
     struct wait_list *next, *previous; /* among the lists with waits */
     bool active;
-    int64_t next_poll;
-    bool exact; /* an end is expected then */
+    int64_t next_poll, looked; /* the next look and the last */
+    bool exact;                /* an end is expected then */
     /* The latest time for that look by the bound, whatever the gap between passes has become
      * since. */
     int64_t latest;
@@ -95,13 +95,11 @@ struct wait {
     _Atomic int64_t start;       /* when its work began, as far as is known */
     _Atomic int64_t start_slack; /* the work may have begun so much earlier */
     _Atomic int64_t pending_at;  /* the last time at which a poll saw it pending; 0: never */
-    /* When the watcher is to look first. The task writes it before it leaves the wait, the watcher
-     * takes it. */
-    _Atomic int64_t due;
     /* 0: no task waits for it now. The watcher reads it of all that it lists. */
     _Atomic uint64_t ticket;
-    int over_status;            /* written before OVER_LISTED */
-    int64_t poll_until, polled; /* used by the task while it polls, ns */
+    int over_status;        /* written before OVER_LISTED */
+    int64_t poll_until;     /* used by the task while it polls, ns */
+    _Atomic int64_t polled; /* its last poll, or its last plan; the watcher reads it */
     int polls;
     /* the loop polls it when its timer is due, and does not resume the task for that */
     bool look_at_due;

@@ -149,19 +149,30 @@ static void take_first_off(struct wait_list *list) {
     if (!list->first) list->last = NULL;
 }
 
+/* of the watcher, or of its task or loop before that */
+static int64_t last_look(const struct wait *wait) {
+    int64_t seen = atomic_load(&wait->pending_at), polled = atomic_load(&wait->polled);
+    return seen > polled ? seen : polled;
+}
+
 /* A wait that began just now may be over as soon as an old one before it. So the bound holds for
- * the youngest wait of a list too. */
-static int64_t bound_by_latest(const struct wait_list *list, int64_t time, int64_t now) {
+ * the youngest wait with a task too, from the last look at it or at an older one. */
+static int64_t bound_by_latest(const struct wait_list *list, int64_t time) {
     const struct wait *latest = list->last;
-    if (latest == list->first || !latest->ticket) return time;
-    int64_t age = now > latest->began ? now - latest->began : 0,
+    if (!latest->ticket)
+        for (const struct wait *wait = list->first; wait; wait = wait->next)
+            if (wait->ticket) latest = wait;
+    if (!latest->ticket) return time;
+    int64_t own = last_look(latest), looked = own > list->looked ? own : list->looked,
+            age = looked > latest->began ? looked - latest->began : 0,
             bound = latest->began + policy_latest_look(age, active_count);
     return bound < time ? bound : time;
 }
 
-/* When to poll a list whose oldest wait was pending. It may hand that wait back, and then the list
- * may be without one. */
-static int64_t schedule(struct wait_list *list, int64_t now) {
+/* When to poll a list whose oldest wait was pending at `looked`, or, for 0, at its own last poll.
+ * It may hand that wait back, and then the list may be without one. If the age were that of now,
+ * and not that of the last look, the watcher would pass over a look for which it has just woken. */
+static int64_t schedule(struct wait_list *list, int64_t looked) {
     struct wait *wait;
     list->exact = false;
     list->latest = NEVER;
@@ -173,14 +184,15 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
             continue;
         }
         note_start(wait);
-        int64_t start = atomic_load(&wait->start), age = now > start ? now - start : 0;
+        int64_t start = atomic_load(&wait->start), seen = looked ? looked : last_look(wait),
+                age = seen > start ? seen - start : 0;
         struct load load = wait_load(wait);
         list->loop_lag = load.loop_lag_ns;
         if (holder == HELD_BY_TIMER) {
             list->latest = start + policy_latest_pass(age, load.loop_lag_ns);
             int64_t guard = policy_guard(&wait->forecast->prediction, age,
                                          wait->timer_entry.time - start, &load);
-            if (guard != NEVER) return bound_by_latest(list, start + guard, now);
+            if (guard != NEVER) return bound_by_latest(list, start + guard);
             take_first_off(list);
             unlist_to_timer(wait);
             continue;
@@ -192,7 +204,7 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
         struct plan plan = wait->strategy->plan(&wait->forecast->prediction, age, &load);
         if (plan.stage == STAGE_WATCHER) {
             list->exact = plan.exact;
-            return bound_by_latest(list, start + plan.at, now);
+            return bound_by_latest(list, start + plan.at);
         }
         if (plan.stage == STAGE_TIMER) {
             /* As a timer would: guard looks before, and awake when the task is to be woken. */
@@ -200,7 +212,7 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
                     guard = policy_guard(&wait->forecast->prediction, age, wake, &load);
             if (wake > age) {
                 list->exact = wake < guard;
-                return bound_by_latest(list, start + (guard < wake ? guard : wake), now);
+                return bound_by_latest(list, start + (guard < wake ? guard : wake));
             }
         }
         take_first_off(list);
@@ -212,24 +224,14 @@ static int64_t schedule(struct wait_list *list, int64_t now) {
     return NEVER;
 }
 
-/* When to poll a list whose first wait was left just now. It may be due already, if the watcher
- * slept until then. */
-static int64_t schedule_new(struct wait_list *list, int64_t now) {
-    int64_t at = schedule(list, now);
-    if (!list->first) return at;
-    /* its task may be just leaving it again */
-    int64_t due = atomic_exchange(&list->first->due, NEVER);
-    return due < at ? due : at;
-}
-
-/* The next look comes no later than `time`, and no later than it was due. For the bound, the time
- * of the last look counts. */
-static void poll_by(struct wait_list *list, int64_t time) {
+/* A wait has come to the list. The next look comes no later for that. */
+static void schedule_new(struct wait_list *list) {
+    int64_t time = schedule(list, 0);
     if (time < list->next_poll) list->next_poll = time;
 }
 
 /* The newest lie on top of the stack. */
-static void take_new_waits(int64_t now) {
+static void take_new_waits(void) {
     struct wait *wait = atomic_exchange(&new_waits, NULL), *oldest = NULL;
     while (wait) {
         struct wait *next = wait->next;
@@ -244,8 +246,7 @@ static void take_new_waits(int64_t now) {
         atomic_fetch_add(&list->refs, 1);
         if (!list->active) activate(list);
         insert(list, wait);
-        /* The watcher has looked at a list without a task at ever longer intervals. */
-        if (list->first == wait || !list->first->ticket) poll_by(list, schedule_new(list, now));
+        schedule_new(list);
         if (!list->first) deactivate(list);
         wait_list_unref(list);
     }
@@ -255,17 +256,17 @@ static void take_new_waits(int64_t now) {
 
 static int poll_due(struct wait_list *list, int64_t now) {
     int polls = 0;
-    bool revisit = atomic_exchange(&list->revisit, false);
-    if (revisit) poll_by(list, schedule_new(list, now));
+    if (atomic_exchange(&list->revisit, false)) schedule_new(list);
     if (list->next_poll > now + TOGETHER_NS) return 0;
     polls = poll_list(list, now);
+    list->looked = now;
     list->next_poll = schedule(list, now);
     return polls;
 }
 
 int64_t waits_poll(int64_t now) {
     atomic_store(&some_revisit, false);
-    if (atomic_load(&new_waits)) take_new_waits(now);
+    if (atomic_load(&new_waits)) take_new_waits();
     /* the next pass for looks that are exact, and for the others; by the bound */
     int64_t next[2] = {NEVER, NEVER}, latest = NEVER;
     int64_t loop_lag = NEVER;
@@ -316,7 +317,7 @@ static void fail_list(struct wait_list *list, int status) {
 }
 
 void waits_fail(struct context *context, int status) {
-    take_new_waits(now_ns());
+    take_new_waits();
     for (struct wait_list *list = active, *following; list; list = following) {
         following = list->next;
         if (list->context != context) continue;
