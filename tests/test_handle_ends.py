@@ -27,6 +27,20 @@ async def test_into_raw_in_the_function_of_enqueue_async() -> None:
     Stream.from_raw(handle).close()
 
 
+async def test_into_raw_in_functions_that_call_each_other() -> None:
+    """At any depth, because a wait for the thread's own call would never end."""
+    streams = [Stream() for _ in range(40)]
+
+    def nested(stream: Stream, *rest: Stream) -> object:
+        return rest[0].enqueue_async(nested, *rest[1:]) if rest else stream.into_raw()
+
+    for depth in (31, 32, 33, 40):
+        with pytest.raises(RuntimeError, match="this thread itself"):
+            await streams[0].enqueue_async(nested, *streams[1:depth])
+    for stream in streams:
+        stream.close()
+
+
 async def test_into_raw_of_the_owner_while_a_lent_stream_is_used() -> None:
     stream = Stream()
     lent = stream.to_borrowed()

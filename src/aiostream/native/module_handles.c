@@ -80,23 +80,27 @@ static void Handle_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* What this thread has pinned and not yet unpinned. If it waited for the end of one of these, it
- * would wait for itself. A pin that does not fit is not found, and is waited for. */
+/* What this thread has pinned and not yet unpinned, which is last first. If it waited for the end
+ * of one of these, it would wait for itself. While there are more than fit, each may be one of
+ * them. */
+enum { MOST_PINS = 32 };
 static _Thread_local struct {
-    const struct handle *handles[32];
-    int count;
+    const struct handle *handles[MOST_PINS];
+    int noted, count; /* in the array, and all */
 } own_pins;
 
 static bool is_pinned_here(const struct handle *handle) {
-    for (int i = 0; i < own_pins.count; i++)
+    for (int i = 0; i < own_pins.noted; i++)
         if (handle_is_part_of(own_pins.handles[i], handle)) return true;
-    return false;
+    return own_pins.count > own_pins.noted;
 }
 
 static void note_unpinned(const struct handle *handle) {
-    int i = own_pins.count - 1;
+    if (own_pins.count-- > own_pins.noted) return; /* the latest is the first to go */
+    int i = own_pins.noted - 1;
     while (i >= 0 && own_pins.handles[i] != handle) i--;
-    if (i >= 0) own_pins.handles[i] = own_pins.handles[--own_pins.count];
+    if (i >= 0) own_pins.handles[i] = own_pins.handles[--own_pins.noted];
+    if (own_pins.count == 0) own_pins.noted = 0;
 }
 
 /* Python may raise a KeyboardInterrupt as soon as a method has returned. So a pin is noted in a
@@ -114,8 +118,7 @@ static PyObject *Handle_pin(PyObject *self, PyObject *held) {
     if (refuse_in_child()) return NULL;
     int pinned = pin_noted(handle, held);
     if (pinned < 0) return NULL;
-    if (pinned && own_pins.count < (int)(sizeof own_pins.handles / sizeof *own_pins.handles))
-        own_pins.handles[own_pins.count++] = handle;
+    if (pinned && own_pins.count++ < MOST_PINS) own_pins.handles[own_pins.noted++] = handle;
     return PyBool_FromLong(pinned);
 }
 
