@@ -195,6 +195,40 @@ def test_async_tests_of_other_plugins_are_checked(tmp_path: Path, plugin: str, m
     assert "1 failed, 2 passed, 1 error" in last_line(done), done.stdout
 
 
+def test_a_loop_that_outlives_a_test_has_no_turn_at_its_end(tmp_path: Path) -> None:
+    suite = """
+    import asyncio
+    import aiostream
+    import pytest
+    from aiostream.testing import spin
+
+    pytestmark = pytest.mark.asyncio(loop_scope="session")
+    stream = []
+
+    @pytest.mark.cuda_ledger_off("makes the stream of all tests")
+    async def test_lengths_are_learnt():
+        stream.append(aiostream.Stream())
+        for _ in range(8):
+            await stream[0].enqueue_async(spin, 0.01)
+
+    async def test_request_that_is_cancelled():
+        assert stream[0].enqueue_async(spin, 0.01).cancel()
+
+    async def test_request_that_times_out():
+        spin(stream[0], 0.01)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await stream[0].synchronize_async()
+
+    async def test_end():
+        stream.pop().close()
+    """
+    scope = ("-o", "asyncio_default_fixture_loop_scope=session")
+    done = pytest_of(tmp_path, suite, "-p", "asyncio", *scope, "--aiostream=simulator")
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in last_line(done), done.stdout
+
+
 def test_simulator_is_used_where_gpus_are_hidden(tmp_path: Path) -> None:
     suite = "import aiostream\n\ndef test_it():\n    assert aiostream.Device.count() == 1\n"
     done = pytest_of(tmp_path, suite, "--aiostream=simulator", CUDA_VISIBLE_DEVICES="")

@@ -116,6 +116,15 @@ async def test_ledger_in_a_coroutine_does_not_wait_for_a_turn_of_the_loop() -> N
                 assert await stream.enqueue_async(lambda stream: [stream]) == [stream]
 
 
+async def test_ledger_in_a_coroutine_waits_for_what_cancelled_waits_have_waited_for() -> None:
+    """The loop has no turn while the block ends."""
+    async with Stream() as stream:
+        for _ in range(8):  # so that the loop's timer has the waits
+            await stream.enqueue_async(spin, 0.004)
+        with ledger():
+            assert stream.enqueue_async(spin, 0.004).cancel()
+
+
 async def test_ledger_names_work_whose_future_was_cancelled() -> None:
     async with Stream() as stream:
         with Gate() as gate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,8 @@ import anyio
 import pytest
 
 import internals
-from aiostream import Stream
-from support import Gate, cases_on_loops
+from aiostream import Stream, drain
+from support import Gate, cases_on_loops, settle, spin
 from waiters import (
     THINGS,
     Waiter,
@@ -194,6 +195,55 @@ async def test_cancelled_waits_lose_no_records(stage: str, thing: str) -> None:
     await until(lambda: counts().pending == 0)
     waiter.close()
     other.close()
+
+
+@pytest.mark.parametrize("wait", ["auto", "event"])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("call", ["enqueue_async", "synchronize_async"])
+def test_cancelled_waits_end_while_their_loop_is_idle(call: str, known: bool, wait: str) -> None:
+    """A loop that is not closed, but does not run, as between two tests of one session's loop."""
+
+    class Buffer:
+        pass
+
+    def use(stream: Stream, buffer: object) -> None:
+        spin(stream, 0.004)
+
+    async def request() -> weakref.ref[Buffer]:
+        for _ in range(8 if known else 0):
+            await stream.enqueue_async(use, None)
+        buffer = Buffer()
+        if call == "enqueue_async":
+            future = stream.enqueue_async(use, buffer)
+        else:
+            spin(stream, 0.004)
+            future = asyncio.ensure_future(stream.synchronize_async())
+            await asyncio.sleep(0)
+        assert future.cancel()
+        await asyncio.gather(future, return_exceptions=True)
+        return weakref.ref(buffer)
+
+    stream = Stream(wait=wait)
+    with asyncio.Runner() as runner:
+        buffer = runner.run(request())
+        assert settle(lambda: buffer() is None)
+        assert asyncio.run(drain(5))
+        runner.run(asyncio.sleep(0))
+    stream.close()
+
+
+async def test_cancelled_future_does_not_settle_those_before_it() -> None:
+    """Another thread learns of its end, while the futures of its stream belong to this loop."""
+    async with Stream() as stream:
+        with Gate() as gate:
+            gate.hold(stream)
+            first = stream.enqueue_async(lambda _: 1)
+            second = stream.enqueue_async(lambda _: 2)
+            third = stream.enqueue_async(lambda _: 3)
+            assert second.cancel()
+            gate.open()
+            assert (await third, first.result()) == (3, 1)
+        assert await drain(5)
 
 
 # --------------------------------------------------------------------------- trio's checkpoint rule

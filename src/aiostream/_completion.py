@@ -28,7 +28,7 @@ class SettledFuture(Protocol):
 class PolledFuture(SettledFuture, Protocol):
     """A loop's future whose awaiting task can poll the work itself."""
 
-    point: EventCompletion | None  # None: an awaiting task leaves the polling to others
+    point: EventCompletion | None  # it is cancelled with the future
 
     def wake(self) -> None:
         """Wakes a task that awaits the future, because it is done or its end is near.
@@ -303,7 +303,7 @@ class OrderedCompletion(Completion):
 class EventCompletion(OrderedCompletion):
     """A completion that ends by an event behind the work.
 
-    Threads: as `Completion`.
+    Threads: as `Completion`, and the janitor's once it is cancelled.
     """
 
     __slots__ = ("reserved",)
@@ -331,6 +331,19 @@ class EventCompletion(OrderedCompletion):
         self.place = None
         self.reserved = reserved
         self.in_order = False
+
+    def cancel(self) -> None:
+        """Also leaves the rest to the watcher and the janitor, because its loop may not run soon.
+
+        Threads: the loop's.
+        """
+        super().cancel()
+        # First, because from the last step on the janitor may complete this. It must not settle
+        # what other tasks of this loop await.
+        self._leave_order()
+        self.order, self.in_order = None, False
+        self.reserved.take(True)  # from the loop; what it answers is dropped at once
+        _native.orphan(self.reserved.ticket)
 
     def come_near(self) -> None:
         """Wakes a task that awaits the future, so that it polls in place of the loop."""

@@ -127,7 +127,7 @@ def deliver(backlog: list[int | _native.Wait], orphaned: bool = False) -> None:
     Args:
         backlog: `ticket, code, ticket, code, ...`, with a `Wait` for a code if the watcher hands a
             wait back. See `_native.drain`.
-        orphaned: The queue has no loop any more. This is the janitor's thread.
+        orphaned: The loop is gone, or no task waits any more. This is the janitor's thread.
 
     Threads: the thread that drains this queue: its loop's, or the janitor's.
     """

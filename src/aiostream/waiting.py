@@ -27,7 +27,6 @@ __all__ = ["default_wait", "set_default_wait"]
 _FIRST_TICKET = _native.FIRST_TICKET
 _Wait = _native.Wait
 _STAGE_TASK = _native.STAGE_TASK
-_STAGE_WATCHER = _native.STAGE_WATCHER
 # The number of each strategy in native code. In a wait, numbers are compared faster than members.
 _MODES = {WaitStrategy(name): number for number, name in enumerate(_native.WAIT_STRATEGIES)}
 BY_HOST_FUNCTION = _MODES[WaitStrategy.HOSTFUNC]
@@ -245,6 +244,8 @@ async def synchronize_async(self: Awaitable) -> None:
             watched.cancel()
         if isinstance(answer, _Wait):
             answer.drop()
+        elif answer is not None:
+            _native.orphan(answer)
         raise
     _driver.raise_for(
         answer, "cuEventQuery" if reference.is_event else "cuStreamQuery", reference.name
@@ -285,7 +286,7 @@ def enqueue(
         _driver.raise_for(reserved, refused, reference.name)
         raise AssertionError("a reservation is refused with an error")
     future = bridge.new_polled_future()
-    completion = EventCompletion(
+    future.point = completion = EventCompletion(
         future, reference.name, context_id, bridge.orders, reserved, keepalive
     )
     # Before `call`, because the ticket may fire as soon as the event is recorded, and a ticket that
@@ -307,9 +308,6 @@ def enqueue(
             bridge.poll_soon()
         _driver.raise_for(refusal, "cuEventRecord", reference.name, _arming.LEFT_CAPTURING)
         completion.enter_order(order_key(reference))
-        # A task that awaits the future may poll, unless the watcher has the wait until the end.
-        if stage != _STAGE_WATCHER:
-            future.point = completion
     except BaseException:
         # No caller gets the future, but what `call` has enqueued may be in flight. An interrupt may
         # cut each of these steps short. None of them may release what the GPU still uses.

@@ -178,11 +178,22 @@ static void drop(struct task *task, struct wait *wait) {
     *task = (struct task){0};
 }
 
+static void end_orphan(int context, int64_t status) {
+    relaxed_add(&orphaned, 1);
+    relaxed_add(&outstanding[context], -1);
+    struct wait *wait = wait_handed_back(status);
+    if (wait) wait_drop(wait);
+}
+
 static bool emit(void *unused, uint64_t ticket, int64_t status, bool complete) {
     (void)unused;
     int context;
     if (chance(100) == 0) return false; /* as a drain that runs out of memory does */
     struct task *task = taken(ticket, &context);
+    if (!task) { /* it was left just after it had come */
+        end_orphan(context, status);
+        return true;
+    }
     REQUIRE(complete, "a watched ticket failed without being passed");
     REQUIRE(task->state == WATCHED && task->ticket == ticket,
             "a task was delivered a ticket that is not its own");
@@ -209,10 +220,7 @@ static bool emit_orphan(void *unused, uint64_t ticket, int64_t status, bool comp
     int context;
     if (chance(100) == 0) return false;
     taken(ticket, &context);
-    relaxed_add(&orphaned, 1);
-    relaxed_add(&outstanding[context], -1);
-    struct wait *wait = wait_handed_back(status);
-    if (wait) wait_drop(wait);
+    end_orphan(context, status);
     return true;
 }
 
@@ -348,9 +356,17 @@ static void await_future(struct loop *loop, struct task *task) {
 
 static void leave(struct task *task) {
     drop_taken(task);
-    if (task->state == SPINNING) drop(task, task->wait);
-    else if (task->state == WATCHED)
+    if (task->state == SPINNING) {
+        drop(task, task->wait);
+    } else if (task->state == WATCHED && chance(2)) {
         task->cancelled = true; /* it stays registered until its ticket is delivered */
+    } else if (task->state == WATCHED) {
+        tickets[task->ticket & 0xffffff].task = NULL;
+        if (task->future && wait_take_future(task->record, task->ticket))
+            wait_drop_future(task->record, task->ticket);
+        wait_orphan(task->ticket);
+        *task = (struct task){0};
+    }
 }
 
 /* Whatever wakes its loop: a wait that is over must not be known to its task alone. */

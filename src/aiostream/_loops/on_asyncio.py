@@ -227,7 +227,7 @@ class AsyncioFuture(asyncio.Future[Any]):
     # The maker sets these, because a constructor in Python would take longer than asyncio's.
     __slots__ = ("point", "polled", "waiter")
 
-    point: EventCompletion | None  # None: an awaiting task leaves the polling to others
+    point: EventCompletion | None  # it is cancelled with the future
     polled: _native.Wait | None  # while an awaiting task polls it
     # Where an awaiting task waits until the end is near. At most one task, because one that polls
     # suffices. The others wait as for any future.
@@ -304,7 +304,10 @@ class AsyncioFuture(asyncio.Future[Any]):
     def cancel(self, msg: Any = None) -> bool:
         """See `asyncio.Future`."""
         self._leave()
-        return super().cancel(msg)
+        cancelled = super().cancel(msg)
+        if cancelled and (point := getattr(self, "point", None)) is not None:
+            point.cancel()
+        return cancelled
 
     def _leave(self) -> None:
         # The future is about to be done. The task stops polling and continues in its next turn.

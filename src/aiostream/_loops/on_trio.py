@@ -249,6 +249,8 @@ class TrioFuture(OwnFuture):
             self.polled.drop()
         self._message = msg
         self._settle("cancelled")
+        if self.point is not None:
+            self.point.cancel()
         return True
 
     def _set_result(self, result: Any) -> None:

@@ -579,6 +579,12 @@ static PyObject *native_fire_alarm(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *native_orphan(PyObject *self, PyObject *ticket) {
+    (void)self;
+    if (!is_child()) wait_orphan(PyLong_AsUnsignedLongLongMask(ticket));
+    Py_RETURN_NONE;
+}
+
 static PyObject *native_make_helpers(PyObject *self, PyObject *args) {
     (void)self;
     int index, status;
@@ -647,6 +653,8 @@ static PyMethodDef wait_functions[] = {
      "Appends to a list a ticket that fires with the code when the context fails; -1: of none."},
     {"fire_alarm", native_fire_alarm, METH_VARARGS,
      "Fires such a ticket with 0, unless it has fired."},
+    {"orphan", native_orphan, METH_O,
+     "No task waits for a ticket any more: the watcher and the janitor see to its end."},
     {"make_helpers", native_make_helpers, METH_VARARGS,
      "Makes a context's helper streams; may block. The driver's code."},
     {"helpers", native_helpers, METH_VARARGS,

@@ -12,6 +12,7 @@
  *   ARMED --watcher------------> ARMED|FAILED|QUEUED
  *   ARMED --capture began------> QUARANTINED (never used again)
  *   ARMED --driver refused-----> 0
+ *   ARMED --its task has gone--> ARMED|ORPHANED, and the rest as without it
  *
  *   ARMED|FAILED|QUEUED --drain----------> ARMED|FAILED (leaked) --fire--> +FIRED|QUEUED
  *   ARMED|FAILED|QUEUED --fire-----------> +FIRED --drain--> 0
@@ -36,7 +37,8 @@ enum {
     QUEUED = 16,
     DISARMED = 32,
     QUARANTINED = 64,
-    OWED = 128
+    OWED = 128,
+    ORPHANED = RESERVED /* of a slot that is armed: what comes is the janitor's */
 };
 enum { SLOT_BITS = 24, CHUNK_SLOTS = 1024, MAX_CHUNKS = (1 << SLOT_BITS) / CHUNK_SLOTS };
 _Static_assert(FIRST_TICKET == 1 << SLOT_BITS, "generations begin with 1");
@@ -169,6 +171,15 @@ void point_unreserve(uint64_t ticket) {
 
 /* --- firing --- */
 
+struct queue *point_orphan(uint64_t ticket) {
+    struct slot *slot = slot_at(ticket);
+    struct queue *queue = slot ? slot->queue : NULL; /* of this ticket if the transition succeeds */
+    int before;
+    bool orphaned =
+        queue && transition(slot, ticket, ARMED, FIRED | FAILED | ORPHANED, 0, ORPHANED, &before);
+    return orphaned ? queue : NULL;
+}
+
 static bool awaits_firing(uint64_t ticket) {
     struct slot *slot = slot_at(ticket);
     if (!slot) return false;
@@ -207,7 +218,7 @@ static bool fire(uint64_t ticket, int64_t status) {
             if (is_counted(slot)) atomic_fetch_add(&counters[POINTS_FIRED], 1);
             if (before & FAILED) atomic_fetch_sub(&counters[POINTS_LEAKED], 1);
             else if (!in_graph(slot) && slot->context) context_drop_pending(slot->context);
-            queue_push(queue, &slot->entry);
+            queue_push(before & ORPHANED ? queue_orphans() : queue, &slot->entry);
             queue_unref(queue);
             return true;
         }
@@ -523,7 +534,7 @@ void points_fail(struct context *context, int status) {
              * that loop. */
             struct queue *queue = slot->queue;
             queue_ref(queue);
-            queue_push(queue, &slot->entry);
+            queue_push(before & ORPHANED ? queue_orphans() : queue, &slot->entry);
             queue_unref(queue);
         }
     }

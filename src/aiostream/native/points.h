@@ -41,6 +41,9 @@ void point_set_foreign(uint64_t ticket, host_function, void *data);
 void point_set_sync_mode(uint64_t ticket, int mode);
 void point_unreserve(uint64_t ticket); /* gives back a ticket that was reserved and never armed */
 int point_arm(uint64_t ticket, void *stream);
+/* What comes for the ticket goes to the orphans' queue. The queue that it would have gone to, or
+ * NULL: it has come already. */
+struct queue *point_orphan(uint64_t ticket);
 /* the driver may still come to the point, or its consumer has not seen its end */
 bool point_is_live(uint64_t ticket);
 int64_t points_pending(void);

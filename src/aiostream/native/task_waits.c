@@ -294,15 +294,29 @@ bool waits_are_due(struct queue *queue) {
     return queue_polled_waits(queue)->first || timer_is_due(queue_timer(queue), now_ns());
 }
 
+/* The caller has taken it out of its timer. */
+static void leave_timer(struct wait *wait) {
+    int expected = HELD_BY_TIMER;
+    atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED);
+    wait_leave_to_watcher(wait);
+}
+
+static bool has_ticket(struct timer_entry *entry, uint64_t ticket) {
+    return atomic_load(&((struct wait *)entry)->ticket) == ticket;
+}
+
+void wait_orphan(uint64_t ticket) {
+    struct queue *queue = point_orphan(ticket);
+    void *wait = queue ? timer_remove(queue_timer(queue), has_ticket, ticket) : NULL;
+    if (wait) leave_timer(wait);
+}
+
 void waits_leave_loop(struct queue *queue) {
     struct timer_entry *left = timer_close(queue_timer(queue));
     while (left) {
         struct wait *wait = (struct wait *)left;
         left = left->next;
-        int expected = HELD_BY_TIMER;
-        if (atomic_compare_exchange_strong(&wait->holder, &expected, HELD_BY_TASK_LISTED))
-            expected = HELD_BY_TASK_LISTED;
-        wait_leave_to_watcher(wait);
+        leave_timer(wait);
     }
     waits_leave_futures(queue);
 }

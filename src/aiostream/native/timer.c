@@ -93,15 +93,14 @@ void timer_wake_by(struct timer *timer, int64_t time) {
     pthread_mutex_unlock(&timer->lock);
 }
 
-bool timer_remove(struct timer *timer, struct timer_entry *entry, const _Atomic int *state,
-                  int wanted) {
+struct timer_entry *timer_remove(struct timer *timer, bool (*is_it)(struct timer_entry *, uint64_t),
+                                 uint64_t argument) {
     pthread_mutex_lock(&timer->lock);
-    struct timer_entry **link = &timer->first, *previous = NULL;
-    while (*link && *link != entry) previous = *link, link = &previous->next;
-    bool found = *link == entry && atomic_load(state) == wanted;
+    struct timer_entry **link = &timer->first, *previous = NULL, *found;
+    while ((found = *link) && !is_it(found, argument)) previous = found, link = &found->next;
     if (found) {
-        *link = entry->next;
-        if (timer->last == entry) timer->last = previous;
+        *link = found->next;
+        if (timer->last == found) timer->last = previous;
         timer->count--; /* the descriptor may wake the loop for nothing */
     }
     pthread_mutex_unlock(&timer->lock);

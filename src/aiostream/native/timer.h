@@ -17,9 +17,10 @@ void timer_open(struct timer *);
 bool timer_is_due(const struct timer *, int64_t now); /* it may be */
 /* false: it has `most` entries, or is closed */
 bool timer_add(struct timer *, struct timer_entry *, int64_t time, int most);
-/* False: the entry was taken already, or is not in this timer, or `*state` is not `wanted`: its
- * owner is still in the middle of adding it. */
-bool timer_remove(struct timer *, struct timer_entry *, const _Atomic int *state, int wanted);
+/* Takes the entry for which `is_it` answers true, under the timer's lock. NULL: it was taken
+ * already, or is not in this timer. */
+struct timer_entry *timer_remove(struct timer *, bool (*is_it)(struct timer_entry *, uint64_t),
+                                 uint64_t argument);
 /* makes the descriptor readable then, even without an entry */
 void timer_wake_by(struct timer *, int64_t time);
 /* takes some entries whose time has come */

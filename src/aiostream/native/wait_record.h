@@ -53,6 +53,7 @@ struct wait_list {
  *   TASK_LISTED    --over--------> OVER_LISTED       (by the task)
  *   TASK_LISTED    --unlisted----> TASK              (by the watcher)
  *   TIMER          --due---------> TASK_LISTED       (by the loop's thread)
+ *   TIMER          --cancelled---> WATCHER           (by the thread that takes it out of its timer)
  *   TIMER          --unlisted----> TASK              (by the watcher: the timer comes before the
  *                                                     next guard look)
  *   TIMER, WATCHER --over--------> the pool          (by the watcher, which fires the ticket)
@@ -99,7 +100,7 @@ struct wait {
     _Atomic uint64_t ticket;
     int over_status;        /* written before OVER_LISTED */
     int64_t poll_until;     /* used by the task while it polls, ns */
-    _Atomic int64_t polled; /* its last poll, or its last plan; the watcher reads it */
+    _Atomic int64_t polled; /* the last look at it, or the plan that followed */
     int polls;
     /* the loop polls it when its timer is due, and does not resume the task for that */
     bool look_at_due;

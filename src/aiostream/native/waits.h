@@ -72,6 +72,9 @@ bool waits_poll_futures(struct queue *);
 /* false: the caller goes on polling */
 bool wait_poll(struct wait *, struct queue *, struct wait_result *);
 void wait_drop(struct wait *); /* its task no longer waits */
+/* The same for one that a timer or the watcher has. The watcher has it then, and its end goes to
+ * the janitor, because its loop may not run for long. Any thread. */
+void wait_orphan(uint64_t ticket);
 /* polls those whose timer is due; by the loop's thread, under RELAXED, before each drain */
 void waits_run_due(struct queue *);
 bool waits_are_due(struct queue *); /* whether there may be any, or futures to poll */

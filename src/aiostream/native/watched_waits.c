@@ -72,13 +72,18 @@ static void settle(struct wait *wait, int status) {
     wait_recycle(wait, status);
 }
 
+static bool is_timers(struct timer_entry *entry, uint64_t wait) {
+    return (uintptr_t)entry == wait &&
+           atomic_load(&((struct wait *)entry)->holder) == HELD_BY_TIMER;
+}
+
 /* Whether the watcher owns a wait whose end it has seen. If a timer has it, it is the task's once
  * the timer is due. `holder` may be old: the task may have polled the wait since then, and be just
  * leaving it to the timer again. Then its entry is in the timer, but the task still uses the record
  * until it has changed the holder. */
 static bool claim(struct wait *wait, int holder) {
     return holder == HELD_BY_WATCHER ||
-           timer_remove(queue_timer(wait->queue), &wait->timer_entry, &wait->holder, HELD_BY_TIMER);
+           timer_remove(queue_timer(wait->queue), is_timers, (uintptr_t)wait);
 }
 
 static void note_start(struct wait *wait) {
@@ -116,6 +121,7 @@ static int poll_list(struct wait_list *list, int64_t now) {
         if (status == CUDA_NOT_READY || !claim(wait, holder)) {
             if (status == CUDA_NOT_READY) {
                 atomic_store(&wait->pending_at, before);
+                atomic_store(&wait->polled, before);
                 if (wait->closed < fence) fence = wait->closed;
             }
             kept = wait;
@@ -149,12 +155,6 @@ static void take_first_off(struct wait_list *list) {
     if (!list->first) list->last = NULL;
 }
 
-/* of the watcher, or of its task or loop before that */
-static int64_t last_look(const struct wait *wait) {
-    int64_t seen = atomic_load(&wait->pending_at), polled = atomic_load(&wait->polled);
-    return seen > polled ? seen : polled;
-}
-
 /* A wait that began just now may be over as soon as an old one before it. So the bound holds for
  * the youngest wait with a task too, from the last look at it or at an older one. */
 static int64_t bound_by_latest(const struct wait_list *list, int64_t time) {
@@ -163,7 +163,7 @@ static int64_t bound_by_latest(const struct wait_list *list, int64_t time) {
         for (const struct wait *wait = list->first; wait; wait = wait->next)
             if (wait->ticket) latest = wait;
     if (!latest->ticket) return time;
-    int64_t own = last_look(latest), looked = own > list->looked ? own : list->looked,
+    int64_t own = atomic_load(&latest->polled), looked = own > list->looked ? own : list->looked,
             age = looked > latest->began ? looked - latest->began : 0,
             bound = latest->began + policy_latest_look(age, active_count);
     return bound < time ? bound : time;
@@ -184,7 +184,8 @@ static int64_t schedule(struct wait_list *list, int64_t looked) {
             continue;
         }
         note_start(wait);
-        int64_t start = atomic_load(&wait->start), seen = looked ? looked : last_look(wait),
+        int64_t start = atomic_load(&wait->start),
+                seen = looked ? looked : atomic_load(&wait->polled),
                 age = seen > start ? seen - start : 0;
         struct load load = wait_load(wait);
         list->loop_lag = load.loop_lag_ns;
