@@ -379,7 +379,7 @@ def start_watcher() -> None:
 
 def stop_watcher() -> None:
     """Stops the watcher thread and waits for the end of its current pass."""
-    _native.watcher_stop()
+    _native.watcher_stop(False)
 
 
 def intercept_hand_back(

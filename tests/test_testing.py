@@ -333,7 +333,8 @@ def test_what_is_pending_fails_before_the_recovery(
             for each in pending:
                 with pytest.raises(aiostream.ContextFailedError) as problem:
                     await asyncio.wait_for(each, 20)
-                assert problem.value.code == (code or 719)
+                # A wait that its task or its loop polls learns of it afterwards.
+                assert problem.value.code in (719, code)
             assert await aiostream.drain(20)
             await stream.completion_future()
             stream.close()

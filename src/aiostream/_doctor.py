@@ -272,8 +272,7 @@ def _driver_and_devices(report: Report) -> bool:
         version = _driver.driver_version()
         devices = [_device(number) for number in range(Device.count())]
     except NoDriverError as error:
-        found = "no GPU found" if str(error).startswith("cuInit") else "no driver found"
-        report.problem("CUDA driver", found, str(error))
+        report.problem("CUDA driver", "no driver, or no GPU that it may use", str(error))
         return False
     except (OSError, ValueError) as error:
         report.problem("environment", str(error), "unset the variable, or set it to one of these")

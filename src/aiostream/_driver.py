@@ -53,13 +53,9 @@ _NO_DRIVER = (
     "`from aiostream import simulator; simulator.install()` before anything else uses CUDA."
 )
 _NO_DEVICE_SEEN = (
-    "cuInit reported CUDA_ERROR_NO_DEVICE (100): the driver finds no GPU, because the environment "
+    "cuInit reported {code.name} ({code:d}): the driver finds no GPU, because the environment "
     "variable CUDA_VISIBLE_DEVICES is {visible!r}. It hides every GPU that it does not name, "
-    "simulated ones too. Unset it, or name a GPU"
-)
-_NAMED_TWICE = (
-    "cuInit reported CUDA_ERROR_INVALID_DEVICE (101), because the environment variable "
-    "CUDA_VISIBLE_DEVICES is {visible!r}. Name each GPU once, or unset it"
+    "simulated ones too. Unset it, or name each GPU once"
 )
 _TRY_SIMULATOR = ". Without a GPU, set AIOSTREAM_SIMULATOR=1"
 _NO_SIMULATED_DEVICE = (
@@ -204,11 +200,9 @@ def _initialize(with_simulator: bool) -> ModuleType:
         raise RuntimeError(f"cuInit reported CUDA_ERROR_NOT_INITIALIZED (3). {_FORKED}")
     if int(code) == _NO_DEVICE and simulator is not None and simulator.has_no_devices():
         raise errors.NoDriverError(_NO_SIMULATED_DEVICE)
-    if int(code) == _INVALID_DEVICE and visible is not None:
-        raise errors.NoDriverError(_NAMED_TWICE.format(visible=visible))
-    if int(code) == _NO_DEVICE and visible is not None:
+    if int(code) in (_NO_DEVICE, _INVALID_DEVICE) and visible is not None:
         advice = "" if simulator is not None and simulator.installed() else _TRY_SIMULATOR
-        raise errors.NoDriverError(_NO_DEVICE_SEEN.format(visible=visible) + advice)
+        raise errors.NoDriverError(_NO_DEVICE_SEEN.format(code=code, visible=visible) + advice)
     if int(code) != 0:
         raise errors.NoDriverError(_NO_DRIVER.format(reason=f"cuInit reported {code.name}"))
     _bindings = module

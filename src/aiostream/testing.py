@@ -311,9 +311,7 @@ def _left_since(before: Statistics, settled: int, leaks: int) -> list[str]:
     pending = now.futures.pending - before.futures.pending
     counts = {
         "streams, events or graphs are open": now.handles.open - before.handles.open,
-        "host functions or callbacks are pending": (
-            now.points.host_functions - before.points.host_functions
-        ),
+        "host functions are pending": now.points.host_functions - before.points.host_functions,
         "host functions are in graphs": now.points.captured - before.points.captured,
         "futures are pending": pending - settled,
         "waits are pending": now.waits.pending - before.waits.pending,

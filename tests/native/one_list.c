@@ -519,7 +519,7 @@ int main(int count, char **arguments) {
     };
     bool is_taken;
     queue_orphans();
-    context = context_register(&driver, 1, &work_ends, 0, &is_taken);
+    context = context_register(&driver, 1, &work_ends, &is_taken);
     for (int i = 0; i < LOOPS; i++)
         loops[i] = (struct loop){.queue = queue_open(), .at = NEVER, .timer_at = NEVER};
     double seconds = count > 1 ? atof(arguments[1]) : 1;

@@ -163,12 +163,12 @@ static PyObject *native_watcher_start(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_watcher_stop(PyObject *self, PyObject *unused) {
-    (void)self, (void)unused;
+static PyObject *native_watcher_stop(PyObject *self, PyObject *fails_pending) {
+    (void)self;
     bool ran;
     Py_BEGIN_ALLOW_THREADS
     ran = watcher_stop();
-    if (ran) watcher_fail_lost();
+    if (ran && fails_pending == Py_True) watcher_fail_lost();
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(ran);
 }
@@ -218,8 +218,8 @@ static PyMethodDef process_functions[] = {
     {"gate_close", native_gate_close, METH_NOARGS,
      "Closes the exit gate and waits for those inside."},
     {"watcher_start", native_watcher_start, METH_NOARGS, "Starts the watcher thread, once."},
-    {"watcher_stop", native_watcher_stop, METH_NOARGS,
-     "Stops and joins it, and fails what is pending in lost contexts. Whether it ran."},
+    {"watcher_stop", native_watcher_stop, METH_O,
+     "Stops and joins it. With True, fails what is pending. Whether it ran."},
     {"watcher_held", native_watcher_held, METH_NOARGS,
      "For how many seconds it has been in its pass; 0 while it sleeps."},
     {"write_unraisable", native_write_unraisable, METH_VARARGS,

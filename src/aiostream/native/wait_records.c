@@ -205,7 +205,13 @@ void wait_recycle(struct wait *wait, int status) {
     put(wait);
 }
 
+/* When the simulator dropped all work, before it recovered from a fault. Then the events of waits
+ * that had begun are complete, although their work is not. Any thread. */
+static _Atomic int64_t dropped_at;
+void waits_drop_work(void) { atomic_store(&dropped_at, now_ns()); }
+
 int wait_query(const struct wait *wait) {
+    if (wait->began < atomic_load(&dropped_at)) return CUDA_LAUNCH_FAILED;
     /* Asked before each poll, because the event is gone with its context, and the driver may crash
      * at a query of it. If the context ends between these two calls, nothing can help. */
     int status = context_was_ended(wait->context) ? CUDA_CONTEXT_IS_DESTROYED

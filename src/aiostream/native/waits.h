@@ -16,6 +16,9 @@ static inline struct wait *wait_handed_back(int64_t status) { /* NULL: it is som
                                        : NULL;
 }
 
+/* All waits that have begun fail at their next poll. */
+void waits_drop_work(void);
+
 /* What wait_begin and wait_poll answer. One of the three is set, or none if the wait is over. */
 struct wait_result {
     int refusal;

@@ -136,7 +136,10 @@ static bool stop_by(const struct timespec *deadline) {
 
 bool watcher_stop(void) { return stop_by(NULL); }
 
-void watcher_fail_lost(void) { read_health(true); }
+void watcher_fail_lost(void) {
+    waits_drop_work();
+    read_health(true);
+}
 
 void watcher_stop_within(int64_t patience_ns) {
     /* in a forked child there is no such thread, and the lock may be held without an end */

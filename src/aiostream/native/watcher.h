@@ -7,7 +7,8 @@
 
 int watcher_start(void); /* once; 0, or an errno, after which it can be tried again */
 bool watcher_stop(void); /* whether it ran */
-/* Fails what is pending in contexts that are lost. While the watcher is stopped. */
+/* Fails what is pending in contexts that are lost, and all waits, before the simulator recovers.
+ * While the watcher is stopped. */
 void watcher_fail_lost(void);
 /* For the end of the process: a driver call that blocks does not hold it up for longer than that.
  * In a forked child it does nothing. */

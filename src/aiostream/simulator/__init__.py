@@ -488,7 +488,7 @@ def recover() -> None:
     def fail_pending() -> None:
         # While the watcher is stopped. A pass of it that began before the recovery would fail what
         # is waited for afterwards. Stopping waits for the end of the pass.
-        was_running.append(_native.watcher_stop())
+        was_running.append(_native.watcher_stop(True))
 
     try:
         if _driver().aiostream_sim_recover(_FUNCTION(fail_pending)) != 0:

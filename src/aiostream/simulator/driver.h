@@ -125,8 +125,7 @@ struct waiter {
 struct marker {
     int references;
     bool done;
-    CUresult fault; /* that dropped its record, which no recovery brings back; or OK */
-    uint64_t time;  /* ns, CLOCK_MONOTONIC, once done */
+    uint64_t time; /* ns, CLOCK_MONOTONIC, once done */
     struct waiter *waiters;
     struct stream *blocked; /* streams whose head waits for this, linked by marker_next */
 };

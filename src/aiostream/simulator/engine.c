@@ -470,7 +470,6 @@ static void abandon_op(struct op *op) {
     op->stream = NULL;
     switch (op->kind) {
     case OP_RECORD:
-        op->u.mark.marker->fault = sim.sticky;
         marker_finish(op->u.mark.marker, now_ns());
         break;
     case OP_FREE:

@@ -180,8 +180,7 @@ EXPORT CUresult cuEventQuery(CUevent handle) {
     ENTER(cuEventQuery, UNSAFE | HOST_OK | FREES);
     struct event *event;
     CUresult code = find_free_event(handle, true, &event);
-    if (code == OK && event->marker != NULL)
-        code = event->marker->done ? event->marker->fault : NOT_READY;
+    if (code == OK && event->marker != NULL && !event->marker->done) code = NOT_READY;
     return leave(code);
 }
 
