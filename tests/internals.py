@@ -343,11 +343,6 @@ def limit_timer(most: int) -> int:
     return _native.limit_timer(most)
 
 
-def helpers(context: Context) -> tuple[int, int]:
-    """Returns how many of a context's helper streams are idle, and how many it has."""
-    return _native.helpers(register_context(context))
-
-
 def register_context(context: Context) -> int:
     """Returns the watcher's number of a context, which is registered with it if it was not."""
     return context._ensure_monitored()

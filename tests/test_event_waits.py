@@ -14,8 +14,6 @@ import pytest
 
 import aiostream
 from aiostream import (
-    Context,
-    CudaError,
     Event,
     OutOfMemoryError,
     Stream,
@@ -24,14 +22,12 @@ from aiostream import (
     statistics,
 )
 from captures import MODES
-from internals import EVENT_POLLS, helpers, native_counters
-from support import BACKENDS, EVENT_STRATEGIES, Gate, cases_on_loops, held_stream, spin
+from internals import EVENT_POLLS, native_counters
+from support import EVENT_STRATEGIES, Gate, cases_on_loops, held_stream, spin
 from waiters import EVENT_STAGES, Waiter, counts, default_wait, since, until, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
 in_each_event_stage = cases_on_loops("stage", [(stage,) for stage in EVENT_STAGES])
-
-MOST_HELPERS = 4
 
 
 def stream_creations(driver_kind: str) -> Callable[[], int]:
@@ -56,17 +52,6 @@ async def until_polled(times: int = 10) -> None:
     """Lets the loop take turns until the watcher has polled so often."""
     before = native_counters()[EVENT_POLLS]
     await until(lambda: native_counters()[EVENT_POLLS] >= before + times)
-
-
-async def until_helpers_are_idle(context: Context) -> int:
-    """Lets the loop take turns until the watcher has given back all helper streams; how many."""
-
-    def are_idle() -> bool:
-        idle, made = helpers(context)
-        return idle == made
-
-    await until(are_idle)
-    return helpers(context)[1]
 
 
 class Ended:
@@ -98,8 +83,7 @@ async def test_many_waits_make_no_stream_and_no_thread(
             awaited = [Event() for _ in range(events)]
         for event in awaited:
             event.record(stream)
-        await until_helpers_are_idle(stream.context)
-        before, threads, had = made(), worker_threads(), helpers(stream.context)
+        before, threads = made(), worker_threads()
         async with anyio.create_task_group() as tasks:
             for event in awaited:
                 for _ in range(tasks_each):
@@ -109,7 +93,6 @@ async def test_many_waits_make_no_stream_and_no_thread(
             gate.open()
         assert ended.count == events * tasks_each
         assert made() == before
-        assert helpers(stream.context) == had
         assert worker_threads() <= threads
         for event in awaited:
             event.close()
@@ -139,63 +122,29 @@ async def test_thousand_waits_for_one_record_share_the_polls() -> None:
         stream.close()
 
 
-async def test_thousand_waits_for_one_record_share_one_helper() -> None:
+async def test_thousand_waits_for_one_record_go_on_when_it_is_replaced() -> None:
     ended = Ended()
     with Gate() as gate, Gate() as later:
         stream, other = held_stream(gate), held_stream(later)
         event = Event()
         event.record(stream)
-        idle = await until_helpers_are_idle(stream.context)
         async with anyio.create_task_group() as tasks:
             for _ in range(1000):
                 tasks.start_soon(ended.wait, event)
             await until(lambda: counts().pending == 1000)
             event.record(other)
             event.record(other)  # no task waits for the record between
-            assert helpers(stream.context)[0] == idle - 1
             gate.open()
         assert ended.count == 1000
         assert not event.query()
         later.open()
-        assert await until_helpers_are_idle(stream.context) == idle
         for thing in (event, stream, other):
             thing.close()
 
 
-async def test_more_events_than_helper_streams_are_recorded_again() -> None:
-    """All helper streams are shared then. Each wait ends with the first record of its event."""
-    ended, number = Ended(), MOST_HELPERS + 18
-    with Gate() as gate, Gate() as later:
-        stream, other = held_stream(gate), held_stream(later)
-        events = [Event() for _ in range(number)]
-        for event in events:
-            event.record(stream)
-        async with anyio.create_task_group() as tasks:
-            for event in events:
-                tasks.start_soon(ended.wait, event)
-            await until(lambda: counts().pending == number)
-            for event in events:
-                event.record(other)
-            assert helpers(stream.context) == (0, MOST_HELPERS)
-            await until_polled()
-            assert ended.count == 0
-            gate.open()
-        assert ended.count == number
-        assert not any(event.query() for event in events)
-        later.open()
-        for event in events:
-            await event.synchronize_async()
-            event.close()
-        await until_helpers_are_idle(stream.context)
-        await stream.aclose()
-        await other.aclose()
-
-
-async def test_shared_helper_streams_serve_records_in_any_order() -> None:
-    """The events of a held stream come first, those of another end first: they may wait for the
-    former, but not for good.
-    """
-    ended, number = Ended(), MOST_HELPERS + 4
+async def test_many_events_are_recorded_again() -> None:
+    """Each wait ends with the first record of its event, whatever the other events wait for."""
+    ended, number = Ended(), 20
     with Gate() as gate, Gate() as free:
         streams = held_stream(gate), held_stream(free)
         events = [Event() for _ in range(2 * number)]
@@ -207,8 +156,11 @@ async def test_shared_helper_streams_serve_records_in_any_order() -> None:
             await until(lambda: counts().pending == len(events))
             for event in events:
                 event.record(streams[0])
-            free.open()
             await until_polled()
+            assert ended.count == 0
+            free.open()
+            await until(lambda: ended.count == number)
+            assert not any(event.query() for event in events)
             gate.open()
         assert ended.count == len(events)
         for event in events:
@@ -290,11 +242,9 @@ async def test_awaited_event_is_recorded_into_a_capture(stage: str, mode: int) -
 
 
 @pytest.mark.simulator_only("a GPU refuses nothing on command")
-@pytest.mark.parametrize("call", ["cuStreamWaitEvent", "cuEventRecordWithFlags"])
+@pytest.mark.parametrize("call", ["cuEventCreate", "cuEventRecordWithFlags"])
 async def test_record_that_was_refused_and_repeated_prolongs_no_wait(call: str) -> None:
-    """No helper stream could stand in for the first record: the next try must find the wait
-    again.
-    """
+    """The refused record changes nothing, and leaves no handle. The next one finds the wait."""
     from aiostream import simulator
 
     ended, event = Ended(), Event()
@@ -305,8 +255,12 @@ async def test_record_that_was_refused_and_repeated_prolongs_no_wait(call: str) 
             tasks.start_soon(ended.wait, event)
             await until(lambda: counts().pending == 1)
             simulator.fail(call, 2)
-            with pytest.raises(OutOfMemoryError):
+            handle, is_open = event.handle, statistics().handles.open
+            with pytest.raises(OutOfMemoryError, match=call.removesuffix("WithFlags")):
                 event.record(other)
+            assert (event.handle, statistics().handles.open) == (handle, is_open)
+            await until_polled()
+            assert ended.count == 0
             event.record(other)
             gate.open()
             with anyio.move_on_after(5):
@@ -319,31 +273,8 @@ async def test_record_that_was_refused_and_repeated_prolongs_no_wait(call: str) 
             thing.close()
 
 
-@pytest.mark.simulator_only("a GPU refuses nothing on command")
-async def test_refused_second_record_leaves_the_first_awaited() -> None:
-    from aiostream import simulator
-
-    ended, event = Ended(), Event()
-    with Gate() as gate, Gate() as later:
-        stream, other = held_stream(gate), held_stream(later)
-        event.record(stream)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ended.wait, event)
-            await until(lambda: counts().pending == 1)
-            simulator.fail("cuEventRecordWithFlags", 2, nth=2)  # the first is the helper stream's
-            with pytest.raises(CudaError):
-                event.record(other)
-            await until_polled()
-            assert ended.count == 0
-            gate.open()
-        assert ended.count == 1
-        later.open()
-        for thing in (event, stream, other):
-            thing.close()
-
-
 async def test_thread_records_again_while_tasks_wait() -> None:
-    """Each wait ends, and no helper stream stays in use, however records and waits meet."""
+    """Each wait ends, however records and waits meet."""
     stream, event, stop = Stream(), Event(), threading.Event()
     errors: list[BaseException] = []
 
@@ -371,7 +302,6 @@ async def test_thread_records_again_while_tasks_wait() -> None:
         thread.join(30)
     assert not errors, errors
     await event.synchronize_async()
-    await until_helpers_are_idle(stream.context)
     event.close()
     stream.close()
 
@@ -424,7 +354,7 @@ async def test_cancelled_wait_that_its_task_polled_leaves_no_pin() -> None:
 
 @cases_on_loops("stage, again", itertools.product(EVENT_STAGES, [False, True]))
 async def test_cancelled_waits_in_each_stage_leave_nothing(stage: str, again: bool) -> None:
-    """Once the GPU has passed the record, no pin, no wait and no helper stream is left."""
+    """Once the GPU has passed the record, no pin and no wait is left."""
     waiter, free = Waiter(stage, "event"), Stream()
     with Gate() as gate:
         await waiter.hold(gate)
@@ -432,55 +362,14 @@ async def test_cancelled_waits_in_each_stage_leave_nothing(stage: str, again: bo
             tasks.start_soon(waiter.wait)
             tasks.start_soon(waiter.wait)
             await waiter.reach()
+            is_open = statistics().handles.open
             if again:
                 waiter.event.record(free)
             tasks.cancel_scope.cancel()
-        is_open = statistics().handles.open
         waiter.event.close()
     await until(lambda: statistics().handles.open == is_open - 1)
     await until(lambda: counts().pending == 0)
-    await until_helpers_are_idle(free.context)
     await waiter.stream.aclose()
-    free.close()
-
-
-@pytest.mark.simulator_only("a GPU's driver refuses nothing on command")
-@pytest.mark.parametrize("loop_kind", BACKENDS)
-async def test_wait_that_ends_with_an_error_leaves_its_helper_to_no_other(loop_kind: str) -> None:
-    """The helper stream still waits for the first event.
-
-    Another event's waits would end only after that.
-    """
-    from aiostream import simulator
-
-    first, second = Waiter("watched", "event"), Waiter("watched", "event")
-    free = Stream()
-    failed: list[CudaError] = []
-
-    async def fail() -> None:
-        with pytest.raises(CudaError) as caught:
-            await first.event.synchronize_async()
-        failed.append(caught.value)
-
-    with Gate() as shut:
-        await first.hold(shut)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(fail)
-            await until(lambda: counts().pending == 1)
-            first.event.record(free)
-            simulator.fail("cuEventQuery", 2)
-        assert failed[0].code == 2
-        for _ in range(2 * MOST_HELPERS):
-            with anyio.fail_after(20), Gate() as gate:
-                await second.hold(gate)
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(second.wait)
-                    await until(lambda: counts().pending == 1)
-                    second.event.record(free)
-                    gate.open()
-    for waiter in (first, second):
-        waiter.event.close()
-        await waiter.stream.aclose()
     free.close()
 
 

@@ -592,55 +592,6 @@ async def test_enqueue_async_whose_completion_is_refused_keeps_the_work(
     stream.close()
 
 
-HELPERS_REFUSED = """
-    import asyncio
-    import pytest
-    from aiostream import CudaError, Event, Stream, simulator, statistics
-    import internals
-    from support import Gate
-    simulator.install()
-
-    def refuse(*nths):
-        for nth in nths:
-            simulator.fail("cuStreamCreate", 2, nth=nth)
-
-    async def main():
-        refuse(2)  # the first is the one by which the context is watched
-        with pytest.raises(CudaError, match="cuStreamCreate"):
-            Stream()
-        stream, event, other = Stream(), Event(), Stream()
-        assert internals.helpers(stream.context) == (0, 0)
-        with Gate() as gate:
-            gate.hold(stream)
-            event.record(stream)
-            wait = asyncio.create_task(event.synchronize_async())
-            while statistics().waits.pending < 1:
-                await asyncio.sleep(0)
-            refuse(1)
-            with pytest.raises(CudaError) as caught:
-                event.record(other)
-            assert caught.value.code == 2
-            assert not wait.done()
-            event.record(other)  # makes them now
-            assert internals.helpers(stream.context) == (3, 4)
-            assert not wait.done()
-            gate.open()
-            await wait
-        event.close()
-
-    asyncio.run(main())
-    print("told")
-"""
-
-
-@pytest.mark.simulator_only("a GPU refuses nothing on command")
-def test_refused_helper_streams_are_made_later(driver_kind: str) -> None:
-    """The first stream of the context says so; a record that needs one says so too, and neither
-    harms a wait.
-    """
-    assert "told" in succeed(driver_kind, HELPERS_REFUSED)
-
-
 def test_this_suite_left_no_fault_behind(driver_kind: str) -> None:
     with Device(0).primary_context.as_current():
         internals.driver_call("cuCtxSynchronize")

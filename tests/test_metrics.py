@@ -443,26 +443,6 @@ def test_a_registry_takes_one_collector() -> None:
     second.close()
 
 
-async def test_collector_shows_helper_streams_that_are_busy() -> None:
-    import anyio
-
-    collector, event = Collector(), Event()
-    async with Stream() as stream:
-        with Gate() as gate:
-            gate.hold(stream)
-            event.record(stream)
-            async with anyio.create_task_group() as group:
-                group.start_soon(event.synchronize_async)
-                await turns()
-                event.record(stream)  # a task waits for the record before: a helper stream takes it
-                busy = scrape(collector)["aiostream_busy_helper_streams"]
-                gate.open()
-        await stream.synchronize_async()
-    event.close()
-    collector.close()
-    assert busy == 1
-
-
 def test_collector_shows_a_lost_context(breakable: Any) -> None:
     stream = Stream()
     collector = Collector()

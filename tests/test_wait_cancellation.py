@@ -213,6 +213,7 @@ def test_cancelled_waits_end_while_their_loop_is_idle(call: str, known: bool, wa
         for _ in range(8 if known else 0):
             await stream.enqueue_async(use, None)
         buffer = Buffer()
+        future: asyncio.Future[None]
         if call == "enqueue_async":
             future = stream.enqueue_async(use, buffer)
         else:

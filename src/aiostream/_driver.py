@@ -79,8 +79,8 @@ _IN_HOST_FUNCTION = (
     "in another thread"
 )
 _CAPTURED = (
-    "A capture, perhaps in another thread, took in what the library had recorded to wait for. "
-    "Work in a capture cannot be awaited"
+    "A capture, perhaps in another thread, took in what was recorded to wait for. Work in a "
+    "capture has no time of its own and cannot be awaited"
 )
 _CAPTURES = "The stream is capturing already"
 _DOES_NOT_CAPTURE = "The stream is not capturing"

@@ -43,7 +43,7 @@ class Common:
 class Reference:
     """What the library needs to use a stream, or to wait for an event."""
 
-    handle: _native.Handle
+    handle: _native.Handle  # of an event, `Event.record` may put another one here, in any thread
     context: Context
     name: str  # in errors
     # A stream's. Any thread may look it up and assign it, because all threads find the same one.
@@ -261,16 +261,17 @@ def pinned(reference: Reference, call: str = "cuCtxGetId") -> Iterator[int]:
     # The native call appends to the list as it pins, because an interrupt may come right after the
     # call. A pin that is not noted would never be taken back, and the handle never destroyed.
     held: list[bool] = []
+    handle = reference.handle  # read once: see `Reference`
     try:
-        if not reference.handle.pin(held):
+        if not handle.pin(held):
             _driver.raise_for(_native.RESULT_CLOSED, call, reference.name)
         # A pin keeps the handle from this library's own `close` only. Other code may end the whole
         # context, and the driver would crash, or take a new stream at that address for the old one.
-        _driver.raise_for(_native.gone_refusal(reference.handle), call, reference.name)
-        yield reference.handle.value
+        _driver.raise_for(_native.gone_refusal(handle), call, reference.name)
+        yield handle.value
     finally:
         if held:
-            reference.handle.unpin()
+            handle.unpin()
 
 
 def call_on(reference: Reference, name: str, *args: Any) -> Any:

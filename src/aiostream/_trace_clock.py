@@ -115,11 +115,9 @@ class GpuClock:
             return None
         recorded = _now()
         # Not `Event.record`, whose checks take longer than the record.
-        code, captured = _native.event_record(
-            event._handle, stream.handle, 0, self._context._ensure_monitored()
-        )
+        code = _native.event_record(event._reference, stream.handle, event._flags)
         moment = Moment(event, recorded)
-        if code == 0 and not captured:
+        if code == 0 and not event._handle.is_captured:
             return moment
         self.drop(moment)
         return None

@@ -205,12 +205,6 @@ def lost_context() -> tuple[Context, int] | None:
     return None
 
 
-def helper_streams() -> list[tuple[int, int]]:
-    """How many helper streams are idle, and how many there are, for each context in use."""
-    used = [context._context_id for context in list(_contexts.values())]
-    return [_native.helpers(number) for number in used if number is not None]
-
-
 def _leave(block: _Block, watch: _turns.TurnWatch) -> str | None:
     """Ends a block. Returns what was wrong with it, or `None`.
 
@@ -375,8 +369,6 @@ class Context(_arguments.NotCopied):
         if made:  # another thread was first and has registered its own
             made.clear()
             _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
-        else:
-            self._make_helpers()
         return number
 
     def _device_ordinal(self) -> int:
@@ -425,15 +417,6 @@ class Context(_arguments.NotCopied):
             # order of its waits.
             known = self._wait_lists.setdefault(stream, made)
         return known
-
-    def _make_helpers(self) -> None:
-        """Makes the helper streams, for events that are recorded again.
-
-        May block until the GPU is idle.
-        """
-        code = _native.make_helpers(self._ensure_monitored())
-        if code:
-            raise _driver.error(code, _native.failed_call(code) or "cuStreamCreate")
 
     def _make_private_stream(self, made: list[Any]) -> None:
         with _driver.relaxed(), self._pushed():

@@ -36,7 +36,8 @@ class Event(WithBlock, waiting.AwaitedBlock):
     Args:
         timing: Record times, for `elapsed_time`. This costs a little on the GPU.
         blocking_sync: `synchronize()` sleeps instead of spinning.
-        interprocess: The event can be exported to other processes. It then has no `timing`.
+        interprocess: The event can be exported to other processes. It then has no `timing`, and you
+            cannot `record` it while a task awaits it.
         device: Where it lives: a `Device` or its ordinal. By default the calling thread's current
             context, else device 0.
 
@@ -80,7 +81,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
             )
         _process.start()
         self._context = current_or_default_context(device)
-        flags = (
+        self._flags = (
             _BLOCKING_SYNC * blocking_sync
             | _DISABLE_TIMING * (not timing)
             | _INTERPROCESS * interprocess
@@ -88,27 +89,47 @@ class Event(WithBlock, waiting.AwaitedBlock):
         self._context._ensure_monitored()
         self._timing = timing
         self._mode = waiting.mode_of(waiting.default_wait())
-        # Whether the last record was on a capturing stream. Any thread may write it, and the last
-        # one wins, as with the record itself.
-        self._captured = False
+        # Those whose values `handle` has given away stay valid until the event is closed.
+        self._given: set[_native.Handle] = set()  # any thread, single operations
         history = _native.History()
         with _driver.unless_owned("cuEventDestroy") as made:
             with self._context._pushed():
-                _driver.make(made, "cuEventCreate", flags)
+                _driver.make(made, "cuEventCreate", self._flags)
             value = _driver.handle_in(made)
             handle = _native.Handle(
                 _native.HANDLE_EVENT, value, self._context.handle, True, False, made=made
             )
             try:
-                self._name = f"event {value:#x} on {self._context._place()}"
+                self._name = _name_of(value, self._context)
+                # Last, because from here on the finalizer of this object destroys the event.
                 self._reference = Reference(
                     handle, self._context, self._name, history=history, is_event=True
                 )
             except BaseException:
                 handle.close()
                 raise
-            # Last, because from here on the finalizer of this object destroys the event.
-            self._handle = handle
+
+    # In one place, because `record` replaces it in one step.
+    @property
+    def _handle(self) -> _native.Handle:  # type: ignore[override]
+        return self._reference.handle
+
+    @property
+    def handle(self) -> int:
+        """The driver's handle, as an int. Do not use it after you close this object.
+
+        `record` gives the event a new handle if a task awaits it at that moment. So read the handle
+        again after each record. An old handle that you have read stays valid until you close the
+        event. It stands for the old record: a stream that waits for it, a graph that contains it
+        and a library that has it do not see the new one.
+
+        Raises:
+            StreamClosedError: It is closed already.
+        """
+        self._require_open()
+        handle = self._handle
+        self._given.add(handle)
+        return handle.value
 
     @property
     def context(self) -> Context:
@@ -123,9 +144,12 @@ class Event(WithBlock, waiting.AwaitedBlock):
     def record(self, stream: Any) -> None:
         """Records the stream's present end (`cuEventRecord`). A second record replaces the first.
 
-        The call never blocks, not even on a full stream. There is one exception: if a task awaits
-        the event at that moment, a helper stream takes over what the task waits for. If there is no
-        helper stream yet, making one may block while the GPU is busy.
+        The call never blocks, not even on a full stream.
+
+        If a task awaits the event at that moment, the task goes on waiting for the old record. The
+        event then gets a new `handle` for the new one, because the driver knows only the last
+        record of a handle. An interprocess event cannot get one, so the call raises. A wait that
+        was cancelled may count until the GPU has passed its record.
 
         If the stream captures, the event becomes part of the capture. Streams that wait for it join
         the capture. You cannot wait for it in Python.
@@ -137,15 +161,18 @@ class Event(WithBlock, waiting.AwaitedBlock):
             TypeError: `stream` names no CUDA stream.
             StreamClosedError: The stream or the event is closed.
             StreamCaptureError: `stream` is the legacy stream while another stream captures.
+            RuntimeError: A task awaits this interprocess event. Nothing was recorded.
             CudaError: The driver refused. The code is 400 for a stream of another context.
         """
-        reference = interop.reference_to(stream)
-        # One native call pins stream and event, lets the waits of other threads for the old record
-        # go on by an event of the library, and records. With steps of Python in between, such a
-        # wait could begin after the check, and would then wait for the new point.
-        code, captured = _native.event_record(
-            self._handle, reference.handle, 0, self._context._ensure_monitored()
-        )
+        reference, before = interop.reference_to(stream), self._handle
+        code = _native.event_record(self._reference, reference.handle, self._flags)
+        if self._handle is not before:
+            self._name = self._reference.name = _name_of(self._handle.value, self._context)
+        if code == _native.RESULT_AWAITED:
+            raise RuntimeError(
+                f"{self._name} is awaited, and an interprocess event cannot get a new handle for "
+                "a new record: record it after the wait, or record another event"
+            )
         if code == _native.RESULT_CLOSED and not self._handle.is_open:
             raise errors.closed(self._name)
         if code == _INVALID_HANDLE and reference.context != self._context:
@@ -156,9 +183,6 @@ class Event(WithBlock, waiting.AwaitedBlock):
                 f"The event lives on {self._context._place()}: {_ELSEWHERE}",
             )
         _driver.raise_for(code, "cuEventRecord", reference.name)
-        # Not in one step with the record. If two threads record one event at once, this may
-        # be of the earlier record, and the driver then refuses what should be refused here.
-        self._captured = captured
 
     def query(self) -> bool:
         """Whether the GPU has passed the recorded point (`cuEventQuery`).
@@ -173,7 +197,6 @@ class Event(WithBlock, waiting.AwaitedBlock):
             StreamCaptureError: It was recorded on a capturing stream.
             CudaError: The context has failed.
         """
-        self._refuse_captured("cuEventQuery")
         code = _native.event_query(self._handle)
         if code == _NOT_READY:
             return False
@@ -190,7 +213,6 @@ class Event(WithBlock, waiting.AwaitedBlock):
             StreamCaptureError: It was recorded on a capturing stream.
             CudaError: The context has failed.
         """
-        self._refuse_captured("cuEventSynchronize")
         _driver.raise_for(_native.event_synchronize(self._handle), "cuEventSynchronize", self._name)
 
     async def synchronize_async(self) -> None:
@@ -221,7 +243,6 @@ class Event(WithBlock, waiting.AwaitedBlock):
             ...         event.record(stream)
             ...         await event.synchronize_async()
         """
-        self._refuse_captured("cuEventQuery")
         await waiting.synchronize_async(self)
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -282,6 +303,20 @@ class Event(WithBlock, waiting.AwaitedBlock):
         stream.wait_event(self)
         return stream.checked_completion_future()
 
+    def close(self) -> None:
+        """Destroys it now. Work in flight finishes. You may call this again.
+
+        The last call of another thread destroys it, and so does the last task that awaits it.
+
+        Raises:
+            CudaError: The driver refused. The object is closed nevertheless.
+        """
+        handle = self._handle
+        self._given.clear()
+        super().close()
+        if self._handle is not handle:  # `record` in another thread has replaced it meanwhile
+            self.close()
+
     async def aclose(self) -> None:
         """Waits until the GPU has passed the recorded point, then destroys the event.
 
@@ -293,7 +328,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
         Raises:
             CudaError: The context has failed. The event is closed nevertheless.
         """
-        if self.closed or self._captured:
+        if self.closed or self._handle.is_captured:
             self.close()
             await waiting.checkpoint()
             return
@@ -309,20 +344,15 @@ class Event(WithBlock, waiting.AwaitedBlock):
     def _traits(self) -> list[str]:
         return ["timing", *super()._traits()] if self._timing else super()._traits()
 
-    def _refuse_captured(self, call: str) -> None:
-        if self._captured:
-            raise _driver.error(
-                907,
-                call,
-                self._name,
-                "It was recorded on a capturing stream: it has no time of its own",
-            )
-
 
 _ELSEWHERE = (
     "an event is recorded on streams of its own context, and streams of every context may wait "
     "for it"
 )
+
+
+def _name_of(handle: int, context: Context) -> str:
+    return f"event {handle:#x} on {context._place()}"
 
 
 def _require_stream(stream: Any) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aiostream import _arguments, _awaits, device, service
+from aiostream import _arguments, _awaits, service
 from aiostream._statistics import statistics
 from aiostream.pool import StreamPool
 
@@ -161,8 +161,6 @@ class Collector:
     - how often each stage of waiting was used,
     - the streams of the pools that you name, and the tasks that wait for one,
     - handles that are open, and what has leaked,
-    - helper streams that are busy. If all 4 of a context stay busy, some waits for events that
-      were recorded again end late (see the design),
     - whether a context is lost.
 
     How late a task is resumed is not among them, because the library does not know when the GPU
@@ -284,9 +282,6 @@ class Collector:
                 "future": now.futures.pending,
                 "wait": now.waits.pending,
                 "host_function": now.points.host_functions,
-            },
-            ("aiostream_busy_helper_streams", "Helper streams that wait for recorded events", ""): {
-                "": sum(made - idle for idle, made in device.helper_streams())
             },
             ("aiostream_open_handles", "Streams, events and graphs that are open", ""): {
                 "": now.handles.open

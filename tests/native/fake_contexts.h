@@ -6,13 +6,14 @@
 #include <stdint.h>
 
 static _Thread_local int contexts_entered; /* and not left, by this thread */
+static _Thread_local void *latest_entered;
 
 static int fake_get_id(void *context, uint64_t *id) {
     *id = (uintptr_t)context;
     return 0;
 }
 static int fake_push(void *context) {
-    (void)context;
+    latest_entered = context;
     contexts_entered++;
     return 0;
 }

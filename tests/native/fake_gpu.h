@@ -1,5 +1,5 @@
-/* A fake driver for waits: streams that come further at random times, events, helper streams,
- * failures that pass.
+/* A fake driver for waits: streams that come further at random times, events, failures that
+ * pass.
  *
  * Its state is in relaxed atomics and plain fields, and under no lock, on purpose: a lock here
  * would put an order between the threads that the library itself has to make, and ThreadSanitizer
@@ -17,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { CONTEXTS = 2, STREAMS = 8, REGULAR = 3, DUES = 1 << 14, ITEMS = 1 << 20, MOST_HELPERS = 4 };
+enum { CONTEXTS = 2, STREAMS = 8, REGULAR = 3, DUES = 1 << 14 };
 enum { ERROR_REFUSED = 2, ERROR_FAILED = 700, ERROR_CAPTURED = 907 };
 static const int64_t MICROSECOND = 1000, MILLISECOND = 1000000, SECOND = 1000000000;
 
@@ -27,24 +27,15 @@ static const int64_t MICROSECOND = 1000, MILLISECOND = 1000000, SECOND = 1000000
 
 static void pause_for(int64_t time) { nanosleep(&(struct timespec){.tv_nsec = time}, NULL); }
 
-/* What a helper stream waits for: a user's event as it was then, and before that all earlier
- * items. */
-struct item {
-    _Atomic uint64_t awaited;
-    _Atomic(struct item *) previous;
-    _Atomic bool over;
-};
 struct stream {
     /* number of the last work that was enqueued, and when it is over: see `end_of` */
     _Atomic uint64_t tail;
     _Atomic int64_t done; /* number of the last work that is over */
     /* ns; of a regular stream: its work takes these in turn; 0: it moves when `moving` moves it */
     _Atomic int64_t periods[2];
-    _Atomic int64_t *dues;         /* of a regular stream: when each work is over, in us; a ring */
-    _Atomic(struct item *) behind; /* of a helper */
+    _Atomic int64_t *dues; /* of a regular stream: when each work is over, in us; a ring */
     _Atomic int context;
     int number;
-    bool helper;
 };
 struct position { /* of a stream: behind the work that it had then */
     struct stream *stream;
@@ -57,7 +48,6 @@ struct event {
     _Atomic bool captured;   /* a user's, by a capture: a query would end that */
     /* Of the library's: */
     struct position position;
-    struct item *behind;  /* recorded on a helper */
     bool recorded, taken; /* taken: by a capture */
 };
 static struct stream streams[CONTEXTS][STREAMS]; /* the users' */
@@ -65,11 +55,8 @@ static struct stream health[CONTEXTS];           /* the contexts' */
 static struct context *contexts[CONTEXTS];
 static _Atomic bool failed[CONTEXTS]; /* what the driver answers */
 static _Atomic bool hides_failure;    /* private streams do not show it yet */
-static _Atomic int64_t events_made, users_events_made, users_events_destroyed, helpers_alive,
-    most_helpers;
+static _Atomic int64_t events_made, users_events_made, users_events_destroyed;
 static _Atomic bool unruly; /* refuses and delays now and then */
-static struct item items[ITEMS];
-static _Atomic int64_t item_count;
 
 static bool is_regular(struct stream *stream) { return relaxed_load(&stream->periods[0]) != 0; }
 
@@ -102,14 +89,6 @@ static struct position unpack(uint64_t packed) { /* 0: never recorded */
     return packed
                ? (struct position){&streams[packed >> 4 & 15][packed & 15], (int64_t)(packed >> 8)}
                : (struct position){0};
-}
-
-static bool is_item_over(struct item *last) {
-    for (struct item *item = last; item && !relaxed_load(&item->over);
-         item = relaxed_load(&item->previous))
-        if (!is_over(unpack(relaxed_load(&item->awaited)))) return false;
-    if (last) relaxed_store(&last->over, true);
-    return true;
 }
 
 static struct position enqueue_work(struct stream *stream) {
@@ -155,20 +134,26 @@ static int fake_stream_query(void *object) {
     return is_over((struct position){stream, end_of(stream)}) ? 0 : CUDA_NOT_READY;
 }
 
-static int fake_event_create(void **event, unsigned flags) {
-    REQUIRE(flags == 2 && contexts_entered == 1, "an event without a context, or with timing");
-    if (relaxed_load(&unruly) && chance(64) == 0) return ERROR_REFUSED;
-    relaxed_add(&events_made, 1);
-    *event = calloc(1, sizeof(struct event));
-    return 0;
-}
+enum { USERS_FLAGS = 1 };                   /* with which users' events are made */
+static _Thread_local int refused_creations; /* how many to refuse */
+static _Thread_local void (*before_create)(
+    void); /* once, as another thread might come in between */
 
-static struct event *make_users_event(int context) {
-    struct event *event = calloc(1, sizeof *event);
-    event->users = true;
-    event->context = context;
-    relaxed_add(&users_events_made, 1);
-    return event;
+static int fake_event_create(void **event, unsigned flags) {
+    bool users = flags == USERS_FLAGS;
+    REQUIRE((flags == 2 || users) && contexts_entered == 1, "an event without a context");
+    if (before_create) {
+        void (*other)(void) = before_create;
+        before_create = NULL;
+        other();
+    }
+    if (refused_creations && refused_creations--) return ERROR_REFUSED;
+    if (relaxed_load(&unruly) && chance(64) == 0) return ERROR_REFUSED;
+    relaxed_add(users ? &users_events_made : &events_made, 1);
+    struct event *made = *event = calloc(1, sizeof(struct event));
+    made->users = users;
+    made->context = latest_entered == contexts[1];
+    return 0;
 }
 
 static int fake_event_destroy(void *object) {
@@ -192,9 +177,7 @@ static int fake_event_record(void *object, void *target, unsigned flags) {
         if (!captured) relaxed_store(&event->packed, pack(enqueue_work(stream)));
         return 0;
     }
-    /* One that was recorded on a helper may be put back before its end, because no wait polls it
-     * any more. */
-    REQUIRE(!event->recorded || event->behind || is_over(event->position),
+    REQUIRE(!event->recorded || is_over(event->position),
             "recorded again, but its stream had not come to it");
     event->context = relaxed_load(&stream->context);
     /* it has begun, or does so now: the event is its until it is recorded again */
@@ -209,8 +192,7 @@ static int fake_event_record(void *object, void *target, unsigned flags) {
         during_record = NULL;
         other();
     }
-    event->behind = stream->helper ? relaxed_load(&stream->behind) : NULL;
-    event->position = stream->helper ? (struct position){0} : enqueue_work(stream);
+    event->position = enqueue_work(stream);
     event->recorded = true;
     event->taken = false;
     if (relaxed_load(&unruly) && chance(16) == 0) sched_yield(); /* records of one stream overlap */
@@ -230,59 +212,11 @@ static int fake_event_query(void *object) {
     /* Whoever polls has decided to do so, and then loses its processor. */
     if (relaxed_load(&unruly) && chance(300) == 0) pause_for(chance(600000));
     if (relaxed_load(&failed[event->context])) return ERROR_FAILED;
-    if (event->users && relaxed_load(&event->captured)) return ERROR_CAPTURED;
+    REQUIRE(!event->users || !relaxed_load(&event->captured), "a query has ended a capture");
     if (event->users) return is_over(unpack(relaxed_load(&event->packed))) ? 0 : CUDA_NOT_READY;
     REQUIRE(!event->taken, "an event was queried that a capture has taken");
     if (!event->recorded) return 0;
-    return is_item_over(event->behind) && is_over(event->position) ? 0 : CUDA_NOT_READY;
-}
-
-/* since the test's last call; how many waits of a helper to refuse */
-static _Thread_local int creations, refused_helpers;
-
-static int fake_stream_create(void **stream, unsigned flags) {
-    REQUIRE(flags == 1 && contexts_entered == 1, "a helper without a context, or that blocks");
-    REQUIRE(++creations < 100, "one call makes helpers without end");
-    if (relaxed_load(&unruly)) {
-        if (chance(16) == 0) return ERROR_REFUSED;
-        if (chance(8) == 0) pause_for(chance(3000000));
-    }
-    struct stream *made = calloc(1, sizeof *made);
-    made->helper = true;
-    *stream = made;
-    int64_t alive = relaxed_add(&helpers_alive, 1) + 1;
-    if (alive > relaxed_load(&most_helpers)) relaxed_store(&most_helpers, alive);
-    return 0;
-}
-
-static int fake_stream_destroy(void *object) {
-    relaxed_add(&helpers_alive, -1);
-    free(object);
-    return 0;
-}
-
-static int fake_stream_wait_event(void *object, void *awaited, unsigned flags) {
-    struct stream *helper = object;
-    struct event *event = awaited;
-    REQUIRE(flags == 0 && event->users && helper->helper,
-            "something else than a helper waits for a user's event");
-    REQUIRE(!relaxed_load(&event->captured), "a helper joins a capture");
-    if (relaxed_load(&failed[event->context])) return ERROR_FAILED;
-    if (refused_helpers && refused_helpers--) return ERROR_REFUSED;
-    if (relaxed_load(&unruly) && chance(100) == 0) return ERROR_REFUSED;
-    if (relaxed_load(&unruly) && chance(16) == 0) pause_for(chance(100000));
-    struct item *item = &items[relaxed_add(&item_count, 1) % ITEMS],
-                *last = relaxed_load(&helper->behind);
-    /* Helpers are shared only when there are as many as there may be. */
-    REQUIRE(is_item_over(last) || relaxed_load(&most_helpers) >= MOST_HELPERS,
-            "a helper that still waits was taken");
-    relaxed_store(&helper->context, event->context);
-    relaxed_store(&item->over, false);
-    relaxed_store(&item->awaited, relaxed_load(&event->packed));
-    do relaxed_store(&item->previous, is_item_over(last) ? NULL : last);
-    while (!atomic_compare_exchange_weak_explicit(&helper->behind, &last, item,
-                                                  memory_order_relaxed, memory_order_relaxed));
-    return 0;
+    return is_over(event->position) ? 0 : CUDA_NOT_READY;
 }
 
 /* the test's own point: see fail_and_recover */
@@ -296,14 +230,11 @@ static int fake_launch_host_func(void *stream, host_function call, void *data) {
 static const struct driver_calls fake_driver = {
     .stream_query = fake_stream_query,
     .stream_is_capturing = fake_is_capturing,
-    .stream_destroy = fake_stream_destroy,
     .exchange_capture_mode = fake_exchange_capture_mode,
     .event_query = fake_event_query,
     .event_record = fake_event_record,
     .event_destroy = fake_event_destroy,
     .event_create = fake_event_create,
-    .stream_create = fake_stream_create,
-    .stream_wait_event = fake_stream_wait_event,
     .launch_host_func = fake_launch_host_func,
     .ctx_push = fake_push,
     .ctx_get_id = fake_get_id,

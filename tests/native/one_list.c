@@ -129,7 +129,7 @@ static int event_destroy(void *event) {
     free(event);
     return 0;
 }
-static int event_record(void *object, void *stream, unsigned flags) {
+static int fake_event_record(void *object, void *stream, unsigned flags) {
     (void)stream, (void)flags;
     struct event *event = object;
     HOLDS(event->end <= clock_ns, "recorded again %.3f ms too early",
@@ -510,7 +510,7 @@ int main(int count, char **arguments) {
         .stream_is_capturing = is_capturing,
         .exchange_capture_mode = exchange,
         .event_query = event_query,
-        .event_record = event_record,
+        .event_record = fake_event_record,
         .event_create = event_create,
         .event_destroy = event_destroy,
         .ctx_get_id = get_id,

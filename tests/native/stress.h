@@ -3,7 +3,6 @@
 #define AIOSTREAM_STRESS_H
 
 #include "handles.h"
-#include "helper_streams.h"
 #include "policy.h"
 #include "waits.h"
 #include "watcher.h"

@@ -13,8 +13,8 @@ static void recorded_again(struct queue *queue) {
         for (int i = 0; i < SHARING; i++)
             first[i] = begin_for_event(event, histories[0], queue, WAIT_EVENT).ticket;
         struct wait *dropped_wait = begin_for_event(event, histories[0], queue, WAIT_SPIN).spinning;
-        refused_helpers = round % 2; /* a record that was refused changes nothing */
-        if (refused_helpers)
+        refused_creations = round % 2; /* a record that was refused changes nothing */
+        if (refused_creations)
             REQUIRE(record_event(event, other) == ERROR_REFUSED, "the refusal is not passed on");
         REQUIRE(record_event(event, other) == 0, "a record was refused");
         uint64_t second = begin_for_event(event, histories[0], queue, WAIT_EVENT).ticket;
@@ -98,45 +98,12 @@ static void recorded_during_a_poll(struct queue *queue) {
 static void recorded_twice_at_once(struct queue *queue) {
     for (int i = 0; i < 2; i++) {
         struct wait *wait = begin_meanwhile(queue);
-        before_query = i ? capture_meanwhile : record_meanwhile;
+        before_create = i ? capture_meanwhile : record_meanwhile;
         REQUIRE(record_event(meanwhile, other) == 0, "a record was refused");
         finish(other);
         end_meanwhile(wait, queue);
     }
     printf("twice: two records at once do not end a wait\n");
-}
-
-/* More events are recorded again than there may be helpers. Then the helpers are shared, also those
- * that a dropped wait left before they were idle. */
-static void share_helpers(struct queue *queue) {
-    enum { MANY = 2 * MOST_HELPERS + 6 };
-    struct users_event *events[MANY];
-    struct wait *waits[MANY];
-    struct wait_result result;
-    for (int i = 0; i < MANY; i++) {
-        events[i] = open_event(0);
-        REQUIRE(record_event(events[i], still) == 0, "a record was refused");
-        waits[i] = begin_for_event(events[i], histories[0], queue, WAIT_SPIN).spinning;
-        if (i == 2 * MOST_HELPERS)
-            for (int j = 0; j < MOST_HELPERS; j++)
-                wait_drop(waits[j]); /* each helper has one other user */
-        REQUIRE(record_event(events[i], other) == 0, "a record was refused");
-        finish(other);
-        REQUIRE(helpers_made(contexts[0]) <= MOST_HELPERS, "there are %d helpers",
-                helpers_made(contexts[0]));
-    }
-    REQUIRE(helpers_made(contexts[0]) == MOST_HELPERS, "there are only %d helpers",
-            helpers_made(contexts[0]));
-    for (int i = MOST_HELPERS; i < MANY; i++)
-        REQUIRE(!poll_once(waits[i], queue, &result), "a later record has ended a wait");
-    finish(still);
-    for (int i = 0; i < MANY; i++) {
-        if (i >= MOST_HELPERS) see_through((struct wait_result){.spinning = waits[i]}, queue);
-        close_event(events[i]);
-    }
-    await_true(events_are_destroyed, "a closed event is not destroyed");
-    require_nothing_left();
-    printf("helpers: %d were shared by %d events, and came back\n", MOST_HELPERS, MANY);
 }
 
 /* Two threads begin to wait for one event at the same moment. */

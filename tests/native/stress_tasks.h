@@ -7,7 +7,14 @@
 
 #include <poll.h>
 
-enum { TASKS = 12, LOOPS = 3, SLOTS = 1 << 16, EVENTS = 4, USERS_EVENTS = 1 << 15 };
+enum {
+    TASKS = 12,
+    LOOPS = 3,
+    SLOTS = 1 << 16,
+    EVENTS = 4,
+    USERS_EVENTS = 1 << 15,
+    USERS_HANDLES = 1 << 20
+};
 /* a wait that is over for so long is looked at by nothing any more */
 static const int64_t FORGOTTEN_NS = 5000000000;
 
@@ -61,39 +68,60 @@ static void await_wake(struct queue *queue, const char *who) {
 
 /* --- users' events --- */
 
+/* An Event. `handle` is that of its Reference. The test keeps the handles that were replaced, and
+ * closes them at once. */
 struct users_event {
-    struct handle *handle;
-    struct event *event;
+    _Atomic(struct handle *) handle;
     int context;
+    _Atomic bool closed;
     _Atomic int64_t started, finished; /* records of it */
 };
 static struct users_event users_events[USERS_EVENTS];
-static _Atomic int64_t users_event_count;
+static struct handle *users_handles[USERS_HANDLES];
+static _Atomic int64_t users_event_count, users_handle_count, replaced_count;
 static _Atomic(struct users_event *) current_events[EVENTS];
+
+static struct handle *keep(struct handle *handle) {
+    int64_t number = relaxed_add(&users_handle_count, 1);
+    if (number < USERS_HANDLES) users_handles[number] = handle;
+    return handle;
+}
 
 static struct users_event *open_event(int context) { /* NULL: enough were opened */
     int64_t number = relaxed_add(&users_event_count, 1);
     if (number >= USERS_EVENTS) return NULL;
     struct users_event *event = &users_events[number];
+    void *value;
+    while (event_make(contexts[context], USERS_FLAGS, &value)) continue;
     event->context = context;
-    event->event = make_users_event(context);
-    event->handle = handle_new(HANDLE_EVENT, event->event, contexts[context], true, false, NULL);
+    event->handle = keep(handle_new(HANDLE_EVENT, value, contexts[context], true, false, NULL));
     return event;
 }
 
-/* As Event.record() does. The pin is this call's, so the event may be closed meanwhile. */
-static int record_event_into(struct users_event *event, struct stream *stream, bool capture) {
-    if (!handle_pin(event->handle)) return RESULT_CLOSED;
-    relaxed_add(&event->started, 1);
-    creations = 0;
+static void close_event(struct users_event *event) {
     int mode = relaxed_enter();
-    int status = wait_snapshot_before_record(contexts[event->context], event->handle);
+    atomic_store(&event->closed, true);
+    handle_close(atomic_load(&event->handle));
+    relaxed_leave(mode);
+}
+
+/* As Event.record() does, also after another thread has closed the event. */
+static int record_event_into(struct users_event *event, struct stream *stream, bool capture) {
+    struct handle *handle = atomic_load(&event->handle), *fresh = NULL;
+    relaxed_add(&event->started, 1);
+    int mode = relaxed_enter();
+    capture_checks = 0;
     capture_begins = capture ? 0 : NO_CAPTURE;
-    if (status == CUDA_SUCCESS) status = driver.event_record(event->event, stream, 0);
+    int status = event_record(handle, stream, USERS_FLAGS, &fresh);
     capture_begins = NO_CAPTURE;
+    REQUIRE(!fresh || status == 0, "a refused record has made an event");
+    if (fresh) {
+        handle_close(atomic_exchange(&event->handle, keep(fresh)));
+        if (atomic_load(&event->closed)) handle_close(fresh);
+        relaxed_add(&replaced_count, 1);
+    }
     relaxed_leave(mode);
     relaxed_add(&event->finished, 1);
-    handle_unpin(event->handle);
     return status;
 }
 
@@ -109,9 +137,7 @@ static void disturb_event(void) {
         if (!next) return;
         /* If another thread has put in a new one meanwhile, this one is closed unused. */
         bool replaced = atomic_compare_exchange_strong(slot, &event, next);
-        int mode = relaxed_enter();
-        handle_close(replaced ? event->handle : next->handle);
-        relaxed_leave(mode);
+        close_event(replaced ? event : next);
         relaxed_add(&events_closed, 1);
         return;
     }
@@ -128,17 +154,17 @@ static void disturb_event(void) {
 static bool begin_event(struct queue *queue, const struct strategy *strategy, struct task *task,
                         struct wait_result *result) {
     struct users_event *event = atomic_load(&current_events[chance(EVENTS)]);
-    if (!handle_pin(event->handle)) return false;
+    struct handle *handle = atomic_load(&event->handle);
+    if (!handle_pin(handle)) return false;
     int64_t finished = relaxed_load(&event->finished), started = relaxed_load(&event->started);
-    uint64_t packed = relaxed_load(&event->event->packed);
+    uint64_t packed = relaxed_load(&((struct event *)handle_value(handle))->packed);
     *task = (struct task){.context = event->context};
     relaxed_add(&outstanding[task->context], 1);
-    wait_begin_event(contexts[event->context], histories[1], event->handle, queue, strategy,
-                     result);
+    wait_begin_event(contexts[event->context], histories[1], handle, queue, strategy, result);
     if (started == finished && relaxed_load(&event->started) == started)
         task->target = unpack(packed);
     task->may_be_captured = task->target.stream == NULL || (!result->ticket && !result->spinning);
-    handle_unpin(event->handle);
+    handle_unpin(handle);
     relaxed_add(&events_awaited, 1);
     return true;
 }

@@ -63,9 +63,10 @@ static struct wait_result begin_for_event(struct users_event *event, struct shar
                                           struct queue *queue, const struct strategy *strategy) {
     struct wait_result result;
     int before = relaxed_enter();
-    REQUIRE(handle_pin(event->handle), "the event is closed");
-    wait_begin_event(contexts[event->context], history, event->handle, queue, strategy, &result);
-    handle_unpin(event->handle);
+    struct handle *handle = atomic_load(&event->handle);
+    REQUIRE(handle_pin(handle), "the event is closed");
+    wait_begin_event(contexts[event->context], history, handle, queue, strategy, &result);
+    handle_unpin(handle);
     relaxed_leave(before);
     REQUIRE(result.refusal == 0, "refused with %d", result.refusal);
     return result;
@@ -113,11 +114,6 @@ static void await_true(bool (*is_true)(void), const char *what) {
         REQUIRE(now_ns() < deadline, "%s", what);
 }
 static bool none_is_active(void) { return atomic_load(&active_count) == 0 && !waits_are_new(); }
-static bool helpers_are_idle(void) {
-    for (int i = 0; i < CONTEXTS; i++)
-        if (helper_count(contexts[i]) != helpers_made(contexts[i])) return false;
-    return true;
-}
 static bool events_are_destroyed(void) {
     return atomic_load(&users_events_made) == atomic_load(&users_events_destroyed);
 }
@@ -125,7 +121,6 @@ static bool events_are_destroyed(void) {
 /* After each part. */
 static void require_nothing_left(void) {
     await_true(none_is_active, "the watcher still has wait lists");
-    await_true(helpers_are_idle, "helpers do not come back");
     REQUIRE(waits_pending() == 0, "%lld waits are pending", (long long)waits_pending());
     REQUIRE(counters[POINTS_STALE] == 0, "a ticket was fired that is no wait's");
 }
@@ -152,12 +147,6 @@ static void free_list(struct wait_list *list) {
 static void free_history(struct shared_history *history) {
     require_last_reference(history, "a history");
     shared_history_unref(history);
-}
-
-static void close_event(struct users_event *event) {
-    int before = relaxed_enter();
-    handle_close(event->handle);
-    relaxed_leave(before);
 }
 
 /* --- order --- */
@@ -475,7 +464,7 @@ static pthread_t gpu;
 static bool has_met_everything(void) {
     return ended > 0 && failures > 0 && dropped > 0 && orphaned > 0 && captured > 0 &&
            repeated > 0 && events_closed > 0 && counters[WAITS_BY_TIMER] > 20 &&
-           counters[WAITS_HANDED_BACK] > 20 && item_count > 100 && futures_taken > 20 &&
+           counters[WAITS_HANDED_BACK] > 20 && replaced_count > 100 && futures_taken > 20 &&
            futures_near > 5;
 }
 
@@ -483,7 +472,6 @@ static void stress(struct queue *orphans, double seconds, uint64_t seed) {
     static struct loop loops[LOOPS];
     pthread_t janitor_thread;
     atomic_store(&unruly, true);
-    atomic_store(&most_helpers, helpers_alive);
     for (int context = 0; context < CONTEXTS; context++)
         for (int i = 0; i < STREAMS; i++)
             wait_lists[context][i] =
@@ -537,17 +525,14 @@ static void require_all_back(struct queue *queue) {
     require_nothing_left();
     for (int i = 0; i < EVENTS; i++) close_event(atomic_load(&current_events[i]));
     await_true(events_are_destroyed, "a closed event is not destroyed");
-    for (int64_t i = 0; i < USERS_EVENTS && i < users_event_count; i++) {
-        struct handle *handle = users_events[i].handle;
-        require_last_reference(handle_references(handle), "an event's handle");
-        REQUIRE(*handle_attachment(handle) == NULL, "a closed event has a snapshot");
-        handle_unref(handle);
+    for (int64_t i = 0; i < USERS_HANDLES && i < users_handle_count; i++) {
+        require_last_reference(handle_references(users_handles[i]), "an event's handle");
+        handle_unref(users_handles[i]);
     }
     for (int context = 0; context < CONTEXTS; context++)
         for (int i = 0; i < STREAMS; i++) free_list(wait_lists[context][i]);
     for (int i = 0; i < 2; i++) free_history(histories[i]);
-    printf("back: %lld records, %d and %d helpers, %lld events\n", (long long)known,
-           helpers_made(contexts[0]), helpers_made(contexts[1]), (long long)users_events_made);
+    printf("back: %lld records, %lld events\n", (long long)known, (long long)users_events_made);
 }
 
 static void report(void) {
@@ -558,10 +543,10 @@ static void report(void) {
            (long long)orphaned, (long long)captured, (long long)handed_back, (long long)repeated,
            (long long)counters[WAITS_BY_TIMER], (long long)counters[WAITS_WATCHED]);
     printf("events: %lld futures, %lld taken by tasks, %lld near; %lld awaited, %lld recorded, "
-           "%lld refused, %lld closed; %lld stood in for; %lld helpers at most\n",
+           "%lld refused, %lld closed, %lld got another handle\n",
            (long long)futures_begun, (long long)futures_taken, (long long)futures_near,
            (long long)events_awaited, (long long)events_recorded, (long long)records_refused,
-           (long long)events_closed, (long long)item_count, (long long)most_helpers);
+           (long long)events_closed, (long long)replaced_count);
     REQUIRE(has_met_everything(), "the run was too short to meet everything");
 }
 
@@ -587,7 +572,6 @@ int main(int count, char **arguments) {
     recorded_again(queue);
     recorded_during_a_poll(queue);
     recorded_twice_at_once(queue);
-    share_helpers(queue);
     begin_together();
     waits_predict(true);
     late_watcher();

@@ -36,12 +36,14 @@ enum {
     RESULT_CLOSED = -1, /* The handle was closed or released. Nothing was done. */
     /* A capture began between the check and the enqueue. The point is never used again. */
     RESULT_QUARANTINED = -2,
+    RESULT_AWAITED = -3, /* The event cannot get a new handle, and something awaits the old one. */
     RESULT_NO_MEMORY = -4,
     RESULT_CAPTURING = -900, /* -900, -901, -906: refused before the stream was touched */
 };
 enum { CUDA_INVALID_CONTEXT = 201, CUDA_INVALID_HANDLE = 400, CUDA_CONTEXT_IS_DESTROYED = 709 };
 enum { CUDA_LAUNCH_FAILED = 719 };
 enum { CUDA_SUCCESS = 0, CUDA_INVALID_VALUE = 1, CUDA_NOT_READY = 600 };
+enum { EVENT_DISABLE_TIMING = 2, EVENT_INTERPROCESS = 4 }; /* CU_EVENT_... */
 enum { CUDA_CAPTURE_FIRST = 900, CUDA_CAPTURED_EVENT = 907, CUDA_CAPTURE_LAST = 908 };
 
 /* What a firing says of its success. A host function brings no status. By the manual it never runs

@@ -21,8 +21,6 @@ CALL(event_record, cuEventRecordWithFlags, 11010, (void *event, void *stream, un
 CALL(event_synchronize, cuEventSynchronize, 2000, (void *event))
 CALL(event_destroy, cuEventDestroy, 4000, (void *event))
 CALL(event_create, cuEventCreate, 2000, (void **event, unsigned flags))
-CALL(stream_create, cuStreamCreate, 2000, (void **stream, unsigned flags))
-CALL(stream_wait_event, cuStreamWaitEvent, 3020, (void *stream, void *event, unsigned flags))
 CALL(ctx_push, cuCtxPushCurrent, 4000, (void *context))
 CALL(ctx_pop, cuCtxPopCurrent, 4000, (void **context))
 CALL(ctx_get_id, cuCtxGetId, 12000, (void *context, uint64_t *id))

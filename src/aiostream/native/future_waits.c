@@ -36,14 +36,14 @@ uint64_t wait_ticket(const struct wait *wait) { return wait->ticket; }
 void wait_unreserve(struct wait *wait) {
     if (wait->ticket) point_unreserve(wait->ticket);
     atomic_fetch_sub(&pending_waits, 1);
-    wait_release(wait, CUDA_NOT_READY);
+    wait_release(wait);
 }
 
 void wait_fire_unrecorded(struct wait *wait, int status) {
     point_arm_watched(wait->ticket);
     atomic_fetch_sub(&pending_waits, 1);
     point_fire(wait->ticket, status);
-    wait_release(wait, CUDA_NOT_READY);
+    wait_release(wait);
 }
 
 int wait_record_future(struct wait *wait, void *stream, enum stage *stage) {

@@ -19,10 +19,13 @@ static const uint64_t USES = 0xffffffffu, CLOSING = 1ull << 32, RELEASED = 1ull 
 
 struct handle {
     _Atomic uint64_t word; /* the number of uses, and the bits above; any thread */
-    /* references to this record: the Python object's, and those of snapshots.c */
+    /* references to this record: the Python object's, and those of waits for an event */
     _Atomic int64_t refs;
-    void *attachment; /* see handle_attachment */
-    void *value;      /* handle_new writes the rest, which is constant from then on */
+    /* Of an event, any thread: the waits that are not over, and event_is_captured */
+    _Atomic int64_t waits;
+    _Atomic bool captured;
+    int64_t pending_in; /* see event_pending_in */
+    void *value;        /* handle_new writes the rest, which is constant from then on */
     void *context;
     uint64_t identity; /* of the context; see context_is_gone */
     /* A stream that is borrowed from this library pins its owner's handle too. module_handles.c
@@ -32,7 +35,7 @@ struct handle {
     bool owned;
     bool hidden;        /* in no count; written before another thread has it */
     bool needs_context; /* the legacy and per-thread streams belong to the *current* context */
-    /* see handle_abandon; written once, when nothing else refers to the handle */
+    /* see handle_abandon; written once, when no Python object refers to the handle */
     struct handle *next_abandoned;
 };
 
@@ -77,7 +80,6 @@ void handle_unref(struct handle *handle) {
     if (atomic_fetch_sub(&handle->refs, 1) == 1) free(handle);
 }
 
-void **handle_attachment(struct handle *handle) { return &handle->attachment; }
 void *handle_value(const struct handle *handle) { return handle->value; }
 void *handle_context(const struct handle *handle) { return handle->context; }
 
@@ -315,4 +317,91 @@ bool handle_release(struct handle *handle) {
 bool handle_is_part_of(const struct handle *pinned, const struct handle *handle) {
     while (pinned && pinned != handle) pinned = pinned->parent;
     return pinned != NULL;
+}
+
+/* --- events --- */
+
+int event_make(void *context, unsigned flags, void **event) {
+    void *popped;
+    int status = failed_in("cuCtxPushCurrent", driver.ctx_push(context));
+    if (status != CUDA_SUCCESS) return status;
+    status = failed_in("cuEventCreate", driver.event_create(event, flags));
+    driver.ctx_pop(&popped);
+    return status;
+}
+
+void event_wait_begin(struct handle *event) {
+    atomic_fetch_add(&event->word, 1); /* also if it was closed since the caller's pin */
+    atomic_fetch_add(&event->refs, 1);
+    atomic_fetch_add(&event->waits, 1);
+}
+
+void event_wait_end(struct handle *event) { atomic_fetch_sub(&event->waits, 1); }
+
+void event_wait_let_go(struct handle *event) {
+    handle_unpin(event);
+    handle_unref(event);
+}
+
+int64_t *event_pending_in(struct handle *event) { return &event->pending_in; }
+
+bool event_is_captured(const struct handle *event) {
+    return atomic_load(&((struct handle *)event)->captured);
+}
+
+static int renew(const struct handle *event, unsigned flags, struct handle **fresh) {
+    void *value;
+    if (flags & EVENT_INTERPROCESS) return RESULT_AWAITED;
+    int status = event_make(event->context, flags, &value);
+    if (status != CUDA_SUCCESS) return status;
+    *fresh = handle_new(HANDLE_EVENT, value, event->context, true, false, NULL);
+    if (*fresh) return CUDA_SUCCESS;
+    driver.event_destroy(value);
+    return RESULT_NO_MEMORY;
+}
+
+/* Whether the driver's event may take the record. Waits that another thread begins at this moment
+ * may be for either record. Into a capture it may not if anything else uses the handle. What uses
+ * it later than this looks has pinned it first, and then sees `captured`. */
+static bool may_take(struct handle *event, bool captures) {
+    if (atomic_load(&event->waits)) return false;
+    if (!captures) return true;
+    bool before = atomic_exchange(&event->captured, true);
+    if ((atomic_load(&event->word) & USES) == 1) return true;
+    atomic_store(&event->captured, before);
+    return false;
+}
+
+/* The event is pinned. */
+static int record(struct handle *event, void *stream, unsigned flags, bool captures,
+                  struct handle **fresh) {
+    struct handle *target = event;
+    bool before = event_is_captured(event);
+    if (!may_take(event, captures)) {
+        int status = renew(event, flags, &target);
+        if (status != CUDA_SUCCESS) return status;
+    }
+    int status = driver.event_record(target->value, stream, 0);
+    if (status == CUDA_SUCCESS) {
+        /* asked again, because another thread may have begun a capture just now */
+        atomic_store(&target->captured, captures || capture_refusal(stream) < 0);
+        if (target != event) *fresh = target;
+    } else if (target == event) {
+        atomic_store(&event->captured, before);
+    } else {
+        handle_drop(target);
+        handle_unref(target);
+    }
+    return status;
+}
+
+int event_record(struct handle *event, void *stream, unsigned flags, struct handle **fresh) {
+    int refusal = capture_refusal(stream);
+    /* 906: touching the legacy stream would end the other's capture */
+    if (refusal > 0 || refusal == -906) return refusal;
+    if (!handle_pin(event)) return RESULT_CLOSED;
+    int status = handle_is_gone(event) ? CUDA_CONTEXT_IS_DESTROYED
+                                       : record(event, stream, flags, refusal < 0, fresh);
+    handle_unpin(event);
+    return status;
 }

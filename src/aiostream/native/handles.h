@@ -13,8 +13,6 @@ void handle_hide(struct handle *);
 void handle_ref(struct handle *);
 /* the record goes with the last reference; the driver's object never does */
 void handle_unref(struct handle *);
-/* of an event: what the waits for it share; guarded by snapshots.c */
-void **handle_attachment(struct handle *);
 void *handle_value(const struct handle *);
 void *handle_context(const struct handle *);
 bool handle_pin(struct handle *);
@@ -51,8 +49,8 @@ const char *handle_destructor(enum handle_kind); /* the driver's function */
 /* Sets the function that is called after each such refusal, in the thread that met it. */
 void handles_set_listener(void (*listener)(void));
 bool handle_is_owned(const struct handle *);
-/* Takes over the last reference to an open handle. A finalizer may not call the driver, so
- * handles_drop_abandoned drops all of these. Each in any thread, at any time. */
+/* Takes over the Python object's reference to an open handle. A finalizer may not call the driver,
+ * so handles_drop_abandoned drops all of these. Each in any thread, at any time. */
 void handle_abandon(struct handle *);
 void handles_drop_abandoned(void);
 bool handle_is_open(const struct handle *);
@@ -60,5 +58,25 @@ bool handle_is_gone(const struct handle *); /* its context was destroyed: see co
 /* Makes the context current if the driver needs one. It must not be gone. */
 int handle_enter_context(const struct handle *, bool *entered);
 void handle_leave_context(bool entered);
+
+/* --- events --- */
+
+/* Makes an event of the driver's in a context. Call it under RELAXED. */
+int event_make(void *context, unsigned flags, void **event);
+/* A wait for a user's event pins its handle, which the caller has pinned too, from begin on. `end`
+ * says that no task waits any more, and `let_go` that nothing will query the event. */
+void event_wait_begin(struct handle *);
+void event_wait_end(struct handle *);
+void event_wait_let_go(struct handle *);
+/* the watcher's pass that has found it pending, for which its other waits need no query; used by
+ * the watcher alone */
+int64_t *event_pending_in(struct handle *);
+/* Whether it was recorded on a capturing stream. A query would invalidate that capture. */
+bool event_is_captured(const struct handle *);
+/* Records what the stream has reached. If tasks await the event, or another thread might query it
+ * while it becomes part of a capture, a fresh event with these flags is recorded in its place, and
+ * *fresh is the caller's. Otherwise, and after an error, *fresh stays as it was. 0, or why not.
+ * Call it under RELAXED, with the stream pinned. */
+int event_record(struct handle *event, void *stream, unsigned flags, struct handle **fresh);
 
 #endif

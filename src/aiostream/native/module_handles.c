@@ -58,16 +58,20 @@ static PyObject *Handle_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
+static void abandon(struct handle *handle) {
+    handle_abandon(handle);
+    queue_wake(queue_orphans());
+}
+
 /* An owner's object closes its handle before the handle dies. If this one is open, an interrupt
- * came before an object had got it. */
+ * came before an object had got it, or it was an event's and replaced. */
 static void Handle_dealloc(PyObject *object) {
     HandleObject *self = (HandleObject *)object;
     PyTypeObject *type = Py_TYPE(object);
     struct handle *handle = self->handle;
     if (handle && handle_is_owned(handle) && handle_is_open(handle) && !is_child()) {
         if (self->made_here) {
-            handle_abandon(handle);
-            queue_wake(queue_orphans());
+            abandon(handle);
             handle = NULL;
         } else if (handle_release_begin(handle)) { /* it stays theirs who passed it to from_raw */
             handle_release_end(handle);
@@ -231,6 +235,11 @@ static PyObject *Handle_is_shared(PyObject *self, void *unused) {
     return PyBool_FromLong(handle_is_shared(((HandleObject *)self)->handle));
 }
 
+static PyObject *Handle_is_captured(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(event_is_captured(((HandleObject *)self)->handle));
+}
+
 static PyObject *Handle_is_used(PyObject *self, void *unused) {
     (void)unused;
     return PyBool_FromLong(handle_is_used(((HandleObject *)self)->handle));
@@ -261,6 +270,8 @@ static PyGetSetDef handle_properties[] = {
     {"is_open", Handle_is_open, NULL, "Whether new uses are accepted.", NULL},
     {"is_used", Handle_is_used, NULL,
      "Whether a call is using it, or a thread of enqueue_in_thread.", NULL},
+    {"is_captured", Handle_is_captured, NULL,
+     "Whether it is an event that was recorded on a capturing stream.", NULL},
     {"is_shared", Handle_is_shared, NULL,
      "Whether another library has it too: then it is retired and not destroyed.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -353,11 +364,13 @@ static int do_capture_refusal(struct handle *handle, void *unused) {
 }
 static int do_event_query(struct handle *handle, void *unused) {
     (void)unused;
-    return driver.event_query(handle_value(handle));
+    return event_is_captured(handle) ? CUDA_CAPTURED_EVENT
+                                     : driver.event_query(handle_value(handle));
 }
 static int do_event_synchronize(struct handle *handle, void *unused) {
     (void)unused;
-    return driver.event_synchronize(handle_value(handle));
+    return event_is_captured(handle) ? CUDA_CAPTURED_EVENT
+                                     : driver.event_synchronize(handle_value(handle));
 }
 
 static PyObject *native_stream_query(PyObject *self, PyObject *handle) {
@@ -392,49 +405,60 @@ static PyObject *native_event_synchronize(PyObject *self, PyObject *handle) {
 }
 
 struct recording {
-    struct handle *event;
-    struct context *context; /* the event's */
+    struct handle *event, *fresh;
     unsigned flags;
-    bool captured;
 };
 
 /* An event that is recorded on a capturing stream becomes part of the capture. Programs join
- * streams to a capture that way, so it is allowed. The answer says so, because such an event may
- * never be queried. */
+ * streams to a capture that way, so it is allowed. */
 static int do_event_record(struct handle *stream, void *argument) {
     struct recording *recording = argument;
-    void *value = handle_value(stream);
-    int refusal = capture_refusal(value);
-    /* 906: touching the legacy stream would end the other's capture */
-    if (refusal > 0 || refusal == -906) return refusal;
-    if (!handle_pin(recording->event)) return RESULT_CLOSED;
-    int status = handle_is_gone(recording->event)
-                     ? CUDA_CONTEXT_IS_DESTROYED
-                     : wait_snapshot_before_record(recording->context, recording->event);
-    if (status == CUDA_SUCCESS)
-        status = driver.event_record(handle_value(recording->event), value, recording->flags);
-    handle_unpin(recording->event);
-    recording->captured = refusal < 0 || capture_refusal(value) < 0;
-    return status;
+    return event_record(recording->event, handle_value(stream), recording->flags,
+                        &recording->fresh);
 }
 
+/* Gives a Reference the handle of a fresh event. Its old Handle goes with the last thread that
+ * uses it, and the driver's event with the last wait. */
+static int replace_event(PyObject *reference, struct handle *old, struct handle *fresh) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(handle_type, Py_tp_alloc);
+    HandleObject *made = (HandleObject *)allocate(handle_type, 0);
+    if (!made) {
+        abandon(fresh);
+        return -1;
+    }
+    made->handle = fresh;
+    made->made_here = true;
+    int failed = PyObject_SetAttrString(reference, "handle", (PyObject *)made);
+    /* Another thread has closed the event meanwhile. If it comes later, it sees the new handle. */
+    if (!handle_is_open(old)) {
+        Py_BEGIN_ALLOW_THREADS
+        handle_drop(fresh);
+        Py_END_ALLOW_THREADS
+    }
+    Py_DECREF(made);
+    return failed;
+}
+
+/* event_record(reference, stream, flags): records an event. If that needs a fresh one, it is made
+ * with the flags. It is one step, because with steps of Python in between, another thread's wait
+ * could begin after the check, and a KeyboardInterrupt could lose the fresh event. */
 static PyObject *native_event_record(PyObject *self, PyObject *args) {
     (void)self;
-    PyObject *event, *stream;
+    PyObject *reference, *stream;
     struct recording recording = {0};
-    int context_id;
-    if (!PyArg_ParseTuple(args, "OOIi", &event, &stream, &recording.flags, &context_id))
-        return NULL;
-    recording.context = as_context(context_id);
-    if (!recording.context) return NULL;
+    if (!PyArg_ParseTuple(args, "OOI", &reference, &stream, &recording.flags)) return NULL;
     struct handle *stream_handle = as_handle(stream);
-    recording.event = as_handle(event);
-    if (!stream_handle || !recording.event) return NULL;
-    int result;
-    Py_BEGIN_ALLOW_THREADS
-    result = operate(stream_handle, do_event_record, &recording);
-    Py_END_ALLOW_THREADS
-    return Py_BuildValue("iN", result, PyBool_FromLong(recording.captured));
+    PyObject *event = stream_handle ? PyObject_GetAttrString(reference, "handle") : NULL;
+    recording.event = event ? as_handle(event) : NULL;
+    int result = 0, failed = -1;
+    if (recording.event) {
+        Py_BEGIN_ALLOW_THREADS
+        result = operate(stream_handle, do_event_record, &recording);
+        Py_END_ALLOW_THREADS
+        failed = recording.fresh ? replace_event(reference, recording.event, recording.fresh) : 0;
+    }
+    Py_XDECREF(event);
+    return failed ? NULL : PyLong_FromLong(result);
 }
 
 /* Calls a function with a stream's context current, and appends its result to a list. It is one
@@ -479,7 +503,8 @@ static PyMethodDef handle_functions[] = {
      "0, or the negative code that says that the stream captures."},
     {"gone_refusal", native_gone_refusal, METH_O,
      "0, or 709 if the context of a stream or event was destroyed or reset."},
-    {"event_record", native_event_record, METH_VARARGS, "(code, captured)."},
+    {"event_record", native_event_record, METH_VARARGS,
+     "Records the event of a Reference, which may get a fresh handle: the driver's code."},
     {"event_query", native_event_query, METH_O, "cuEventQuery."},
     {"event_synchronize", native_event_synchronize, METH_O, "cuEventSynchronize."},
     {NULL, NULL, 0, NULL},

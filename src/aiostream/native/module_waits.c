@@ -2,7 +2,6 @@
  * the C side of the loop seam, because it has asyncio's protocol of `await`. */
 #include "module.h"
 
-#include "helper_streams.h"
 #include "waits.h"
 
 /* --- Wait --- */
@@ -585,26 +584,6 @@ static PyObject *native_orphan(PyObject *self, PyObject *ticket) {
     Py_RETURN_NONE;
 }
 
-static PyObject *native_make_helpers(PyObject *self, PyObject *args) {
-    (void)self;
-    int index, status;
-    if (!PyArg_ParseTuple(args, "i", &index) || refuse_in_child()) return NULL;
-    struct context *context = as_context(index);
-    if (!context) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    status = helpers_make(context);
-    Py_END_ALLOW_THREADS
-    return PyLong_FromLong(status);
-}
-
-static PyObject *native_helpers(PyObject *self, PyObject *args) {
-    (void)self;
-    int index;
-    if (!PyArg_ParseTuple(args, "i", &index)) return NULL;
-    struct context *context = as_context(index);
-    return context ? Py_BuildValue("ii", helper_count(context), helpers_made(context)) : NULL;
-}
-
 static PyObject *native_predict(PyObject *self, PyObject *enabled) {
     (void)self;
     waits_predict(PyObject_IsTrue(enabled));
@@ -655,10 +634,6 @@ static PyMethodDef wait_functions[] = {
      "Fires such a ticket with 0, unless it has fired."},
     {"orphan", native_orphan, METH_O,
      "No task waits for a ticket any more: the watcher and the janitor see to its end."},
-    {"make_helpers", native_make_helpers, METH_VARARGS,
-     "Makes a context's helper streams; may block. The driver's code."},
-    {"helpers", native_helpers, METH_VARARGS,
-     "How many helper streams of a context are idle, and how many there are."},
     {"predict", native_predict, METH_O,
      "Whether the policy uses what waits have learnt; for benchmarks and tests."},
     {"limit_timer", native_limit_timer, METH_VARARGS,

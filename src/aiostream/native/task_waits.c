@@ -137,18 +137,16 @@ int wait_record(struct wait *wait, void *stream) {
     return refusal < 0 ? refusal : CUDA_SUCCESS;
 }
 
-void wait_release(struct wait *wait, int status) {
-    atomic_fetch_sub(&wait->list->waiting, 1);
-    wait->over_status = status;
+void wait_release(struct wait *wait) {
+    wait_note_over(wait);
     int expected = HELD_BY_TASK_LISTED;
-    if (!atomic_compare_exchange_strong(&wait->holder, &expected, OVER_LISTED))
-        wait_recycle(wait, status);
+    if (!atomic_compare_exchange_strong(&wait->holder, &expected, OVER_LISTED)) wait_recycle(wait);
 }
 
 /* The wait ends while its task holds it. */
-static void end_by_task(struct wait *wait, int status) {
+static void end_by_task(struct wait *wait) {
     atomic_fetch_sub(&pending_waits, 1);
-    wait_release(wait, status);
+    wait_release(wait);
 }
 
 static bool is_over(int status, struct wait_result *result) {
@@ -166,7 +164,7 @@ void wait_begin(struct wait_list *list, void *stream, struct queue *queue,
     result->refusal = wait_start(list, queue, strategy, &wait);
     if (result->refusal) return;
     result->refusal = wait_record(wait, stream);
-    if (result->refusal) end_by_task(wait, result->refusal);
+    if (result->refusal) end_by_task(wait);
     else go_on(wait, result, now_ns());
 }
 
@@ -174,18 +172,19 @@ void wait_begin_event(struct context *context, struct shared_history *history, s
                       struct queue *queue, const struct strategy *strategy,
                       struct wait_result *result) {
     *result = (struct wait_result){0};
-    if (is_over(failure_noted(driver.event_query(handle_value(event)), "cuEventQuery"), result))
-        return;
+    int status = event_is_captured(event)
+                     ? CUDA_CAPTURED_EVENT
+                     : failure_noted(driver.event_query(handle_value(event)), "cuEventQuery");
+    if (is_over(status, result)) return;
     /* It has a list of its own, because waits for events have no order among each other. */
     struct wait_list *list = wait_list_new(context, history);
-    struct snapshot *snapshot = NULL;
     struct wait *wait = NULL;
-    result->refusal = list ? snapshot_of(event, &snapshot) : RESULT_NO_MEMORY;
-    if (snapshot) result->refusal = wait_start(list, queue, strategy, &wait);
-    if (wait) wait->snapshot = snapshot;
-    else if (snapshot) snapshot_unref(snapshot, false);
+    result->refusal = list ? wait_start(list, queue, strategy, &wait) : RESULT_NO_MEMORY;
     if (list) wait_list_unref(list);
-    if (wait) go_on(wait, result, now_ns());
+    if (!wait) return;
+    event_wait_begin(event);
+    wait->users_event = event;
+    go_on(wait, result, now_ns());
 }
 
 /* --- polling --- */
@@ -223,7 +222,7 @@ bool wait_poll(struct wait *wait, struct queue *queue, struct wait_result *resul
     switch (wait_look(wait, queue, &result->refusal)) {
     case LOOK_OVER:
         if (wait->future) wait_end_future(wait, result->refusal);
-        else end_by_task(wait, result->refusal);
+        else end_by_task(wait);
         return true;
     case LOOK_EXPIRED:
         result->refusal = 0;
@@ -244,7 +243,7 @@ void wait_leave_to_watcher(struct wait *wait) {
 void wait_drop(struct wait *wait) {
     wait->ticket = 0;
     atomic_fetch_sub(&pending_waits, 1);
-    if (wait->snapshot) wait_release(wait, CUDA_NOT_READY);
+    if (wait->users_event) wait_release(wait);
     else wait_leave_to_watcher(wait);
 }
 
@@ -253,7 +252,7 @@ void wait_drop(struct wait *wait) {
 void wait_end_in_loop(struct wait *wait, int status) {
     atomic_fetch_sub(&pending_waits, 1);
     point_fire(wait->ticket, status);
-    wait_release(wait, status);
+    wait_release(wait);
 }
 
 /* Its end is near, so its task polls it from now on, or the loop if it is a future. */

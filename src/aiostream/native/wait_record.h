@@ -76,8 +76,8 @@ struct wait {
     _Atomic int holder;
     /* Written by wait_begin, constant until the record is back in the pool: */
     struct wait_list *list;
-    /* of a user's event, which is polled in place of the library's; otherwise NULL */
-    struct snapshot *snapshot;
+    /* a user's event, which is polled in place of the library's; otherwise NULL */
+    struct handle *users_event;
     uint64_t opened, closed; /* the list's clock before and after the record */
     int64_t began;
     const struct strategy *strategy;
@@ -98,7 +98,6 @@ struct wait {
     _Atomic int64_t pending_at;  /* the last time at which a poll saw it pending; 0: never */
     /* 0: no task waits for it now. The watcher reads it of all that it lists. */
     _Atomic uint64_t ticket;
-    int over_status;        /* written before OVER_LISTED */
     int64_t poll_until;     /* used by the task while it polls, ns */
     _Atomic int64_t polled; /* the last look at it, or the plan that followed */
     int polls;
@@ -117,13 +116,12 @@ extern _Atomic bool some_revisit;        /* the `revisit` of some list is set */
 extern _Atomic int active_count;
 extern _Atomic int64_t pending_waits; /* waits with a task */
 
-/* a record that is needed for its event alone */
-int wait_record_take(struct context *, struct wait **);
-void wait_record_put(struct wait *);
 /* A record for a new wait on a list. The task holds it. Nothing is recorded yet. */
 int wait_start(struct wait_list *, struct queue *, const struct strategy *, struct wait **);
 /* Its event is complete, or will never be used again, and the watcher does not list it. */
-void wait_recycle(struct wait *, int status);
+void wait_recycle(struct wait *);
+/* its list, and a user's event, hear that it is over */
+void wait_note_over(const struct wait *);
 void wait_push_new(struct wait *);
 /* notes for its list that work behind it began no earlier than it was last pending */
 void wait_note_end(struct wait *, int64_t seen);
@@ -139,7 +137,7 @@ enum wait_look { LOOK_PENDING, LOOK_EXPIRED, LOOK_OVER };
 enum wait_look wait_look(struct wait *, struct queue *, int *status);
 /* it is over, in its loop's thread: fires its ticket */
 void wait_end_in_loop(struct wait *, int status);
-void wait_release(struct wait *, int status); /* its task or loop needs the record no more */
+void wait_release(struct wait *); /* its task or loop needs the record no more */
 void wait_leave_to_watcher(struct wait *);
 /* records its event at what the stream has reached; 0, or why not */
 int wait_record(struct wait *, void *stream);
@@ -151,17 +149,5 @@ bool wait_task_polls_on(struct wait *, uint64_t *ticket);
 void wait_end_future(struct wait *, int status); /* the task that polls it has seen its end */
 /* fires its ticket with STATUS_HANDED_BACK */
 void wait_fire_hand_back(struct wait *, int64_t length);
-
-/* --- snapshots.c: what a user's event has recorded --- */
-
-struct snapshot;
-/* of the present record, shared by all waits for it; 0, or an error */
-int snapshot_of(struct handle *event, struct snapshot **);
-int snapshot_query(struct snapshot *); /* polls the event that stands for it */
-void snapshot_unref(struct snapshot *, bool complete);
-/* The watcher's pass that began at that time has found it pending, so its other waits need no poll
- * of their own in that pass. */
-void snapshot_note_pending(struct snapshot *, int64_t pass);
-bool snapshot_was_pending(const struct snapshot *, int64_t pass);
 
 #endif

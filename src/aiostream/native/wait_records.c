@@ -128,14 +128,9 @@ void wait_list_unref(struct wait_list *list) {
 /* --- records --- */
 
 static int make(struct context *context, struct wait **made) {
-    void *event = NULL, *popped;
-    int mode = relaxed_enter();
-    int status = failed_in("cuCtxPushCurrent", driver.ctx_push(context_handle(context)));
-    if (status == CUDA_SUCCESS) {
-        status = failed_in("cuEventCreate",
-                           driver.event_create(&event, 2 /* CU_EVENT_DISABLE_TIMING */));
-        driver.ctx_pop(&popped);
-    }
+    void *event;
+    int mode = relaxed_enter(),
+        status = event_make(context_handle(context), EVENT_DISABLE_TIMING, &event);
     relaxed_leave(mode);
     if (status != CUDA_SUCCESS) return status;
     struct wait *wait = calloc(1, sizeof *wait);
@@ -167,9 +162,6 @@ static void put(struct wait *wait) {
     pthread_mutex_unlock(&pool_lock);
 }
 
-int wait_record_take(struct context *context, struct wait **wait) { return take(context, wait); }
-void wait_record_put(struct wait *wait) { put(wait); }
-
 int wait_start(struct wait_list *list, struct queue *queue, const struct strategy *strategy,
                struct wait **started) {
     int status = take(list->context, started);
@@ -179,7 +171,7 @@ int wait_start(struct wait_list *list, struct queue *queue, const struct strateg
     atomic_fetch_add(&list->waiting, 1);
     atomic_fetch_add(&pending_waits, 1);
     wait->list = list;
-    wait->snapshot = NULL;
+    wait->users_event = NULL;
     wait->strategy = strategy;
     wait->ticket = 0;
     wait->future = false;
@@ -196,9 +188,13 @@ int wait_start(struct wait_list *list, struct queue *queue, const struct strateg
     return CUDA_SUCCESS;
 }
 
-void wait_recycle(struct wait *wait, int status) {
-    if (wait->snapshot) snapshot_unref(wait->snapshot, status == CUDA_SUCCESS);
-    wait->snapshot = NULL;
+void wait_note_over(const struct wait *wait) {
+    atomic_fetch_sub(&wait->list->waiting, 1);
+    if (wait->users_event) event_wait_end(wait->users_event);
+}
+
+void wait_recycle(struct wait *wait) {
+    if (wait->users_event) event_wait_let_go(wait->users_event);
     forecast_unref(wait->forecast);
     wait->forecast = NULL;
     wait_list_unref(wait->list);
@@ -214,12 +210,13 @@ int wait_query(const struct wait *wait) {
     if (wait->began < atomic_load(&dropped_at)) return CUDA_LAUNCH_FAILED;
     /* Asked before each poll, because the event is gone with its context, and the driver may crash
      * at a query of it. If the context ends between these two calls, nothing can help. */
-    int status = context_was_ended(wait->context) ? CUDA_CONTEXT_IS_DESTROYED
-                 : wait->snapshot                 ? snapshot_query(wait->snapshot)
-                                                  : driver.event_query(wait->event);
+    int status =
+        context_was_ended(wait->context)
+            ? CUDA_CONTEXT_IS_DESTROYED
+            : driver.event_query(wait->users_event ? handle_value(wait->users_event) : wait->event);
     /* The library's event is valid. So another thread's capture took its record, and that capture
      * had ended when wait_record looked for one. */
-    if (status == CUDA_INVALID_VALUE && !wait->snapshot) status = CUDA_CAPTURED_EVENT;
+    if (status == CUDA_INVALID_VALUE && !wait->users_event) status = CUDA_CAPTURED_EVENT;
     return failed_in("cuEventQuery",
                      failure_noted(context_answer(wait->context, status), "cuEventQuery"));
 }

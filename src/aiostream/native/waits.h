@@ -91,8 +91,4 @@ void waits_fail(struct context *, int status);
 void waits_predict(bool enabled);
 int64_t waits_pending(void); /* waits with a task, including those that the task polls */
 
-/* Call this before a user's event is recorded again, because that must not prolong waits for what
- * it has recorded so far. 0, or an error. */
-int wait_snapshot_before_record(struct context *, struct handle *event);
-
 #endif

@@ -49,7 +49,7 @@ static void deactivate(struct wait_list *list) {
 static void unlist(struct wait *wait) {
     int holder = HELD_BY_TASK_LISTED;
     if (atomic_compare_exchange_strong(&wait->holder, &holder, HELD_BY_TASK)) return;
-    if (holder == OVER_LISTED) wait_recycle(wait, wait->over_status);
+    if (holder == OVER_LISTED) wait_recycle(wait);
     else wait_push_new(wait);
 }
 
@@ -64,12 +64,12 @@ static void unlist_to_timer(struct wait *wait) {
 /* The wait is over, or has failed, and the watcher owns it. */
 static void settle(struct wait *wait, int status) {
     uint64_t ticket = wait->ticket;
-    atomic_fetch_sub(&wait->list->waiting, 1);
+    wait_note_over(wait);
     if (ticket) {
         atomic_fetch_sub(&pending_waits, 1);
         point_fire(ticket, status);
     }
-    wait_recycle(wait, status);
+    wait_recycle(wait);
 }
 
 static bool is_timers(struct timer_entry *entry, uint64_t wait) {
@@ -112,11 +112,11 @@ static int poll_list(struct wait_list *list, int64_t now) {
         if (wait->opened > fence) break;
         int64_t before = polls ? now_ns() : now;
         int status = CUDA_NOT_READY;
-        if (!wait->snapshot || !snapshot_was_pending(wait->snapshot, now)) {
+        int64_t *pending_in = wait->users_event ? event_pending_in(wait->users_event) : NULL;
+        if (!pending_in || *pending_in != now) {
             status = wait_query(wait);
             polls++;
-            if (wait->snapshot && status == CUDA_NOT_READY)
-                snapshot_note_pending(wait->snapshot, now);
+            if (pending_in && status == CUDA_NOT_READY) *pending_in = now;
         }
         if (status == CUDA_NOT_READY || !claim(wait, holder)) {
             if (status == CUDA_NOT_READY) {

@@ -1,0 +1,286 @@
+"""The handle of an event, which `record` replaces while a task awaits the event."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from contextlib import suppress
+
+import anyio
+import pytest
+
+import aiostream
+from aiostream import Event, Stream, StreamCaptureError, StreamClosedError
+from captures import MODES
+from internals import bindings, driver_call
+from interrupts import Striker
+from support import Gate, held_stream, settle, spin, succeed
+from waiters import EVENT_STAGES, counts, until, waiter_in
+
+pytestmark = pytest.mark.usefixtures("default_prediction")
+
+EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL: a node that records the event at each launch
+NOT_READY = 600
+
+
+def is_over(handle: int) -> bool:
+    """What the driver says of a raw handle."""
+    (code,) = bindings().cuEventQuery(bindings().CUevent(handle))
+    assert int(code) in (0, NOT_READY)
+    return int(code) == 0
+
+
+@pytest.mark.parametrize("stage", EVENT_STAGES)
+async def test_event_that_no_task_awaits_keeps_its_handle(stage: str) -> None:
+    """Also right after a wait has ended, or was cancelled while its task polled."""
+    async with waiter_in(stage, "event") as (waiter, gate):
+        handle = waiter.event.handle
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(waiter.wait)
+            await waiter.reach()
+            gate.open()
+        for _ in range(3):
+            waiter.event.record(waiter.stream)
+            await waiter.event
+        assert waiter.event.handle == handle
+
+
+async def test_new_handle_stands_for_the_new_record() -> None:
+    """`query`, `wait_event` and `elapsed_time` use it, and the flags of the event are kept."""
+    event, begin, stream = Event(timing=True, blocking_sync=True), Event(timing=True), Stream()
+    with Gate() as gate:
+        held = held_stream(gate)
+        event.record(held)
+        handle, name = event.handle, repr(event)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(event.synchronize_async)
+            await until(lambda: counts().pending == 1)
+            begin.record(stream)
+            spin(stream, 0.002)
+            # in a thread without a current context, in which the driver makes no event
+            thread = threading.Thread(target=event.record, args=(stream,))
+            thread.start()
+            thread.join()
+            assert event.handle != handle
+            assert repr(event) == name.replace(f"{handle:#x}", f"{event.handle:#x}")
+            event.synchronize()
+            assert event.query()
+            assert begin.elapsed_time(event) >= 2
+            stream.wait_event(event)
+            stream.synchronize()
+            await event
+            assert counts().pending == 1
+            gate.open()
+        for thing in (event, begin, stream, held):
+            thing.close()
+
+
+async def test_old_handle_stands_for_the_old_record_until_the_event_is_closed() -> None:
+    event, stream, other = Event(), Stream(), Stream()
+    opened = aiostream.statistics().handles.open
+    with Gate() as gate:
+        held = held_stream(gate)
+        event.record(held)
+        old = event.handle
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(event.synchronize_async)
+            await until(lambda: counts().pending == 1)
+            event.record(stream)
+            event.synchronize()
+            assert not is_over(old)
+            other.wait_event(old)
+            assert not other.query()
+            gate.open()
+        await other.synchronize_async()
+    for _ in range(3):  # the wait is over, and the old handle was given away
+        await anyio.sleep(0)
+        assert is_over(old)
+    for thing in (event, stream, other, held):
+        thing.close()
+    await until(lambda: aiostream.statistics().handles.open == opened - 3)
+
+
+async def test_old_handle_that_was_not_read_goes_with_its_waits() -> None:
+    event, stream = Event(), Stream()
+    opened = aiostream.statistics().handles.open
+    with Gate() as gate:
+        held = held_stream(gate)
+        event.record(held)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(event.synchronize_async)
+            await until(lambda: counts().pending == 1)
+            event.record(stream)
+            assert aiostream.statistics().handles.open == opened + 2
+            gate.open()
+        await until(lambda: aiostream.statistics().handles.open == opened + 1)
+    for thing in (event, stream, held):
+        thing.close()
+
+
+async def test_graph_records_the_handle_with_which_it_was_captured() -> None:
+    event, stream = Event(), Stream()
+    with stream.capture() as capture:
+        driver_call(
+            "cuEventRecordWithFlags",
+            bindings().CUevent(event.handle),
+            bindings().CUstream(stream.handle),
+            EXTERNAL,
+        )
+    old = event.handle
+    with Gate() as gate, Gate() as later, capture.graph.instantiate() as executable:
+        held, other = held_stream(gate), held_stream(later)
+        event.record(held)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(event.synchronize_async)
+            await until(lambda: counts().pending == 1)
+            event.record(other)
+            gate.open()
+        held.synchronize()
+        gate.shut()
+        gate.hold(stream)
+        executable.launch(stream)
+        later.open()
+        await event  # what the graph records does not concern it
+        assert not is_over(old)
+        gate.open()
+        await stream.synchronize_async()
+        assert is_over(old)
+    for thing in (capture.graph, event, stream, held, other):
+        thing.close()
+
+
+async def test_interprocess_event_is_not_recorded_while_it_is_awaited() -> None:
+    event, stream = Event(interprocess=True), Stream()
+    with Gate() as gate:
+        held = held_stream(gate)
+        event.record(held)
+        handle = event.handle
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(event.synchronize_async)
+            await until(lambda: counts().pending == 1)
+            with pytest.raises(RuntimeError, match="record it after the wait"):
+                event.record(stream)
+            assert not event.query()
+            gate.open()
+        event.record(stream)
+        await event
+        assert event.handle == handle
+    for thing in (event, stream, held):
+        thing.close()
+
+
+def test_event_that_is_closed_while_it_is_recorded_stays_closed() -> None:
+    """The handle that a record makes in another thread is closed too: see the ledger."""
+    both = threading.Barrier(2)
+
+    def record(events: list[Event], stream: Stream) -> None:
+        for event in events:
+            both.wait()
+            with suppress(StreamClosedError):
+                event.record(stream)
+
+    async def main() -> None:
+        with Gate() as gate:
+            held, free = held_stream(gate), Stream()
+            events = [Event() for _ in range(300)]
+            for event in events:
+                event.record(held)
+            async with anyio.create_task_group() as tasks:
+                for event in events:
+                    tasks.start_soon(event.synchronize_async)
+                await until(lambda: counts().pending == len(events))
+                thread = threading.Thread(target=record, args=(events, free))
+                thread.start()
+                for event in events:
+                    both.wait()
+                    event.close()
+                thread.join()
+                assert all(event.closed for event in events)
+                gate.open()
+        held.close()
+        free.close()
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_waits_that_begin_during_a_record_into_a_capture_leave_it(mode: int) -> None:
+    """Each wait is for a record before it, or is refused."""
+    event, stream, free, stop = Event(), Stream(), Stream(), threading.Event()
+    spin(stream, 0)
+    stream.synchronize()
+    errors: list[BaseException] = []
+
+    async def wait() -> None:
+        while not stop.is_set():
+            with suppress(StreamCaptureError):
+                await event
+                event.query()
+            await anyio.sleep(0)
+
+    def run() -> None:
+        try:
+            anyio.run(wait)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for _ in range(60):
+            spin(free, 0.0002)
+            event.record(free)
+            with stream.capture(aiostream.CaptureMode(mode)) as capture:
+                event.record(stream)
+                spin(stream, 0)
+            assert len(capture.graph.nodes) == 1
+            capture.graph.close()
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not errors, errors
+    for thing in (event, stream, free):
+        thing.close()
+
+
+async def test_interrupted_record_leaves_an_event_with_one_handle() -> None:
+    """It is the old one or the new one, and the other one is not lost."""
+    event, stream = Event(), Stream()
+    opened = aiostream.statistics().handles.open
+    with Gate() as gate:
+        held = held_stream(gate)
+        event.record(held)
+        struck, number = True, 0
+        async with anyio.create_task_group() as tasks:
+            while struck:
+                number += 1
+                pending = counts().pending
+                event.record(held)
+                tasks.start_soon(event.synchronize_async)
+                await until(lambda pending=pending: counts().pending == pending + 1)
+                with suppress(KeyboardInterrupt), Striker(number) as striker:
+                    event.record(stream)
+                struck = striker.has_struck
+                assert not event.closed
+                event.record(stream)
+                event.synchronize()
+                assert event.query()
+            gate.open()
+    gc.collect()
+    assert settle(lambda: aiostream.statistics().handles.open == opened + 1)
+    for thing in (event, stream, held):
+        thing.close()
+
+
+ONE_PRIVATE_STREAM = """
+    from aiostream import Event, simulator
+    simulator.install()
+    event = Event()
+    print(simulator.calls("cuStreamCreate") + simulator.calls("cuStreamCreateWithPriority"))
+    event.close()
+"""
+
+
+@pytest.mark.simulator_only("a GPU does not count its calls")
+def test_context_has_one_private_stream(driver_kind: str) -> None:
+    assert succeed(driver_kind, ONE_PRIVATE_STREAM) == "1\n"
