@@ -10,10 +10,12 @@ ends the process of a test that goes on: pytest-xdist then reports the test and 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import faulthandler
 import fcntl
 import os
+import re
 import tempfile
 import time
 from collections.abc import Generator, Iterator
@@ -25,6 +27,7 @@ import pytest
 GRACE = 10.0
 """Seconds after its limit at which a test ends its process."""
 
+_BEGAN = pytest.StashKey[float]()
 _STDERR = pytest.StashKey[int]()
 _LOCKS = pytest.StashKey[str]()
 
@@ -32,15 +35,16 @@ _LOCKS = pytest.StashKey[str]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="run the tests marked slow too")
     parser.addoption(
-        "--part", type=_part, default=(1, 1), metavar="K/N", help="run the K-th of N parts"
+        "--part", type=part_of, default=(1, 1), metavar="K/N", help="run the K-th of N parts"
     )
 
 
-def _part(text: str) -> tuple[int, int]:
-    part, _, parts = text.partition("/")
-    if not 1 <= int(part) <= int(parts):
-        raise ValueError
-    return int(part), int(parts)
+def part_of(text: str) -> tuple[int, int]:
+    """The numbers in a text such as 1/4."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"a part is one such as 1/4, and not {text!r}")
+    return int(match[1]), int(match[2])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,6 +56,12 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="aiostream-tests-")
         config.stash[_LOCKS] = folder.name
         config.add_cleanup(folder.cleanup)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """What `-n auto` is: one more than there are cores, because many tests wait for a process."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -80,6 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     with _turn(item):
+        item.stash[_BEGAN] = time.monotonic()
         limit = _limit_of(item)
         if limit and not item.config.getoption("usepdb"):
             faulthandler.dump_traceback_later(
@@ -97,10 +108,9 @@ def pytest_enter_pdb() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    limit, start = _limit_of(item), time.monotonic()
     result = yield
-    took = time.monotonic() - start
-    if limit and took > limit:
+    limit, took = _limit_of(item), time.monotonic() - item.stash[_BEGAN]
+    if limit and took >= limit:
         pytest.fail(f"took {took:.1f} s, and may take {limit:g} s", pytrace=False)
     return result
 

@@ -293,6 +293,7 @@ Stream.synchronize_async = broken
 """
 
 
+@pytest.mark.slow
 def test_a_peer_that_answers_500_is_left_out_with_its_reason(
     driver_kind: str, tmp_path: Path
 ) -> None:

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from servers import ROOT, environment
 from support import succeed
 
@@ -32,6 +34,7 @@ def check(driver_kind: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_torch_server_answers_right_in_every_way(driver_kind: str) -> None:
     done = check(driver_kind)
     assert done.returncode == 0, done.stdout + done.stderr

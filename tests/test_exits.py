@@ -19,7 +19,7 @@ import pytest
 import exits
 from support import FULL
 
-COUNT = int(os.environ.get("AIOSTREAM_EXITS", "60" if FULL else "10"))
+COUNT = int(os.environ.get("AIOSTREAM_EXITS", "60" if FULL else "6"))
 FIRST = int(os.environ.get("AIOSTREAM_EXITS_SEED", "1"))
 EARLY_AWAITS = os.environ.get("AIOSTREAM_EXITS_EARLY_AWAITS", "1") == "1"
 BOUND = 3.0

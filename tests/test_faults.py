@@ -30,7 +30,6 @@ MOST, SEED = 30 if FULL else 6, 1
 KINDS = ["none", *(LOOPS if FULL else ["asyncio", "trio"])]
 ENOUGH = {
     ("none", 1): 200,
-    ("asyncio", 1): 150,
     ("none", MOST): 350,
     ("asyncio", MOST): 300,
     ("trio", MOST): 250,
@@ -38,7 +37,6 @@ ENOUGH = {
 }  # points that must be reached at least
 SAMPLES = [
     ("none", 1),
-    ("asyncio", 1),
     *(pytest.param(kind, MOST, marks=pytest.mark.slow) for kind in KINDS),
 ]
 

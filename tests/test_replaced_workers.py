@@ -46,9 +46,10 @@ SERVERS["gunicorn --preload"] = [*SERVERS["gunicorn"][:-1], "--preload", "--bind
 EXIT_CODES = {"hypercorn": "0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(kind, marks=[] if kind == "uvicorn" else pytest.mark.slow) for kind in SERVERS],
+    SERVERS,
 )
 def test_worker_that_lost_its_context_is_replaced(
     kind: str, driver_kind: str, tmp_path: Path

@@ -15,12 +15,13 @@ import pytest
 
 import soak
 from aiostream import Device, Event, Stream, statistics
-from support import FULL, Gate, held_stream, settle, spin
+from support import Gate, held_stream, settle, spin
 from waiters import until
 
-SECONDS = float(os.environ.get("AIOSTREAM_SOAK_SECONDS", "20" if FULL else "4"))
+SECONDS = float(os.environ.get("AIOSTREAM_SOAK_SECONDS", "20"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 240)
 def test_soak(driver_kind: str) -> None:
     """`AIOSTREAM_SOAK_SECONDS` says how long.
