@@ -61,8 +61,8 @@ def end_of(driver_kind: str, script: str, code: int = 0) -> str:
     )
     first, _, rest = done.stdout.partition("\n")
     print(f"the process ended {(ended - float(first)) * 1000:.0f} ms after its work would have")
-    # The end of a process takes longer on a busy machine, of which the simulator is a part.
-    assert ended - float(first) < (1.0 if driver_kind == "gpu" else 3.0)
+    # On an idle machine 0.2 s. The end of a process takes longer where others run, also on the GPU.
+    assert ended - float(first) < 5.0
     return rest
 
 
