@@ -284,3 +284,71 @@ ONE_PRIVATE_STREAM = """
 @pytest.mark.simulator_only("a GPU does not count its calls")
 def test_context_has_one_private_stream(driver_kind: str) -> None:
     assert succeed(driver_kind, ONE_PRIVATE_STREAM) == "1\n"
+
+
+@pytest.mark.simulator_only("no GPU's driver says which calls have the GIL")
+@pytest.mark.parametrize("end", ["close", "record"])
+def test_cancelled_wait_that_is_the_last_user_of_an_event_calls_no_driver(
+    driver_kind: str, end: str
+) -> None:
+    """Under the GIL, the call would wait for a host function that waits for the GIL."""
+    script = f"""
+    import asyncio, threading, time
+    from aiostream import Event, Stream, simulator
+    from support import Gate, settle
+
+    async def main():
+        held, free, event, gate = Stream(), Stream(), Event(), Gate()
+        gate.hold(held)
+        event.record(held)
+        task = asyncio.ensure_future(event.synchronize_async())
+        await asyncio.sleep(0.01)
+        if "{end}" == "close":
+            event.close()
+        else:
+            event.record(free)
+            await asyncio.sleep(0.01)  # the janitor closes the old event
+        entered = threading.Event()
+
+        def host():
+            entered.set()
+            time.sleep(0.1)  # gives up the GIL, and not the driver's lock
+
+        simulator.adversary(driver_lock=True)
+        free.launch_host_func(host)
+        assert settle(entered.is_set)
+        task.cancel()
+        await asyncio.wait([task])
+        simulator.adversary()
+        gate.open()
+        free.synchronize()
+        for stream in (held, free):
+            stream.close()
+
+    asyncio.run(main())
+    """
+    succeed(driver_kind, script, timeout=20.0, AIOSTREAM_WAIT="spin")
+
+
+@pytest.mark.simulator_only("a GPU's driver counts no calls")
+async def test_event_that_a_graph_has_is_not_destroyed_when_it_is_replaced() -> None:
+    stream, event = Stream(), Event()
+    with stream.capture() as capture:
+        stream.wait_event(event, aiostream.WaitEventFlags.EXTERNAL)
+    with Gate() as gate:
+        gate.hold(stream)
+        event.record(stream)
+        destroyed = aiostream.simulator.calls("cuEventDestroy")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(event.synchronize_async)
+            await until(lambda: counts().pending == 1)
+            event.record(stream)
+            gate.open()
+    gc.collect()
+    assert settle(lambda: counts().pending == 0)
+    await stream.synchronize_async()
+    capture.graph.close()
+    assert aiostream.simulator.calls("cuEventDestroy") == destroyed
+    event.close()
+    assert settle(lambda: aiostream.simulator.calls("cuEventDestroy") == destroyed + 2)
+    stream.close()

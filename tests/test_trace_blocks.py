@@ -30,3 +30,19 @@ def test_the_error_of_the_block_wins_over_that_of_the_file(tmp_path: Path) -> No
     with pytest.raises(ZeroDivisionError), trace.record(folder / "trace.json"):
         shutil.rmtree(folder)
         1 / 0  # noqa: B018
+
+
+def test_a_path_that_is_a_folder_is_refused_at_the_beginning(tmp_path: Path) -> None:
+    folder, begun = tmp_path / "trace.json", False
+    folder.mkdir()
+    with pytest.raises(IsADirectoryError), trace.record(folder):
+        begun = True
+    assert not begun
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to(tmp_path / "target.json")
+    with trace.record(tmp_path / "link.json"):
+        pass
+    assert (tmp_path / "link.json").is_symlink()
+    assert "traceEvents" in (tmp_path / "target.json").read_text()

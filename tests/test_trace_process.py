@@ -184,3 +184,52 @@ def test_file_is_written_again_for_news_alone(driver_kind: str, tmp_path: Path) 
     """
     end = 'path = os.environ["AIOSTREAM_TRACE"]' + end
     assert awaits_after(end, 0, driver_kind, tmp_path) == 4
+
+
+def test_file_that_cannot_be_written_costs_little_and_is_written_later(
+    driver_kind: str, tmp_path: Path
+) -> None:
+    script = """
+    import asyncio, os, sys, time
+    import aiostream
+    from aiostream.testing import settle
+
+    errors = []
+    sys.unraisablehook = lambda what: errors.append(what.exc_value)
+
+    async def main():
+        async with aiostream.Stream() as stream:
+            await stream.synchronize_async()
+            os.rmdir("folder")
+            end = time.monotonic() + 1.5
+            while time.monotonic() < end:
+                stream.enqueue_async(lambda stream: None).cancel()
+                await asyncio.sleep(0.01)
+            assert 1 <= len(errors) <= 2, errors
+            os.mkdir("folder")
+            assert await aiostream.drain(5)
+            assert os.listdir("folder") == ["trace.json"]
+
+    asyncio.run(main())
+    """
+    (tmp_path / "folder").mkdir()
+    succeed(driver_kind, script, folder=tmp_path, AIOSTREAM_TRACE="folder/trace.json")
+
+
+def test_drain_does_not_wait_for_a_library_that_was_never_started(tmp_path: Path) -> None:
+    script = """
+    import asyncio, time
+    import aiostream
+
+    async def main():
+        try:
+            aiostream.Stream()
+        except aiostream.NoDriverError:
+            began = time.monotonic()
+            assert await aiostream.drain()
+            print(time.monotonic() - began < 3)
+
+    asyncio.run(main())
+    """
+    settings = {"AIOSTREAM_TRACE": "trace.json", "CUDA_VISIBLE_DEVICES": "-1"}
+    assert succeed("none", script, folder=tmp_path, **settings) == "True\n"

@@ -332,10 +332,12 @@ def save_soon() -> Callable[[], bool]:
         A function that says whether that is done, or has taken too long.
     """
     saved, deadline = threading.Event(), time.monotonic() + _SAVE_PATIENCE
-    if savers:
+    if savers and _started:
         run_in_releaser(partial(_save, True))
         run_in_releaser(saved.set)
-    return lambda: not savers or saved.is_set() or time.monotonic() > deadline
+    else:
+        saved.set()
+    return lambda: saved.is_set() or time.monotonic() > deadline
 
 
 def release_in_thread(*objects: Any) -> None:

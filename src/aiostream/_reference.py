@@ -108,7 +108,7 @@ def new_handle(
 
 def keep_retired(reference: Reference) -> None:
     """Lets a later `Stream` use a stream that is closed, if it was retired."""
-    if reference.handle.is_shared:
+    if reference.handle.is_shared and not reference.handle.is_open:
         with contextlib.suppress(IndexError):
             make = reference.common.make.pop()  # of two threads that close the stream, one gets it
             reference.context._retired.setdefault(make, []).append(reference.handle)

@@ -89,7 +89,7 @@ class Event(WithBlock, waiting.AwaitedBlock):
         self._context._ensure_monitored()
         self._timing = timing
         self._mode = waiting.mode_of(waiting.default_wait())
-        # Those whose values `handle` has given away stay valid until the event is closed.
+        # Those that other code or the node of a graph has stay valid until the event is closed.
         self._given: set[_native.Handle] = set()  # any thread, single operations
         history = _native.History()
         with _driver.unless_owned("cuEventDestroy") as made:

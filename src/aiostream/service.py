@@ -440,9 +440,9 @@ def _noticed(error: ContextFailedError) -> None:
     if _failures.setdefault(error.code, first) is first:
         for listener in list(_listeners):
             listener.notify(first)
+        _process.save_soon()
         # In another thread than the listeners, because a handler of the application may be slow.
         _process.run_in_releaser(lambda: _log_lost_context(first))
-        _process.save_soon()
 
 
 def _log_lost_context(error: ContextFailedError) -> None:

@@ -474,6 +474,8 @@ class Stream(
                 raise closed(event._name)
             if owner is not None:
                 _driver.raise_for(_native.gone_refusal(owner), "cuStreamWaitEvent", event._name)
+            if owner is not None and bits:  # the node of the graph has it
+                event._given.add(owner)
             handle = owner.value if owner is not None else interop.event_handle(event)
             if not handle and interop.is_unmade(event):
                 self._require_open()

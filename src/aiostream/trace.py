@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import importlib
 import os
 import tempfile
@@ -310,7 +311,8 @@ class Recording:
         )
         text = _trace_files.html(trace) if kind == ".html" else _trace_files.perfetto(trace)
         # An earlier file stays until this one is whole, also if the process is killed meanwhile.
-        partial = Path(f"{os.fspath(path)}.{os.getpid()}-{threading.get_native_id()}")
+        path = os.path.realpath(path)  # not a link in its place
+        partial = Path(f"{path}.{os.getpid()}-{threading.get_native_id()}")
         try:
             partial.write_text(text, encoding="utf-8")
             partial.replace(path)
@@ -324,15 +326,22 @@ class Recording:
             is_wanted = self._is_unsaved and (all_of_it or began > self._next_save)
             if is_wanted and self._path and self._stop:
                 self._is_unsaved = False
-                self.write(self._path)
-                # A second later, or 50 times as long as it took, because it competes for the GIL.
-                self._next_save = _now() + max(1_000_000_000, 50 * (_now() - began))
+                try:
+                    self.write(self._path)
+                except BaseException:
+                    self._is_unsaved = True
+                    raise
+                finally:
+                    # A second later, or 50 times as long as it took, as it competes for the GIL.
+                    self._next_save = _now() + max(1_000_000_000, 50 * (_now() - began))
 
     def __enter__(self) -> Self:
         if self._stop is not None or self._stopped_at is not None:
             raise RuntimeError("this recording has begun before: call record() for each block")
         if self._path is not None:
-            # A directory that does not exist is to be found now, and not after an hour.
+            # A path that cannot be written is to be found now, and not after an hour.
+            if self._path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._path))
             tempfile.TemporaryFile(dir=self._path.parent).close()
         self._started_at = (_now(), time.time())
         self._stop = _awaits.observe(self._observe, steps=True)

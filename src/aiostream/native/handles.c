@@ -21,7 +21,7 @@ struct handle {
     _Atomic uint64_t word; /* the number of uses, and the bits above; any thread */
     /* references to this record: the Python object's, and those of waits for an event */
     _Atomic int64_t refs;
-    /* Of an event, any thread: the waits that are not over, and event_is_captured */
+    /* Of an event, any thread: the waits that are not over, event_is_captured */
     _Atomic int64_t waits;
     _Atomic bool captured;
     int64_t pending_in; /* see event_pending_in */
@@ -37,6 +37,7 @@ struct handle {
     bool needs_context; /* the legacy and per-thread streams belong to the *current* context */
     /* see handle_abandon; written once, when no Python object refers to the handle */
     struct handle *next_abandoned;
+    struct handle *next_let_go; /* see event_wait_let_go; written once, by the last user */
 };
 
 static pthread_mutex_t release_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -189,7 +190,7 @@ bool handle_is_used(const struct handle *handle) {
 }
 
 bool handle_is_shared(const struct handle *handle) {
-    return atomic_load(&((struct handle *)handle)->word) & SHARED;
+    return (atomic_load(&((struct handle *)handle)->word) & (SHARED | RELEASED)) == SHARED;
 }
 
 bool handle_share(struct handle *handle) {
@@ -289,7 +290,7 @@ void handle_release_cancel(struct handle *handle) {
 
 bool handle_is_owned(const struct handle *handle) { return handle->owned; }
 
-static _Atomic(struct handle *) abandoned;
+static _Atomic(struct handle *) abandoned, let_go;
 
 void handle_abandon(struct handle *handle) {
     handle->next_abandoned = atomic_load(&abandoned);
@@ -301,6 +302,13 @@ void handles_drop_abandoned(void) {
     while (handle) {
         struct handle *next = handle->next_abandoned;
         handle_drop(handle);
+        handle_unref(handle);
+        handle = next;
+    }
+    handle = atomic_exchange(&let_go, NULL);
+    while (handle) {
+        struct handle *next = handle->next_let_go;
+        handle_unpin(handle);
         handle_unref(handle);
         handle = next;
     }
@@ -338,9 +346,17 @@ void event_wait_begin(struct handle *event) {
 
 void event_wait_end(struct handle *event) { atomic_fetch_sub(&event->waits, 1); }
 
+/* The janitor destroys a closed event whose last wait ends, because a cancelled wait ends under the
+ * GIL, or in a finalizer, and a driver call there could wait for a thread that wants the GIL. */
 void event_wait_let_go(struct handle *event) {
-    handle_unpin(event);
-    handle_unref(event);
+    if (!handle_unpin_at_once(event)) {
+        handle_unref(event);
+        return;
+    }
+    event->next_let_go = atomic_load(&let_go);
+    while (!atomic_compare_exchange_weak(&let_go, &event->next_let_go, event)) continue;
+    void (*listener)(void) = atomic_load(&refusal_listener);
+    if (listener) listener();
 }
 
 int64_t *event_pending_in(struct handle *event) { return &event->pending_in; }
