@@ -82,7 +82,7 @@ def engines(session: nox.Session) -> None:
     # They are skipped where an engine is missing, and here none may be.
     for module in ("bentoml", "distributed", "litserve", "ray.serve"):
         session.run("python", "-c", f"import {module}")
-    session.run("python", "-m", "pytest", *files, *session.posargs)
+    session.run("python", "-m", "pytest", "--run-slow", *files, *session.posargs)
 
 
 @nox.session
@@ -147,9 +147,9 @@ def sanitizers(session: nox.Session) -> None:
     """Runs the native threads and the simulator under the sanitizers, a minute each."""
     install(session, ".[test]")
     files = ("tests/test_native.py", "tests/simulator/test_sim_process.py")
-    selected = "sanitizer or pause or race or policy"
+    selected = "sanitizer or pause or race or policy or model"
     session.run(
-        *("python", "-m", "pytest", "-k", selected, *files, *session.posargs),
+        *("python", "-m", "pytest", "--run-slow", "-k", selected, *files, *session.posargs),
         env={"AIOSTREAM_TEST_SECONDS": "60"},
     )
 

@@ -257,6 +257,7 @@ static void *janitor(void *argument) {
         await_wake(orphans, "the janitor");
         while (!queue_drain(orphans, emit_orphan, NULL)) {
         }
+        handles_drop_abandoned();
         if (atomic_load(&stop_janitor)) return NULL;
     }
 }
