@@ -123,6 +123,7 @@ async def test_wait_that_is_handed_back_ends_when_its_task_goes_on() -> None:
     assert all(ordered(each) for each in recording.awaits)
 
 
+@pytest.mark.alone
 async def test_times_on_the_gpu_are_those_of_the_work(driver_kind: str) -> None:
     with trace.record() as recording:
         async with Stream() as stream:
