@@ -95,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (error.name or "").partition(".")[0] != "cuda":
             raise
         print(
-            f"NVIDIA's bindings are missing ({error}): run `pip install 'cuda-bindings>=12.9,<14'`",
+            f"NVIDIA's bindings are missing ({error}): run "
+            "`pip install 'cuda-bindings>=12.9.8,<14'`",
             file=sys.stderr,
         )
         return 1

@@ -32,8 +32,8 @@ from aiostream import (
 AWAITS = 20
 SPIN = 0.001  # seconds
 PATIENCE = 30.0  # seconds, for all awaits together
-OLDEST, NEWEST = (12, 9), (14, 0)  # cuda-bindings: from, and below
-INSTALL_BINDINGS = "`pip install 'cuda-bindings>=12.9,<14'`"
+OLDEST, NEWEST = (12, 9, 8), (14,)  # cuda-bindings: from, and below
+INSTALL_BINDINGS = "`pip install 'cuda-bindings>=12.9.8,<14'`"
 COLUMNS = 100
 INDENT = 28
 
@@ -166,12 +166,12 @@ def _bindings(report: Report) -> None:
     if version is None:
         report.problem("cuda-bindings", "not installed", INSTALL_BINDINGS)
         return
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdecimal())
     if OLDEST <= numbers < NEWEST:
         report.line("cuda-bindings", version)
     else:
         report.problem(
-            "cuda-bindings", f"{version}, and aiostream knows 12.9 to 13.x", INSTALL_BINDINGS
+            "cuda-bindings", f"{version}, and aiostream knows 12.9.8 to 13.x", INSTALL_BINDINGS
         )
 
 
