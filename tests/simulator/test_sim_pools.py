@@ -10,6 +10,9 @@ import pytest
 from simdriver import Gate, code, cu, ok
 
 ATTRIBUTE = cu.CUmemPool_attribute
+of_cuda_13 = pytest.mark.skipif(
+    not hasattr(cu, "cuMemGetMemPool"), reason="these bindings are older"
+)
 MIB = 1 << 20
 
 
@@ -143,6 +146,7 @@ def test_destroyed_with_memory_out(pool: Any, stream: Any) -> None:
     assert unused() == before
 
 
+@of_cuda_13
 def test_the_pools_of_a_device(pool: Any, stream: Any) -> None:
     default = ok(cu.cuDeviceGetDefaultMemPool(0))
     assert (
@@ -169,6 +173,7 @@ def test_the_pools_of_a_device(pool: Any, stream: Any) -> None:
         ok(cu.cuMemFree(each))
 
 
+@of_cuda_13
 def test_memory_of_another_devices_pool(stream: Any) -> None:
     own, other, access = (
         ok(cu.cuMemAlloc(64)),
@@ -229,6 +234,7 @@ def test_reuse_is_kept(pool: Any) -> None:
         assert get(pool, f"REUSE_{name}") == 0
 
 
+@of_cuda_13
 @pytest.mark.parametrize(
     ("allocation", "place", "memory_type"), [(1, 2, 1), (1, 3, 1), (2, 1, 2), (2, 2, 2)]
 )
