@@ -132,7 +132,7 @@ def _turn(item: pytest.Item) -> Iterator[None]:
         return
     alone = item.get_closest_marker("alone") is not None
     with open(Path(folder, "door"), "w") as door, open(Path(folder, "room"), "w") as room:
-        # Whoever waits for the room holds the door, because the others would else go on taking
+        # A worker that waits for the room holds the door. Otherwise the others would go on taking
         # turns in the room, and one that wants it alone would wait for all of them.
         fcntl.flock(door, fcntl.LOCK_EX)
         fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
