@@ -352,6 +352,8 @@ def compare(case: str, now: Counts) -> None:
     renew = "write the table anew: python tests/test_counts.py"
     lines = "\n  ".join(["", *more, *less])
     assert not more, f"{case} takes more. If it has to, {renew}{lines}"
+    # Which thread drops an object last is up to anyio and asyncio, and differs by their versions.
+    less = [change for change in less if ".__del__: " not in change]
     assert not less, f"{case} takes less. Keep it so: {renew}{lines}"
 
 
