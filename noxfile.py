@@ -100,13 +100,16 @@ def outside(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Looks at the form of Python and C; changes nothing."""
-    install(session, *(need for need in group("dev") if need.startswith(("ruff", "clang-format"))))
+    """Looks at the form of Python, C and workflows; changes nothing."""
+    tools = ("ruff", "clang-format", "zizmor")
+    install(session, *(need for need in group("dev") if need.startswith(tools)))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     if Path(".clang-format").exists():
         c_files = [str(path) for path in sorted(Path().glob("*/**/*.[ch]")) if is_source(path)]
         session.run("clang-format", "--dry-run", "-Werror", *c_files)
+    if Path(".github").exists():
+        session.run("zizmor", "--offline", "--quiet", "--min-severity", "medium", ".github")
 
 
 @nox.session
