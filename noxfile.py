@@ -172,6 +172,16 @@ def wheels(session: nox.Session) -> None:
     session.run("python", "tools/build_wheels.py", *session.posargs)
 
 
+@nox.session
+def news(session: nox.Session) -> None:
+    """Asks for a news fragment if src/ differs from a branch: `news -- origin/main`."""
+    install(session, *(need for need in group("dev") if need.startswith("towncrier")))
+    (branch,) = session.posargs or ["origin/main"]
+    if session.run("git", "diff", "--name-only", f"{branch}...", "src", external=True, silent=True):
+        session.run("towncrier", "check", "--compare-with", branch)
+    session.run("towncrier", "build", "--draft", "--version", "next")
+
+
 def group(name: str) -> tuple[str, ...]:
     """What a dependency group names. A `pip` before 25.1 does not know groups."""
     return nox.project.dependency_groups(PROJECT, name)

@@ -43,7 +43,6 @@ PAGES = [
 OF_THE_RUNTIME = ("torch", "cupy", "numba")  # they stand on the CUDA runtime
 # Names of other libraries, and of the past, that look like ours.
 NOT_OURS: dict[str, tuple[str, ...]] = {
-    "CHANGELOG.md": ("Context.current",),
     "design.md": ("Device.sync",),
     "simulator.md": ("Device.sync",),
 }
@@ -247,7 +246,7 @@ def inline_code(page: Path) -> list[str]:
 
 def test_named_files_are_there() -> None:
     """Files of the repository, by their path or by their name alone."""
-    folders = ("src", "tests", "docs", "examples", "benchmarks")
+    folders = ("src", "tests", "tools", "docs", "examples", "benchmarks")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
     files = "".join(f"/{path.relative_to(ROOT)}\n" for path in [*paths, *ROOT.glob("*.*")])
     named = [(page.name, code) for page in PAGES for code in inline_code(page)]
