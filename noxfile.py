@@ -182,6 +182,13 @@ def news(session: nox.Session) -> None:
     session.run("towncrier", "build", "--draft", "--version", "next")
 
 
+@nox.session
+def release(session: nox.Session) -> None:
+    """Checks that dist/ can be published as a tag: `release -- v0.1.0`. Without it, a dry run."""
+    install(session, *(need for need in group("wheels") if need.startswith("twine")))
+    session.run("python", "tools/release.py", *session.posargs)
+
+
 def group(name: str) -> tuple[str, ...]:
     """What a dependency group names. A `pip` before 25.1 does not know groups."""
     return nox.project.dependency_groups(PROJECT, name)

@@ -11,6 +11,7 @@ import runpy
 import sys
 import sysconfig
 import tomllib
+import types
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -32,17 +33,26 @@ def project() -> dict[str, Any]:
     return tomllib.loads(path.read_text())
 
 
-@pytest.fixture(scope="module")
-def check_coverage() -> ModuleType:
-    path = ROOT / "tools" / "check_coverage.py"
+def tool(name: str) -> ModuleType:
+    path = ROOT / "tools" / f"{name}.py"
     if not path.exists():
         pytest.skip("the tools are not beside the tests")
-    spec = importlib.util.spec_from_file_location("check_coverage", path)
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def check_coverage() -> ModuleType:
+    return tool("check_coverage")
+
+
+@pytest.fixture(scope="module")
+def release() -> ModuleType:
+    return tool("release")
 
 
 def test_version_is_written_once(project: dict[str, Any]) -> None:
@@ -215,3 +225,63 @@ def test_module_below_its_floor_is_named(check_coverage: ModuleType) -> None:
     wrong = check_coverage.complaints(covered, floors)
     assert [line.partition(":")[0] for line in wrong] == ["new", "pool", "gone"]
     assert check_coverage.complaints(covered, {"default": 89}) == []
+
+
+# ---------------------------------------------------------------------------------------- a release
+
+
+@pytest.fixture
+def releasable(release: ModuleType, tmp_path: Path) -> Path:
+    """A tree of version 1.2.3, in which nothing stands in the way of a release."""
+    for name, text in {
+        "src/aiostream/__init__.py": '__version__ = "1.2.3"\n',
+        "pyproject.toml": 'Repository = "https://github.com/aiostream/aiostream-cuda"\n',
+        "CHANGELOG.md": "## 1.2.3 (2026-12-01)\n",
+        "newsfragments/README.md": "",
+        "dist/aiostream_cuda-1.2.3.tar.gz": "",
+        **{f"dist/aiostream_cuda-1.2.3-{name.replace('*', 'x')}": "" for name in release.WHEELS},
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_nothing_stands_in_the_way_of_a_release(release: ModuleType, releasable: Path) -> None:
+    for tag in ("v1.2.3", None):
+        assert release.complaints(releasable, releasable / "dist", tag) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("src/aiostream/__init__.py", '__version__ = "1.2.4"\n', "the tag is v1.2.3"),
+        ("pyproject.toml", "https://github.example/", "placeholder github.example"),
+        ("CHANGELOG.md", "## 1.2.3 (not yet released)\n", "no heading `## 1.2.3 "),
+        ("newsfragments/7.fixed.md", "", "7.fixed.md"),
+        ("dist/aiostream_cuda-1.2.2.tar.gz", "", "no file of this version"),
+        ("dist/aiostream_cuda-1.2.3.tar.gz", None, "has no aiostream_cuda-1.2.3.tar.gz"),
+    ],
+)
+def test_what_stands_in_the_way_of_a_release_is_named(
+    release: ModuleType, releasable: Path, name: str, text: str | None, complaint: str
+) -> None:
+    if text is None:
+        (releasable / name).unlink()
+    else:
+        (releasable / name).write_text(text)
+    found = release.complaints(releasable, releasable / "dist", "v1.2.3")
+    assert complaint in found[0]
+    assert len(found) == 1 or name.startswith("src/")  # another version needs other files too
+
+
+def test_a_dry_run_warns_where_a_release_fails(
+    release: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(release, "complaints", lambda *_: ["there is a reason"])
+    monkeypatch.setattr(
+        release.subprocess, "run", lambda *_, **__: types.SimpleNamespace(returncode=0)
+    )
+    assert release.main(["v1.2.3"]) == 1
+    assert capsys.readouterr().err == "error: there is a reason\n"
+    assert release.main(["--dist", str(ROOT / "tools")]) == 0
+    assert capsys.readouterr().err == "warning: there is a reason\n"
