@@ -469,6 +469,11 @@ def trio_without_its_name() -> Iterator[None]:
         yield
 
 
+def forget_trio(patch: pytest.MonkeyPatch) -> None:
+    """The library looks for trio anew, until the patch is undone."""
+    patch.setattr(_turns, "at_work", None)
+
+
 def is_drain(callback: Any) -> bool:
     """Whether a loop's callback is a bridge's `drain` method."""
     return getattr(callback, "__func__", None) is loop_bridge.Bridge.drain
