@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import internals
+from installed import MISSING, missing_of
 from support import FULL, LOOPS, PLAIN_LOOPS, recover, run_on, settle
 
 pytest_plugins = ["running"]
@@ -94,6 +95,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(
                 pytest.mark.skip(reason="a GPU's context cannot be broken and recovered")
             )
+        # Here too: the ledger would miss what a test has opened before it needs its loop.
+        callspec = getattr(item, "callspec", None)
+        for name in missing_of(callspec.id) if callspec else ():
+            item.add_marker(pytest.mark.skip(reason=f"{name} is not installed"))
 
 
 # -------------------------------------------------------------------------------------------- loops
@@ -144,13 +149,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Skips what needs trio or uvloop where it is not installed. The library's imports do not
-    count: it must do without.
+    """Skips a test that imports trio or uvloop itself where it is not installed. The library's
+    imports do not count: it must do without.
     """
     try:
         return (yield)
     except ModuleNotFoundError as error:
-        if error.name not in ("trio", "uvloop"):
+        if error.name not in MISSING:
             raise
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         if Path(frame.f_code.co_filename).parent != Path(__file__).parent:

@@ -27,10 +27,12 @@ from collections.abc import Callable
 from traceback import format_exception
 from typing import Any
 
+from installed import installed
+
 # Nothing here imports aiostream before `run` does: handlers that a program registers first must
 # come before the library's.
 
-LOOPS = ["asyncio", "asyncio", "uvloop", "trio", "left open"]
+LOOPS = installed(["asyncio", "asyncio", "uvloop", "trio", "left open"])
 ENDS = [
     "return",
     "exit in task",
@@ -55,8 +57,8 @@ PENDING = [
     "graphs",
     "pool",
 ]
-THREADS = ["loop", "trio", "synchronize", "queries", "host functions", "not a daemon"]
-HANDLERS = ["open", "use", "close", "collect", "await", "await on trio", "drain"]
+THREADS = installed(["loop", "trio", "synchronize", "queries", "host functions", "not a daemon"])
+HANDLERS = installed(["open", "use", "close", "collect", "await", "await on trio", "drain"])
 AWAITING = {"await", "await on trio", "drain"}
 OWN = "the error with which the program was to end"
 
@@ -348,12 +350,12 @@ class Running:
             self.use_in_thread(name)
 
     def use_in_thread(self, name: str) -> None:
-        import trio
-
         stream = self.streams[1]
         if name == "loop":
             asyncio.run(stream.synchronize_async())
         elif name == "trio":
+            import trio
+
             trio.run(stream.synchronize_async)
         elif name == "synchronize":
             stream.synchronize()
@@ -383,8 +385,6 @@ class Running:
             self.handle(name)
 
     def handle(self, name: str) -> None:
-        import trio
-
         import aiostream
 
         if name == "open":
@@ -403,6 +403,8 @@ class Running:
         elif name == "await":
             asyncio.run(self.await_new())
         elif name == "await on trio":
+            import trio
+
             trio.run(self.await_new)
         else:
             asyncio.run(aiostream.drain(timeout=0.3))

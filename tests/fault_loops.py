@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
-
-import trio
-import uvloop
 
 import aiostream
 from aiostream import Event, Stream, StreamPool
 from fault_engine import Faults
 from fault_scenarios import a_stream, use, use_async, without_loop
+from installed import installed
+from support import new_uvloop, run_on
+
+for _name in installed(["trio", "uvloop"]):
+    import_module(_name)  # once, and not in each child
 
 # -------------------------------------------------------------------------------------- whole loops
 
@@ -35,11 +38,12 @@ def _runs() -> dict[str, Callable[[Callable[[], Any]], None]]:
 
         return run
 
-    asyncio_loops = {"asyncio": None, "uvloop": uvloop.new_event_loop, "blind loop": Blind}
-    return {
+    asyncio_loops = {"asyncio": None, "uvloop": new_uvloop, "blind loop": Blind}
+    runs = {
         **{name: on(factory) for name, factory in asyncio_loops.items()},
-        "trio": lambda main: trio.run(main),
+        "trio": lambda main: run_on("trio", main),
     }
+    return {name: runs[name] for name in installed(runs)}
 
 
 def _first_use(name: str, run: Callable[[Callable[[], Any]], None], awaited: str) -> None:

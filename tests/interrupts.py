@@ -20,6 +20,7 @@ from typing import Any
 
 import aiostream
 from aiostream.testing import settle
+from support import new_uvloop
 
 PACKAGE = f"{Path(aiostream.__file__).parent}/"
 LOOKS = (
@@ -268,9 +269,7 @@ def run_interrupted(
     """
     if kind == "trio":
         return _run_on_trio(number, function, later, codes)
-    import uvloop
-
-    loop = uvloop.new_event_loop() if kind == "uvloop" else asyncio.new_event_loop()
+    loop = new_uvloop() if kind == "uvloop" else asyncio.new_event_loop()
     striker = Striker(number, codes=codes)
     try:
         _strike(loop, striker, function, cancels)

@@ -39,9 +39,10 @@ from aiostream import (
     WaitStrategy,
     statistics,
 )
+from installed import installed
 from support import PLAIN_LOOPS, Gate, run_on, settle, spin
 
-LOOPS = [*PLAIN_LOOPS, *PLAIN_LOOPS, "asyncio-debug"]
+LOOPS = installed([*PLAIN_LOOPS, *PLAIN_LOOPS, "asyncio-debug"])
 STRATEGIES = list(WaitStrategy)
 WAIT_LISTS = 1024  # a context remembers so many streams
 MOST_CONTEXTS = 100  # the library remembers every context that it has ever met

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,7 @@ import pytest
 
 from aiostream import Stream, WaitStrategy
 from aiostream.testing import Gate, recover, settle, spin
+from installed import missing_of
 from internals import is_drain
 
 __all__ = [
@@ -118,11 +120,12 @@ class Blind(asyncio.SelectorEventLoop):
         super().add_reader(fd, callback, *args)
 
 
-def new_uvloop() -> Any:
-    """A new loop of uvloop. The test is skipped where that is not installed."""
+def new_uvloop() -> asyncio.AbstractEventLoop:
+    """Returns a new loop of uvloop."""
     import uvloop
 
-    return uvloop.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
 
 
 def run_on(loop_kind: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -190,8 +193,12 @@ def run_script(
     """Runs Python text in a process of its own, on the driver that is under test.
 
     Failed contexts, exits and forks cannot be tested in the process that tests. The modules of
-    `tests/` can be imported there.
+    `tests/` can be imported there. The test is skipped if the text imports a loop that is not
+    installed.
     """
+    for line in re.findall(r"^ *import .*", script, re.MULTILINE):
+        for name in missing_of(line):
+            pytest.skip(f"{name} is not installed")
     variables = {
         **os.environ,
         "PYTHONPATH": os.path.dirname(__file__),

@@ -16,7 +16,7 @@ import pytest
 
 import internals
 from aiostream import CudaError, Stream, statistics
-from support import ASYNCIO_LOOPS, EVENT_STRATEGIES, PLAIN_LOOPS, Gate, run_on, settle
+from support import ASYNCIO_LOOPS, EVENT_STRATEGIES, PLAIN_LOOPS, Gate, new_uvloop, run_on, settle
 from waiters import Waiter, counts, since, until
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
@@ -354,9 +354,7 @@ def test_loop_that_is_closed_while_its_task_polls(
 
     Its objects are released when the GPU has passed them.
     """
-    import uvloop
-
-    loop = uvloop.new_event_loop() if loop_kind == "uvloop" else asyncio.new_event_loop()
+    loop = new_uvloop() if loop_kind == "uvloop" else asyncio.new_event_loop()
     thing = Kept()
     watched = weakref.ref(thing)
 

@@ -298,22 +298,24 @@ def test_the_janitor_leaves_signals_to_the_program() -> None:
 
 
 @pytest.mark.parametrize(
-    "runner",
-    ["with asyncio.Runner(loop_factory=Blind) as runner: runner.run(main())", "trio.run(main)"],
+    ("module", "runner"),
+    [
+        ("asyncio", "with asyncio.Runner(loop_factory=Blind) as runner: runner.run(main())"),
+        ("trio", "trio.run(main)"),
+    ],
 )
 @pytest.mark.parametrize("used_before", [True, False])
 def test_loops_that_cannot_watch_work_in_a_late_exit_handler(
-    driver_kind: str, runner: str, used_before: bool
+    driver_kind: str, module: str, runner: str, used_before: bool
 ) -> None:
     """One that was registered before the library's own runs after it."""
-    assert succeed(driver_kind, LATE.format(runner=runner, used_before=used_before)).split() == [
-        "done"
-    ] * (1 + used_before)
+    script = LATE.format(module=module, runner=runner, used_before=used_before)
+    assert succeed(driver_kind, script).split() == ["done"] * (1 + used_before)
 
 
 LATE = """
-    import asyncio, atexit
-    import trio
+    import atexit
+    import {module}
 
     def run():
         {runner}

@@ -21,7 +21,8 @@ from support import settle
 
 EXAMPLES = ROOT / "examples"
 SERVED = Path(__file__).parent / "served_model.py"
-SERVERS = ["uvicorn", pytest.param("hypercorn", marks=pytest.mark.slow)]
+HYPERCORN = pytest.param("hypercorn", id="hypercorn on trio")
+SERVERS = ["uvicorn", pytest.param("hypercorn", id="hypercorn on trio", marks=pytest.mark.slow)]
 TIMEOUT = 1  # seconds of a request; enough for what shall pass, on a busy machine too
 TOO_LONG = 2000  # milliseconds on the GPU
 
@@ -211,7 +212,7 @@ def test_client_that_disconnects_frees_its_place_in_the_queue(kind: str, driver_
         assert server.stop()[::2] == (0, "")
 
 
-@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+@pytest.mark.parametrize("kind", ["uvicorn", HYPERCORN])
 def test_request_in_flight_is_answered_after_sigterm(kind: str, driver_kind: str) -> None:
     port = free_port()
     with (
@@ -235,7 +236,7 @@ def test_server_ends_while_the_gpu_hangs(kind: str, driver_kind: str) -> None:
         assert time.monotonic() - began < 15
 
 
-@pytest.mark.parametrize("kind", ["uvicorn", "hypercorn"])
+@pytest.mark.parametrize("kind", ["uvicorn", HYPERCORN])
 def test_lost_context_ends_the_server(kind: str, driver_kind: str) -> None:
     port = free_port()
     with started(SERVED, driver_kind, port, kind, str(port)) as server:

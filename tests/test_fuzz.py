@@ -20,9 +20,10 @@ import pytest
 
 import aiostream
 from aiostream import CaptureMode, Event, Stream, StreamPool, WaitStrategy, simulator, statistics
+from installed import installed
 from support import LIMIT, chosen_seconds, chosen_seed, run_on, spin
 
-KINDS = ["asyncio", "trio", "uvloop"]
+KINDS = installed(["asyncio", "trio", "uvloop"])
 LENGTHS = [0, 0.00005, 0.0003, 0.001, 0.004]
 PATIENCE = [0, 0.0001, 0.001, 0.003, 30, 30, 30]
 """Seconds after which an operation is cancelled. Nothing lasts 30 s: that is a hang."""

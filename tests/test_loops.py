@@ -18,6 +18,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import Stream, statistics
+from installed import installed
 from support import (
     EVENT_STRATEGIES,
     LOOPS,
@@ -55,7 +56,7 @@ async def test_one_wake_up_serves_all_that_has_arrived(monkeypatch: pytest.Monke
 def test_several_loops_in_several_threads_wait_on_one_stream() -> None:
     with Gate() as gate:
         stream = held_stream(gate)
-        kinds = [kind for kind in LOOPS if kind != "asyncio-eager"] + ["asyncio"]
+        kinds = [kind for kind in installed(LOOPS) if kind != "asyncio-eager"] + ["asyncio"]
         waiting = threading.Barrier(len(kinds) + 1)
         woken: dict[str, tuple[int, int]] = {}
 

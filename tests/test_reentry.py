@@ -14,13 +14,18 @@ from support import FULL, succeed
 # thread, in the middle. A lock that the thread holds there, and that the handler needs too, would
 # never be had. Each step has a process of its own.
 AT_ONE_STEP = """
-    import asyncio, os, signal, sys, warnings
+    import asyncio, importlib, os, signal, sys, warnings
     warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: fork with threads about
     # once, and not in each child
-    import anyio._backends._asyncio, anyio._backends._trio, trio, cuda.bindings.driver
+    import cuda.bindings.driver
     import aiostream, internals
     from aiostream import Context, Device, Event, Stream, StreamPool
-    from support import spin
+    from installed import installed
+    from support import run_on, spin
+
+    kinds = installed(["asyncio", "trio"])
+    for kind in kinds:
+        importlib.import_module(f"anyio._backends._{kind}")
 
     kept = []
 
@@ -56,8 +61,8 @@ AT_ONE_STEP = """
         if pid == 0:
             signal.alarm(20)  # which ends the process
             sys.settrace(trace)
-            asyncio.run(use())
-            trio.run(use)
+            for kind in kinds:
+                run_on(kind, use)
             sys.settrace(None)
             os._exit(9 if left < 0 else 0)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

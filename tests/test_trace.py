@@ -25,6 +25,7 @@ import internals
 from aiostream import Event, ExecutableGraph, Stream, StreamPool, metrics, statistics, trace
 from aiostream.testing import Gate, spin
 from aiostream.trace import Await, Recording
+from installed import installed
 from interrupts import at_line, sample
 from support import run_on, run_together, succeed
 from waiters import until, wait_for_work, waiter_in
@@ -254,7 +255,8 @@ def test_failed_awaits_have_their_error(breakable: Any) -> None:
 
 
 def test_loops_in_several_threads_are_recorded_at_once() -> None:
-    together = threading.Barrier(3)
+    kinds = installed(["asyncio", "uvloop", "trio"])
+    together = threading.Barrier(len(kinds))
 
     async def main() -> None:
         await anyio.to_thread.run_sync(together.wait)
@@ -263,11 +265,9 @@ def test_loops_in_several_threads_are_recorded_at_once() -> None:
                 await stream.enqueue_async(spin, 0.0002)
 
     with trace.record() as recording:
-        run_together(["asyncio", "uvloop", "trio"], main, together)
+        run_together(kinds, main, together)
     found = [each for each in recording.awaits if each.call == "Stream.enqueue_async"]
-    assert Counter(each.loop for each in found) == {
-        f"aiostream-test-{kind}": 20 for kind in ("asyncio", "uvloop", "trio")
-    }
+    assert Counter(each.loop for each in found) == {f"aiostream-test-{kind}": 20 for kind in kinds}
     assert all(ordered(each) for each in recording.awaits)
 
 

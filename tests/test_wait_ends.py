@@ -16,6 +16,7 @@ import pytest
 import aiostream
 import internals
 from aiostream import Event, Stream
+from installed import installed
 from support import (
     EVENT_STRATEGIES,
     STRATEGIES,
@@ -149,7 +150,7 @@ async def test_waits_behind_a_watched_wait_complete_soon() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_several_loops_wait_on_one_stream_in_each_strategy(strategy: str) -> None:
     stream = Stream(wait=strategy)
-    kinds = ["asyncio", "uvloop", "trio", "asyncio"]
+    kinds = installed(["asyncio", "uvloop", "trio", "asyncio"])
     together = threading.Barrier(len(kinds))
 
     async def main() -> None:

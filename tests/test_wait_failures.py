@@ -13,7 +13,7 @@ import pytest
 
 import internals
 from aiostream import ContextFailedError, statistics
-from support import Gate, cases_on_loops, recover, run_on, settle
+from support import Gate, cases_on_loops, new_uvloop, recover, run_on, settle
 from waiters import CASES, Waiter, in_each_stage, since, waiter_in
 
 pytestmark = pytest.mark.usefixtures("default_prediction")
@@ -121,10 +121,8 @@ def test_loop_that_is_closed_with_a_wait_in_each_stage(
 
     (trio ends no run before its tasks have ended.)
     """
-    import uvloop
-
     waiter = Waiter(stage, thing)
-    loop = uvloop.new_event_loop() if loop_kind == "uvloop" else asyncio.new_event_loop()
+    loop = new_uvloop() if loop_kind == "uvloop" else asyncio.new_event_loop()
     with Gate() as gate:
         loop.run_until_complete(waiter.hold(gate))
         coroutine = waiter.wait()

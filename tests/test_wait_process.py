@@ -157,7 +157,11 @@ NEVER_CLOSED = (
 
 @pytest.mark.parametrize(
     "script",
-    [CANCELLED.format(backend=backend) for backend in ("asyncio", "trio")] + [NEVER_CLOSED],
+    [
+        pytest.param(CANCELLED.format(backend="asyncio"), id="asyncio"),
+        pytest.param(CANCELLED.format(backend="trio"), id="trio"),
+        pytest.param(NEVER_CLOSED, id="never closed"),
+    ],
 )
 def test_interpreter_exits_with_waits_in_every_stage(driver_kind: str, script: str) -> None:
     began = time.monotonic()
