@@ -32,6 +32,7 @@ from aiostream import (
     _kernels,
     _loops,
     _native,
+    _observing,
     _points,
     _pool_waiters,
     _process,
@@ -678,9 +679,9 @@ def ordered_completions() -> int:
 # ------------------------------------------------------------------------ traces
 
 
-def traced_inside() -> list[type]:
-    """The private classes whose methods a trace replaces."""
-    return [_completion.Completion, on_asyncio.AsyncioFuture, on_trio.TrioFuture]
+def observers() -> list[_observing.Observer]:
+    """What awaits are reported to now."""
+    return list(_observing.observers)
 
 
 def perfetto(awaits: list[Await]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
 from aiostream import _arguments, _driver, _native, _points, _process
+from aiostream._observing import future_made, future_reached, observers
 from aiostream.errors import CudaError
 
 
@@ -129,6 +130,8 @@ class Completion:
         self.call: str = call  # in the error
         self.result: Any = result  # what the future's result will be
         self.keepalive: Any = keepalive  # stays alive until the GPU has passed the point
+        if observers:
+            future_made(future)
 
     def complete(self, code: int, orphaned: bool) -> None:
         """Settles the future and releases everything, because the GPU has passed the point."""
@@ -194,6 +197,8 @@ class Completion:
         return _driver.error(code, self.call, self.stream)
 
     def _end(self, outcome: State) -> None:
+        if observers and outcome in (State.DONE, State.FAILED):
+            future_reached(self.future)
         # One native call sets the state and counts it, because an interrupt between two steps would
         # leave the ledger unbalanced. It does so only if the completion is still pending, because
         # the janitor and the thread in which a dead task is collected may both come here.

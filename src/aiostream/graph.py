@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from aiostream import _arguments, _arming, _driver, _native, _process, errors, interop, waiting
+from aiostream._observing import is_observed, observed, observed_future, observers
 from aiostream._owned import Transferable, WithBlock
 from aiostream._reference import Reference, current_or_default_context, pinned
 from aiostream.device import Context
@@ -426,7 +427,7 @@ class ExecutableGraph(Transferable, WithBlock):
             ...         executable.launch(stream)
             ...         await stream.synchronize_async()
         """
-        self._use(interop.reference_to(stream), _native.graph_launch, "cuGraphLaunch")
+        self._use(interop.reference_to(stream), "launch")
 
     def launch_async(self, stream: Any) -> CompletionFuture[None]:
         """Launches the graph, and returns a future that settles when the GPU has run it.
@@ -453,7 +454,7 @@ class ExecutableGraph(Transferable, WithBlock):
             ...         future = executable.launch_async(stream)  # the GPU works from here on
             ...         await future
         """
-        return self._use_async(stream, _native.graph_launch, "cuGraphLaunch")
+        return self._use_async(stream, "launch")
 
     async def launch_and_wait(self, stream: Any) -> None:
         """Launches the graph, and waits until the stream's work is done.
@@ -468,28 +469,28 @@ class ExecutableGraph(Transferable, WithBlock):
             StreamCaptureError: The stream captures. Nothing was launched, and the capture goes on.
             CudaError: The driver refused, or the work has failed.
         """
-        await self._use_and_wait(stream, _native.graph_launch, "cuGraphLaunch")
+        await self._use_and_wait(stream, "launch")
 
     def upload(self, stream: Any) -> None:
         """Prepares the next launch, in a stream's order (`cuGraphUpload`).
 
         Raises the same errors as `launch`.
         """
-        self._use(interop.reference_to(stream), _native.graph_upload, "cuGraphUpload")
+        self._use(interop.reference_to(stream), "upload")
 
     def upload_async(self, stream: Any) -> CompletionFuture[None]:
         """Uploads the graph, and returns a future of that.
 
         Raises the same errors as `launch_async`.
         """
-        return self._use_async(stream, _native.graph_upload, "cuGraphUpload")
+        return self._use_async(stream, "upload")
 
     async def upload_and_wait(self, stream: Any) -> None:
         """Uploads the graph, and waits until the stream's work is done.
 
         Raises the same errors as `launch_and_wait`.
         """
-        await self._use_and_wait(stream, _native.graph_upload, "cuGraphUpload")
+        await self._use_and_wait(stream, "upload")
 
     def update(self, graph: Any) -> None:
         """Takes over the parameters of a graph of the same shape (`cuGraphExecUpdate`).
@@ -524,7 +525,8 @@ class ExecutableGraph(Transferable, WithBlock):
             error.result = result
         raise error
 
-    def _use(self, stream: Reference, call: Any, name: str) -> None:
+    def _use(self, stream: Reference, use: str) -> None:
+        call, name = _USES[use]
         self._require_open()
         code = call(self._handle, stream.handle)
         if code == _native.RESULT_CLOSED:
@@ -532,24 +534,35 @@ class ExecutableGraph(Transferable, WithBlock):
             self._require_open()
         _driver.raise_for(code, name, stream.name)
 
-    def _use_async(self, stream: Any, call: Any, name: str) -> CompletionFuture[None]:
+    def _use_async(self, stream: Any, use: str) -> CompletionFuture[None]:
+        if observers and not is_observed():
+            name, method = f"ExecutableGraph.{use}_async", ExecutableGraph._use_async
+            return observed_future(name, method, self, stream, use)
         reference = interop.reference_to(stream)
         mode = waiting.mode_for(stream)
         with pinned(reference):
             if mode == waiting.BY_HOST_FUNCTION:
                 _arming.require_ready(reference)
-                completion = _arming.enqueue(reference, lambda: self._use(reference, call, name))
+                completion = _arming.enqueue(reference, lambda: self._use(reference, use))
             else:
-                completion = waiting.enqueue(
-                    reference, mode, lambda: self._use(reference, call, name)
-                )
+                completion = waiting.enqueue(reference, mode, lambda: self._use(reference, use))
         return cast("CompletionFuture[None]", completion.future)
 
-    async def _use_and_wait(self, stream: Any, call: Any, name: str) -> None:
+    async def _use_and_wait(self, stream: Any, use: str) -> None:
+        if observers and not is_observed():
+            name, method = f"ExecutableGraph.{use}_and_wait", ExecutableGraph._use_and_wait
+            await observed(name, method, self, stream, use)
+            return
         reference = interop.reference_to(stream)
         _arming.require_ready(reference)
-        self._use(reference, call, name)
+        self._use(reference, use)
         await waiting.synchronize_async(waiting.Target(reference, waiting.mode_for(stream)))
+
+
+_USES = {
+    "launch": (_native.graph_launch, "cuGraphLaunch"),
+    "upload": (_native.graph_upload, "cuGraphUpload"),
+}
 
 
 def _update_reason(result: int) -> str:

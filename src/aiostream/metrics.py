@@ -2,7 +2,7 @@
 
     pip install '.[metrics]'
 
-Nothing of this costs anything before `on_wait` or `Collector` is called.
+Before `on_wait` or `Collector` is called, a wait only tests a truth value more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aiostream import _arguments, _awaits, service
+from aiostream import _arguments, service
+from aiostream._observing import Observation, observers
 from aiostream._statistics import statistics
 from aiostream.pool import StreamPool
 
@@ -52,9 +53,7 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
     """Has `hook(wait)` called at the end of each wait that begins from now on.
 
     Waits are the awaitable methods of `Stream`, `Event` and `ExecutableGraph`, and
-    `StreamPool.acquire`. While there is no hook, a wait costs nothing more: the methods are
-    replaced when the first hook comes, and put back when the last one goes. A bound method that you
-    took before is not timed.
+    `StreamPool.acquire`. While there is no hook, a wait only tests a truth value more.
 
     Threads: `hook` is called in the thread of the loop in which the task waits, so it must not
     block. Its exception goes to `sys.unraisablehook`. A `KeyboardInterrupt` and a `SystemExit` go
@@ -84,17 +83,17 @@ def on_wait(hook: Hook, /) -> Callable[[], None]:
 
     def end() -> None:
         hooks.clear()  # a wait that began before is not reported any more
-        _awaits.forget(observer)
+        observers.pop(observer, None)
 
     try:
-        _awaits.observe(observer)
+        observers[observer] = None
         return end
     except BaseException:
         end()  # the caller gets no function that ends it
         raise
 
 
-class _Timed(_awaits.Watch):
+class _Timed(Observation):
     __slots__ = ("_began", "_call", "_hooks")
 
     def __init__(self, call: str, hooks: list[Hook]) -> None:

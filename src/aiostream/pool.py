@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aiostream import _arguments, _loops, waiting
+from aiostream._observing import is_observed, observed, observers
 from aiostream._pool_core import PoolCore
 from aiostream._pool_slots import require_distinct
 from aiostream.device import Device, DeviceLike
@@ -236,6 +237,8 @@ class StreamPool(PoolCore, _arguments.NotCopied, _arguments.AsyncBlock, waiting.
             StreamClosedError: The pool is closed, or was closed while you waited.
             ContextFailedError: A context of the pool has failed.
         """
+        if observers and not is_observed():
+            return await observed("StreamPool.acquire", StreamPool.acquire, self)
         bridge = self._enter()
         take_turn = bridge.checkpoint
         if take_turn is not None:

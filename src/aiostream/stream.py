@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from aiostream import _arguments, _arming, _captures, _driver, _native, _process, interop, waiting
+from aiostream._observing import is_observed, observed_future, observers
 from aiostream._reference import (
     LEGACY,
     PER_THREAD,
@@ -577,7 +578,7 @@ class Stream(
             ...     stream.launch_host_func(str)  # later work, which the future does not wait for
             ...     await future
         """
-        return self._future(_native.KIND_HOST_FUNCTION)
+        return self._future("Stream.completion_future", _native.KIND_HOST_FUNCTION)
 
     def checked_completion_future(self) -> CompletionFuture[None]:
         """The same by a stream callback, which gets the driver's status (`cuStreamAddCallback`).
@@ -586,7 +587,7 @@ class Stream(
         If another thread begins a capture on this very stream between the check and the call of the
         driver, the driver ends that capture.
         """
-        return self._future(_native.KIND_CALLBACK)
+        return self._future("Stream.checked_completion_future", _native.KIND_CALLBACK)
 
     synchronize_async: ClassVar[Callable[[Stream], Coroutine[Any, Any, None]]] = (
         waiting.synchronize_async
@@ -633,6 +634,9 @@ class Stream(
             ...     await stream.enqueue_async(scale, [1, 2, 3])
             [2, 4, 6]
         """
+        if observers and not is_observed():
+            name, method = "Stream.enqueue_async", Stream.enqueue_async
+            return observed_future(name, method, self, fn, *args, **kwargs)
         if type(fn) is not FunctionType or fn.__code__.co_flags & _NOT_PLAIN or fn.__dict__:
             _arguments.plain_function(fn, "enqueue_async")
         # Pinned until the event behind the work is recorded, because `fn` or another thread may
@@ -664,7 +668,9 @@ class Stream(
 
     # ------------------------------------------------------------------------------------ internals
 
-    def _future(self, kind: int) -> CompletionFuture[None]:
+    def _future(self, call: str, kind: int) -> CompletionFuture[None]:
+        if observers and not is_observed():
+            return observed_future(call, Stream._future, self, call, kind)
         completion = _arming.arm_completion(self._reference, kind)
         return cast("CompletionFuture[None]", completion.future)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from aiostream import _arguments, _arming, _driver, _loops, _native, _points, _process, waiting
 from aiostream._completion import Completion, State, drop, expected, leak, set_exception
+from aiostream._observing import is_observed, observed, observers
 from aiostream._reference import PER_THREAD, Reference, call_with
 from aiostream.errors import CudaError
 
@@ -300,6 +301,9 @@ class ThreadStream:
             ...     await stream.enqueue_in_thread(forward, 21)
             42
         """
+        if observers and not is_observed():
+            name, method = "Stream.enqueue_in_thread", ThreadStream.enqueue_in_thread
+            return await observed(name, method, self, fn, *args, limiter=limiter, **kwargs)
         import anyio.to_thread  # here, because importing aiostream must not import anyio
 
         _arguments.plain_function(fn, "enqueue_in_thread")

@@ -1,7 +1,7 @@
 """Traces: what each await did, and when, as a timeline.
 
-Nothing of this costs anything before `record` is called, or if the environment variable
-`AIOSTREAM_TRACE` is not set.
+Before `record` is called, and without the environment variable `AIOSTREAM_TRACE`, a wait only tests
+a truth value more.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, Self
 
-from aiostream import _arguments, _awaits, _loops, _native, _process, _trace_files, interop
+from aiostream import _arguments, _loops, _native, _process, _trace_files, interop
+from aiostream._observing import Observation, observers
 from aiostream._reference import Reference
 from aiostream._trace_clock import GpuClock, Moment
 from aiostream.device import Context
@@ -73,7 +73,7 @@ class Await:
     """The error's type and text, if it failed."""
 
 
-class _Record(_awaits.Watch):
+class _Record(Observation):
     """One await while it is recorded. All fields belong to the thread of its loop."""
 
     __slots__ = (
@@ -96,6 +96,8 @@ class _Record(_awaits.Watch):
         "stream",
         "task",
     )
+
+    sees_steps = True
 
     def __init__(self, recorder: Recording, call: str, name: str, stream: Reference | None) -> None:
         self._recorder = recorder
@@ -154,7 +156,7 @@ class _Record(_awaits.Watch):
             self.last = self._clock.mark(self._stream)
 
     def enters(self) -> None:
-        """See `Watch`."""
+        """See `Observation`."""
         self._entered = _now()
 
     def leaves(self, yielded: Any) -> None:
@@ -170,16 +172,16 @@ class _Record(_awaits.Watch):
             self.stages.append((stage, _now()))
 
     def noticed(self) -> None:
-        """See `Watch`."""
+        """See `Observation`."""
         if self.noticed_at is None:
             self.noticed_at = _now()
 
     def refused(self, error: BaseException) -> None:
-        """See `Watch`."""
+        """See `Observation`."""
         self.ended("failed" if isinstance(error, Exception) else "cancelled", error)
 
     def ended(self, outcome: str, error: BaseException | None) -> None:
-        """See `Watch`."""
+        """See `Observation`."""
         if self.outcome != "pending":
             return
         self.resumed = _now()
@@ -257,7 +259,7 @@ class Recording:
         self._clocks: dict[Context, GpuClock] = {}
         # Awaits that are over and whose events are not. Any thread, single deque operations.
         self._unresolved: deque[_Record] = deque()
-        self._stop: Callable[[], None] | None = None
+        self._is_on = False
         self._process = os.getpid()
         self._started_at: tuple[int, float] = (0, 0.0)
         self._stopped_at: int | None = None
@@ -324,7 +326,7 @@ class Recording:
         with self._saving:
             began = _now()
             is_wanted = self._is_unsaved and (all_of_it or began > self._next_save)
-            if is_wanted and self._path and self._stop:
+            if is_wanted and self._path and self._is_on:
                 self._is_unsaved = False
                 try:
                     self.write(self._path)
@@ -336,7 +338,7 @@ class Recording:
                     self._next_save = _now() + max(1_000_000_000, 50 * (_now() - began))
 
     def __enter__(self) -> Self:
-        if self._stop is not None or self._stopped_at is not None:
+        if self._is_on or self._stopped_at is not None:
             raise RuntimeError("this recording has begun before: call record() for each block")
         if self._path is not None:
             # A path that cannot be written is to be found now, and not after an hour.
@@ -344,7 +346,8 @@ class Recording:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self._path))
             tempfile.TemporaryFile(dir=self._path.parent).close()
         self._started_at = (_now(), time.time())
-        self._stop = _awaits.observe(self._observe, steps=True)
+        self._is_on = True
+        observers[self._observe] = None
         return self
 
     def __exit__(
@@ -353,10 +356,10 @@ class Recording:
         error: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        stop, self._stop = self._stop, None
-        if stop is None or self._is_forked():  # a forked child leaves the file alone
+        was_on, self._is_on = self._is_on, False
+        if not was_on or self._is_forked():  # a forked child leaves the file alone
             return
-        stop()
+        observers.pop(self._observe, None)
         self._stopped_at = _now()
         with self._lock:
             records, clocks = list(self._records), list(self._clocks.values())
@@ -386,16 +389,14 @@ class Recording:
 
     # ------------------------------------------------------------------------ for its records
 
-    def _observe(
-        self, call: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _awaits.Watch:
+    def _observe(self, call: str, target: Any, args: tuple[Any, ...]) -> Observation:
         # The recording belongs to the parent, and the driver refuses the marks in a forked child.
         # The call itself says so. A lock that another thread held at the fork stays held here.
         if self._is_forked():
-            return _awaits.Watch()
+            return Observation()
         stream: Reference | None = None
         if call.startswith("ExecutableGraph."):
-            stream = _reference_to(args[0] if args else kwargs.get("stream"))
+            stream = _reference_to(args[0])
             name = "no stream" if stream is None else stream.name
         elif isinstance(target, StreamPool):
             name = f"pool of {target.size} streams"
@@ -437,7 +438,7 @@ class Recording:
             self._nvtx.end_range(record.range)
             record.range = None
         self._is_unsaved = True
-        if self._stop is None:  # the clocks are closed
+        if not self._is_on:  # the clocks are closed
             record.drop_moments()
             return
         records = [record]
@@ -472,8 +473,7 @@ def record(
 
     It records the awaitable methods of `Stream`, `Event` and `ExecutableGraph`, and
     `StreamPool.acquire`, of all loops and threads of the process. Outside of such a block, a wait
-    costs nothing more: the methods are replaced when the first block begins, and put back when
-    the last one ends. A bound method that you took before is not recorded.
+    only tests a truth value more.
 
     The environment variable `AIOSTREAM_TRACE=file` does the same from the first use of the library
     until the process exits. It also writes the file once a second and at the end of `drain`.

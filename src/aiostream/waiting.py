@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aiostream import _arguments, _arming, _driver, _loops, _native, _points
 from aiostream._completion import Completion, EventCompletion, SettledFuture, State, leak
+from aiostream._observing import future_handed_back, is_observed, observed, observers
 from aiostream._reference import Reference, call_with, order_key, wait_list_of
 from aiostream.enums import WaitStrategy
 from aiostream.errors import CudaError, StreamClosedError
@@ -115,6 +116,8 @@ class _Watched(Completion):
             and not self.future.cancelled()
         ):
             self.spinning = wait
+            if observers:
+                future_handed_back(self.future)
         self._settle(0, orphaned)
 
     def cancel(self) -> None:
@@ -191,6 +194,10 @@ async def synchronize_async(self: Awaitable) -> None:
     # and memory. The argument keeps the stream alive, because a stream that only this coroutine
     # refers to must not be closed by its finalizer.
     reference, mode = self._reference, self._mode
+    if observers and not isinstance(self, Target) and not is_observed():
+        kind = "Event" if reference.is_event else "Stream"
+        await observed(f"{kind}.synchronize_async", synchronize_async, self)
+        return
     if mode == BY_HOST_FUNCTION and not reference.is_event:
         await wait_for(_arming.arm_completion(reference))
         return

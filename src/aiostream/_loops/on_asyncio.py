@@ -13,6 +13,7 @@ from aiostream import _native, _process
 from aiostream._completion import EventCompletion, PolledFuture, SettledFuture
 from aiostream._loops.bridge import Bridge
 from aiostream._loops.unwatched import unwatched
+from aiostream._observing import is_observed, observed_await, observers
 
 
 class _Latest(threading.local):
@@ -235,6 +236,8 @@ class AsyncioFuture(asyncio.Future[Any]):
 
     def __await__(self) -> Generator[Any, Any, Any]:
         try:
+            if observers and not self.done() and not is_observed():
+                return (yield from observed_await(AsyncioFuture.__await__, self))
             point = self.point
             # In another loop than its own, asyncio's future raises the error.
             if point is None or self.done() or _running_loop() is not self.get_loop():

@@ -20,6 +20,7 @@ from aiostream import _native, _process, _turns
 from aiostream._completion import EventCompletion, OwnFuture, PolledFuture, SettledFuture
 from aiostream._loops.bridge import Bridge
 from aiostream._loops.unwatched import unwatched
+from aiostream._observing import is_observed, observed_await, observers
 from aiostream.errors import CudaError, StreamClosedError
 
 _running_loop = asyncio._get_running_loop
@@ -346,6 +347,8 @@ class TrioFuture(OwnFuture):
         return before - len(self._callbacks)
 
     def __await__(self) -> Generator[Any, Any, Any]:
+        if observers and not self.done() and not is_observed():
+            return observed_await(TrioFuture.__await__, self)
         return self._wait().__await__()
 
     def belongs_here(self) -> bool:

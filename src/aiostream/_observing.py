@@ -1,0 +1,220 @@
+"""Reports to observers what each await does: the seam for metrics and for traces.
+
+Each awaitable method first tests whether there are `observers`. If so, it does nothing else, and
+this module makes the same call once more and observes it. `is_observed` says so to that second
+call. Without observers, the test is all that a wait pays.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, ClassVar, TypeVar
+
+from aiostream import _native
+from aiostream.futures import CompletionFuture
+
+T = TypeVar("T")
+F = TypeVar("F", bound=CompletionFuture[Any])
+
+
+class Observation:
+    """One await, as one observer sees it. These methods do nothing.
+
+    Threads: the thread of the loop, except where a method says otherwise.
+    """
+
+    __slots__ = ()
+
+    sees_steps: ClassVar[bool] = False
+    """Whether `enters`, `leaves` and `noticed` are called, which costs time in each step."""
+
+    def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns what the method is called with in place of `args`, without `self`."""
+        return args
+
+    def enters(self) -> None:
+        """The task is about to run a step of the await."""
+
+    def leaves(self, yielded: Any) -> None:
+        """The task is suspended, and gives `yielded` to its loop."""
+
+    def returned(self) -> None:
+        """The call has returned a future."""
+
+    def refused(self, error: BaseException) -> None:
+        """The call has raised this in place of returning a future."""
+
+    def noticed(self) -> None:
+        """The loop has learned of the end. The janitor's thread, if the loop is gone."""
+
+    def ended(self, outcome: str, error: BaseException | None) -> None:
+        """The task goes on, or the callbacks of the future are called. It may come twice."""
+
+
+Awaiting = Coroutine[Any, Any, T]
+Observations = tuple[Observation, ...]  # of one await, by its observers
+# Makes an observation of a call, from its name, the object whose method it is, and the arguments.
+Observer = Callable[[str, Any, tuple[Any, ...]], Observation]
+
+
+class _Here(threading.local):
+    observations: Observations = ()  # of the step that runs in this thread
+
+
+# By registration, in order: add and remove your own key. Any thread, single dict operations.
+observers: dict[Observer, None] = {}
+_here = _Here()
+# While a future lives: the observations of its await, and whether a call has returned the future.
+# If not, it lies within a coroutine that is observed. Any thread, single dict operations.
+_of_future: weakref.WeakKeyDictionary[Any, tuple[Observations, bool]]
+_of_future = weakref.WeakKeyDictionary()
+
+
+def is_observed() -> bool:
+    """Whether the function that asks was called by this module, and so is observed already."""
+    caller = sys._getframe(1).f_back
+    return caller is not None and caller.f_globals is globals()
+
+
+# ------------------------------------------------------------------------ the public methods
+
+
+async def observed(
+    call: str, method: Callable[..., Awaiting[T]], target: Any, /, *args: Any, **kwargs: Any
+) -> T:
+    """Awaits the coroutine `method(target, *args, **kwargs)`, and reports it as `call`."""
+    observations, args = _begin(call, target, args)
+    try:
+        coroutine = method(target, *args, **kwargs)
+        sees_steps = _see_steps(observations)
+        result: T = await (_steps(coroutine, observations) if sees_steps else coroutine)
+    except GeneratorExit:
+        # The coroutine was dropped, and no task waits any more. This may be the garbage collector,
+        # anywhere in any thread. An observer could meet a lock there that is held.
+        raise
+    except BaseException as error:
+        outcome = "failed" if isinstance(error, Exception) else "cancelled"
+        _each(observations, "ended", outcome, error)
+        raise
+    _each(observations, "ended", "done", None)
+    return result
+
+
+def observed_future(
+    call: str, method: Callable[..., F], target: Any, /, *args: Any, **kwargs: Any
+) -> F:
+    """Returns the future `method(target, *args, **kwargs)`, and reports it as `call`."""
+    observations, args = _begin(call, target, args)
+    try:
+        future = method(target, *args, **kwargs)
+    except BaseException as error:
+        _each(observations, "refused", error)
+        raise
+    if _see_steps(observations):
+        _of_future[future] = observations, True
+    _each(observations, "returned")
+    future.add_done_callback(functools.partial(_future_ended, observations))
+    return future
+
+
+def _future_ended(observations: Observations, future: Any) -> None:
+    # To ask for the exception would count as retrieving it, and asyncio would not report one that
+    # no task takes.
+    error: BaseException | None = getattr(future, "_exception", None)
+    outcome = "cancelled" if future.cancelled() else "done" if error is None else "failed"
+    _each(observations, "ended", outcome, error)
+
+
+def _begin(call: str, target: Any, args: tuple[Any, ...]) -> tuple[Observations, tuple[Any, ...]]:
+    observations = []
+    for observer in list(observers):
+        try:
+            observation = observer(call, target, args)
+            args = observation.arguments(args)
+        except Exception as error:
+            _native.write_unraisable(error, observer)
+        else:
+            observations.append(observation)
+    return tuple(observations), args
+
+
+def _each(observations: Observations, name: str, *values: Any) -> None:
+    for observation in observations:
+        try:
+            getattr(observation, name)(*values)
+        except Exception as error:
+            _native.write_unraisable(error, observation)
+
+
+# ------------------------------------------------------------------------ each step
+
+
+def _see_steps(observations: Observations) -> bool:
+    return any(observation.sees_steps for observation in observations)
+
+
+@types.coroutine
+def _steps(inner: Any, observations: Observations) -> Generator[Any, Any, Any]:
+    """Awaits `inner`, a coroutine or the iterator of an awaitable, and reports each step."""
+    # A generator, because a coroutine does not see what goes through it to the loop. What is
+    # yielded says how the task waits: by turns of the loop, or until it is woken.
+    step, value = inner.send, None
+    while True:
+        _each(observations, "enters")
+        before, _here.observations = _here.observations, observations
+        try:
+            yielded = step(value)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            _here.observations = before
+            value = None  # an error that refers to this frame would keep itself alive
+        _each(observations, "leaves", yielded)
+        try:
+            value = yield yielded
+            step = inner.send
+        except GeneratorExit:
+            inner.close()
+            raise
+        except BaseException as error:
+            step, value = inner.throw, error
+        del yielded  # a future that is over should not live until the next step's end
+
+
+def observed_await(method: Any, future: Any) -> Generator[Any, Any, Any]:
+    """Awaits a future by `method`, its `__await__`, so that a task is seen to go on."""
+    observations, was_returned = _of_future.get(future, ((), False))
+    if not was_returned:
+        return (yield from method(future))
+    try:
+        result = yield from _steps(method(future), observations)
+    except Exception as error:
+        if future.done():  # it is not if this is the wrong loop
+            _each(observations, "ended", "failed", error)
+        raise
+    # A cancellation may end this await alone, and not the future: the callback has the outcome.
+    _each(observations, "ended", "done", None)
+    return result
+
+
+def future_made(future: Any) -> None:
+    """A completion has got its future: it belongs to the await whose step this is."""
+    if _here.observations:
+        _of_future[future] = _here.observations, False
+
+
+def future_reached(future: Any) -> None:
+    """The loop has learned that the GPU has passed the future's point, or has failed."""
+    if future is not None:
+        observations, _ = _of_future.get(future, ((), False))
+        _each(observations, "noticed")
+
+
+def future_handed_back(future: Any) -> None:
+    """The task polls in place of the future, whose end is not that of the await."""
+    _of_future.pop(future, None)
