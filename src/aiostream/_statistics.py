@@ -110,21 +110,13 @@ class Statistics:
     @property
     def balanced(self) -> bool:
         """Whether the equations of points, futures and handles hold."""
-        points, futures_, handles = self.points, self.futures, self.handles
+        points, futures, handles = self.points, self.futures, self.handles
+        settled = futures.done + futures.failed + futures.cancelled + futures.dropped
+        gone = handles.destroyed + handles.released + handles.retired + handles.leaked
         return (
             points.armed == points.fired + points.pending + points.leaked
-            and futures_.created
-            == futures_.done
-            + futures_.failed
-            + futures_.cancelled
-            + futures_.dropped
-            + futures_.pending
-            and handles.created
-            == handles.destroyed
-            + handles.released
-            + handles.retired
-            + handles.leaked
-            + handles.open
+            and futures.created == settled + futures.pending
+            and handles.created == gone + handles.open
         )
 
 
@@ -150,11 +142,10 @@ def statistics() -> Statistics:
         >>> after.handles.created - before, after.balanced
         (1, True)
     """
-    snapshot = _snapshot()
     for _ in range(100):
+        snapshot = _snapshot()
         if snapshot.balanced:
             break
-        snapshot = _snapshot()
     return snapshot
 
 
@@ -165,16 +156,12 @@ def _snapshot() -> Statistics:
     points = dict(zip(("pending", "captured", "host_functions"), _native.pending(), strict=True))
     pending_futures = _completion.pending_futures()
     count = dict(zip(_native.COUNTERS, _native.counters(), strict=True))
-    waits = {
-        "pending": pending_waits,
-        "polls": count["EVENT_POLLS"],
-        "passes": count["EVENT_PASSES"],
-    }
+    polls = {"polls": count["EVENT_POLLS"], "passes": count["EVENT_PASSES"]}
     return Statistics(
         points=_line(PointCounts, "POINTS", count, **points),
         futures=_line(FutureCounts, "FUTURES", count, pending=pending_futures),
         handles=_line(HandleCounts, "HANDLES", count),
-        waits=_line(WaitCounts, "WAITS", count, **waits),
+        waits=_line(WaitCounts, "WAITS", count, pending=pending_waits, **polls),
         late_host_functions=count["HOST_FUNCTIONS_LATE"],
         watcher_passes=count["WATCHER_PASSES"],
     )
@@ -182,10 +169,5 @@ def _snapshot() -> Statistics:
 
 def _line(kind: type[_Line], prefix: str, count: dict[str, int], **others: int) -> _Line:
     """A line of the ledger: each field is the counter of the same name, or one of the others."""
-    names = (field.name for field in fields(kind))
-    return kind(
-        **{
-            name: others[name] if name in others else count[f"{prefix}_{name.upper()}"]
-            for name in names
-        }
-    )
+    names = {field.name for field in fields(kind)} - others.keys()
+    return kind(**others, **{name: count[f"{prefix}_{name.upper()}"] for name in names})

@@ -241,14 +241,56 @@ class Collector:
         return self._families(lost=service.health() is not None)
 
     def _families(self, *, lost: bool) -> Iterator[Metric]:
-        yield self._waits()
-        yield from self._ledger()
-        yield from self._pool_gauges()
-        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        yield GaugeMetricFamily(
-            "aiostream_context_lost", "1 if a CUDA context is lost: only a new process helps", lost
-        )
+        now, pools = statistics(), self._pools.items()
+        gauges = {
+            ("aiostream_pending", "What waits for the GPU now", "kind"): {
+                ("future",): now.futures.pending,
+                ("wait",): now.waits.pending,
+                ("host_function",): now.points.host_functions,
+            },
+            ("aiostream_open_handles", "Streams, events and graphs that are open"): {
+                (): now.handles.open
+            },
+            ("aiostream_pool_streams", "Streams of a pool, by their state", "pool", "state"): {
+                (name, *state): count
+                for name, pool in pools
+                for state, count in _fields(pool, "idle", "busy", "lent").items()
+            },
+            ("aiostream_pool_waiting_tasks", "Tasks that wait for a stream", "pool"): {
+                (name,): pool.waiting for name, pool in pools
+            },
+            ("aiostream_context_lost", "1 if a CUDA context is lost: only a new process helps"): {
+                (): int(lost)
+            },
+        }
+        counters = {
+            ("aiostream_futures", "Futures by what became of them", "outcome"): _fields(
+                now.futures, "done", "failed", "cancelled", "dropped"
+            ),
+            ("aiostream_wait_stages", "How often a stage of waiting was entered", "stage"): _fields(
+                now.waits, "ready", "spun", "by_timer", "watched", "handed_back"
+            ),
+            ("aiostream_watcher_polls", "How often the watcher has polled an event"): {
+                (): now.waits.polls
+            },
+            ("aiostream_leaked", "What is kept until the process ends", "kind"): {
+                ("point",): now.points.leaked,
+                ("handle",): now.handles.leaked,
+            },
+        }
+        yield self._waits()
+        families: list[tuple[Any, Any]] = [
+            (GaugeMetricFamily, gauges),
+            (CounterMetricFamily, counters),
+        ]
+        for make, rows in families:
+            for (name, text, *labels), values in rows.items():
+                family = make(name, text, labels=labels)
+                for of, value in values.items():
+                    family.add_metric(of, value)
+                yield family
 
     def _waits(self) -> Metric:
         from prometheus_client.core import HistogramMetricFamily
@@ -272,65 +314,7 @@ class Collector:
             family.add_metric(labels, buckets, seconds)
         return family
 
-    def _ledger(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        now = statistics()
-        gauges = {
-            ("aiostream_pending", "What waits for the GPU now", "kind"): {
-                "future": now.futures.pending,
-                "wait": now.waits.pending,
-                "host_function": now.points.host_functions,
-            },
-            ("aiostream_open_handles", "Streams, events and graphs that are open", ""): {
-                "": now.handles.open
-            },
-        }
-        counters = {
-            ("aiostream_futures", "Futures by what became of them", "outcome"): {
-                "done": now.futures.done,
-                "failed": now.futures.failed,
-                "cancelled": now.futures.cancelled,
-                "dropped": now.futures.dropped,
-            },
-            ("aiostream_wait_stages", "How often a stage of waiting was entered", "stage"): {
-                "ready": now.waits.ready,
-                "spun": now.waits.spun,
-                "by_timer": now.waits.by_timer,
-                "watched": now.waits.watched,
-                "handed_back": now.waits.handed_back,
-            },
-            ("aiostream_watcher_polls", "How often the watcher has polled an event", ""): {
-                "": now.waits.polls
-            },
-            ("aiostream_leaked", "What is kept until the process ends", "kind"): {
-                "point": now.points.leaked,
-                "handle": now.handles.leaked,
-            },
-        }
-        families: list[tuple[Any, Any]] = [
-            (GaugeMetricFamily, gauges),
-            (CounterMetricFamily, counters),
-        ]
-        for make, rows in families:
-            for (name, text, label), values in rows.items():
-                family = make(name, text, labels=[label] if label else [])
-                for value, number in values.items():
-                    family.add_metric([value] if label else [], number)
-                yield family
-
-    def _pool_gauges(self) -> Iterator[Metric]:
-        from prometheus_client.core import GaugeMetricFamily
-
-        streams = GaugeMetricFamily(
-            "aiostream_pool_streams", "Streams of a pool, by their state", labels=["pool", "state"]
-        )
-        waiting = GaugeMetricFamily(
-            "aiostream_pool_waiting_tasks", "Tasks that wait for a stream", labels=["pool"]
-        )
-        for name, pool in self._pools.items():
-            for state in ("idle", "busy", "lent"):
-                streams.add_metric([name, state], getattr(pool, state))
-            waiting.add_metric([name], pool.waiting)
-        yield streams
-        yield waiting
+def _fields(counts: Any, *names: str) -> dict[tuple[str, ...], int]:
+    """Returns the fields of these names, with their names as labels."""
+    return {(name,): getattr(counts, name) for name in names}
