@@ -15,7 +15,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, Self
@@ -73,91 +74,78 @@ class Await:
     """The error's type and text, if it failed."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Record(Observation):
     """One await while it is recorded. All fields belong to the thread of its loop."""
 
-    __slots__ = (
-        "_clock",
-        "_entered",
-        "_is_launch",
-        "_recorder",
-        "_stream",
-        "call",
-        "error",
-        "first",
-        "last",
-        "launched",
-        "loop",
-        "noticed_at",
-        "outcome",
-        "range",
-        "resumed",
-        "stages",
-        "stream",
-        "task",
-    )
-
     sees_steps = True
 
-    def __init__(self, recorder: Recording, call: str, name: str, stream: Reference | None) -> None:
-        self._recorder = recorder
-        self.call = call
-        self.stream = name
-        self.task, self.loop = _task(), threading.current_thread().name
-        self.stages: list[tuple[str, int]] = []
-        self.outcome = "pending"
-        self.error: str | None = None
-        self.noticed_at: int | None = None
-        self.resumed: int | None = None
-        self.first: Moment | None = None  # before the work
-        self.last: Moment | None = None  # behind it
-        self._stream = stream
-        self._clock = recorder._clock_of(stream) if stream is not None else None
-        self._is_launch = call.startswith("ExecutableGraph.")
-        self.range: Any = recorder._begin_range(self)
-        self._entered = self.launched = _now()
-        if self._clock is None or stream is None or call.startswith("Stream.enqueue"):
+    recorder: Recording
+    call: str
+    name: str  # of the stream, the event or the pool
+    stream: Reference | None  # until the await is over, because the stream need not outlive it here
+    clock: GpuClock | None
+    task: str
+    loop: str
+    range: Any = None  # of NVTX
+    launched: int = 0
+    entered: int = 0  # the step that runs now
+    stages: list[tuple[str, int]] = field(default_factory=list)
+    first: Moment | None = None  # before the work
+    last: Moment | None = None  # behind it
+    noticed_at: int | None = None
+    resumed: int | None = None
+    outcome: str = "pending"
+    error: str | None = None
+
+    def begin(self) -> None:
+        """The task makes the call."""
+        self.range = self.recorder._begin_range(self)
+        self.entered = self.launched = _now()
+        clock, stream = self.clock, self.stream
+        if clock is None or stream is None or self.call.startswith("Stream.enqueue"):
             return
-        if self._is_launch:
-            self.first = self._clock.mark(stream)
+        if self.is_launch:
+            self.first = clock.mark(stream)
         # The library records its own event at this place of the stream, right after this one. An
         # idle stream is left alone: with a mark it would be busy, and the await not over at once.
-        elif call != "Stream.synchronize_async" or _native.stream_query(stream.handle) != 0:
-            self.last = self._clock.mark(stream)
+        elif self.call != "Stream.synchronize_async" or _native.stream_query(stream.handle) != 0:
+            self.last = clock.mark(stream)
+
+    @property
+    def is_launch(self) -> bool:
+        """Whether the call itself enqueues a graph."""
+        return self.call.startswith("ExecutableGraph.")
 
     def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Puts marks before and behind what the function enqueues."""
-        clock = self._clock
-        if clock is None or not args or not self.call.startswith("Stream.enqueue"):
+        clock, stream = self.clock, self.stream
+        if clock is None or stream is None or not self.call.startswith("Stream.enqueue"):
             return args
-        fn = args[0]
+        fn, *others = args
         try:
-            if type(fn) is not FunctionType:
+            # First the quick check of what most pass. 0x2A0: a coroutine or a generator function.
+            if type(fn) is not FunctionType or fn.__code__.co_flags & 0x2A0:
                 _arguments.plain_function(fn, self.call)
-            elif fn.__code__.co_flags & 0x2A0:  # a coroutine or generator function
-                return args
         except TypeError:  # the call itself raises the error
             return args
 
-        reference = self._stream
-        assert reference is not None
-
         def marked(*more: Any, **named: Any) -> Any:
-            self.first = clock.mark(reference)
+            self.first = clock.mark(stream)
             result = fn(*more, **named)
-            self.last = clock.mark(reference)
+            self.last = clock.mark(stream)
             return result
 
-        return (marked, *args[1:])
+        return (marked, *others)
 
     def returned(self) -> None:
         """Marks the end of a graph that was launched."""
-        if self._is_launch and self._clock and self._stream and self.last is None:
-            self.last = self._clock.mark(self._stream)
+        if self.is_launch and self.clock and self.stream and self.last is None:
+            self.last = self.clock.mark(self.stream)
 
     def enters(self) -> None:
         """See `Observation`."""
-        self._entered = _now()
+        self.entered = _now()
 
     def leaves(self, yielded: Any) -> None:
         """Notes the stage: asyncio's tasks yield `None` for a turn, or a future."""
@@ -190,31 +178,32 @@ class _Record(Observation):
         else:
             # A task that polls sees the end in the step in which it goes on.
             polled = not self.stages or self.stages[-1][0] == "polls"
-            self.noticed_at = self.noticed_at or (self._entered if polled else self.resumed)
+            self.noticed_at = self.noticed_at or (self.entered if polled else self.resumed)
         self.error = None if error is None else f"{type(error).__name__}: {error}"
         self.outcome = outcome
-        self._stream = None  # the stream need not outlive its await here
-        self._recorder._ended(self)
+        self.stream = None
+        self.recorder._ended(self)
 
     def resolve(self) -> bool:
         """Asks for the times on the GPU. Returns `False` if it has not got there yet."""
         seen = self.noticed_at if self.outcome == "done" else None
-        return self._clock is None or all(
-            moment is None or self._clock.resolve(moment, seen)
-            for moment in (self.first, self.last)
-        )
+        return all(clock.resolve(moment, seen) for clock, moment in self._moments())
 
     def drop_moments(self) -> None:
         """Gives up what the GPU has not reached."""
-        for moment in (self.first, self.last):
-            if moment is not None and self._clock is not None:
-                self._clock.drop(moment)
+        for clock, moment in self._moments():
+            clock.drop(moment)
 
     @property
     def uncertainty(self) -> float:
         """By how many nanoseconds its times on the GPU may be wrong."""
-        moments = [each for each in (self.first, self.last) if each is not None]
-        return max((each.epoch.uncertainty for each in moments if each.epoch), default=0.0)
+        epochs = [moment.epoch for _, moment in self._moments()]
+        return max((each.uncertainty for each in epochs if each), default=0.0)
+
+    def _moments(self) -> Iterator[tuple[GpuClock, Moment]]:
+        for moment in (self.first, self.last):
+            if moment is not None and self.clock is not None:
+                yield self.clock, moment
 
     def public(self) -> Await:
         """Returns what it knows now, with the times on the GPU between those of the host."""
@@ -229,7 +218,7 @@ class _Record(Observation):
             times.append(at)
         return Await(
             self.call,
-            self.stream,
+            self.name,
             self.task,
             self.loop,
             self.launched,
@@ -263,8 +252,7 @@ class Recording:
         self._process = os.getpid()
         self._started_at: tuple[int, float] = (0, 0.0)
         self._stopped_at: int | None = None
-        self._final_uncertainty: float | None = None
-        self._final: list[Await] | None = None  # at the end; what ends later changes nothing
+        self._final: _trace_files.Trace | None = None  # what ends later changes nothing
         self._is_unsaved = False  # an await began or ended since; any thread, one assignment
         self._saving = threading.RLock()  # held while the file is written; guards the next
         self._next_save = 0
@@ -272,11 +260,7 @@ class Recording:
     @property
     def awaits(self) -> list[Await]:
         """The awaits so far, by the times of their calls. At most `limit`, the latest ones."""
-        if self._final is not None:
-            return list(self._final)
-        with self._lock:
-            records = list(self._records)
-        return sorted((each.public() for each in records), key=lambda each: each.launched)
+        return list(self._trace().awaits)
 
     @property
     def dropped(self) -> int:
@@ -287,11 +271,21 @@ class Recording:
     @property
     def gpu_uncertainty(self) -> float:
         """By how many nanoseconds the times on the GPU may be wrong, at worst."""
-        if self._final_uncertainty is not None:
-            return self._final_uncertainty
+        return self._trace().uncertainty
+
+    def _trace(self) -> _trace_files.Trace:
+        """Returns what was recorded so far, or in all if the recording has ended."""
+        if self._final is not None:
+            return self._final
         with self._lock:
-            records = list(self._records)
-        return max((each.uncertainty for each in records), default=0.0)
+            records, dropped = list(self._records), self.dropped
+        return _trace_files.Trace(
+            sorted((each.public() for each in records), key=lambda each: each.launched),
+            dropped,
+            max((each.uncertainty for each in records), default=0.0),
+            *self._started_at,
+            self._stopped_at or _now(),
+        )
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes what was recorded so far.
@@ -304,13 +298,7 @@ class Recording:
             OSError: The file cannot be written.
         """
         kind = _kind_of(path)
-        trace = _trace_files.Trace(
-            self.awaits,
-            self.dropped,
-            self.gpu_uncertainty,
-            *self._started_at,
-            self._stopped_at or _now(),
-        )
+        trace = self._trace()
         text = _trace_files.html(trace) if kind == ".html" else _trace_files.perfetto(trace)
         # An earlier file stays until this one is whole, also if the process is killed meanwhile.
         path = os.path.realpath(path)  # not a link in its place
@@ -373,11 +361,10 @@ class Recording:
                 each.drop_moments()
         for clock in clocks:
             clock.close()
-        dropped = self.dropped
-        self._final_uncertainty, self._final = self.gpu_uncertainty, self.awaits
+        self._final = self._trace()
         with self._lock:
+            self._begun -= len(self._records)
             self._records.clear()
-            self._begun = dropped
         if self._path is not None:
             # Behind the releaser, which may be writing what was there before. If the body has
             # raised, its error says what went wrong.
@@ -405,7 +392,10 @@ class Recording:
             name = stream.name
             if stream.is_event:
                 stream = None
-        made = _Record(self, call, name, stream)
+        clock = None if stream is None else self._clock_of(stream)
+        thread = threading.current_thread().name
+        made = _Record(self, call, name, stream, clock, _task(), thread)
+        made.begin()
         with self._lock:
             self._begun += 1
             self._records.append(made)
