@@ -68,14 +68,7 @@ def perfetto(trace: Trace) -> str:
     # Metadata first, then by time. Of what begins together the longer comes first, because
     # Perfetto nests what comes later. An arrow's end comes last, because Perfetto drops an end
     # without a beginning.
-    events.sort(
-        key=lambda each: (
-            each["ph"] != "M",
-            each.get("ts", 0),
-            -each.get("dur", 0),
-            each["ph"] == "f",
-        )
-    )
+    events.sort(key=lambda e: (e["ph"] != "M", e.get("ts", 0), -e.get("dur", 0), e["ph"] == "f"))
     facts = {
         "awaits": len(trace.awaits),
         "dropped": trace.dropped,
@@ -102,27 +95,14 @@ def _host_events(trace: Trace) -> Iterable[dict[str, Any]]:
         yield _name("thread_name", loops[name], _thread(loops[name], lane), f"awaits {lane + 1}")
     for number, (each, lane, end) in enumerate(zip(trace.awaits, lanes, ends, strict=True)):
         place = {"pid": loops[each.loop], "tid": _thread(loops[each.loop], lane)}
-        yield {
-            "ph": "X",
-            "cat": "await",
-            "name": f"{each.call} ({each.task})",
-            "ts": _micro(trace, each.launched),
-            "dur": _length(trace, each.launched, end),
-            **place,
-            "args": _arguments(trace, each),
-        }
+        named = {"cat": "await", "name": f"{each.call} ({each.task})"}
+        span = _span(trace, each.launched, end)
+        yield {**span, **named, **place, "args": _arguments(trace, each)}
         stages = _stages(each)
         if each.noticed is not None:
             stages.append(("resumes", each.noticed))
         for (stage, began), (_, stage_end) in itertools.pairwise([*stages, ("", end)]):
-            yield {
-                "ph": "X",
-                "cat": "stage",
-                "name": stage,
-                "ts": _micro(trace, began),
-                "dur": _length(trace, began, stage_end),
-                **place,
-            }
+            yield {**_span(trace, began, stage_end), "cat": "stage", "name": stage, **place}
         if _has_arrow(each):
             yield {"ph": "f", "bp": "e", **_arrow(trace, number, stages[-1][1]), **place}
 
@@ -152,16 +132,11 @@ def _gpu_events(trace: Trace) -> Iterable[dict[str, Any]]:
         place = {"pid": _GPU_PROCESS, "tid": thread}
         assert each.gpu_ended is not None
         began = each.gpu_ended if each.gpu_began is None else each.gpu_began
-        event = {
-            "cat": "gpu",
-            "name": f"{each.call} ({each.task})",
-            "ts": _micro(trace, began),
-            **place,
-        }
         if each.gpu_began is None:
-            yield {"ph": "i", "s": "t", **event}
+            shape: dict[str, Any] = {"ph": "i", "s": "t", "ts": _micro(trace, began)}
         else:
-            yield {"ph": "X", "dur": _length(trace, began, each.gpu_ended), **event}
+            shape = _span(trace, began, each.gpu_ended)
+        yield {**shape, "cat": "gpu", "name": f"{each.call} ({each.task})", **place}
         if _has_arrow(each):
             # A nanosecond before the end: at the end the span is over, and a reader would take the
             # next one, such as the work that follows at once.
@@ -208,9 +183,10 @@ def _micro(trace: Trace, time: int) -> float:
     return (time - trace.began) / 1000
 
 
-def _length(trace: Trace, began: int, ended: int) -> float:
+def _span(trace: Trace, began: int, ended: int) -> dict[str, Any]:
+    time = _micro(trace, began)
     # The difference of two rounded times, so that what is nested ends where its parent ends.
-    return max(0.0, round(_micro(trace, ended) - _micro(trace, began), 3))
+    return {"ph": "X", "ts": time, "dur": max(0.0, round(_micro(trace, ended) - time, 3))}
 
 
 # ------------------------------------------------------------------------ HTML
