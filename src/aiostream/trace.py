@@ -100,7 +100,10 @@ class _Record(Observation):
 
     def begin(self) -> None:
         """The task makes the call."""
-        self.range = self.recorder._begin_range(self)
+        nvtx = self.recorder._nvtx
+        if nvtx is not None:
+            text = f"{self.call} · {self.name} · {self.task}"
+            self.range = nvtx.start_range(message=text, domain="aiostream")
         self.entered = self.launched = _now()
         clock, stream = self.clock, self.stream
         if clock is None or stream is None or self.call.startswith("Stream.enqueue"):
@@ -383,7 +386,9 @@ class Recording:
             return Observation()
         stream: Reference | None = None
         if call.startswith("ExecutableGraph."):
-            stream = _reference_to(args[0])
+            # If it is no stream, the call itself raises the error.
+            with contextlib.suppress(TypeError, ValueError, CudaError, StreamClosedError):
+                stream = interop.reference_to(args[0])
             name = "no stream" if stream is None else stream.name
         elif isinstance(target, StreamPool):
             name = f"pool of {target.size} streams"
@@ -444,12 +449,6 @@ class Recording:
                 each.drop_moments()
         while len(self._unresolved) > _MOST_UNRESOLVED:
             self._unresolved.popleft().drop_moments()
-
-    def _begin_range(self, record: _Record) -> Any:
-        if self._nvtx is None:
-            return None
-        text = f"{record.call} · {record.stream} · {record.task}"
-        return self._nvtx.start_range(message=text, domain="aiostream")
 
 
 def record(
@@ -517,13 +516,6 @@ def _kind_of(path: str | os.PathLike[str], what: str = "a trace's file") -> str:
     if kind not in (".json", ".html"):
         raise ValueError(f"{what} ends with .json or .html, unlike {os.fspath(path)!r}")
     return kind
-
-
-def _reference_to(stream: Any) -> Reference | None:
-    try:
-        return interop.reference_to(stream)
-    except (TypeError, ValueError, CudaError, StreamClosedError):
-        return None  # the call itself raises the error
 
 
 def _task() -> str:
