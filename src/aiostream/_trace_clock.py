@@ -151,26 +151,23 @@ class GpuClock:
         """Gives up a moment, whose time stays unknown."""
         event, moment.event = moment.event, None
         if event is not None:
-            with contextlib.suppress(CudaError):
-                event.close()
+            event._close_quietly()
 
     def close(self) -> None:
         """Destroys the events and the stream. Times that are known stay known."""
         # First: what a thread leaves here after this line, that thread closes.
         self._closed = True
-        with contextlib.suppress(CudaError):
-            self._stream.close()
+        self._stream._close_quietly()
         self._close_events()
 
     def _close_events(self) -> None:
         # Two threads may be here at once. An event can be closed twice.
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
-            with contextlib.suppress(CudaError):
-                epoch.reference.close()
+            epoch.reference._close_quietly()
         while self._free:
-            with contextlib.suppress(CudaError, IndexError):
-                self._free.pop().close()
+            with contextlib.suppress(IndexError):  # another thread was faster
+                self._free.pop()._close_quietly()
 
     def _new_event(self) -> Event:
         with contextlib.suppress(IndexError):
