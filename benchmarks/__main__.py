@@ -21,8 +21,10 @@ def main() -> int:
         names = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'}"
         print(f"{names} not installed: pip install --group bench", file=sys.stderr)
         return 2
-    from benchmarks import command
+    from benchmarks import command, compare
 
+    if sys.argv[1:2] == ["compare"]:
+        return compare.main(sys.argv[2:])
     return command.main()
 
 

@@ -30,7 +30,7 @@ from benchmarks import server as servers
 from benchmarks.child import reason
 from benchmarks.loops import LOOPS, missing
 from benchmarks.measure import Measure, Row
-from benchmarks.runner import Runner, unpacked
+from benchmarks.runner import Runner
 
 DESCRIPTION = """Compares the ways to wait for the GPU from Python: latency, throughput, CPU, the
 GPU's idle time, the loop's lag, memory, late ends, servers; and says whether this library reaches
@@ -59,12 +59,6 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds",
         type=int,
         help=f"in how many rounds {', '.join((*plan.TAILS, *plan.SERVERS))} are measured",
-    )
-    add(
-        "--older",
-        type=Path,
-        metavar="WHEEL",
-        help="an older aiostream as two more peers; not in goals",
     )
     add(
         "--list",
@@ -172,8 +166,8 @@ class _Run:
         self._measures = _chosen("measures", options.measures or ["all"], every, plan.MEASURES)
         loops = _split(options.loops) or LOOPS[:1]
         self._loops = _chosen("--loops", loops, LOOPS, LOOPS)
-        self._known = [name for name in peers.all_peers() if name not in peers.OLDER]
-        names = list(dict.fromkeys([*peers.all_peers(), *serving.WAYS, *torch_ways.WAYS]))
+        self._known = list(peers.all_peers())
+        names = list(dict.fromkeys([*self._known, *serving.WAYS, *torch_ways.WAYS]))
         asked = _split(options.peers)
         self._asked = _chosen("--peers", asked, names, self._known) if asked else None
         loads = [*servers.LOADS, *torch_server.LOADS]
@@ -199,13 +193,9 @@ class _Run:
             self._say(f"{'; '.join(absent)}. asyncio's own loop is measured instead.")
             self._loops = ["asyncio"]
         with contextlib.ExitStack() as ended:
-            wheel = self._options.older
-            older = ended.enter_context(unpacked(wheel)) if wheel else None
             self._bar = ended.enter_context(_bar(self._console))
             self._task = self._bar.add_task("starting", total=None)
-            runner = Runner(
-                self._all_loops(), self._tried(), say=self._say, advance=self._advance, older=older
-            )
+            runner = Runner(self._all_loops(), self._tried(), say=self._say, advance=self._advance)
             ended.callback(runner.close)
             found, path = self._measure(runner)
         self._console.print(tables.tables(found))
@@ -227,7 +217,7 @@ class _Run:
         return list(dict.fromkeys([*self._loops, *more]))
 
     def _peers_of(self, measure: str) -> list[str]:
-        return plan.peers_of(measure, self._asked, self._known, bool(self._options.older))
+        return plan.peers_of(measure, self._asked, self._known)
 
     def _tried(self) -> list[str]:
         """The peers that any measure needs. Those of the servers are tried out where they wait."""
@@ -253,17 +243,11 @@ class _Run:
 
     def _measure(self, runner: Runner) -> tuple[Row, Path]:
         options = self._options
-        if options.older:
-            self._say(
-                f"the older library is version {runner.older_version} of {options.older.name}"
-            )
         self._say(f"trying out {len(runner.peers)} peers on {', '.join(runner.loops)}")
         runner.try_out()
         by_date = f"aiostream-bench-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
         path = options.json or Path(by_date)
         asked = {"measures": self._measures, "loops": self._loops, "quick": options.quick}
-        if options.older:
-            asked["older"] = options.older.name
         earlier = results.read(path) if options.append and path.exists() else None
         found = results.describe(runner, asked, earlier)
         for measure, ways in (("server", serving.WAYS), ("torch", torch_ways.WAYS)):

@@ -345,14 +345,9 @@ def _mixed(rows: _Rows) -> Iterator[Goal]:
     for streams in MIXED_STREAMS:
         if not rows.has(set="mixed", streams=streams):
             continue
-        ours, older, polling = (
-            rows.find("mixed", peer, streams=streams) for peer in (AUTO, "older event", "polling")
-        )
+        ours, polling = (rows.find("mixed", peer, streams=streams) for peer in (AUTO, "polling"))
         group, p99 = f"mixed, {streams} streams", _tail(ours, _each(ours, "p99_us"), "p99_us")
         yield goal(group, "p99", p99, "<=", 1.0, "ms")
-        if older:
-            bound = 1.1 * older["p99_us"] / 1e3
-            yield goal(group, "p99, bound by older event", p99, "<=", bound, "ms")
         figure = _tail(ours, _each(ours, "p999_us"), "p999_us")
         yield goal(group, "p99.9", figure, "<=", 3.0, "ms")
         upper = _end(_windows(ours, polling, "per_second"), 1)
@@ -393,17 +388,12 @@ def _busy_server(rows: _Rows) -> Iterator[Goal]:
     if not rows.has(load=load):
         return
     rate, key = "requests per second", "per_second"
-    ours, older, polling, thread = (
-        rows.find("server", peer, load=load)
-        for peer in (AUTO, "older event", "polling", THREADS[1])
+    ours, polling, thread = (
+        rows.find("server", peer, load=load) for peer in (AUTO, "polling", THREADS[1])
     )
-    rivals = [row for row in (polling, older) if row]
-    best = max(rivals, key=lambda row: float(row[key]), default=None)
-    name = best["peer"] if best else "polling or older event"
-    lower = _end(_rounds(ours, best, key), 0)
-    yield goal(group, f"{rate} / {name}, the better, lower end", lower, ">=", 0.97)
+    lower = _end(_rounds(ours, polling, key), 0)
+    yield goal(group, f"{rate} / polling, lower end", lower, ">=", 0.97)
     yield goal(group, f"{rate} / {THREADS[1]}", _rounds(ours, thread, key), ">=", 3.5)
-    yield goal(group, "CPU per request / older event", _rounds(ours, older, "cpu_us"), "<=", 1.0)
     for peer in SERVED[1:]:
         figure = _rounds(rows.find("server", peer, load=load), ours, key)
         yield goal(group, f"{rate}, {peer} / synchronize_async", figure, ">=", 0.9)

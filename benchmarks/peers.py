@@ -27,7 +27,6 @@ AUTO, UNPREDICTED, HOSTFUNC = "aiostream auto", "aiostream unpredicted", "aiostr
 ENQUEUE = "enqueue_async"
 THREADS = ("to_thread", "to_thread bindings")  # the second stands in where there is no torch
 SLEEPING = "sleep 1 ms"
-OLDER = {"older auto": "auto", "older event": "event"}  # the version of --older, by `wait=`
 
 
 @dataclass
@@ -265,15 +264,13 @@ _BLOCKING_SYNC = "to_thread(cuEventSynchronize) of an event made with BLOCKING_S
 _TORCH = "to_thread(torch.cuda.ExternalStream(...).synchronize)"
 _CUPY = "cupy.cuda.ExternalStream(...).launch_host_func and call_soon_threadsafe"
 _NUMBA = "numba.cuda.external_stream(...).async_done()"
-_OLDER = 'the older version of --older, Stream(wait="{}"), in a process of its own'
 
 
 def all_peers() -> dict[str, Peer]:
-    """Every peer by its name, in the order of the tables, and the older library's last."""
+    """Every peer by its name, in the order of the tables."""
     ours = [_ours(f"aiostream {wait}", _STRATEGY.format(wait), wait) for wait in WaitStrategy]
     ours.insert(1, _ours(UNPREDICTED, _UNPREDICTED, WaitStrategy.AUTO))
     ours[1].predicted = False
-    older = [_ours(name, _OLDER.format(wait), wait) for name, wait in OLDER.items()]
     others = (
         Peer(ENQUEUE, _ENQUEUE, _enqueue_async, learns=True),
         Peer("blocking", _BLOCKING, _blocking, blocks=True),
@@ -286,7 +283,7 @@ def all_peers() -> dict[str, Peer]:
         Peer("ctypes", _CTYPES, prepare=_prepare_ctypes),
         Peer("numba", _NUMBA, prepare=_prepare_numba, runtime=True, loops=("uvloop", "asyncio")),
     )
-    return {peer.name: peer for peer in (*ours, *others, *older)}
+    return {peer.name: peer for peer in (*ours, *others)}
 
 
 def _ours(name: str, summary: str, wait: str) -> Peer:

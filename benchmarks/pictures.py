@@ -21,8 +21,6 @@ NAMES = {
     "enqueue_async": "aiostream, enqueue_async",
     "pool": "aiostream, StreamPool",
     "pool enqueue_async": "aiostream, StreamPool and enqueue_async",
-    "older auto": "aiostream, older version",
-    "older event": 'aiostream, older, wait="event"',
     "polling": "query() and sleep(0)",
     "sleep 1 ms": "query() and sleep(0.001)",
     "to_thread": "to_thread(synchronize), torch",

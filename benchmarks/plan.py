@@ -13,7 +13,7 @@ from benchmarks.lag import Lag
 from benchmarks.latency import Latency
 from benchmarks.measure import Measure
 from benchmarks.patterns import Patterns
-from benchmarks.peers import AUTO, ENQUEUE, HOSTFUNC, OLDER, SLEEPING, THREADS, UNPREDICTED
+from benchmarks.peers import AUTO, ENQUEUE, HOSTFUNC, SLEEPING, THREADS, UNPREDICTED
 from benchmarks.pending import Memory, Pending
 from benchmarks.server import LOADS, PEERS, USUAL, Server
 from benchmarks.serving import WAYS
@@ -86,32 +86,20 @@ def _with_rounds(job: Measure, rounds: int) -> Measure:
     return replace(job, rounds=rounds)
 
 
-def peers_of(
-    measure: str, chosen: Sequence[str] | None, known: Sequence[str], older: bool
-) -> list[str]:
+def peers_of(measure: str, chosen: Sequence[str] | None, known: Sequence[str]) -> list[str]:
     """The peers of a measure: those that were chosen, or its own.
 
     Args:
         measure: Its name.
         chosen: The peers that were asked for, or `None`.
         known: All of this version.
-        older: Whether there is an older library.
     """
     if measure == "torch":
         return [name for name in chosen or TORCH_WAYS if name in TORCH_WAYS]
-    of_older = [name for name in chosen or () if name in OLDER] or list(OLDER)
-    if not older or measure not in (*TAILS, *TABLES, "server") or measure in ("one-core", *ALONE):
-        of_older = []
     if measure == "server":
-        return [
-            *(name for name in chosen or PEERS if name in WAYS and name not in OLDER),
-            *of_older,
-        ]
+        return [name for name in chosen or PEERS if name in WAYS]
     own = TAIL_PEERS if measure in TAILS else known
-    return [*(name for name in chosen or own if name in known), *of_older]
-
-
-ALONE = ("memory", "import")  # they have no peers
+    return [name for name in chosen or own if name in known]
 
 
 # ------------------------------------------------------------------------------------------- goals

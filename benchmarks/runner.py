@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import aiostream
 from benchmarks import loops
 from benchmarks.child import Child
 from benchmarks.measure import Found, Measure, Row
-from benchmarks.peers import OLDER, all_peers
+from benchmarks.peers import all_peers
 
 START = 120.0  # seconds in which a worker must be ready
+NATIVE = "aiostream/_native."
 TRIAL = 20.0  # seconds in which a peer must have waited on a loop
 
 
@@ -25,11 +27,14 @@ def unpacked(wheel: Path) -> Iterator[str]:
 
     Raises:
         OSError: There is no such file.
-        ValueError: It is no wheel.
+        ValueError: It is no wheel of this library.
     """
     with tempfile.TemporaryDirectory(prefix="aiostream-older-") as folder:
         try:
             with zipfile.ZipFile(wheel) as archive:
+                # PyPI's aiostream is another library, and has no native part.
+                if not any(name.startswith(NATIVE) for name in archive.namelist()):
+                    raise ValueError(f"--older: {wheel} has no {NATIVE}*: it is no aiostream-cuda")
                 archive.extractall(folder)
         except zipfile.BadZipFile as error:
             raise ValueError(f"--older: {wheel} is no wheel: {error}") from error
@@ -37,14 +42,14 @@ def unpacked(wheel: Path) -> Iterator[str]:
 
 
 class Runner:
-    """The peers and their workers. It never touches the driver itself.
+    """The peers and their worker. It never touches the driver itself.
 
     Args:
         loop_names: The loops that are wanted.
         peer_names: The peers that are wanted; all of this version by default.
         say: Prints a line.
         advance: Is called with seconds that an estimate had for what is now done.
-        older: The folder of the older library.
+        older: The folder of an older library, which is measured in place of this one.
         core: Whether the worker is bound to one core.
         simulator: Whether it runs on the simulator; by default as the environment says.
     """
@@ -61,34 +66,37 @@ class Runner:
         simulator: bool | None = None,
     ) -> None:
         known = all_peers()
-        names = [name for name in known if name not in OLDER] if peer_names is None else peer_names
-        self.peers = {name: known[name] for name in names}
+        self.peers = {name: known[name] for name in (known if peer_names is None else peer_names)}
         self.loops = tuple(loop_names)
         self.not_run: list[Row] = []
-        self.older, self.advance = older, advance
-        self._say, self._core, self._wants_simulator = say, core, simulator
+        self.path, self.advance = older, advance
+        self.folder = older or str(Path(str(aiostream.__file__)).parents[1])
+        self._say, self._core, self.simulator = say, core, simulator
         self._out: set[tuple[str, str]] = set()
-        self.workers: list[Any] = []  # of this version, and of the older one
+        self.worker = self.new_worker()
         try:
-            self.workers.append(self.new_worker())
-            hello = self.workers[0].answer(START)
-            self.simulator, self.environment = hello["simulator"], hello["environment"]
-            if older is not None:
-                self.peers.update((name, known[name]) for name in OLDER)
-                self.workers.append(self._new_older(older))
-                self.older_version = str(self.workers[1].answer(START)["version"])
+            hello = self.worker.answer(START)
         except BaseException:
             self.close()
             raise
+        self.simulator, self.environment = hello["simulator"], hello["environment"]
+        self.library = str(hello["library"])
 
     def new_worker(self) -> Any:
-        """A process with this version of aiostream."""
-        settings = json.dumps({"core": self._core})
-        return Child("the worker", "worker", settings, simulator=self._wants_simulator)
+        """A process with the library that is measured."""
+        return self.child("the worker", "worker", {"core": self._core})
 
-    def _new_older(self, folder: str) -> Child:
-        settings = json.dumps({"folder": folder, "simulator": self.simulator})
-        return Child("the older library", "worker", settings, path=folder, simulator=self.simulator)
+    def child(self, name: str, module: str, settings: dict[str, Any]) -> Child:
+        """A process that imports the library, and ends if it finds another one.
+
+        Args:
+            name: What errors call it.
+            module: The module of this package that it runs.
+            settings: What it is asked for.
+        """
+        known = {**settings, "folder": self.folder, "simulator": self.simulator}
+        path, simulator = self.path, self.simulator
+        return Child(name, module, json.dumps(known), path=path, simulator=simulator)
 
     # ------------------------------------------------------------------------------ who takes part
 
@@ -103,7 +111,7 @@ class Runner:
                 self._drop_everywhere(peer.name, reason)
                 continue
             try:
-                self._ask(peer.name, {"do": "prepare", "peer": peer.name}, START)
+                self._ask({"do": "prepare", "peer": peer.name}, START)
             except RuntimeError as error:
                 self._drop_everywhere(peer.name, str(error))
                 continue
@@ -112,7 +120,7 @@ class Runner:
                     self.drop(peer.name, loop, f"it does not know {loop}")
                     continue
                 try:
-                    self._ask(peer.name, {"do": "try", "peer": peer.name, "loop": loop}, TRIAL)
+                    self._ask({"do": "try", "peer": peer.name, "loop": loop}, TRIAL)
                 except RuntimeError as error:
                     self.drop(peer.name, loop, str(error))
 
@@ -153,7 +161,7 @@ class Runner:
                 ]
                 for name in in_turn(names, number):
                     try:
-                        turn = self._ask(name, *self._request(job, loop, name, number))
+                        turn = self._ask(*self._request(job, loop, name, number))
                     except RuntimeError as error:
                         self.drop(name, loop, str(error))
                     else:
@@ -180,20 +188,18 @@ class Runner:
         turn = {"loop": loop, "peer": name, "number": number, "pool": pool}
         return {"do": "turn", **job.request(), **turn}, 60 + 10 * job.turn_seconds()
 
-    def _ask(self, name: str, request: dict[str, Any], limit: float) -> Any:
-        worker = self.workers[1 if name in OLDER else 0]
+    def _ask(self, request: dict[str, Any], limit: float) -> Any:
         try:
-            return worker.ask(request, limit)
+            return self.worker.ask(request, limit)
         finally:
-            if worker.ended and name not in OLDER:  # the other peers still have their turns
-                worker.close()
-                self.workers[0] = self.new_worker()
-                self.workers[0].answer(START)
+            if self.worker.ended:  # the other peers still have their turns
+                self.worker.close()
+                self.worker = self.new_worker()
+                self.worker.answer(START)
 
     def _close_pool(self, pool: str) -> None:
-        for worker in self.workers:
-            with contextlib.suppress(RuntimeError):  # its peers are left out where they failed
-                worker.ask({"do": "close", "pool": pool}, TRIAL)
+        with contextlib.suppress(RuntimeError):  # its peers are left out where they failed
+            self.worker.ask({"do": "close", "pool": pool}, TRIAL)
 
     @contextlib.contextmanager
     def on_one_core(self, names: Sequence[str], loop_names: Sequence[str]) -> Iterator[Runner]:
@@ -202,6 +208,7 @@ class Runner:
             *(loop_names, names),
             say=lambda line: None,
             advance=self.advance,
+            older=self.path,
             core=True,
             simulator=self.simulator,
         )
@@ -214,9 +221,8 @@ class Runner:
                 self.leave_out(f"{entry['peer']} on one core", entry["loop"], entry["reason"])
 
     def close(self) -> None:
-        """Ends the workers."""
-        for worker in self.workers:
-            worker.close()
+        """Ends the worker."""
+        self.worker.close()
 
 
 def in_turn(names: Sequence[str], number: int) -> Sequence[str]:

@@ -1,15 +1,14 @@
 """Requests per second, latency and CPU of a small ASGI server, by its way to wait for the GPU.
 
-Three processes take part, so that none shares the GIL with another: the server (`serving.py`), one
-for each version of the library, with each way to wait on a path of its own; the load generator
-(`load.py`); and this one, which sleeps meanwhile. The ways take turns, window by window.
+Three processes take part, so that none shares the GIL with another: the server (`serving.py`),
+with each way to wait on a path of its own; the load generator (`load.py`); and this one, which
+sleeps meanwhile. The ways take turns, window by window.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from benchmarks import load, serving, stats, work
 from benchmarks.child import NO_ANSWER, Child
 from benchmarks.measure import Found, Measure, Row, merged
-from benchmarks.peers import OLDER
 
 if TYPE_CHECKING:
     from benchmarks.runner import Runner
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 STREAMS = 128  # of each way to wait: no load has more connections
 START, STOP = 120.0, 30.0  # seconds in which a server must listen, and must have ended
 SLOW = 15.0  # seconds that a window may take beyond its own length
-PEERS = tuple(name for name in serving.WAYS if name not in ("aiostream event", *OLDER))
+PEERS = tuple(name for name in serving.WAYS if name != "aiostream event")
 PING = "/ping alone"  # without a GPU: the limit of uvicorn and the load generator
 
 
@@ -206,15 +204,16 @@ def _of_window(window: Found) -> Row:
 
 
 class _Machinery:
-    """The servers and the load generator of one setting. A way that fails is left out."""
+    """The server and the load generator of one setting. A way that fails is left out."""
 
     def __init__(self, job: Server, loop: str, runner: Runner) -> None:
         self._job, self._loop, self._runner = job, loop, runner
         self._peers = list(job.peers)
-        self._servers: dict[bool, Child] = {}  # by whether its aiostream is the older one
-        self._ports: dict[bool, int] = {}
+        self._port = 0  # until the server listens
         self._client: Child | None = None
         self.description = ""
+        settings = {"ways": self._peers, "streams": job.streams, "loop": loop}
+        self._server = runner.child("the server", job.module, settings)
 
     def __enter__(self) -> _Machinery:
         try:
@@ -225,42 +224,22 @@ class _Machinery:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for older, server in self._servers.items():
-            if older in self._ports:
-                self._end(server)
-            server.close()
+        if self._port:
+            self._end()
+        self._server.close()
         if self._client is not None:
             self._client.close()
 
     def _start(self) -> None:
-        for older in dict.fromkeys(peer in OLDER for peer in self._peers):
-            self._servers[older] = self._new_server(older)
         self._new_client()
-        for older, server in self._servers.items():
-            try:
-                found = server.answer(START)
-            except RuntimeError as error:
-                for peer in [peer for peer in self._peers if (peer in OLDER) == older]:
-                    self._drop(peer, str(error))
-            else:
-                self._ports[older] = found["port"]
-                self.description = self.description or found["server"]
-
-    def _new_server(self, older: bool) -> Child:
-        if older and self._runner.older is None:
-            raise RuntimeError("there is no older library: --older names its wheel")
-        folder = self._runner.older if older else None
-        settings = {
-            "ways": [peer for peer in self._peers if (peer in OLDER) == older],
-            "streams": self._job.streams,
-            "loop": self._loop,
-            "folder": folder,
-            "simulator": self._runner.simulator,
-        }
-        simulator = self._runner.simulator
-        return Child(
-            "the server", self._job.module, json.dumps(settings), path=folder, simulator=simulator
-        )
+        try:
+            found = self._server.answer(START)
+        except RuntimeError as error:
+            for peer in list(self._peers):
+                self._drop(peer, str(error))
+        else:
+            self._port, self.description = found["port"], found["server"]
+            self._runner.library = found["library"]
 
     def _new_client(self) -> None:
         if self._client is not None:
@@ -268,10 +247,10 @@ class _Machinery:
         self._client = Child("the load generator", "load", self._loop)
         self._client.answer(START)
 
-    def _end(self, server: Child) -> None:
-        """Ends a server, and says so if it has not ended well."""
+    def _end(self) -> None:
+        """Ends the server, and says so if it has not ended well."""
         try:
-            ended = server.ask({"do": "end"}, STOP)
+            ended = self._server.ask({"do": "end"}, STOP)
             if not ended["balanced"]:
                 self._runner.leave_out("a server's balanced ledger", self._loop, ended["ledger"])
         except RuntimeError as error:
@@ -288,12 +267,13 @@ class _Machinery:
     # ------------------------------------------------------------------------------------ the load
 
     def ping(self, request: dict[str, Any]) -> Iterator[Found]:
-        """A window of a path that does nothing, on the first server; none if that fails."""
-        for older in list(self._ports)[:1]:
-            try:
-                yield self._ask(older, request)
-            except RuntimeError as error:
-                self._runner.leave_out(PING, self._loop, str(error))
+        """A window of a path that does nothing; none if that fails."""
+        if not self._port:
+            return
+        try:
+            yield self._ask(request)
+        except RuntimeError as error:
+            self._runner.leave_out(PING, self._loop, str(error))
 
     def take_turns(self, number: int, request: dict[str, Any]) -> Iterator[tuple[str, Found]]:
         """A window for each way to wait, in each round beginning with another."""
@@ -301,22 +281,21 @@ class _Machinery:
         for peer in (*self._peers[start:], *self._peers[:start]):
             try:
                 path = {"path": serving.path_of(peer)}
-                yield peer, self._ask(peer in OLDER, {**request, **path})
+                yield peer, self._ask({**request, **path})
             except RuntimeError as error:
                 self._drop(peer, str(error))
             self._runner.advance(self._job.turn_seconds())
 
-    def _ask(self, older: bool, request: dict[str, Any]) -> Found:
+    def _ask(self, request: dict[str, Any]) -> Found:
         assert self._client is not None
-        server = self._servers[older]
-        if server.ended:
+        if self._server.ended:
             raise RuntimeError("the server's process has ended")
         try:
-            port, limit = {"port": self._ports[older]}, request["limit"] + SLOW
+            port, limit = {"port": self._port}, request["limit"] + SLOW
             return dict(self._client.ask({**request, **port}, limit))
         except RuntimeError as error:
             if any(words in str(error) for words in (load.TOO_LONG, NO_ANSWER)):
-                server.kill()  # it does not answer, nor would it in the next turns
+                self._server.kill()  # it does not answer, nor would it in the next turns
             if self._client.ended:
                 with contextlib.suppress(RuntimeError):
                     self._new_client()

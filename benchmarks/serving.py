@@ -176,8 +176,6 @@ WAYS: dict[str, tuple[str, Callable[[Kit], Wait]]] = {
     "sleep 1 ms": ("cuStreamQuery and sleep(0.001)", _polling(0.001)),
     "to_thread bindings": ("to_thread(cuStreamSynchronize)", _to_thread),
     "blocking": ("cuStreamSynchronize in the loop's thread", _blocking),
-    "older auto": ('the older Stream(wait="auto")', _ours("auto")),
-    "older event": ('the older Stream(wait="event")', _ours("event")),
 }
 
 ONLY = ("pool", "pool enqueue_async")  # no peers of other measures
@@ -303,7 +301,7 @@ async def _serve(
     gc.collect()
     gc.freeze()  # what lives by now; what the requests leave is collected as in any server
     async with _served(application, parser, listener):
-        where = {"port": listener.getsockname()[1], "version": library.__version__}
+        where = {"port": listener.getsockname()[1], "library": worker.imported(library)}
         what = f"uvicorn {uvicorn.__version__}, {parser}, {settings['loop']}{site.libraries}"
         say({"found": {**where, "server": what}})
         await enough.wait()

@@ -1,8 +1,7 @@
 """The process in which the peers wait, so that nothing of the report disturbs them.
 
-There is one with this version of aiostream, and one with that of `--older`, whose unpacked wheel
-comes first on its path. Of aiostream it uses the public interface only, as far as all versions have
-it.
+Of aiostream it uses the public interface only, as far as all versions have it, because `compare`
+runs it with an older one too.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import sys
@@ -121,20 +121,26 @@ def library(settings: dict[str, Any]) -> Any:
     """The aiostream of this process.
 
     Args:
-        settings: `folder`: where it must lie, if anywhere; `simulator`: whether to install the
-            simulator.
+        settings: `folder`: where it must lie; `simulator`: whether to install the simulator.
 
     Raises:
         RuntimeError: Another one was imported.
     """
-    path = Path(str(aiostream.__file__)).resolve()
-    if settings.get("folder") and Path(settings["folder"]).resolve() not in path.parents:
-        raise RuntimeError(f"{path} was imported, and not the aiostream in {settings['folder']}")
+    package = Path(settings["folder"]).resolve() / "aiostream"
+    for module in (aiostream, importlib.import_module("aiostream._native")):
+        path = Path(str(module.__file__)).resolve()
+        if path.parent != package:
+            raise RuntimeError(f"{path} was imported, and not the aiostream in {package.parent}")
     if settings.get("simulator"):
         from aiostream import simulator
 
         simulator.install()
     return aiostream
+
+
+def imported(library: Any) -> str:
+    """The version of a library, and the file that was imported."""
+    return f"{library.__version__} from {library.__file__}"
 
 
 def main() -> None:
@@ -149,9 +155,8 @@ def main() -> None:
         from aiostream import simulator
         from benchmarks import results
 
-        hello = {"version": aiostream.__version__, "simulator": simulator.installed()}
-        hello["environment"] = {} if settings.get("folder") else results.environment()
-        return hello, worker.answer
+        hello = {"library": imported(aiostream), "simulator": simulator.installed()}
+        return {**hello, "environment": results.environment()}, worker.answer
 
     with contextlib.ExitStack() as ended:
         child.serve(begin)

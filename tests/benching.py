@@ -18,9 +18,8 @@ from benchmarks.child import reason
 from benchmarks.runner import Runner
 from benchmarks.worker import Worker
 
-__all__ = ["OLDER", "ROOT", "LocalRunner", "command", "pack_wheel", "running"]
+__all__ = ["ROOT", "LocalRunner", "command", "pack_wheel", "running"]
 
-OLDER = {"older auto", "older event"}
 ROOT = Path(__file__).parents[1]
 
 
@@ -51,7 +50,7 @@ class Local:
         self.worker = Worker(aiostream)
 
     def answer(self, limit: float) -> Any:
-        hello = {"version": aiostream.__version__, "environment": {}}
+        hello = {"library": aiostream.__version__, "environment": {}}
         return {**hello, "simulator": simulator.installed()}
 
     def ask(self, request: dict[str, Any], limit: float) -> Any:

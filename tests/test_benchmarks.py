@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aiostream
-from benching import OLDER, ROOT, command, pack_wheel
+from benching import ROOT, command
 from benchmarks import __main__ as program
 from benchmarks import command as benchmark
 from benchmarks import peers, plan, work
@@ -149,8 +149,11 @@ def test_time_that_is_up_is_said_and_what_was_not_measured_is_named(
         ["--patterns", "alternating,sawtooth"],
         ["--loads", "closed,half-open"],
         ["--rounds", "0"],
-        ["--older", "/nonexistent.whl"],
-        ["--older", __file__],
+        ["compare", "--older", "/nonexistent.whl"],
+        ["compare", "--older", __file__],
+        ["compare", "--older", __file__, "--minutes", "1"],
+        ["compare", "--older", __file__, "speed"],
+        ["compare"],
     ],
 )
 def test_what_cannot_be_is_refused(driver_kind: str, arguments: list[str]) -> None:
@@ -160,7 +163,7 @@ def test_what_cannot_be_is_refused(driver_kind: str, arguments: list[str]) -> No
 
 
 def test_the_list_needs_no_driver() -> None:
-    lines = "from benchmarks import command; command.main(['--list', '--older', 'any.whl'])"
+    lines = "from benchmarks import command; command.main(['--list'])"
     lines = f"import sys; {lines}; assert 'cuda.bindings.driver' not in sys.modules"
     done = subprocess.run(
         [sys.executable, "-c", lines], capture_output=True, text=True, check=False, cwd=ROOT
@@ -169,9 +172,7 @@ def test_the_list_needs_no_driver() -> None:
     for measure in (*plan.MEASURES, *plan.ON_REQUEST):
         assert f"\n{measure:12}about " in done.stdout
     assert "\nsleep 1 ms  " in done.stdout
-    assert {line[:24].strip() for line in done.stdout.splitlines()} >= set(
-        peers.all_peers()
-    ) - OLDER
+    assert {line[:24].strip() for line in done.stdout.splitlines()} >= set(peers.all_peers())
 
 
 def test_what_is_not_installed_is_named(
@@ -210,20 +211,13 @@ def test_without_uvloop_asyncio_is_measured(
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack_wheel(tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture(scope="module")
 def tail_run(
-    driver_kind: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory
+    driver_kind: str, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, dict[str, Any]]:
     path = tmp_path_factory.mktemp("tails") / "results.json"
     arguments = (
         "--quick",
         *plan.TAILS,
-        "--older",
-        str(wheel),
         "--json",
         str(path),
     )
@@ -238,10 +232,7 @@ def test_each_measure_of_late_ends_has_rows_of_its_peers(
     tail_run: tuple[str, dict[str, Any]], measure: str
 ) -> None:
     rows = [row for row in tail_run[1]["rows"] if row["set"] == measure]
-    assert {row["peer"] for row in rows} == {
-        *plan.TAIL_PEERS,
-        *(OLDER if measure != "one-core" else ()),
-    }
+    assert {row["peer"] for row in rows} == set(plan.TAIL_PEERS)
     of_patterns = [row for row in rows if row["measure"] == "patterns"]
     if measure in ("patterns", "one-core"):
         assert {row["pattern"] for row in of_patterns} == work.patterns(0, 1).keys()
@@ -272,7 +263,6 @@ def test_each_measure_of_late_ends_has_rows_of_its_peers(
 @pytest.mark.slow
 def test_late_ends_are_printed_and_judged(tail_run: tuple[str, dict[str, Any]]) -> None:
     out, results = tail_run
-    assert results["runs"][0]["older"].endswith(".whl")
     for words in (
         "Lateness in us by pattern of work",
         "8 streams",

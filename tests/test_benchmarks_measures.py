@@ -1,17 +1,15 @@
-"""What the benchmark measures: on every loop, with workers that fail, and with an older library."""
+"""What the benchmark measures: on every loop, and with workers that fail."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-import zipfile
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benching import OLDER, LocalRunner, pack_wheel, running
+from benching import LocalRunner, running
 from benchmarks import child, loops, plan, runner, work
 from benchmarks.idle import Idle
 from benchmarks.imports import ImportTime
@@ -163,7 +161,9 @@ def test_a_worker_that_dies_costs_one_peer(driver_kind: str) -> None:
     names = ("polling", "blocking")
     job = Latency(("asyncio",), names, length=5_000, samples=4, rounds=2, warm=1)
     with running(new_runner(driver_kind, "asyncio", names)) as bench_runner:
-        bench_runner.workers[0].kill()
+        with pytest.raises(RuntimeError, match="KeyError: 'dance'"):
+            bench_runner.worker.ask({"do": "dance"}, 10)
+        bench_runner.worker.kill()
         rows = job.run(bench_runner)
     assert {row["peer"]: row["samples"] for row in rows} == {"blocking": 4}
     (entry,) = bench_runner.not_run
@@ -191,59 +191,6 @@ def test_a_child_that_does_not_answer_is_killed() -> None:
         assert silent.ended
     finally:
         silent.close()
-
-
-# -------------------------------------------------------------------------------- an older library
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack_wheel(tmp_path_factory.mktemp("wheel"))
-
-
-def test_an_older_library_that_cannot_be_used_is_named(driver_kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "broken.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("aiostream/__init__.py", "raise ImportError('of another Python')")
-    with (
-        runner.unpacked(path) as folder,
-        pytest.raises(RuntimeError, match="the older library's process has ended, exit code 1"),
-    ):
-        new_runner(driver_kind, "asyncio", ("polling",), older=folder)
-
-
-def test_an_older_library_that_fails_is_left_out(driver_kind: str, wheel: Path) -> None:
-    said: list[str] = []
-    with runner.unpacked(wheel) as folder:
-        older = runner.Runner(
-            ["asyncio"],
-            ["polling"],
-            simulator=driver_kind == "simulator",
-            say=said.append,
-            older=folder,
-        )
-        with running(older) as bench_runner:
-            assert said == []
-            with pytest.raises(RuntimeError, match="KeyError: 'dance'"):
-                bench_runner.workers[1].ask({"do": "dance"}, 10)
-            bench_runner.workers[1].kill()
-            names = ("polling", *sorted(OLDER))
-            job = Patterns(("asyncio",), names, words=("steady",), waits=2, rounds=2)
-            rows = job.run(bench_runner)
-    assert {row["peer"] for row in rows} == {"polling"}
-    assert {entry["peer"] for entry in bench_runner.not_run} == OLDER
-    assert "process has ended, exit code -9" in said[0]
-
-
-def test_an_older_library_takes_part_in_the_tables(driver_kind: str, wheel: Path) -> None:
-    names = ("aiostream auto", "older event")
-    with runner.unpacked(wheel) as folder:
-        new = new_runner(driver_kind, "asyncio", names[:1], older=folder)
-        with running(new) as bench_runner:
-            job = Latency(("asyncio",), names, length=20_000, samples=2, rounds=1)
-            rows = job.run(bench_runner)
-            assert bench_runner.older_version
-    assert [row["peer"] for row in rows] == list(names)
 
 
 # ------------------------------------------------------------------------------------------- turns
@@ -323,5 +270,5 @@ def test_patterns_are_as_they_are_named_and_enough_for_a_percentile() -> None:
     (fewer,) = plan.jobs("patterns", ("uvloop",), plan.TAIL_PEERS, cut)
     assert fewer.seconds() < job.seconds() / 10
     for measure in plan.TAILS:
-        jobs = plan.jobs(measure, ("uvloop",), (*plan.TAIL_PEERS, *OLDER), plan.Cut())
+        jobs = plan.jobs(measure, ("uvloop",), plan.TAIL_PEERS, plan.Cut())
         assert sum(one.seconds() for one in jobs) < 300

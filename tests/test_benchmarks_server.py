@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from benching import OLDER, command, pack_wheel
+from benching import command, pack_wheel
 from benchmarks import command as benchmark
 from benchmarks import goals, load, pictures, plan, runner, server, serving
 from benchmarks import results as files
 
 MS = 1_000_000  # ns
-KNOWN = ("aiostream auto", "polling")
+KNOWN = ("polling", "aiostream auto")
 
 # ------------------------------------------------------------------------------------------- a run
 
@@ -29,11 +29,8 @@ KNOWN = ("aiostream auto", "polling")
 def server_run(
     driver_kind: str, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, dict[str, Any], Path]:
-    folder = tmp_path_factory.mktemp("server")
-    path = folder / "results.json"
-    wheel = str(pack_wheel(folder))
-    arguments = ("--quick", "server", "--older", wheel, "--json", str(path))
-    done = command(driver_kind, *arguments)
+    path = tmp_path_factory.mktemp("server") / "results.json"
+    done = command(driver_kind, "--quick", "server", "--json", str(path))
     assert done.returncode == 0, done.stderr
     return done.stdout, files.read(path), path
 
@@ -47,7 +44,7 @@ def test_each_load_has_rows_of_every_peer(
     assert results["not_run"] == []
     rows = [row for row in results["rows"] if row["load"] == name]
     pinged = {server.PING} if name.startswith("closed") else set()
-    assert {row["peer"] for row in rows} == {*server.PEERS, *OLDER, *pinged}
+    assert {row["peer"] for row in rows} == {*server.PEERS, *pinged}
     for row in rows:
         shortest = row["length_ns"] / 1e3 if row["peer"] != server.PING else 0
         assert shortest < row["p50_us"] <= row["p99_us"] <= row["max_us"] < 10e6
@@ -72,7 +69,7 @@ def test_a_server_is_printed_and_judged(server_run: tuple[str, dict[str, Any], P
         assert words in out
     for load_name in ("closed 128 x 5 ms", "open 2000/s x log-normal"):
         assert re.search(f"^{load_name} *$", out, re.MULTILINE)
-    assert len(results["goals"]) == 6 + 8
+    assert len(results["goals"]) == 5 + 8
     # On a busy machine a window of --quick may serve too little to tell the CPU of a request.
     some_unknown = any(row["cpu_us"] is None for row in results["rows"])
     for goal in results["goals"]:
@@ -259,13 +256,11 @@ def test_an_answer_may_come_in_pieces() -> None:
 # ---------------------------------------------------------------------------------------- failures
 
 
-def measured(
-    driver_kind: str, folder: Path, lines: str, peers: tuple[str, ...] = (*KNOWN, "older event")
-) -> tuple[list[Any], dict[str, str]]:
-    """The rows of two rounds beside an older library with more lines; why some were not run."""
+def measured(driver_kind: str, folder: Path, lines: str) -> tuple[list[Any], dict[str, str]]:
+    """The rows of two rounds of a library with more lines; why some were not run."""
     job = server.Server(
         ("asyncio",),
-        peers,
+        KNOWN,
         load=server.Load(4, length=MS),
         rounds=2,
         window=0.05,
@@ -285,6 +280,7 @@ def new_runner(driver_kind: str, loop: str, **options: Any) -> runner.Runner:
     return runner.Runner([loop], [], simulator=simulator, say=lambda line: None, **options)
 
 
+OURS = "aiostream auto as a server"
 BROKEN = """
 async def broken(self):
     {line}
@@ -300,19 +296,18 @@ def test_a_peer_that_answers_500_is_left_out_with_its_reason(
     rows, not_run = measured(
         driver_kind, tmp_path, BROKEN.format(line="raise ValueError('no more')")
     )
-    assert {row["peer"] for row in rows} == {server.PING, *KNOWN}
-    assert all(len(row["windows"]) == 2 for row in rows if row["peer"] != server.PING)
-    assert not_run.keys() == {"older event as a server"}
-    assert "500 Internal Server Error: ValueError: no more" in not_run["older event as a server"]
+    assert {row["peer"]: len(row["windows"]) for row in rows} == {server.PING: 1, "polling": 2}
+    assert not_run.keys() == {OURS}
+    assert "500 Internal Server Error: ValueError: no more" in not_run[OURS]
 
 
 @pytest.mark.slow
 def test_peers_whose_server_has_died_are_left_out(driver_kind: str, tmp_path: Path) -> None:
     lines = BROKEN.format(line="__import__('os')._exit(3)")
-    rows, not_run = measured(driver_kind, tmp_path, lines, (*KNOWN, "older auto", "older event"))
-    assert {row["peer"] for row in rows} == {server.PING, *KNOWN}
-    assert "the connection broke" in not_run["older auto as a server"]
-    assert not_run["older event as a server"]
+    rows, not_run = measured(driver_kind, tmp_path, lines)
+    assert {row["peer"] for row in rows} == {server.PING}
+    assert "the connection broke" in not_run[OURS]
+    assert not_run["polling as a server"]
     assert "exit code 3" in not_run["a server's orderly end"]
 
 
@@ -324,8 +319,8 @@ def test_a_server_that_hangs_is_ended(
     rows, not_run = measured(
         driver_kind, tmp_path, BROKEN.format(line="__import__('time').sleep(600)")
     )
-    assert {row["peer"] for row in rows} == {server.PING, *KNOWN}
-    assert load.TOO_LONG in not_run["older event as a server"]
+    assert {row["peer"] for row in rows} == {server.PING}
+    assert load.TOO_LONG in not_run[OURS]
     assert "exit code -9" in not_run["a server's orderly end"]
 
 
@@ -333,10 +328,10 @@ def test_a_server_that_hangs_is_ended(
 def test_a_library_that_cannot_serve_is_left_out(driver_kind: str, tmp_path: Path) -> None:
     lines = "if 'benchmarks.serving' in __import__('sys').orig_argv: raise OSError('no')"
     rows, not_run = measured(driver_kind, tmp_path, lines)
-    assert {row["peer"] for row in rows} == {server.PING, *KNOWN}
-    assert not_run.keys() == {"older event as a server"}
+    assert rows == []
+    assert not_run.keys() == {OURS, "polling as a server"}
     # It may end before it can say why.
-    assert re.search("OSError: no|exit code 1", not_run["older event as a server"])
+    assert re.search("OSError: no|exit code 1", not_run[OURS])
 
 
 def test_without_uvicorn_the_measure_is_named_and_the_rest_runs(
@@ -379,7 +374,7 @@ def test_there_is_no_server_on_trio(driver_kind: str) -> None:
 
 
 def test_the_loads_can_be_chosen_and_take_minutes() -> None:
-    peers = (*server.PEERS, *sorted(OLDER))
+    peers = server.PEERS
     assert set(peers) <= serving.WAYS.keys()
     jobs = plan.jobs("server", ("uvloop",), peers, plan.Cut())
     assert sum(job.seconds() for job in jobs) < 380
@@ -398,7 +393,9 @@ def canned() -> list[dict[str, Any]]:
     def row(peer: str, of: server.Load, rate: float, cpu: float, beyond: float) -> dict[str, Any]:
         figures = {"cpu_us": cpu, "beyond_p99_us": beyond}
         each = [{"round": k, "per_second": rate * (1 + k / 10), **figures} for k in range(10)]
-        if peer == "older event":  # one window by chance twice as fast, and one that was not taken
+        if (
+            peer == "polling" and of is server.BUSY
+        ):  # one window by chance twice as fast, and one that was not taken
             each[3]["per_second"] *= 2
             del each[7]
         known = {
@@ -426,7 +423,6 @@ def canned() -> list[dict[str, Any]]:
         row("enqueue_async", busy, 19_000, 50, 0),
         row("pool", busy, 10_000, 50, 0),
         row("polling", busy, 18_000, 55, 0),
-        row("older event", busy, 20_100, 48, 0),
         row("to_thread bindings", busy, 5_000, 90, 0),
         row("aiostream auto", late, 2_000, 300, 1_000),
         row("enqueue_async", late, 2_000, 200, 2_000),
@@ -434,23 +430,22 @@ def canned() -> list[dict[str, Any]]:
     ]
 
 
-def test_the_server_is_judged_against_the_better_rival() -> None:
+def test_the_server_is_judged_against_its_rivals() -> None:
     judged = {
         (goal["group"], goal["what"]): goal
         for goal in goals.judge(json.loads(json.dumps(canned())))
     }
-    assert len(judged) == 6 + 8  # none of the other goals, because nothing was measured for them
+    assert len(judged) == 5 + 8  # none of the other goals, because nothing was measured for them
     busy, late = f"server, {server.BUSY.name}", f"server, {server.OPEN.name}"
-    rate = judged[busy, "requests per second / older event, the better, lower end"]
+    rate = judged[busy, "requests per second / polling, lower end"]
     assert (rate["verdict"], rate["samples"]) == ("met", 9)
     # Rounds drift by 90 %, but within a round the ratio is always the same.
     assert (
-        rate["measured"] == rate["low"] == rate["high"] == pytest.approx(20_000 / 20_100, abs=1e-4)
+        rate["measured"] == rate["low"] == rate["high"] == pytest.approx(20_000 / 18_000, abs=1e-4)
     )
     assert judged[busy, "requests per second / to_thread bindings"]["measured"] == pytest.approx(
         4.0
     )
-    assert judged[busy, "CPU per request / older event"]["verdict"] == "missed"
     assert (
         judged[busy, "requests per second, enqueue_async / synchronize_async"]["verdict"] == "met"
     )

@@ -60,6 +60,7 @@ BENCHMARK_LEVELS = {
     "tables": 10,
     "pictures": 10,
     "command": 11,
+    "compare": 11,
     "__init__": 12,
     "__main__": 12,
 }
