@@ -33,7 +33,6 @@ BENCHMARK_LEVELS = {
     "child": 0,
     "lanes": 0,
     "load": 1,
-    "devices": 2,
     "loops": 0,
     "stats": 0,
     "work": 0,
