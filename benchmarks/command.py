@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         "--figure",
         type=Path,
         metavar="FILE",
-        help="draw what there is, as PNG and SVG, with the file's name before each one's own",
+        help="draw what there is, as SVG, with the file's name before each one's own",
     )
     add(
         "--show",
@@ -254,11 +254,7 @@ class _Run:
             if measure in self._measures:
                 summaries = {name: ways[name][0] for name in self._peers_of(measure)}
                 found["peers"] = {**summaries, **found["peers"]}
-        # The goals measure memory too.
-        measures = [
-            each for each in self._measures if each != "memory" or "goals" not in self._measures
-        ]
-        work_list = [(each, job) for each in measures for job in self._jobs(each, runner)]
+        work_list = [(each, job) for each in self._measures for job in self._jobs(each, runner)]
         if earlier is not None:
             now = {f"{measure}: {job.title}" for measure, job in work_list}
             runner.not_run[:0] = [entry for entry in earlier["not_run"] if entry["peer"] not in now]

@@ -6,7 +6,7 @@ import random
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from benchmarks import lanes, stats, work
+from benchmarks import stats, work
 from benchmarks.measure import Found, Measure, Row, Samples, Turn, merged, pause
 from benchmarks.work import MS, duration
 
@@ -21,7 +21,6 @@ class Latency(Measure):
             nothing is known.
         samples: How many for each peer.
         warm: How many untimed waits before the first round; the later ones have two.
-        busy: Whether another Python thread computes.
     """
 
     length: int
@@ -29,7 +28,6 @@ class Latency(Measure):
     samples: int = 100
     rounds: int = 5
     warm: int = 12
-    busy: bool = False
 
     name = "latency"
     QUICK: ClassVar[dict[str, Any]] = {"samples": 6, "rounds": 2, "warm": 1}
@@ -38,7 +36,7 @@ class Latency(Measure):
     def title(self) -> str:
         steady = f"{duration(self.length)} {self.load}"
         what = "unpredictable lengths" if self.load == "unpredictable" else steady
-        return f"latency, {what}{', Python busy' if self.busy else ''}"
+        return f"latency, {what}"
 
     @property
     def long(self) -> bool:
@@ -46,7 +44,7 @@ class Latency(Measure):
 
     def turn_seconds(self) -> float:
         waits = self.samples + (0 if self.load == "fresh" else self.warm + 2 * self.rounds)
-        each = work.mean_length(self.load, self.length) / 1e9 + (0.012 if self.busy else 0.0005)
+        each = work.mean_length(self.load, self.length) / 1e9 + 0.0005
         return waits * each / self.rounds + 0.03
 
     async def turn(self, turn: Turn) -> Found:
@@ -55,21 +53,20 @@ class Latency(Measure):
         lengths = every[turn.number * share : (turn.number + 1) * share]
         lane, samples, generator = turn.lanes[0], Samples(), random.Random(len(lengths))
         wait = turn.waiter(lane)
-        with lanes.computing(self.busy):
-            # Unpredictable work warms up on lengths of its own kind: the reversed ones are such,
-            # and are not those that come next.
-            warm = 0 if fresh or not lengths else 2 if turn.number else self.warm
-            for number in range(warm):
-                lane.spin(lengths[-1 - number % len(lengths)])
-                await wait()
-            for length in lengths:
-                if fresh:  # made and closed while nothing is in flight
-                    lane = turn.new_lane()
-                    wait = turn.waiter(lane)
-                await pause(turn.adapter, generator)
-                await samples.take(lane, wait, length)
-                if fresh:
-                    lane.close()
+        # Unpredictable work warms up on lengths of its own kind: the reversed ones are such,
+        # and are not those that come next.
+        warm = 0 if fresh or not lengths else 2 if turn.number else self.warm
+        for number in range(warm):
+            lane.spin(lengths[-1 - number % len(lengths)])
+            await wait()
+        for length in lengths:
+            if fresh:  # made and closed while nothing is in flight
+                lane = turn.new_lane()
+                wait = turn.waiter(lane)
+            await pause(turn.adapter, generator)
+            await samples.take(lane, wait, length)
+            if fresh:
+                lane.close()
         return asdict(samples)
 
     def row(self, turns: list[Found]) -> Row:
@@ -79,7 +76,6 @@ class Latency(Measure):
         return {
             "load": self.load,
             "length_ns": self.length,
-            "python_busy": self.busy,
             "samples": len(latency),
             "median_us": round(stats.median(latency) / 1e3, 2),
             "low_us": round(low / 1e3, 2),

@@ -7,21 +7,19 @@ silently.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
-import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from aiostream import Stream, WaitStrategy
 from benchmarks import lanes
-from benchmarks.lanes import Lane, call, check
-from benchmarks.loops import LOOPS, LoopAdapter
+from benchmarks.lanes import Lane, check
+from benchmarks.loops import LoopAdapter
 
 Wait = Callable[[], Awaitable[Any]]
 Waiter = Callable[[LoopAdapter, Lane], Wait]
-NO_CONTEXT, NOT_READY = 201, 600
+NOT_READY = 600
 
 AUTO, UNPREDICTED, HOSTFUNC = "aiostream auto", "aiostream unpredicted", "aiostream hostfunc"
 ENQUEUE = "enqueue_async"
@@ -44,7 +42,6 @@ class Peer:
         learns: Whether a stream learns from its waits. Then this peer alone uses its streams.
         runtime: Whether it needs libcudart, which the simulator is not.
         blocks: Whether the loop is blocked meanwhile.
-        loops: Where it can wait.
     """
 
     name: str
@@ -56,7 +53,6 @@ class Peer:
     learns: bool = False
     runtime: bool = False
     blocks: bool = False
-    loops: tuple[str, ...] = LOOPS
 
     @property
     def kind(self) -> str:
@@ -149,67 +145,6 @@ def _in_thread(adapter: LoopAdapter, lane: Lane) -> Wait:
     return lambda: in_thread(synchronize)
 
 
-def _blocking_event(adapter: LoopAdapter, lane: Lane) -> Wait:
-    """The event is recorded in the loop, and waited for in a thread."""
-    event, in_thread = _OwnedEvent(), adapter.in_thread
-    record, stream = lanes.bindings().cuEventRecord, lane.cu_stream
-
-    async def wait() -> None:
-        (code,) = record(event.handle, stream)
-        check(code, "cuEventRecord")
-        await in_thread(event.synchronize)
-
-    return wait
-
-
-class _OwnedEvent:
-    def __init__(self) -> None:
-        driver = lanes.bindings()
-        flags = driver.CUevent_flags
-        self.handle = call(
-            "cuEventCreate",
-            flags.CU_EVENT_BLOCKING_SYNC.value | flags.CU_EVENT_DISABLE_TIMING.value,
-        )
-        self._context = call("cuCtxGetCurrent")
-        self._synchronize, self._destroy = driver.cuEventSynchronize, driver.cuEventDestroy
-
-    def synchronize(self) -> None:
-        """Blocks."""
-        (code,) = self._synchronize(self.handle)
-        if code == NO_CONTEXT:  # the first time in this thread
-            call("cuCtxSetCurrent", self._context)
-            (code,) = self._synchronize(self.handle)
-        check(code, "cuEventSynchronize")
-
-    def __del__(self) -> None:
-        self._destroy(self.handle)
-
-
-def _prepare_ctypes() -> Waiter:
-    """One C function for all waits, each known by a number."""
-    pointer = ctypes.c_void_p
-    launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc  # of the library that is loaded already
-    launch.argtypes = (pointer, pointer, pointer)
-    waiting: dict[int, Callable[[], Any]] = {}
-    numbers = itertools.count(1)
-    # The driver calls it on its own thread, with the GIL.
-    fired = ctypes.CFUNCTYPE(None, pointer)(lambda number: waiting.pop(number)())
-
-    def waiter(adapter: LoopAdapter, lane: Lane) -> Wait:
-        signal, stream = adapter.signal, lane.handle
-
-        async def wait() -> None:
-            done, wake = signal()
-            number = next(numbers)
-            waiting[number] = wake
-            check(launch(stream, fired, number), "cuLaunchHostFunc")
-            await done
-
-        return wait
-
-    return waiter
-
-
 # -- other libraries
 
 
@@ -250,20 +185,12 @@ def _wake(wake: Callable[[], Any]) -> None:
     wake()
 
 
-def _prepare_numba() -> Waiter:
-    cuda: Any = importlib.import_module("numba.cuda")
-    return lambda adapter, lane: cuda.external_stream(lane.handle).async_done
-
-
 _STRATEGY = 'Stream(wait="{}").synchronize_async()'
 _UNPREDICTED = 'wait="auto" with prediction switched off'
 _BLOCKING = "cuStreamSynchronize in the loop's thread: the floor, and the loop is blocked"
 _ENQUEUE = "enqueue_async of nothing, behind the work: the await of its future"
-_CTYPES = "a ctypes Python function, given raw to cuLaunchHostFunc, and call_soon_threadsafe"
-_BLOCKING_SYNC = "to_thread(cuEventSynchronize) of an event made with BLOCKING_SYNC"
 _TORCH = "to_thread(torch.cuda.ExternalStream(...).synchronize)"
 _CUPY = "cupy.cuda.ExternalStream(...).launch_host_func and call_soon_threadsafe"
-_NUMBA = "numba.cuda.external_stream(...).async_done()"
 
 
 def all_peers() -> dict[str, Peer]:
@@ -278,10 +205,7 @@ def all_peers() -> dict[str, Peer]:
         Peer(SLEEPING, "cuStreamQuery and sleep(0.001) in the loop, again and again", _sleeping),
         Peer(THREADS[0], _TORCH, prepare=_prepare_torch, runtime=True),
         Peer(THREADS[1], "to_thread(cuStreamSynchronize) through cuda-bindings", _in_thread),
-        Peer("blocking event", _BLOCKING_SYNC, _blocking_event),
         Peer("cupy", _CUPY, prepare=_prepare_cupy, runtime=True),
-        Peer("ctypes", _CTYPES, prepare=_prepare_ctypes),
-        Peer("numba", _NUMBA, prepare=_prepare_numba, runtime=True, loops=("uvloop", "asyncio")),
     )
     return {peer.name: peer for peer in (*ours, *others)}
 

@@ -1,4 +1,4 @@
-"""Draws results files: the cost of waits, late ends by pattern, completions, and servers."""
+"""Draws results files: the cost of waits, late ends by pattern, and servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from aiostream import WaitStrategy
 from benchmarks.measure import Row
 from benchmarks.results import machine
 from benchmarks.server import BUSY, OPEN, PING
-from benchmarks.work import MS
 
 NAMES = {
     **{f"aiostream {wait}": f'aiostream, wait="{wait}"' for wait in sorted(WaitStrategy)},
@@ -26,10 +25,7 @@ NAMES = {
     "to_thread": "to_thread(synchronize), torch",
     "to_thread bindings": "to_thread(synchronize)",
     "blocking": "synchronize() in the loop",
-    "blocking event": "to_thread, blocking-sync event",
     "cupy": "cupy's launch_host_func",
-    "ctypes": "a host function by ctypes",
-    "numba": "numba's async_done",
 }
 # Okabe and Ito's colours, which the colour-blind can distinguish, and a mark for each besides.
 OURS, OTHERS = (
@@ -37,7 +33,6 @@ OURS, OTHERS = (
     ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#777777", "#000000", "#E69F00"),
 )
 MARKS = "o^sDvPX<>hp*8d"
-LENGTH = 5 * MS  # ns, of the pictures with one kernel length
 
 
 class UnavailableError(Exception):
@@ -45,7 +40,7 @@ class UnavailableError(Exception):
 
 
 def draw(files: Sequence[Row], path: Path) -> list[Path]:
-    """Draws what there is, as PNG and SVG. The first file with rows for a picture has it.
+    """Draws what there is, as SVG. The first file with rows for a picture has it.
 
     Args:
         files: What results files hold.
@@ -78,10 +73,8 @@ def draw(files: Sequence[Row], path: Path) -> list[Path]:
             figure = figures.Figure(figsize=size, layout="constrained")
             fill(figure, rows)
             figure.supxlabel(_where(results, rows[0]), fontsize=7.5, color="#555555")
-            for ending in (".png", ".svg"):
-                pictures.append(path.with_name(f"{path.name}-{name}{ending}"))
-                metadata = {"Date": None} if ending == ".svg" else None
-                figure.savefig(pictures[-1], dpi=110, metadata=metadata)
+            pictures.append(path.with_name(f"{path.name}-{name}.svg"))
+            figure.savefig(pictures[-1], metadata={"Date": None})
     if not pictures:
         raise UnavailableError("there are no rows in it of which there is a picture")
     return pictures
@@ -128,18 +121,14 @@ def _logarithmic(axis: Any) -> None:
 
 
 def _cost_rows(rows: Sequence[Row]) -> list[Row]:
-    """Latencies at 5 ms, or where there is no table of them, the pattern of steady 5 ms."""
-    tables = [row for row in rows if row["set"] == "latency" and row["length_ns"] == LENGTH]
-    return tables or [
-        row for row in rows if row["set"] == "patterns" and row["pattern"] == "steady 5 ms"
-    ]
+    return [row for row in _tail_rows(rows) if row["pattern"] == "steady 5 ms"]
 
 
 def _cost(figure: Any, rows: Sequence[Row]) -> None:
     panel = figure.subplots()
     for peer, style in _styles(rows).items():
         row = next(row for row in rows if row["peer"] == peer)
-        at = max(row["cpu_percent"], 0.01), row.get("median_us") or row["p50_us"]
+        at = max(row["cpu_percent"], 0.01), row["p50_us"]
         panel.plot(*([value] for value in at), linestyle="none", markersize=9, **style)
         right = at[0] > 40
         panel.annotate(
@@ -200,32 +189,6 @@ def _tails(figure: Any, rows: Sequence[Row]) -> None:
     figure.legend(loc="outside upper right", ncols=len(styles), frameon=False, fontsize=8.5)
 
 
-def _rate_rows(rows: Sequence[Row]) -> list[Row]:
-    """Kernels of 5 ms by streams; where there are none, those of mixed lengths."""
-    tables = [row for row in rows if row["set"] == "throughput" and row["length_ns"] == LENGTH]
-    return tables or [row for row in rows if row["set"] == "mixed"]
-
-
-def _rates(figure: Any, rows: Sequence[Row]) -> None:
-    panel, kernels = figure.subplots(), "5 ms"
-    if rows[0]["measure"] == "mixed":
-        kernels = "0.2 to 20 ms (2 ms at the median)"
-    for peer, style in _styles(rows).items():
-        some = sorted((row for row in rows if row["peer"] == peer), key=lambda row: row["streams"])
-        across = [row["streams"] for row in some]
-        panel.plot(across, [row["per_second"] for row in some], label=_name(some[0]), **style)
-        ends = [row["low"] for row in some], [row["high"] for row in some]
-        panel.fill_between(across, *ends, color=style["color"], alpha=0.15, linewidth=0)
-    panel.set_title(f"One loop completes so many kernels of {kernels}")
-    _logarithmic(panel.xaxis)
-    _logarithmic(panel.yaxis)
-    streams = sorted({row["streams"] for row in rows})
-    panel.set_xticks(streams, list(map(str, streams)))
-    panel.set_xlabel("streams, with a task for each")
-    panel.set_ylabel("completions per second, median and 95 % interval\n(higher is better)")
-    panel.legend(frameon=False)
-
-
 def _server_rows(rows: Sequence[Row]) -> list[Row]:
     loads = (BUSY.name, OPEN.name)
     return [
@@ -280,6 +243,5 @@ PICTURES: dict[
 ] = {
     "cost": (_cost_rows, _cost, (8, 5)),
     "tails": (_tail_rows, _tails, (9, 6.5)),
-    "streams": (_rate_rows, _rates, (8, 5)),
     "server": (_server_rows, _server, (13, 4.6)),
 }

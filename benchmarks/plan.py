@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from benchmarks.idle import Idle
-from benchmarks.imports import ImportTime
 from benchmarks.lag import Lag
 from benchmarks.latency import Latency
 from benchmarks.measure import Measure
@@ -25,8 +24,6 @@ from benchmarks.work import MS, US
 
 LENGTHS = (5 * US, 20 * US, 100 * US, 300 * US, 1 * MS, 5 * MS, 20 * MS, 100 * MS)
 STEADY = LENGTHS[2:]
-STREAM_COUNTS = (1, 8, 32, 64, 128, 256)
-KERNELS = (0, 500 * US, 5 * MS)
 TRIO_THROUGHPUT = (
     *((1, 0), (8, 500 * US), (32, 500 * US), (64, 0)),
     *((64, 5 * MS), (128, 5 * MS), (256, 5 * MS)),
@@ -35,9 +32,8 @@ ENQUEUED = (100 * US, 1 * MS, 5 * MS)  # at these lengths it is compared with sy
 TAIL_PEERS = (AUTO, "aiostream event", THREADS[1], "polling", SLEEPING)  # unless others are chosen
 CROWDS = (8, 16, 64, 128)  # streams of mixed work
 
-TABLES = ("latency", "busy", "throughput", "idle", "lag", "pending", "memory", "import")
 TAILS = ("patterns", "mixed", "fairness", "one-core")  # of late ends, and of tasks that suffer
-MEASURES = ("goals", *TABLES, *TAILS, "server")
+MEASURES = ("goals", *TAILS, "server")
 ON_REQUEST = ("torch",)  # not among "all": these need libraries and minutes of their own
 SERVERS = ("server", "torch")
 
@@ -164,34 +160,6 @@ def _trio_against_asyncio() -> list[Measure]:
 # -------------------------------------------------------------------------------------- the others
 
 
-def _latency(loops: Names, peers: Names, cut: Cut) -> list[Measure]:
-    found: list[Measure] = []
-    for length in LENGTHS:
-        samples, warm = (30, 8) if length > 20 * MS else (60, 10) if length > 1 * MS else (200, 12)
-        settings: dict[str, Any] = {"length": length, "samples": samples, "rounds": 4, "warm": warm}
-        found.append(Latency(loops, peers, **settings))
-    return found
-
-
-def _busy(loops: Names, peers: Names, cut: Cut) -> list[Measure]:
-    settings: dict[str, Any] = {"samples": 40, "rounds": 2, "warm": 3, "busy": True}
-    return [Latency(loops, peers, length=length, **settings) for length in (100 * US, 5 * MS)]
-
-
-def _throughput(loops: Names, peers: Names, cut: Cut) -> list[Measure]:
-    return [
-        Throughput(loops, peers, streams=streams, length=length)
-        for length in KERNELS
-        for streams in STREAM_COUNTS
-    ]
-
-
-def _idle(loops: Names, peers: Names, cut: Cut) -> list[Measure]:
-    lengths = (100 * US, 1 * MS, 20 * MS)
-    quiet = [Idle(loops, peers, length=length, samples=60, rounds=3) for length in lengths]
-    return [*quiet, Idle(loops, peers, length=60 * MS, samples=20, rounds=2, busy=True)]
-
-
 def _patterns(loops: Names, peers: Names, cut: Cut) -> list[Measure]:
     return [Patterns(loops, peers, words=cut.words)]
 
@@ -227,14 +195,6 @@ def _torch(loops: Names, peers: Names, cut: Cut) -> list[Measure]:
 
 _PLANS: dict[str, Callable[[Names, Names, Cut], list[Measure]]] = {
     "goals": _goals,
-    "latency": _latency,
-    "busy": _busy,
-    "throughput": _throughput,
-    "idle": _idle,
-    "lag": lambda loops, peers, cut: [Lag(loops, peers, rounds=2)],
-    "pending": lambda loops, peers, cut: [Pending(loops, peers, total=10_000, rounds=1)],
-    "memory": lambda loops, peers, cut: [Memory(("asyncio",), (AUTO,))],
-    "import": lambda loops, peers, cut: [ImportTime((), ())],
     "patterns": _patterns,
     "mixed": _mixed,
     "fairness": lambda loops, peers, cut: [Fairness(loops, peers)],

@@ -24,8 +24,6 @@ PACKAGES = [
     "trio",
     "torch",
     "numpy",
-    "numba",
-    "numba-cuda",
     "fastapi",
     "uvicorn",
 ]

@@ -116,9 +116,6 @@ class Runner:
                 self._drop_everywhere(peer.name, str(error))
                 continue
             for loop in self.loops:
-                if loop not in peer.loops:
-                    self.drop(peer.name, loop, f"it does not know {loop}")
-                    continue
                 try:
                     self._ask({"do": "try", "peer": peer.name, "loop": loop}, TRIAL)
                 except RuntimeError as error:

@@ -85,8 +85,7 @@ def _latency_title(row: Row) -> str:
     what = (
         "Latency over the kernel's length in us (95 % interval of the median), CPU in % of a core"
     )
-    busy = ", another Python thread computing" if row["python_busy"] else ""
-    return f"{what}; {row['load']}, {row['loop']}{busy}"
+    return f"{what}; {row['load']}, {row['loop']}"
 
 
 def _throughput_title(row: Row) -> str:
@@ -179,7 +178,6 @@ LAYOUTS = {
         {"": "{bytes:,.0f}"},
         across=lambda row: str(row["by"]),
     ),
-    "import": Layout("Import time in ms", "{median_ms:.1f} ms", {"median": "{median_ms:.1f}"}),
     "patterns": Layout(
         lambda row: (
             "Lateness in us by pattern of work (lower is better), "
@@ -275,8 +273,7 @@ def tables(results: Row) -> RenderableType:
         parts.append(Text(SIMULATED))
     for chosen in (False, True):
         rows = [row for row in results["rows"] if (row["set"] == "goals") == chosen]
-        # Tables on one core stand behind the others, and those with a busy thread, too.
-        rows.sort(key=lambda row: (row["set"] == "one-core", row.get("python_busy", False)))
+        rows.sort(key=lambda row: row["set"] == "one-core")  # stands behind the others
         rows.sort(key=lambda row: LOADS.index(row["load"]) if row.get("load") in LOADS else 0)
         if rows and chosen:
             parts.append(Text("The settings of the goals:"))

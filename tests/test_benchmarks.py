@@ -15,8 +15,8 @@ from benchmarks import __main__ as program
 from benchmarks import command as benchmark
 from benchmarks import peers, plan, work
 from benchmarks import results as files
-from benchmarks.latency import Latency
 from benchmarks.measure import Row
+from benchmarks.patterns import Patterns
 from benchmarks.runner import Runner
 
 # ------------------------------------------------------------------------------------------- a run
@@ -25,9 +25,7 @@ from benchmarks.runner import Runner
 @pytest.fixture(scope="module")
 def quick_run(driver_kind: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     path = tmp_path_factory.mktemp("bench") / "results.json"
-    measures = ("goals", "latency", "idle", "lag", "pending", "import")
-    chosen = "aiostream auto,blocking,polling,to_thread bindings,ctypes,cupy"
-    done = command(driver_kind, "--quick", *measures, "--peers", chosen, "--json", str(path))
+    done = command(driver_kind, "--quick", "goals", "fairness", "--json", str(path))
     assert done.returncode == 0, done.stderr
     return done.stdout, path
 
@@ -42,7 +40,7 @@ def test_a_quick_run_writes_cells_of_every_measure(
     assert {"driver", "cuda", "python", "cuda-bindings", "cores"} <= results["environment"].keys()
     assert results["date"].startswith("20")
     measured = {row["set"] for row in results["rows"]}
-    assert measured == {"goals", "latency", "idle", "lag", "pending", "import"}
+    assert measured == {"goals", "fairness"}
     assert all({"measure", "loop", "peer", "samples"} <= row.keys() for row in results["rows"])
 
 
@@ -71,10 +69,7 @@ def test_the_figures_of_a_quick_run_are_sane(quick_run: tuple[str, Path]) -> Non
 @pytest.mark.slow
 def test_a_peer_that_is_not_run_is_named(quick_run: tuple[str, Path], driver_kind: str) -> None:
     out, path = quick_run
-    ran = {row["peer"] for row in files.read(path)["rows"] if row["measure"] == "latency"}
     not_run = {entry["peer"]: entry["reason"] for entry in files.read(path)["not_run"]}
-    for name in ("aiostream auto", "blocking", "polling", "to_thread bindings", "ctypes", "cupy"):
-        assert name in ran or not_run[name]
     if driver_kind == "simulator":
         assert "runtime library" in not_run["cupy"]
         assert "not run: cupy on every loop" in out
@@ -105,18 +100,16 @@ def test_a_run_is_added_to_a_file_and_shown(
     before = files.read(path)["rows"]
     arguments = (
         "--quick",
-        "import",
+        "fairness",
         "--json",
         str(path),
         "--append",
-        "--loops",
-        "asyncio",
     )
-    assert command(driver_kind, *arguments, "--peers", "blocking").returncode == 0
+    assert command(driver_kind, *arguments, "--peers", "polling").returncode == 0
     after = files.read(path)["rows"]
     assert len(after) == len(before)  # replaced, not doubled
     shown = command("none", "--show", str(path))
-    assert "Import time in ms" in shown.stdout
+    assert "Completions of a task in a window" in shown.stdout
     assert "\nGoals\n" in shown.stdout
 
 
@@ -127,7 +120,7 @@ def test_time_that_is_up_is_said_and_what_was_not_measured_is_named(
     done = command(
         driver_kind,
         "--quick",
-        "latency",
+        "fairness",
         "--loops",
         "asyncio",
         "--for",
@@ -137,7 +130,7 @@ def test_time_that_is_up_is_said_and_what_was_not_measured_is_named(
     )
     assert done.returncode == 0, done.stderr
     assert files.read(path)["rows"] == []
-    assert "latency, 5 us steady: --for 0 was over" in done.stdout
+    assert "fairness, 8 x empty kernels beside a timer: --for 0 was over" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -281,28 +274,26 @@ def test_late_ends_are_printed_and_judged(tail_run: tuple[str, dict[str, Any]]) 
 def test_a_setting_that_fails_costs_no_other(
     driver_kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: Latency, on: Runner) -> list[Row]:
-        if self.length == 20_000:
-            raise RuntimeError("a clock stands still")
-        return original(self, on)
+    def fails(self: Patterns, on: Runner) -> list[Row]:
+        raise RuntimeError("a clock stands still")
 
-    original = Latency.run
     monkeypatch.setenv("AIOSTREAM_SIMULATOR", "1" if driver_kind == "simulator" else "")
-    monkeypatch.setattr(Latency, "run", fails)
+    monkeypatch.setattr(Patterns, "run", fails)
     path = tmp_path / "results.json"
     options = [
         "--quick",
-        "latency",
+        "patterns",
+        "fairness",
         "--loops",
         "asyncio",
         "--peers",
-        "blocking",
+        "polling",
         "--json",
         str(path),
     ]
     assert benchmark.main(options) == 0
     results = files.read(path)
-    assert {row["length_ns"] for row in results["rows"]} == {5_000, 100_000, 300_000, 1_000_000}
+    assert {row["set"] for row in results["rows"]} == {"fairness"}
     assert [entry["reason"] for entry in results["not_run"]] == [
         "RuntimeError: a clock stands still"
     ]

@@ -89,7 +89,7 @@ def test_every_goal_has_a_setting_that_measures_it() -> None:
         settings = {
             key: value
             for key, value in vars(job).items()
-            if key in ("length", "load", "streams", "neighbours", "busy")
+            if key in ("length", "load", "streams", "neighbours")
         }
         for loop in getattr(job, "loops", ("asyncio",)):
             for peer in getattr(job, "peers", ("aiostream auto",)):
@@ -99,7 +99,7 @@ def test_every_goal_has_a_setting_that_measures_it() -> None:
         "Latency",
         "uvloop",
         "to_thread",
-        {"streams": 1, "length": 100_000_000, "load": "varying", "busy": False},
+        {"streams": 1, "length": 100_000_000, "load": "varying"},
     ) in rows
     assert (
         "Throughput",
@@ -198,16 +198,12 @@ def test_late_ends_are_judged_against_the_peers() -> None:
 
 def drawable() -> list[dict[str, Any]]:
     """Rows of each picture but the server's."""
-    rate = {"loop": "uvloop", "per_second": 90.0, "low": 80.0, "high": 95.0}
     tails = {"p50_us": 20.0, "p99_us": 90.0, "cpu_percent": 7.0}
     rows: list[dict[str, Any]] = []
     for peer in ("aiostream auto", "to_thread", "polling"):
         for name in work.patterns(0, 1):
             row: dict[str, Any] = {"set": "patterns", "measure": "patterns", "peer": peer}
             rows.append({**row, "loop": "uvloop", "pattern": name, **tails})
-        for streams in (1, 8, 64):
-            row = {"set": "throughput", "measure": "throughput", "peer": peer, "streams": streams}
-            rows.append({**row, "length_ns": 5 * work.MS, **rate})
     return rows
 
 
@@ -224,12 +220,8 @@ def test_a_results_file_is_drawn_where_there_is_matplotlib(tmp_path: Path) -> No
             pictures.draw([results_of(drawable())], tmp_path / "here")
         return
     drawn = pictures.draw([results_of([]), results_of(drawable())], tmp_path / "here")
-    names = [f"here-{name}" for name in ("cost", "tails", "streams")]
-    assert [path.name for path in drawn] == [
-        f"{name}{end}" for name in names for end in (".png", ".svg")
-    ]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn[::2])
-    assert all(b"<svg" in path.read_bytes() for path in drawn[1::2])
+    assert [path.name for path in drawn] == ["here-cost.svg", "here-tails.svg"]
+    assert all(b"<svg" in path.read_bytes() for path in drawn)
     with pytest.raises(pictures.UnavailableError, match="no rows"):
         pictures.draw([results_of([])], tmp_path / "results")
 
@@ -262,7 +254,7 @@ def test_every_measure_has_a_layout() -> None:
 
 
 def test_a_worker_makes_the_measure_that_was_asked_for() -> None:
-    for measure in (*plan.TABLES, *plan.TAILS):
+    for measure in ("goals", *plan.TAILS):
         for job in plan.jobs(measure, ("uvloop",), plan.TAIL_PEERS, plan.Cut()):
             if measure != "one-core":
                 assert Measure.of(json.loads(json.dumps(job.request()))) == job

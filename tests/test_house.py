@@ -42,7 +42,6 @@ BENCHMARK_LEVELS = {
     "measure": 2,
     "runner": 3,
     "idle": 3,
-    "imports": 3,
     "lag": 3,
     "latency": 3,
     "patterns": 3,
