@@ -7,12 +7,10 @@ import contextlib
 import datetime
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks import (
     goals,
@@ -49,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "--loops",
         help="some of: uvloop, asyncio, trio (default: uvloop; goals also compare the others)",
     )
-    add("--peers", help="only these peers, by name, separated by commas (--list names them)")
+    add("--peers", help="only these peers, by name, separated by commas")
     add("--patterns", help="only the patterns whose names have one of these words")
     add(
         "--loads",
@@ -59,11 +57,6 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds",
         type=int,
         help=f"in how many rounds {', '.join((*plan.TAILS, *plan.SERVERS))} are measured",
-    )
-    add(
-        "--list",
-        action="store_true",
-        help="list the peers and how long each measure takes, and measure nothing",
     )
     add(
         "--quick",
@@ -180,23 +173,15 @@ class _Run:
             words=_words("--patterns", options.patterns, list(work.patterns(0, 1))),
             loads=every_load or _words("--loads", options.loads, loads),
         )
-        self._left = self._spent = self._estimated = 0.0
         self._began = time.monotonic()
 
     def run(self) -> int:
-        """Lists or measures."""
-        if self._options.list:
-            self._list()
-            return 0
+        """Measures, and prints what was found."""
         absent = [text for text in map(missing, self._loops) if text]
         if len(absent) == len(self._loops):
             self._say(f"{'; '.join(absent)}. asyncio's own loop is measured instead.")
             self._loops = ["asyncio"]
-        with contextlib.ExitStack() as ended:
-            self._bar = ended.enter_context(_bar(self._console))
-            self._task = self._bar.add_task("starting", total=None)
-            runner = Runner(self._all_loops(), self._tried(), say=self._say, advance=self._advance)
-            ended.callback(runner.close)
+        with contextlib.closing(Runner(self._all_loops(), self._tried(), say=self._say)) as runner:
             found, path = self._measure(runner)
         self._console.print(tables.tables(found))
         self._say(f"Results: {path}")
@@ -207,9 +192,6 @@ class _Run:
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False)
-
-    def _advance(self, seconds: float) -> None:
-        self._bar.advance(self._task, seconds)
 
     def _all_loops(self) -> list[str]:
         """The goals also compare trio with asyncio."""
@@ -268,7 +250,6 @@ class _Run:
         estimates = [job.seconds() for _, job in work_list]
         limit, begun = self._options.limit, time.monotonic()
         self._say(f"{len(work_list)} settings, about {clock(sum(estimates))} min")
-        self._bar.update(self._task, total=sum(estimates), completed=0)
         try:
             for number, (measure, job) in enumerate(work_list):
                 name = f"{measure}: {job.title}"
@@ -277,7 +258,6 @@ class _Run:
                     continue
                 gone, done = time.monotonic() - begun, sum(estimates[:number])
                 left = sum(estimates[number:]) * (gone / done if done > 5 else 1)
-                self._bar.update(self._task, completed=done, description=name)
                 place = f"{number + 1}/{len(work_list)}"
                 self._say(f"[{place}, {clock(gone)}, about {clock(left)} left] {name}")
                 try:
@@ -310,37 +290,6 @@ class _Run:
         known = {(each["peer"], each["loop"], each["reason"]): each for each in runner.not_run}
         found["not_run"] = list(known.values())
         results.write(found, path)
-
-    def _list(self) -> None:
-        """Prints the peers and the measures. It needs no driver."""
-        ways: dict[str, Any] = {"server": serving.WAYS, "torch": torch_ways.WAYS}
-        summaries = {name: peer.summary for name, peer in peers.all_peers().items()}
-        for name in self._asked or self._known:
-            known = [of[name][0] for of in ways.values() if name in of]
-            self._say(f"{name:24}{summaries.get(name) or known[0]}")
-        for measure, only in (("server", serving.ONLY), ("torch", torch_ways.ONLY)):
-            for name in () if self._asked else only:
-                self._say(f"{name:24}{ways[measure][name][0]}; of the measure {measure} only")
-        self._say("")
-        lacking = {"server": servers.missing(), "torch": torch_server.missing()}
-        for measure in (*plan.MEASURES, *plan.ON_REQUEST):
-            loops = LOOPS if measure == "goals" else self._loops
-            names = self._known if measure == "goals" else self._peers_of(measure)
-            seconds = sum(job.seconds() for job in plan.jobs(measure, loops, names, self._cut))
-            note = "; not among all" if measure in plan.ON_REQUEST else ""
-            note += f"; not here: {lacking[measure]}" if lacking.get(measure) else ""
-            self._say(f"{measure:12}about {clock(seconds)} min on {', '.join(loops)}{note}")
-
-
-@contextlib.contextmanager
-def _bar(console: Console) -> Iterator[Progress]:
-    """A bar with what is measured and about how long the rest takes, if this is a terminal."""
-    columns: tuple[Any, ...] = (BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    text = TextColumn("{task.description}", markup=False)
-    with Progress(
-        *columns, text, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        yield bar
 
 
 def clock(seconds: float) -> str:

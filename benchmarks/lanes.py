@@ -39,7 +39,7 @@ AGAIN:
 
 
 def bindings() -> Any:
-    """The driver's bindings. The import is here because `--list` needs no driver."""
+    """The driver's bindings. The import is here because `--show` needs no driver."""
     return importlib.import_module("cuda.bindings.driver")
 
 

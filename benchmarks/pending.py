@@ -190,7 +190,6 @@ class Memory(Measure):
         for patience in (1, 2, 4, 8):
             job = replace(self, by=by, plain=plain, patience=patience)
             found = runner.alone(job, "asyncio", AUTO)
-            runner.advance(self.turn_seconds() / 4)
             if found["bytes"] is not None:
                 return float(found["bytes"])
         raise RuntimeError("some waits ended before the memory was read")

@@ -48,7 +48,6 @@ class Runner:
         loop_names: The loops that are wanted.
         peer_names: The peers that are wanted; all of this version by default.
         say: Prints a line.
-        advance: Is called with seconds that an estimate had for what is now done.
         older: The folder of an older library, which is measured in place of this one.
         core: Whether the worker is bound to one core.
         simulator: Whether it runs on the simulator; by default as the environment says.
@@ -60,7 +59,6 @@ class Runner:
         peer_names: Sequence[str] | None = None,
         *,
         say: Callable[[str], None] = print,
-        advance: Callable[[float], None] = lambda seconds: None,
         older: str | None = None,
         core: bool = False,
         simulator: bool | None = None,
@@ -69,7 +67,7 @@ class Runner:
         self.peers = {name: known[name] for name in (known if peer_names is None else peer_names)}
         self.loops = tuple(loop_names)
         self.not_run: list[Row] = []
-        self.path, self.advance = older, advance
+        self.path = older
         self.folder = older or str(Path(str(aiostream.__file__)).parents[1])
         self._say, self._core, self.simulator = say, core, simulator
         self._out: set[tuple[str, str]] = set()
@@ -163,7 +161,6 @@ class Runner:
                         self.drop(name, loop, str(error))
                     else:
                         found.setdefault((loop, name), []).append(turn)
-                    self.advance(job.turn_seconds())
         if not job.shares:
             for loop in job.loops:
                 self._close_pool(f"{job.title} on {loop}")
@@ -204,7 +201,6 @@ class Runner:
         bound = Runner(
             *(loop_names, names),
             say=lambda line: None,
-            advance=self.advance,
             older=self.path,
             core=True,
             simulator=self.simulator,

@@ -284,7 +284,6 @@ class _Machinery:
                 yield peer, self._ask({**request, **path})
             except RuntimeError as error:
                 self._drop(peer, str(error))
-            self._runner.advance(self._job.turn_seconds())
 
     def _ask(self, request: dict[str, Any]) -> Found:
         assert self._client is not None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aiostream
-from benching import ROOT, command
+from benching import command
 from benchmarks import __main__ as program
 from benchmarks import command as benchmark
-from benchmarks import peers, plan, work
+from benchmarks import plan, work
 from benchmarks import results as files
 from benchmarks.measure import Row
 from benchmarks.patterns import Patterns
@@ -153,19 +151,6 @@ def test_what_cannot_be_is_refused(driver_kind: str, arguments: list[str]) -> No
     done = command(driver_kind, *arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-
-
-def test_the_list_needs_no_driver() -> None:
-    lines = "from benchmarks import command; command.main(['--list'])"
-    lines = f"import sys; {lines}; assert 'cuda.bindings.driver' not in sys.modules"
-    done = subprocess.run(
-        [sys.executable, "-c", lines], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    for measure in (*plan.MEASURES, *plan.ON_REQUEST):
-        assert f"\n{measure:12}about " in done.stdout
-    assert "\nsleep 1 ms  " in done.stdout
-    assert {line[:24].strip() for line in done.stdout.splitlines()} >= set(peers.all_peers())
 
 
 def test_what_is_not_installed_is_named(
