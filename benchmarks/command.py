@@ -265,7 +265,6 @@ class _Run:
                 except Exception as error:  # one setting that fails does not cost the others
                     runner.leave_out(name, "", reason(error))
                     continue
-                self._found(rows)
                 results.add(found, rows)
                 found["goals"] = goals.judge(found["rows"]) if goals.judged(found["rows"]) else []
                 self._write(found, runner, path)
@@ -273,17 +272,6 @@ class _Run:
             self._say("interrupted")
         finally:
             self._write(found, runner, path)
-
-    def _found(self, rows: Sequence[Row]) -> None:
-        """Says what was found, in a line for each loop."""
-        by_loop: dict[str, dict[str, list[str]]] = {}
-        for row in rows:
-            by_loop.setdefault(row["loop"], {}).setdefault(row["peer"], []).append(
-                tables.brief(row)
-            )
-        for loop, by_peer in by_loop.items():
-            text = "; ".join(f"{peer} {', '.join(figures)}" for peer, figures in by_peer.items())
-            self._say(f"    {loop}: {text}" if loop else f"    {text}")
 
     @staticmethod
     def _write(found: Row, runner: Runner, path: Path) -> None:

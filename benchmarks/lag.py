@@ -2,8 +2,7 @@
 
 A timer descriptor fires every millisecond, and what is measured is from its instant to the task
 that waits for it. At the same time run 64 streams, each with its task. Their resumptions are noted,
-and the same pattern is then played back to as many tasks that wait for plain futures of the loop:
-once as it is, and once with as much computing at each as a launch took.
+and the same pattern is then played back to as many tasks that wait for plain futures of the loop.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from __future__ import annotations
 import collections
 import ctypes
 import os
-import statistics
 import struct
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from time import monotonic_ns, perf_counter_ns
+from time import monotonic_ns
 from typing import Any, ClassVar
 
 from benchmarks import stats
@@ -25,7 +23,6 @@ from benchmarks.measure import Found, Measure, Row, Turn, merged
 from benchmarks.work import MS, duration
 
 PLAIN = "plain futures"
-PLAIN_BUSY = "plain futures with a launch's computing"
 TICK = MS  # ns
 Task = Callable[[], Awaitable[None]]
 
@@ -56,16 +53,15 @@ class Lag(Measure):
         return f"loop lag beside {self.streams} x {duration(self.length)}"
 
     def turn_seconds(self) -> float:
-        return (self.window + self.warm + 0.1) * (1 + 2 / max(1, len(self.peers)))
+        return (self.window + self.warm + 0.1) * (1 + 1 / max(1, len(self.peers)))
 
     async def turn(self, turn: Turn) -> Found:
         beside = _Window(turn.adapter, self.warm, self.window)
-        launch = await _beside_streams(turn, beside, self.length)
+        await _beside_streams(turn, beside, self.length)
         windows = {"": beside}
         if turn.peer.name == self.peers[0]:
-            for name, computing in ((PLAIN, 0), (PLAIN_BUSY, launch)):
-                windows[name] = _Window(turn.adapter, self.warm, self.window)
-                await _beside_futures(turn, windows[name], beside.resumed, computing)
+            windows[PLAIN] = _Window(turn.adapter, self.warm, self.window)
+            await _beside_futures(turn, windows[PLAIN], beside.resumed)
         return {
             name: {"lag_ns": window.lags, "count": len(window.resumed)}
             for name, window in windows.items()
@@ -88,28 +84,22 @@ class Lag(Measure):
             }
 
 
-async def _beside_streams(turn: Turn, window: _Window, length: int) -> int:
-    """Returns how long a launch took, in ns."""
-    launching: list[int] = []
-
+async def _beside_streams(turn: Turn, window: _Window, length: int) -> None:
     def busy(lane: Lane) -> Task:
         wait = turn.waiter(lane, yields=True)
 
         async def task() -> None:
             while not window.stop:
-                began = perf_counter_ns()
                 lane.spin(length)
-                launching.append(perf_counter_ns() - began)
                 await wait()
                 window.resumed.append(monotonic_ns())
 
         return task
 
     await window.run(*map(busy, turn.lanes))
-    return round(statistics.median(launching))
 
 
-async def _beside_futures(turn: Turn, window: _Window, pattern: list[int], launch: int) -> None:
+async def _beside_futures(turn: Turn, window: _Window, pattern: list[int]) -> None:
     adapter = turn.adapter
     waiting: collections.deque[Callable[[], Any]] = collections.deque()
 
@@ -119,9 +109,6 @@ async def _beside_futures(turn: Turn, window: _Window, pattern: list[int], launc
             waiting.append(wake)
             await done
             window.resumed.append(monotonic_ns())
-            until = perf_counter_ns() + launch
-            while launch and perf_counter_ns() < until:
-                pass
 
     async def player() -> None:
         offset = monotonic_ns() + TICK - pattern[0]

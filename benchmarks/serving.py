@@ -178,8 +178,6 @@ WAYS: dict[str, tuple[str, Callable[[Kit], Wait]]] = {
     "blocking": ("cuStreamSynchronize in the loop's thread", _blocking),
 }
 
-ONLY = ("pool", "pool enqueue_async")  # no peers of other measures
-
 
 def path_of(way: str) -> str:
     """The path on which a way is served."""

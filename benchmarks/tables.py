@@ -1,4 +1,4 @@
-"""The results as tables, and a row in a few words for the progress."""
+"""The results as tables."""
 
 from __future__ import annotations
 
@@ -119,7 +119,6 @@ class Layout:
 
     Attributes:
         title: Rows of one title are one table.
-        brief: A row in a few words, for the progress.
         columns: The cells of a row's line by their headings; or, if there is one alone, what stands
             in each setting's column.
         across: The setting of a row, if the settings stand across and a peer has one line.
@@ -128,7 +127,6 @@ class Layout:
     """
 
     title: Cell
-    brief: Cell
     columns: dict[str, Cell]
     across: Callable[[Row], str] | None = None
     group: Cell | None = None
@@ -137,13 +135,11 @@ class Layout:
 LAYOUTS = {
     "latency": Layout(
         _latency_title,
-        "{median_us:.1f} us, {cpu_percent:.3g} %",
         {"": "{median_us:.0f} ({low_us:.0f}-{high_us:.0f}) {cpu_percent:.3g}%"},
         across=lambda row: duration(row["length_ns"]) if row["length_ns"] else "50 us to 50 ms",
     ),
     "throughput": Layout(
         _throughput_title,
-        "{per_second:,.0f}/s, {cores:.2f} cores",
         {
             "": lambda row: (
                 "{per_second:,.0f} / {cpu_us:.3g}".format_map(row) if row["cpu_us"] else "0"
@@ -153,13 +149,11 @@ LAYOUTS = {
     ),
     "idle": Layout(
         "GPU idle added on the awaited stream in us (95 % interval), after a kernel of; {loop}",
-        lambda row: f"{row['added_us']:.1f} us" if "added_us" in row else "none in time",
         {"": _idle_text},
         across=lambda row: f"{duration(row['length_ns'])}{_busy(row)}",
     ),
     "lag": Layout(
         _lag_title,
-        "p99 {p99_us:.0f} us",
         {
             **{key: TAILS[key] for key in ("p50", "p99", "p99.9")},
             "wake-ups/s": "{wake_ups_per_second:,}",
@@ -168,13 +162,11 @@ LAYOUTS = {
     ),
     "pending": Layout(
         "CPU us per completion with so many pending; {loop}",
-        "{pending:,}: {cpu_us:.1f} us",
         {"": "{cpu_us:.1f}"},
         across=lambda row: f"{row['pending']:,}",
     ),
     "memory": Layout(
         "Bytes for each of {pending:,} pending waits, task and future included; asyncio",
-        "{by} {bytes:.0f} bytes",
         {"": "{bytes:,.0f}"},
         across=lambda row: str(row["by"]),
     ),
@@ -183,20 +175,17 @@ LAYOUTS = {
             "Lateness in us by pattern of work (lower is better), "
             f"CPU in % of a core while waiting; {_where(row)}"
         ),
-        "p99 {p99_us:.0f} us",
         {**TAILS, "CPU %": "{cpu_percent:.3g}", "samples": "{samples:,}"},
         group="{pattern}",
     ),
     "mixed": Layout(
         "Lateness in us beyond kernels of 0.2 to 20 ms (lower is better), "
         "a task for each stream; {loop}",
-        "{per_second:,.0f}/s, p99 {p99_us:.0f} us",
         {**TAILS, **RATE},
         group="{streams} streams",
     ),
     "fairness": Layout(
         _fairness_title,
-        "{per_second:,.0f}/s, {ratio:.2f} x, timer p99 {timer[p99_us]:.0f} us",
         {
             "fewest": "{fewest:,}",
             "most": "{most:,}",
@@ -210,22 +199,15 @@ LAYOUTS = {
     "server": Layout(
         "A server's requests: ms, also p99 beyond the kernel, "
         "and the process's CPU us for each; {server}",
-        lambda row: f"{row['per_second']:,.0f}/s, p99 {row['p99_us'] / 1e3:.1f} ms",
         REQUESTS,
         group="{load}",
     ),
     "torch": Layout(
         "A torch server's requests: ms, and the process's CPU us for each; {server}",
-        lambda row: f"{row['per_second']:,.0f}/s, p99 {row['p99_us'] / 1e3:.1f} ms",
         {key: cell for key, cell in REQUESTS.items() if key not in ("beyond", "not served")},
         group="{load}",
     ),
 }
-
-
-def brief(row: Row) -> str:
-    """A row's figure in a few words."""
-    return text(LAYOUTS[row["measure"]].brief, row)
 
 
 def table(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:

@@ -278,4 +278,3 @@ WAYS: dict[str, tuple[str, NewWay]] = {
         _on_a_slot(_launch_and_query),
     ),
 }
-ONLY = tuple(name for name in WAYS if name != BLOCKING)  # no peers of other measures
