@@ -31,6 +31,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import stats, tables
+from benchmarks.child import reason
 from benchmarks.latency import Latency
 from benchmarks.loops import LOOPS, missing
 from benchmarks.measure import Measure, Row
@@ -46,7 +47,7 @@ OLD, NEW = "older", "new"
 LENGTHS = (5 * US, 20 * US, 100 * US, 300 * US, 1 * MS, 5 * MS, 20 * MS)
 ROUNDS = 10  # that should fit into the time
 FALSE_ALARMS = 0.05  # how often a version that is compared with itself may have a mark
-STARTS = 10  # processes that each library has in a round, the load generator's with them
+STARTS = 10  # of processes for each library in a round, as a guess of all that is not measuring
 
 Values = dict[str, list[float]]  # of a cell, by library
 Cell = tuple[str, str, str]  # measure, setting, figure
@@ -60,10 +61,10 @@ def jobs(measure: str, loop: str, scale: float) -> list[Measure]:
     Args:
         measure: One of `MEASURES`.
         loop: On which loop.
-        scale: How much of it, where 1 is as much as makes a round of some 20 s.
+        scale: How much of it, where 1 is that of a long comparison.
     """
     on: tuple[tuple[str, ...], tuple[str, ...]] = ((loop,), (AUTO,))
-    window = max(0.05, 0.5 * scale)
+    window = max(0.1, 0.5 * scale)
     if measure == "patterns":
         return [Patterns(*on, waits=max(3, round(60 * scale)), rounds=1)]
     if measure == "mixed":
@@ -145,9 +146,9 @@ class Comparison:
     def run(self, until: float, least: int = 2) -> None:
         """Makes rounds until the next would end later than `until`, but `least` in any case."""
         left = until - time.monotonic()
-        full = sum(job.seconds() for each in self._measures for job in jobs(each, self._loop, 1))
+        short, full = self._seconds(0), self._seconds(1)
         starts = self._start * STARTS * len(self._measures) / len(MEASURES)
-        scale = min(1.0, max(0.0, (left / ROUNDS / 2 - starts) / full))
+        scale = min(1.0, max(0.0, (left / ROUNDS / 2 - starts - short) / (full - short)))
         self._say(f"each round has {scale:.0%} of the samples of a long one, but a few at least")
         longest = 0.0
         while self.rounds < least or time.monotonic() + longest < until:
@@ -161,6 +162,11 @@ class Comparison:
             longest = max(longest, took)
             self._say(f"round {self.rounds} took {took:.0f} s, {left:.0f} s are left")
 
+    def _seconds(self, scale: float) -> float:
+        """About how long each library is measured in a round, without the starts of processes."""
+        every = (job for each in self._measures for job in jobs(each, self._loop, scale))
+        return sum(len(job.peers) * job.turn_seconds() for job in every)
+
     def _runner(self, which: str) -> Runner:
         return Runner([self._loop], [AUTO], say=lambda line: None, older=self._paths[which])
 
@@ -173,8 +179,8 @@ class Comparison:
                 missed = [f"{each['peer']}: {each['reason']}" for each in runner.not_run]
                 if runner.library != self.libraries[which]:
                     raise RuntimeError(f"{runner.library} was imported")
-        except RuntimeError as error:
-            rows, missed = [], [str(error)]
+        except Exception as error:  # one that fails does not cost the others
+            rows, missed = [], [reason(error)]
         self.not_run.update((f"{which} library, {measure}: {each}", None) for each in missed)
         for row in rows:
             if row["peer"].startswith("/ping"):
