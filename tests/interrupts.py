@@ -204,6 +204,8 @@ def at_line(number: int, action: Callable[[], object], *modules: str) -> Iterato
         file = frame.f_code.co_filename
         if not file.startswith(PACKAGE) or (modules and Path(file).name not in modules):
             return None
+        if frame.f_code.co_name == "raise_alarm":  # of a weak reference: see `is_finalizer`
+            return None
         if event == "line":
             lines.append(f"{Path(file).name}:{frame.f_lineno}")
             if len(lines) == number:

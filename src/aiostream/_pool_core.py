@@ -47,9 +47,6 @@ class PoolCore:
         # appends, because an object may die in any. Only the loop's thread removes.
         self._dropped: deque[weakref.ref[Stream]] = deque()
         self._waiters = Waiters()
-        # Slots that were lent while no task waited. Their alarms are not set yet. A slot may stay
-        # here after it came back.
-        self._without_alarm: dict[Slot, None] = {}
         self._at_once = 0  # how often a stream was free at once
         # Stands for the look that the loop will do, or None; and whether it is one for tasks.
         self._looking: object = None
@@ -121,35 +118,13 @@ class PoolCore:
         return lent
 
     def _watch_for_drop(self, slot: Slot, lent: Stream) -> None:
-        # Only for tasks that wait, because it takes time. If there is none now, the next that waits
-        # calls `_set_alarms`.
-        if self._waiters.futures:
-            # Before the next one, because Python calls the callback of the latest reference first.
-            slot.alarm = weakref.ref(lent, self._waiters.raise_alarm)
-        else:
-            self._without_alarm[slot] = None
+        # Before the next one, because Python calls the callback of the latest reference first.
+        slot.alarm = weakref.ref(lent, self._waiters.raise_alarm)
         # The callback may run in any thread, and between any two lines of this module. So it is the
         # deque's own method: it takes no lock, and touches nothing else of the pool. A pool that is
         # closed has no next use, so there the callback ends the stream itself.
         callback = self._dropped.append if not self._closed else partial(_end_dropped, slot.stream)
         slot.lent = weakref.ref(lent, callback)
-
-    def _set_alarms(self) -> None:
-        """Has the streams that were lent while no task waited wake the loop if they are dropped.
-
-        An alarm stays as long as its loan. So each loan gets one at most, and a wait in a pool of
-        many lent streams does not look at all of them.
-        """
-        for slot in list(self._without_alarm):
-            self._watch_again(slot)
-            # After it, because a KeyboardInterrupt in between must leave it to the next wait.
-            self._without_alarm.pop(slot, None)
-
-    def _watch_again(self, slot: Slot) -> None:
-        # Not in the frame of a task that waits, which would keep the last of the streams.
-        lent = slot.lent() if slot.lent is not None else None
-        if lent is not None:
-            self._watch_for_drop(slot, lent)
 
     async def _in_turn(self) -> Slot:
         """Waits until it is this task's turn."""
@@ -165,8 +140,6 @@ class PoolCore:
             # handed to it would reach no task.
             is_first = not self._waiters.futures
             self._waiters.futures[future] = None
-            if self._without_alarm:
-                self._set_alarms()
             if is_first:
                 self._waiters.watch(self, bridge, [place._reference for place in self._places])
             del bridge
@@ -297,7 +270,6 @@ class PoolCore:
     def _drop(self, slot: Slot) -> None:
         """The stream's owner has closed it. The pool continues without it."""
         self._set_slots([each for each in self._slots if each is not slot])
-        self._without_alarm.pop(slot, None)
         slot.stream.close()
         if not self._slots:
             self._refuse("the owners have closed all streams of the pool")
@@ -398,7 +370,10 @@ class PoolCore:
         # meanwhile are destroyed.
         self._closed = True
         for slot in list(self._lent.values()):
-            self._watch_again(slot)
+            lent = slot.lent() if slot.lent is not None else None
+            if lent is not None:
+                self._watch_for_drop(slot, lent)
+        lent = None  # the frame of an error must not keep the last of the streams
         # What was dropped before the line above has only been noted.
         self._take_dropped()
         self._waiters.end_watches()

@@ -36,7 +36,7 @@ class Slot:
         # The object that a task holds. It refuses every call after its release. A weak reference,
         # so that the pool notices if the task loses it.
         self.lent: weakref.ref[Stream] | None = None
-        # Another one, once a task waits. Its callback wakes the loop if the object dies.
+        # Another one. Its callback wakes the loop if the object dies while tasks wait.
         self.alarm: weakref.ref[Stream] | None = None
         self.key = 0  # the id of that object
         # The task that holds it, for error messages.
