@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from aiostream import _arguments, _captures, _driver, _native
@@ -150,12 +149,7 @@ class CaptureScope:
         self._entered = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._ended = True
         stream = self._stream._reference
         if error is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aiostream import _arguments, _loops, waiting
@@ -435,12 +434,7 @@ class _Lending(_arguments.AsyncBlock):
         self._lent = lent = await self._pool.acquire()
         return lent
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         # Before the release, so that a block that is left twice gives nothing back twice.
         lent, self._lent = self._lent, None
         if lent is None:

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from aiostream import _completion, _driver, _kernels, _native, _process, _turns, interop, service
@@ -190,12 +190,7 @@ class Gate:
         """Returns the gate."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Opens it."""
         self.open()
 
@@ -502,12 +497,7 @@ class Faults:
         """Returns this object."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         """Undoes everything."""
         self._simulator.adversary()
         left = self._simulator.clear_faults()
