@@ -131,8 +131,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def _print_head(loop: str, size: _Size) -> None:
-    version = _driver.driver_version()
-    print(f"{Device(0).name}, CUDA {version // 1000}.{version % 1000 // 10}, {loop}")
+    print(f"{Device(0).name}, CUDA {_driver.spelled(_driver.driver_version())}, {loop}")
     from aiostream import simulator
 
     if simulator.installed():

@@ -58,8 +58,8 @@ def run(loop: str, html: str | None = None) -> int:
     """Runs the demo on `loop`, writes the timeline to `html` too, and returns the exit code."""
     try:
         where = _choose_driver()
-        version = _driver.driver_version()
-        print(f"{where}.\n{Device(0).name}, CUDA {version // 1000}.{version % 1000 // 10}.")
+        version = _driver.spelled(_driver.driver_version())
+        print(f"{where}.\n{Device(0).name}, CUDA {version}.")
         print(f"{len(LOADS)} streams, each with its task, in one {loop} loop with a heartbeat.\n")
         options = {"use_uvloop": True} if loop == "uvloop" else {}
         record = anyio.run(

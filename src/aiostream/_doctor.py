@@ -252,7 +252,7 @@ def _driver_and_devices(report: Report) -> bool:
     """Whether there is a driver with which an await can be measured."""
     try:
         _process.start()
-        version = _driver.driver_version()
+        number = _driver.spelled(_driver.driver_version())
         devices = [_device(number) for number in range(Device.count())]
     except NoDriverError as error:
         report.problem("CUDA driver", "no driver, or no GPU that it may use", str(error))
@@ -269,7 +269,6 @@ def _driver_and_devices(report: Report) -> bool:
         return False
     from aiostream import simulator
 
-    number = f"{version // 1000}.{version % 1000 // 10}"
     is_simulated = simulator.installed()
     simulated = "the simulator, as AIOSTREAM_SIMULATOR asks: no GPU is used"
     which = simulated if is_simulated else "the GPU's"

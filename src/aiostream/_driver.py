@@ -92,6 +92,12 @@ _QUARANTINED = (
     "Another thread began or ended a capture of the stream during the call. What was enqueued may "
     "have become a node of the graph, where it does nothing"
 )
+_HINTS_OF_CODES = dict.fromkeys(_native.FATAL_CODES, _LOST) | {
+    _CONTEXT_IS_DESTROYED: _DESTROYED,
+    _NOT_INITIALIZED: _FORKED,
+    _NOT_PERMITTED: _IN_HOST_FUNCTION,
+    _CAPTURED_EVENT: _CAPTURED,
+}
 _HINTS = {
     (400, "cuEventElapsedTime"): "One of the two events was never recorded",
     (600, "cuEventElapsedTime"): (
@@ -234,16 +240,8 @@ def error(
     It also reports a sticky error to the listener of `set_failure_listener`, and has all
     `HealthKeeper` objects ask again.
     """
-    if hint is None and code in _native.FATAL_CODES:
-        hint = _DESTROYED if code == _CONTEXT_IS_DESTROYED else _LOST
-    elif hint is None and code == _NOT_INITIALIZED:
-        hint = _FORKED
-    elif hint is None and code == _NOT_PERMITTED:
-        hint = _IN_HOST_FUNCTION
-    elif hint is None and code == _CAPTURED_EVENT:
-        hint = _CAPTURED
-    elif hint is None:
-        hint = _HINTS.get((code, call.partition("_v")[0]))
+    if hint is None:
+        hint = _HINTS_OF_CODES.get(code) or _HINTS.get((code, call.partition("_v")[0]))
     problem = errors.class_for(code)(code, name_of(code), call, stream, hint, _meaning_of(code))
     if isinstance(problem, errors.ContextFailedError):
         _native.failure_note(code, call)
@@ -428,7 +426,7 @@ def not_there(name: str, stream: str | None, why: str) -> errors.NotSupportedErr
     """Makes the error for a function that the driver or the bindings are too old for."""
     needed = MINIMUM.get(name) or MINIMUM.get(name.rpartition("_v")[0])
     hint = (
-        f"It needs a driver of CUDA {_spelled(needed)} or newer, and {why}"
+        f"It needs a driver of CUDA {spelled(needed)} or newer, and {why}"
         if needed
         else f"The driver may be too old: {why}"
     )
@@ -449,11 +447,12 @@ def too_old(name: str, stream: str | None) -> errors.NotSupportedError:
         known = int(code) == 0
     except (AttributeError, RuntimeError):
         known = False
-    this_one = f"this one is of CUDA {_spelled(int(version))}" if known else "this one lacks it"
+    this_one = f"this one is of CUDA {spelled(int(version))}" if known else "this one lacks it"
     return not_there(name, stream, this_one)
 
 
-def _spelled(version: int) -> str:
+def spelled(version: int) -> str:
+    """Returns a CUDA version as people write it, such as `13.0` for 13000."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
@@ -485,24 +484,14 @@ def native_addresses() -> dict[str, int]:
     """
     addresses = {}
     for name, sought, version, newer in _native.DRIVER_CALLS:
-        if newer:
-            addresses[name] = _find(sought, version) if driver_version() >= version else 0
-        else:
-            addresses[name] = _address(sought, version)
+        address = 0
+        if not newer or driver_version() >= version:
+            # 1 is CU_GET_PROC_ADDRESS_LEGACY_STREAM. Without it, the meaning of stream 0 would
+            # depend on how the bindings were configured.
+            address, _ = call("cuGetProcAddress", sought.encode(), version, 1)
+        if not address and not newer:
+            raise errors.NotSupportedError(
+                801, name_of(801), sought, None, "aiostream needs a driver of CUDA 12 or newer"
+            )
+        addresses[name] = int(address)
     return addresses
-
-
-def _find(name: str, version: int) -> int:
-    # 1 is CU_GET_PROC_ADDRESS_LEGACY_STREAM. Without it, the meaning of stream 0 would depend on
-    # how the bindings were configured.
-    found = call("cuGetProcAddress", name.encode(), version, 1)
-    return int(found[0] if isinstance(found, tuple) else found)
-
-
-def _address(name: str, version: int) -> int:
-    address = _find(name, version)
-    if not address:
-        raise errors.NotSupportedError(
-            801, name_of(801), name, None, "aiostream needs a driver of CUDA 12 or newer"
-        )
-    return address
