@@ -424,7 +424,7 @@ def test_ordinary_end_and_forked_child_are_left_alone(driver_kind: str) -> None:
         ({"code": "1"}, TypeError, "an int, not str"),
         ({"code": True}, TypeError, "an int, not bool"),
         ({"grace": -1}, ValueError, "from 0 to"),
-        ({"grace": float("nan")}, ValueError, "from 0 to"),
+        ({"grace": float("nan")}, ValueError, "not nan"),
         ({"grace": float("inf")}, ValueError, "from 0 to"),
         ({"grace": "1"}, TypeError, "a number of seconds, not str"),
         ({"signal": 15}, ValueError, "needs a grace"),

@@ -75,9 +75,7 @@ def _address(pointer: Any) -> int:
 def _check(value: Any, bits: int) -> None:
     if bits not in (32, 64):
         raise ValueError(f"a value has 32 or 64 bits, not {bits}")
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"the value is an int, not {type(value).__name__}")
-    if not 0 <= value < 1 << bits:
+    if not 0 <= _arguments.integer("the value", value) < 1 << bits:
         raise ValueError(f"{value} is not an unsigned number of {bits} bits")
 
 

@@ -547,13 +547,9 @@ def exit_on_context_failed(
         >>> stop = aiostream.exit_on_context_failed(grace=10, signal=signal.SIGTERM)
         >>> stop()  # in a test, say
     """
-    if isinstance(code, bool) or not isinstance(code, int):
-        raise TypeError(f"an exit code is an int, not {type(code).__name__}")
-    if not 0 <= code <= 255:
-        raise ValueError(f"an exit code is 0 to 255, not {code}")
-    if isinstance(grace, bool) or not isinstance(grace, (int, float)):
-        raise TypeError(f"grace is a number of seconds, not {type(grace).__name__}")
-    if not 0 <= grace <= _MOST_GRACE or math.isnan(grace):
+    code = _arguments.byte("an exit code", code)
+    grace = _arguments.real(grace, "grace is a number of seconds")
+    if not 0 <= grace <= _MOST_GRACE:
         raise ValueError(f"grace is a number of seconds from 0 to {_MOST_GRACE:.0f}, not {grace}")
     if signal is not None and grace == 0:
         raise ValueError("a signal needs a grace: seconds in which the process can react to it")
