@@ -80,6 +80,13 @@ _WITHOUT_GRAPH = (
     "there is no graph: the block has not ended, or the capture has failed. Use the graph after "
     "the block"
 )
+_IS_EXECUTABLE = (
+    "there is no graph, because capture_executable() has made it executable: use capture.executable"
+)
+_IS_NOT_EXECUTABLE = (
+    "there is no executable graph, because this is a block of capture(): use "
+    "capture.graph.instantiate(), or capture_executable()"
+)
 
 
 class CaptureScope:
@@ -111,12 +118,7 @@ class CaptureScope:
                 `capture_executable`.
         """
         if self._graph is None:
-            if self._executable is not None:
-                raise RuntimeError(
-                    "there is no graph, because capture_executable() has made it executable: use "
-                    "capture.executable"
-                )
-            raise RuntimeError(_WITHOUT_GRAPH)
+            raise RuntimeError(_WITHOUT_GRAPH if self._executable is None else _IS_EXECUTABLE)
         return self._graph
 
     @property
@@ -128,12 +130,7 @@ class CaptureScope:
                 `capture`.
         """
         if self._executable is None:
-            if self._graph is not None:
-                raise RuntimeError(
-                    "there is no executable graph, because this is a block of capture(): use "
-                    "capture.graph.instantiate(), or capture_executable()"
-                )
-            raise RuntimeError(_WITHOUT_GRAPH)
+            raise RuntimeError(_WITHOUT_GRAPH if self._graph is None else _IS_NOT_EXECUTABLE)
         return self._executable
 
     def __repr__(self) -> str:
