@@ -80,18 +80,10 @@ class Graph(Transferable, WithBlock):
             self._init_fields(value, current_or_default_context(), owned=True, made=made)
 
     def _init_fields(
-        self,
-        value: int,
-        context: Context,
-        *,
-        owned: bool,
-        source: Any = None,
-        parent: _native.Handle | None = None,
-        made: list[Any] | None = None,
+        self, value: int, context: Context, *, owned: bool, parent: Any = None, made: Any = None
     ) -> None:
         self._context = context  # where it is instantiated
         self._owned = owned
-        self._source = source
         self._name = f"graph {value:#x}"
         # True while a capture that capture.py has noted goes into it. The capture pins the handle.
         self._captured_into = False
@@ -101,18 +93,11 @@ class Graph(Transferable, WithBlock):
 
     @classmethod
     def _from_handle(
-        cls,
-        value: int,
-        context: Context,
-        *,
-        owned: bool,
-        source: Any = None,
-        parent: Any = None,
-        made: list[Any] | None = None,
+        cls, value: int, context: Context, *, owned: bool, parent: Any = None, made: Any = None
     ) -> Graph:
         _process.start()
         graph = cls.__new__(cls)
-        graph._init_fields(value, context, owned=owned, source=source, parent=parent, made=made)
+        graph._init_fields(value, context, owned=owned, parent=parent, made=made)
         return graph
 
     @classmethod
@@ -130,12 +115,10 @@ class Graph(Transferable, WithBlock):
         """
         if isinstance(graph, Graph):
             return graph
-        return cls._from_handle(
-            interop.graph_handle(graph),
-            current_or_default_context(),
-            owned=False,
-            source=graph,
-        )
+        value = interop.graph_handle(graph)
+        borrowed = cls._from_handle(value, current_or_default_context(), owned=False)
+        borrowed._source = graph
+        return borrowed
 
     @classmethod
     def from_raw(cls, handle: int) -> Graph:
@@ -183,11 +166,8 @@ class Graph(Transferable, WithBlock):
         """
         with tempfile.TemporaryDirectory() if path is None else contextlib.nullcontext() as folder:
             target = Path(path) if path is not None else Path(str(folder)) / "graph.dot"
-            self._call(
-                "cuGraphDebugDotPrint",
-                os.fsencode(target),
-                int(_arguments.member(DebugDotFlags, flags, "flags")),
-            )
+            chosen = int(_arguments.member(DebugDotFlags, flags, "flags"))
+            self._call("cuGraphDebugDotPrint", os.fsencode(target), chosen)
             return target.read_text()
 
     def clone(self) -> Graph:
@@ -227,21 +207,16 @@ class Graph(Transferable, WithBlock):
         """
         driver = _driver.bindings()
         parameters = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
-        parameters.flags = driver.cuuint64_t(
-            int(_arguments.member(InstantiateFlags, flags, "flags"))
-        )
+        chosen = int(_arguments.member(InstantiateFlags, flags, "flags"))
+        parameters.flags = driver.cuuint64_t(chosen)
         with _driver.unless_owned("cuGraphExecDestroy") as made:
             code = self._instantiate(parameters, upload_stream, made)
             if code == 0:
                 value = _driver.handle_in(made)
                 return ExecutableGraph._from_handle(value, self._context, owned=True, made=made)
         reason = GraphInstantiateResult(int(parameters.result_out))
-        raise _driver.error(
-            code,
-            _INSTANTIATE,
-            self._name,
-            f"The driver's reason: {reason.name}" if reason else None,
-        )
+        hint = f"The driver's reason: {reason.name}" if reason else None
+        raise _driver.error(code, _INSTANTIATE, self._name, hint)
 
     def _instantiate(self, parameters: Any, upload_stream: Any, made: list[Any]) -> int:
         driver = _driver.bindings()
@@ -356,18 +331,11 @@ class ExecutableGraph(Transferable, WithBlock):
 
     @classmethod
     def _from_handle(
-        cls,
-        value: int,
-        context: Context,
-        *,
-        owned: bool,
-        source: Any = None,
-        made: list[Any] | None = None,
+        cls, value: int, context: Context, *, owned: bool, made: list[Any] | None = None
     ) -> Self:
         _process.start()
         executable = cls.__new__(cls)
         executable._owned = owned
-        executable._source = source
         executable._name = f"executable graph {value:#x}"
         executable._handle = _native.Handle(
             _native.HANDLE_GRAPH_EXEC, value, context.handle, owned, False, None, made
@@ -391,7 +359,9 @@ class ExecutableGraph(Transferable, WithBlock):
         if isinstance(executable, ExecutableGraph):
             return executable
         value = interop.graph_handle(executable, executable=True)
-        return cls._from_handle(value, current_or_default_context(), owned=False, source=executable)
+        borrowed = cls._from_handle(value, current_or_default_context(), owned=False)
+        borrowed._source = executable
+        return borrowed
 
     @classmethod
     def from_raw(cls, handle: int) -> ExecutableGraph:
@@ -515,12 +485,8 @@ class ExecutableGraph(Transferable, WithBlock):
             return
         where = f" at node {node:#x}" if node else ""
         where += f" and its dependency {before:#x}" if before else ""
-        error = _driver.error(
-            code,
-            "cuGraphExecUpdate",
-            self._name,
-            f"The driver's reason: {_update_reason(result)}{where}",
-        )
+        hint = f"The driver's reason: {_update_reason(result)}{where}"
+        error = _driver.error(code, "cuGraphExecUpdate", self._name, hint)
         if isinstance(error, GraphUpdateError):
             error.result = result
         raise error
