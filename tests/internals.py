@@ -256,7 +256,6 @@ STEPS_WITH_LOCKS = START_STEPS | {
         unwatched.unwatched,
         Context.from_handle.__func__,  # type: ignore[attr-defined]
         Context._ensure_monitored,
-        Context._register,
     )
 }
 """The code that makes what there is once in a process, a context or a loop."""

@@ -353,23 +353,20 @@ class Context(_arguments.NotCopied):
         """
         if self._context_id is None:
             _process.start()
-            with self._pushed():
-                self._ordinal = int(_driver.call("cuCtxGetDevice"))
+            self._device_ordinal()  # now, because a lost context no longer knows it
             with _driver.unless_owned("cuStreamDestroy") as made:
-                self._make_private_stream(made)
-                return self._register(made)
+                with _driver.relaxed(), self._pushed():
+                    flags = _driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING.value
+                    _driver.make(made, "cuStreamCreate", flags)
+                idle = _driver.handle_in(made)
+                # It empties the list if the stream is the watcher's from now on.
+                self._context_id = _native.context_register(
+                    self._handle, self._identity, idle, made
+                )
+                if made:  # another thread was first and has registered its own
+                    made.clear()
+                    _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
         return self._context_id
-
-    def _register(self, made: list[Any]) -> int:
-        idle = _driver.handle_in(made)
-        # It empties the list if the stream is the watcher's from now on.
-        self._context_id = number = _native.context_register(
-            self._handle, self._identity, idle, made
-        )
-        if made:  # another thread was first and has registered its own
-            made.clear()
-            _driver.call("cuStreamDestroy", _driver.bindings().CUstream(idle))
-        return number
 
     def _device_ordinal(self) -> int:
         """The number of its device. The driver is called once."""
@@ -417,11 +414,6 @@ class Context(_arguments.NotCopied):
             # order of its waits.
             known = self._wait_lists.setdefault(stream, made)
         return known
-
-    def _make_private_stream(self, made: list[Any]) -> None:
-        with _driver.relaxed(), self._pushed():
-            flags = _driver.bindings().CUstream_flags.CU_STREAM_NON_BLOCKING.value
-            _driver.make(made, "cuStreamCreate", flags)
 
     def __eq__(self, other: object) -> bool:
         return self._identity == other._identity if isinstance(other, Context) else NotImplemented
