@@ -135,24 +135,11 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
     types = tuple(type(argument) for argument in arguments)
     function = load(reference.context)[name]
     with pinned(reference, "cuLaunchKernel") as value, reference.context._pushed():
-        blocks = -(-threads // _BLOCK)
+        blocks, per_block = -(-threads // _BLOCK), min(threads, _BLOCK)
+        shape = (blocks, 1, 1, per_block, 1, 1, 0)  # without shared memory
         cu_stream = _driver.bindings().CUstream(value)
-        per_block = min(threads, _BLOCK)
-        _driver.call(
-            "cuLaunchKernel",
-            function,
-            blocks,
-            1,
-            1,
-            per_block,
-            1,
-            1,
-            0,
-            cu_stream,
-            (values, types),
-            0,
-            stream=reference.name,
-        )
+        arguments_of_call = (function, *shape, cu_stream, (values, types), 0)
+        _driver.call("cuLaunchKernel", *arguments_of_call, stream=reference.name)
 
 
 def spin(stream: Any, seconds: float) -> None:
@@ -166,8 +153,3 @@ def spin(stream: Any, seconds: float) -> None:
     if not 0 <= length <= _LONGEST_SPIN:
         raise ValueError(f"a kernel spins for 0 to {_LONGEST_SPIN:.0e} seconds, not {length}")
     launch(stream, "spin", ctypes.c_uint64(round(length * 1e9)))
-
-
-def stamp(stream: Any, address: int) -> None:
-    """Writes the GPU's clock, in nanoseconds, as a 64-bit word to an address."""
-    launch(stream, "stamp", ctypes.c_uint64(address))
