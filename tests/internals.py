@@ -655,7 +655,6 @@ def other_distribution() -> str | None:
 # ---------------------------------------------------------------------------------------- benchmark
 
 BENCH_WAYS = tuple(_bench.WAYS)
-add_bench_arguments = _bench.add_arguments
 run_bench = _bench.run
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import re
@@ -14,6 +13,7 @@ import pytest
 
 import aiostream
 import internals
+from aiostream.__main__ import main
 from support import succeed
 
 
@@ -69,12 +69,9 @@ raise SystemExit(main(["bench", "--quick"]))
 def test_a_loop_that_is_not_installed_is_named(
     driver_kind: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    parser = argparse.ArgumentParser()
-    internals.add_bench_arguments(parser)
-    options = parser.parse_args(["--loop", "uvloop"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
-        internals.run_bench(parser, options)
+        main(["bench", "--loop", "uvloop"])
     assert "uvloop: it is not installed; `pip install uvloop`" in capsys.readouterr().err
 
 
@@ -84,10 +81,8 @@ def test_a_driver_that_fails_is_said(
     def fails() -> int:
         raise aiostream.NoDriverError("there is no CUDA driver here")
 
-    parser = argparse.ArgumentParser()
-    internals.add_bench_arguments(parser)
     internals.replace_driver_version(monkeypatch, fails)
-    assert internals.run_bench(parser, parser.parse_args(["--quick"])) == 1
+    assert internals.run_bench("asyncio", quick=True) == 1
     assert "did not get through: there is no CUDA driver here" in capsys.readouterr().err
 
 
@@ -117,7 +112,5 @@ def test_missing_bindings_are_said_in_one_line(driver_kind: str, command: str) -
 def test_what_it_opens_is_closed(driver_kind: str) -> None:
     """The ledger's fixture looks at the points too."""
     before = aiostream.statistics().handles.open
-    parser = argparse.ArgumentParser()
-    internals.add_bench_arguments(parser)
-    assert internals.run_bench(parser, parser.parse_args(["--quick"])) == 0
+    assert internals.run_bench("asyncio", quick=True) == 0
     assert aiostream.statistics().handles.open == before

@@ -19,8 +19,7 @@ def _program() -> str:
     return name if name == "aiostream-cuda" else "python -m aiostream"
 
 
-def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser, and that of `bench`."""
+def _parser(version: str) -> argparse.ArgumentParser:
     from aiostream import _bench
 
     parser = argparse.ArgumentParser(
@@ -60,7 +59,7 @@ def _parser(version: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentPar
         description=_bench.DESCRIPTION,
     )
     _bench.add_arguments(compare)
-    return parser, compare
+    return parser
 
 
 def _html_file(name: str) -> str:
@@ -80,10 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import aiostream
 
-    parser, compare = _parser(aiostream.__version__)
+    parser = _parser(aiostream.__version__)
     options = parser.parse_args(arguments)
     try:
-        code = _run(parser, compare, options)
+        code = _run(parser, options)
         sys.stdout.flush()  # at its exit, Python would answer an error with a traceback
         return code
     except OSError as error:  # of stdout, or of a file that the environment names
@@ -102,21 +101,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(
-    parser: argparse.ArgumentParser,
-    compare: argparse.ArgumentParser,
-    options: argparse.Namespace,
-) -> int:
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.command == "doctor":
         from aiostream import _doctor
 
         return _doctor.run(as_json=options.json)
+    if options.loop != "asyncio" and importlib.util.find_spec(options.loop) is None:
+        parser.error(f"--loop {options.loop}: it is not installed; `pip install {options.loop}`")
     if options.command == "bench":
         from aiostream import _bench
 
-        return _bench.run(compare, options)
-    if options.loop != "asyncio" and importlib.util.find_spec(options.loop) is None:
-        parser.error(f"--loop {options.loop}: it is not installed; `pip install {options.loop}`")
+        return _bench.run(options.loop, quick=options.quick)
     from aiostream import _demo
 
     return _demo.run(options.loop, options.html)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import importlib.util
+import importlib
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -106,16 +106,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def run(loop: str, *, quick: bool) -> int:
     """Compares the ways, and returns the exit code."""
     factory: Any = None
-    if options.loop == "uvloop":
-        if importlib.util.find_spec("uvloop") is None:
-            parser.error("--loop uvloop: it is not installed; `pip install uvloop`")
+    if loop == "uvloop":
         factory = importlib.import_module("uvloop").new_event_loop
-    size = _Size(4, 4, 0.05) if options.quick else _Size(WAITS, STREAMS, WINDOW)
+    size = _Size(4, 4, 0.05) if quick else _Size(WAITS, STREAMS, WINDOW)
     try:
-        _print_head(options.loop, size)
+        _print_head(loop, size)
         context = Device(0).primary_context  # current, because the launches do not make it so
         with context.as_current(), asyncio.Runner(loop_factory=factory) as runner:
             for name, way in WAYS.items():
@@ -142,11 +140,8 @@ def _print_head(loop: str, size: _Size) -> None:
         f"\n{size.streams} streams: completions per second of 5 ms kernels, a task for each; CPU\n"
     )
     columns = [f"{seconds * 1e3:g} ms: late  CPU" for seconds in LENGTHS]
-    print(
-        "".join(
-            [f"{'':28}", *(f"{text:>20}" for text in (*columns, f"{size.streams} streams  CPU"))]
-        )
-    )
+    columns.append(f"{size.streams} streams  CPU")
+    print(f"{'':28}" + "".join(f"{text:>20}" for text in columns))
 
 
 async def _print_way(name: str, way: Callable[[Stream], Wait], size: _Size) -> None:

@@ -212,19 +212,10 @@ def _summary(record: Record, bars: str, arrow: str) -> list[str]:
 def _print_ledger() -> bool:
     """Prints the ledger. Returns whether everything that the demo began has ended."""
     deadline = time.monotonic() + 5
-    while True:
-        now = aiostream.statistics()
-        points, futures, handles = now.points, now.futures, now.handles
-        ended = (
-            now.balanced
-            and not points.pending
-            and not futures.pending
-            and not handles.open
-            and not points.leaked
-        )
-        if ended or time.monotonic() > deadline:
-            break
+    while not (ended := _everything_ended()) and time.monotonic() < deadline:
         time.sleep(0.001)
+    now = aiostream.statistics()
+    points, futures, handles = now.points, now.futures, now.handles
     print(
         f"ledger: {points.armed} points, {points.fired} fired, {points.pending} pending, "
         f"{points.leaked} leaked; {futures.created} futures, {futures.done} done; "
@@ -232,6 +223,12 @@ def _print_ledger() -> bool:
         f"{'balanced' if ended else 'NOT BALANCED'}"
     )
     return ended
+
+
+def _everything_ended() -> bool:
+    now = aiostream.statistics()
+    left = now.points.pending + now.points.leaked + now.futures.pending + now.handles.open
+    return now.balanced and left == 0
 
 
 def _can_print(text: str) -> bool:
