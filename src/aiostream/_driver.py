@@ -12,10 +12,9 @@ import importlib
 import itertools
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from aiostream import _native, errors
 
@@ -237,38 +236,24 @@ def error(
 ) -> errors.CudaError:
     """Makes the exception for a driver code. All codes are translated here.
 
-    It also reports a sticky error to the listener of `set_failure_listener`, and has all
-    `HealthKeeper` objects ask again.
+    It also notes that there was a sticky error (`latest_failure`), and reports it to the listener
+    of `set_failure_listener`.
     """
+    global latest_failure
     if hint is None:
         hint = _HINTS_OF_CODES.get(code) or _HINTS.get((code, call.partition("_v")[0]))
     problem = errors.class_for(code)(code, name_of(code), call, stream, hint, _meaning_of(code))
     if isinstance(problem, errors.ContextFailedError):
         _native.failure_note(code, call)
-        for reference in _health_keepers.valuerefs():
-            keeper = reference()
-            if keeper is not None:
-                keeper._failure = code
+        latest_failure = object()
         if _failure_listener is not None:
             _failure_listener(problem)
     return problem
 
 
-class HealthKeeper(Protocol):
-    """An object that remembers whether its contexts work, so that it need not ask at each use."""
-
-    # 0, or the code of some context that has failed, perhaps one of another object. Any thread sets
-    # the code, by one assignment. The object asks for the health again before it relies on it.
-    _failure: int
-
-
-# By id. Weak, because this module must not keep a pool. Any thread adds, and reads a copy.
-_health_keepers: weakref.WeakValueDictionary[int, HealthKeeper] = weakref.WeakValueDictionary()
-
-
-def notify_of_failures(keeper: HealthKeeper) -> None:
-    """From now on each sticky error sets `keeper._failure`."""
-    _health_keepers[id(keeper)] = keeper
+# Another object after each sticky error. What remembers that its contexts are healthy, such as a
+# pool, asks again once this is another one than it has seen. Any thread, one assignment.
+latest_failure = object()
 
 
 def raise_for(result: int, call: str, stream: str, capturing: str | None = None) -> None:

@@ -53,13 +53,12 @@ class PoolCore:
         self._looks_for_tasks = False
         # A cancelled enqueue_in_thread has left a thread on a stream that came back.
         self._thread_left = False
-        # 0, or the driver's code if some context of the process has failed. The next use then asks
-        # for the health of this pool's contexts. Any thread may set it, see `HealthKeeper`.
-        self._failure = 0
+        # `_driver.latest_failure` at the time when this pool's contexts were known to be healthy.
+        # None once the pool itself has met a failure.
+        self._healthy_since: object = _driver.latest_failure
         # Of the loop that used the pool last. A weak reference, because the bridge ends with its
         # loop, and a kept pool would keep it.
         self._bridge: weakref.ref[_loops.Bridge] | None = None
-        _driver.notify_of_failures(self)
 
     def _set_slots(self, slots: list[Slot]) -> None:
         self._slots = slots
@@ -78,12 +77,13 @@ class PoolCore:
         # so a new loop at the old one's address is not taken for it.
         if self._bridge is None or self._bridge() is not bridge:
             self._change_loop(bridge)
-        if self._failure:
-            # Read again, because it may be another context that has failed, and because contexts of
-            # the simulator can recover.
-            self._failure = self._health()
-            if self._failure:
-                raise self._error(self._failure)
+        latest = _driver.latest_failure  # before the health is read
+        if self._healthy_since is not latest:
+            # It may be another context that has failed, and contexts of the simulator can recover.
+            code = self._health()
+            if code:
+                raise self._error(code)
+            self._healthy_since = latest
         # Before the caller counts the idle streams, because both may make some idle. The flags are
         # plain, and another thread may just be setting one: the next use sees it.
         if self._dropped:
@@ -350,7 +350,7 @@ class PoolCore:
     def _fail(self, code: int) -> None:
         """A context has failed. The tasks that wait get the error at once."""
         # First, because a task that gets the error may acquire again at once.
-        self._failure = code
+        self._healthy_since = None
         self._waiters.fail_all(lambda: self._error(code))
 
     def _error(self, code: int) -> CudaError:
