@@ -1,86 +1,17 @@
-"""A few kernels as PTX text, for the demo, the doctor and the tests.
+"""A few kernels for the demo, the doctor and the tests.
 
-The simulator knows them by their names.
+`_kernels.ptx` has their text. The simulator knows them by their names.
 """
 
 from __future__ import annotations
 
 import ctypes
+from importlib import resources
 from typing import Any
 
 from aiostream import _arguments, _driver, interop
 from aiostream._reference import pinned
 from aiostream.device import Context
-
-_HEADER = ".version 7.0\n.target sm_70\n.address_size 64\n"
-_SPIN = """
-.visible .entry spin(.param .u64 nanoseconds)
-{
-    .reg .u64 %start, %now, %length, %gone;
-    .reg .pred %again;
-    ld.param.u64 %length, [nanoseconds];
-    mov.u64 %start, %globaltimer;
-AGAIN:
-    mov.u64 %now, %globaltimer;
-    sub.u64 %gone, %now, %start;
-    setp.lt.u64 %again, %gone, %length;
-    @%again bra AGAIN;
-    ret;
-}
-"""
-_STAMP = """
-.visible .entry stamp(.param .u64 pointer)
-{
-    .reg .u64 %address, %now;
-    ld.param.u64 %address, [pointer];
-    mov.u64 %now, %globaltimer;
-    st.global.u64 [%address], %now;
-    ret;
-}
-"""
-_SAXPY = """
-.visible .entry saxpy(.param .f32 a, .param .u64 x, .param .u64 y, .param .u32 n)
-{
-    .reg .u64 %px, %py, %offset;
-    .reg .u32 %i, %block, %threads, %thread, %count;
-    .reg .f32 %a, %vx, %vy;
-    .reg .pred %out;
-    ld.param.f32 %a, [a];
-    ld.param.u64 %px, [x];
-    ld.param.u64 %py, [y];
-    ld.param.u32 %count, [n];
-    mov.u32 %block, %ctaid.x;
-    mov.u32 %threads, %ntid.x;
-    mov.u32 %thread, %tid.x;
-    mad.lo.u32 %i, %block, %threads, %thread;
-    setp.ge.u32 %out, %i, %count;
-    @%out bra DONE;
-    mul.wide.u32 %offset, %i, 4;
-    add.u64 %px, %px, %offset;
-    add.u64 %py, %py, %offset;
-    ld.global.f32 %vx, [%px];
-    ld.global.f32 %vy, [%py];
-    fma.rn.f32 %vy, %a, %vx, %vy;
-    st.global.f32 [%py], %vy;
-DONE:
-    ret;
-}
-"""
-_FAULTS = """
-.visible .entry trap()
-{
-    trap;
-    ret;
-}
-.visible .entry illegal_address()
-{
-    .reg .u64 %address;
-    mov.u64 %address, 16;
-    st.global.u32 [%address], 1;
-    ret;
-}
-"""
-PTX = "\n".join((_HEADER, _SPIN, _STAMP, _SAXPY, _FAULTS)).encode() + b"\0"
 
 # Any thread, single dict operations. The kernels stay loaded as long as their context exists.
 _functions: dict[Context, dict[str, Any]] = {}
@@ -101,7 +32,8 @@ def load(context: Context) -> dict[str, Any]:
     known = _functions.get(context)
     if known is None:
         with context._pushed():
-            module = _driver.call("cuModuleLoadData", PTX)
+            text = resources.files("aiostream").joinpath("_kernels.ptx").read_bytes()
+            module = _driver.call("cuModuleLoadData", text + b"\0")
             known = {
                 name: _driver.call("cuModuleGetFunction", module, name.encode()) for name in NAMES
             }
