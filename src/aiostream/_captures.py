@@ -308,7 +308,7 @@ def borrowed_graph(stream: Reference, identity: int, value: int) -> Graph:
 
 def end(stream: Reference) -> Graph:
     # Looked up before the driver ends it, because afterwards the driver no longer knows its id.
-    capture = _of_origin(stream)
+    capture = _find(_identity_of(stream), _origin_of(stream)) if _in_progress else None
     try:
         ended = call_on(stream, "cuStreamEndCapture")
     except CudaError:
@@ -332,10 +332,6 @@ def end(stream: Reference) -> Graph:
         while capture is not None:
             _forget(capture, _End.GOOD)
             capture = _find(identity, None) if identity is not None else None
-
-
-def _of_origin(stream: Reference) -> _Record | None:
-    return _find(_identity_of(stream), _origin_of(stream)) if _in_progress else None
 
 
 def _still_captures(stream: Reference) -> bool:
