@@ -290,8 +290,7 @@ class Context(_arguments.NotCopied):
     @property
     def device(self) -> Device:
         """The context's device."""
-        with self._pushed():
-            return Device(int(_driver.call("cuCtxGetDevice")))
+        return Device(self._device_ordinal())
 
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
