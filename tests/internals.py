@@ -241,9 +241,7 @@ ENQUEUE_STEPS = {
 }
 """The code of all that Python does for a future of `enqueue_async`, in asyncio."""
 
-START_STEPS = {
-    function.__code__ for function in (_process.start, _process._start, _process._start_serving)
-}
+START_STEPS = {function.__code__ for function in (_process.start, _process._start_serving)}
 """The code of all that Python does for the library's first use, once the driver is loaded."""
 
 STEPS_WITH_LOCKS = START_STEPS | {

@@ -26,7 +26,7 @@ from aiostream import _driver, _native, _points, _stuck
 
 ORPHANS = 0  # the number of the queue that gets what arrives on closed queues
 
-# Held in `_start` alone, because two threads may use the library first at the same time. Reentrant,
+# Held in `start` alone, because two threads may use the library first at the same time. Reentrant,
 # because a signal handler, or a finalizer in a garbage collection, may come to `start` in the
 # thread that holds it. It then does the whole start, because each step can be repeated.
 _lock = threading.RLock()
@@ -375,15 +375,11 @@ def start() -> None:
         RuntimeError: This is a forked child, or Python has no thread left.
         ValueError: An environment variable of the library makes no sense.
     """
+    global _started
     # Without the lock, because each use of the library comes here, and a flag that is late only
-    # costs the call of `_start`.
+    # costs the steps before the lock.
     if _started and not _native.is_forked():
         return
-    _start()
-
-
-def _start() -> None:
-    global _started
     # Before the lock, because this loads and calls the driver, and the library holds no lock across
     # a call of the driver. Such a call may wait for a thread that waits for the lock.
     for prepare in before_first_use:
