@@ -1,6 +1,7 @@
 """A few kernels for the demo, the doctor and the tests.
 
 `_kernels.ptx` has their text. The simulator knows them by their names.
+`aiostream.testing` gives `spin` and `launch` to users.
 """
 
 from __future__ import annotations
@@ -42,17 +43,23 @@ def load(context: Context) -> dict[str, Any]:
 
 
 def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
-    """Launches one of the kernels on a stream of any library.
+    """Launches one of the few kernels that the library brings, on any library's stream.
+
+    They are `spin(u64 nanoseconds)`, `saxpy(f32 a, u64 x, u64 y, u32 n)`, `stamp(u64 pointer)`,
+    which writes the GPU's clock, and two that lose the context: `trap()` and `illegal_address()`.
 
     Args:
-        stream: Where to launch it.
-        name: `spin`, `stamp`, `saxpy`, `trap` or `illegal_address`.
+        stream: A `Stream`, or another library's stream.
+        name: The kernel.
         arguments: ctypes values, in the kernel's order.
-        threads: How many threads, in blocks of 256.
+        threads: How many threads run it.
 
     Raises:
+        KeyError: There is no such kernel.
         TypeError: An argument is not a ctypes value.
-        ValueError: There are fewer threads than 1, or too many.
+        ValueError: `threads` is less than 1, or too large.
+        StreamClosedError: You have closed the stream.
+        CudaError: The driver refused.
     """
     if not 1 <= _arguments.integer("threads", threads) <= _MOST_THREADS:
         raise ValueError(f"threads is a number from 1 to {_MOST_THREADS}, not {threads}")
@@ -75,11 +82,22 @@ def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
 
 
 def spin(stream: Any, seconds: float) -> None:
-    """Keeps a stream busy on the GPU for so many seconds.
+    """Launches a kernel that keeps a stream busy for that time. It returns at once.
+
+    Args:
+        stream: A `Stream`, or another library's stream.
+        seconds: How long the kernel runs, on the GPU and on the simulator.
 
     Raises:
-        TypeError: They are no number.
-        ValueError: They are fewer than 0 or too many, or a NaN.
+        TypeError: `seconds` is not a number.
+        ValueError: `seconds` is below 0, or above 9e9.
+        CudaError: The driver refused.
+
+    Example:
+        >>> from aiostream.testing import spin
+        >>> async with aiostream.Stream() as stream:
+        ...     spin(stream, 0.001)
+        ...     await stream.synchronize_async()
     """
     length = _arguments.real(seconds, "spin takes a number of seconds")
     if not 0 <= length <= _LONGEST_SPIN:

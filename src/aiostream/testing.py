@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, Self
 
 from aiostream import _completion, _driver, _kernels, _native, _process, _turns, interop, service
+from aiostream._kernels import launch, spin
 from aiostream._reference import call_on
 from aiostream._statistics import Statistics, statistics
 from aiostream.device import Context, Device
@@ -66,49 +67,6 @@ def check(answer: tuple[Any, ...]) -> Any:
 
 
 # ------------------------------------------------------------------------------ kernels
-
-
-def spin(stream: Any, seconds: float) -> None:
-    """Launches a kernel that keeps a stream busy for that time. It returns at once.
-
-    Args:
-        stream: A `Stream`, or another library's stream.
-        seconds: How long the kernel runs, on the GPU and on the simulator.
-
-    Raises:
-        TypeError: `seconds` is not a number.
-        ValueError: `seconds` is below 0, or above 9e9.
-        CudaError: The driver refused.
-
-    Example:
-        >>> from aiostream.testing import spin
-        >>> async with aiostream.Stream() as stream:
-        ...     spin(stream, 0.001)
-        ...     await stream.synchronize_async()
-    """
-    _kernels.spin(stream, seconds)
-
-
-def launch(stream: Any, name: str, *arguments: Any, threads: int = 1) -> None:
-    """Launches one of the few kernels that the library brings, on any library's stream.
-
-    They are `spin(u64 nanoseconds)`, `saxpy(f32 a, u64 x, u64 y, u32 n)`, `stamp(u64 pointer)`,
-    which writes the GPU's clock, and two that lose the context: `trap()` and `illegal_address()`.
-
-    Args:
-        stream: A `Stream`, or another library's stream.
-        name: The kernel.
-        arguments: ctypes values, in the kernel's order.
-        threads: How many threads run it.
-
-    Raises:
-        KeyError: There is no such kernel.
-        TypeError: An argument is not a ctypes value.
-        ValueError: `threads` is less than 1, or too large.
-        StreamClosedError: You have closed the stream.
-        CudaError: The driver refused.
-    """
-    _kernels.launch(stream, name, *arguments, threads=threads)
 
 
 def load_kernels(context: Context) -> None:
